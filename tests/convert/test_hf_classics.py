@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 import treadle
 from tests.conftest import WriteTiny
@@ -23,8 +25,10 @@ from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from tests.tiny import rounding
 from treadle.convert.hf_config import read_config
+from treadle.convert.hf_pretokenizer import find_pre
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.text.pretokenizers import PRE_TOKENIZERS
 
 _FALCON = {"ffn_hidden_size": 256, "tie_word_embeddings": True, "num_key_value_heads": 1}
 _NEW = {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
@@ -265,3 +269,49 @@ def test_one_matrix_of_queries_keys_and_values(
             assert model.config.ignored == ()
             found.append(model.logits(ids_of()))
     assert np.array_equal(found[0], found[1])
+
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+_BLOOM_CUTS: list[dict[str, Any]] = [
+    {
+        "type": "Split",
+        "pattern": {"Regex": " ?[^(\\s|[.,!?…。，、।۔،])]+"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    {**_BYTES, "use_regex": False},
+]
+_FALCON_CUTS: list[dict[str, Any]] = [
+    {"type": "Punctuation", "behavior": "Contiguous"},
+    {**_BYTES, "use_regex": True},
+    {"type": "Digits", "individual_digits": False},
+    {
+        "type": "Split",
+        "pattern": {"Regex": "[0-9][0-9][0-9]"},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+]
+
+
+def test_cuts_of_published_tokenizers() -> None:
+    """As BLOOM's and Falcon's tokenizer.json spell them."""
+    path, model = Path("tokenizer.json"), {"vocab": {"12": 0, "\u0120a": 1}, "merges": []}
+
+    def found(cuts: Any, model: Any = model) -> str:
+        whole = {"type": "Sequence", "pretokenizers": cuts}
+        return find_pre({"pre_tokenizer": whole, "model": model}, path)
+
+    assert found(_BLOOM_CUTS) == "bloom"
+    assert found(_FALCON_CUTS) == "falcon"
+    assert found([_FALCON_CUTS[i] for i in (0, 1, 3)]) == "falcon"
+    with pytest.raises(UnsupportedError, match="for which treadle has no name"):
+        found(_FALCON_CUTS, {**model, "vocab": {"\u01201": 0}})
+
+
+@pytest.mark.parametrize("text", ["I've 12 x!\n\nyY (a) 。b", "a|b [c] d.e", " ( x", "漢、字 1,2"])
+def test_blooms_class_in_a_class(text: str) -> None:
+    """What treadle writes of BLOOM's expression cuts as its own spelling does."""
+    own = _BLOOM_CUTS[0]["pattern"]["Regex"]
+    split = [Split(Regex(it), "isolated") for it in (own, PRE_TOKENIZERS["bloom"].patterns[0])]
+    assert split[0].pre_tokenize_str(text) == split[1].pre_tokenize_str(text)

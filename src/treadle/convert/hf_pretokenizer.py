@@ -15,10 +15,14 @@ from treadle.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 
 # The name to write, where several stand for one and the same pre-tokenizer.
 _FIRST = ("llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "smaug-bpe", "deepseek-v3")
+_DIGIT = re.compile("\u0120[0-9]")  # the letter that stands for a space
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\x\{([0-9a-fA-F]{1,6})\}")
 
 # Spellings of tokenizer.json for what the tables write otherwise: BLOOM's class in a class.
 _SPELT = {" ?[^(\\s|[.,!?…。，、।۔،])]+": PRE_TOKENIZERS["bloom"].patterns[0]}
+# Falcon's cuts numbers off the space before them; GGUF's does not, where no piece has both.
+_FALCON = PRE_TOKENIZERS["falcon"].patterns
+_FALCON_DIGITS = (*_FALCON[:-1], r"\p{N}+", _FALCON[-1])
 
 Cuts = tuple[str, ...]
 
@@ -26,6 +30,8 @@ Cuts = tuple[str, ...]
 def find_pre(tokenizer: dict[str, Any], path: Path) -> str:
     """The ``tokenizer.ggml.pre`` of a byte-level BPE tokenizer.json; UnsupportedError if none."""
     cuts = _cuts(tokenizer.get("pre_tokenizer"), path)
+    if cuts == _FALCON_DIGITS and not any(_DIGIT.search(it) for it in tokenizer["model"]["vocab"]):
+        cuts = _FALCON
     ignores = tokenizer["model"].get("ignore_merges") is True
     same_cuts = [name for name in _names() if _canonical(PRE_TOKENIZERS[name].patterns) == cuts]
     for name in same_cuts:
