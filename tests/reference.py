@@ -34,6 +34,8 @@ def forward(
     """
     h = states(gguf, config, ids, mix, feed)
     logits = h @ tensor_of(gguf)("token_embd.weight" if config.tied else "output.weight").T
+    if "output.bias" in config.optional:
+        logits = logits + tensor_of(gguf)("output.bias")
     return softcap(logits * config.logit_scale, config.logit_softcap)
 
 
@@ -49,12 +51,14 @@ def states(
     x = tensor("token_embd.weight")[np.asarray(ids)] * config.embd_scale
     if config.n_positions:
         x = x + tensor("position_embd.weight")[: len(ids)]
+    if "token_embd_norm.weight" in config.optional:
+        x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
     kept: Kept = {}
     for i in range(config.n_layer):
         has_mixer = bool(config.layers[i].mixer)
         if config.parallel:
             maps = Layer(config, i, tensor)
-            h = maps.norm(x, "attn_norm")
+            h = maps.norm(x, config.attn_norm)
             x = x + attended(maps, h) + gated(maps, maps.norm(x, config.ffn_norm, h))
         else:
             x = (mix or partial(mixed, kept=kept))(config, i, x, tensor) if has_mixer else x
@@ -66,7 +70,8 @@ def states(
         if "layer_output_scale.weight" in config.optional:
             x = x * tensor(f"blk.{i}.layer_output_scale.weight")
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
-    return np.asarray(normed(x, tensor("output_norm.weight"), config) + bias)
+    weight = np.ones(1) if config.arch.norm == "bare" else tensor("output_norm.weight")
+    return np.asarray(normed(x, weight, config) + bias)
 
 
 def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
@@ -94,7 +99,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 def normed(x: Array, weight: Array, config: Config) -> Array:
     """RMS norm, or LayerNorm without its bias."""
-    x = x - x.mean(axis=-1, keepdims=True) if config.arch.norm == "layer" else x
+    x = x - x.mean(axis=-1, keepdims=True) if config.arch.norm != "rms" else x
     return rms_norm(x, weight, config.norm_eps)
 
 
@@ -136,9 +141,11 @@ def attention(
     window: int,
     sinks: Array | None = None,
     chunk: int = 0,
+    alibi: float = 0.0,
 ) -> Array:
     """Causal attention; ``sinks`` [n_head]: scores of one more key for each head, without value;
-    ``chunk``: no token sees one before the last multiple of it.
+    ``chunk``: no token sees one before the last multiple of it; ``alibi``:
+    scores fall with distance, in the last of 2**n heads by 2**-alibi a token.
 
     q [n_tokens, n_head, head_dim], k [n_tokens, n_head_kv, head_dim],
     v [n_tokens, n_head_kv, head_dim_v] -> [n_tokens, n_head, head_dim_v].
@@ -147,6 +154,8 @@ def attention(
     k, v = np.repeat(k, n_group, axis=1), np.repeat(v, n_group, axis=1)
     score = softcap(np.einsum("qhd,khd->hqk", q, k) * scale, cap)
     age = np.arange(len(q))[:, None] - np.arange(len(k))  # [query, key], tokens ago
+    if alibi:
+        score = score - np.array(slopes(q.shape[1], alibi))[:, None, None] * age
     seen = (age >= 0) & (age < window) if window else age >= 0
     if chunk:
         seen &= np.arange(len(k)) // chunk == np.arange(len(q))[:, None] // chunk
@@ -156,6 +165,14 @@ def attention(
         score = np.concatenate([score, more], axis=-1)
     weight = np.exp(log_softmax(score))[..., : len(k)]
     return np.asarray(np.einsum("hqk,khd->qhd", weight, v))
+
+
+def slopes(n: int, most: float) -> list[float]:
+    """Of each head. Those behind the largest power of two have every other one of twice as many."""
+    if n & (n - 1) == 0:
+        return [2.0 ** (-most * (h + 1) / n) for h in range(n)]
+    power = 1 << (n.bit_length() - 1)
+    return slopes(power, most) + slopes(2 * power, most)[::2][: n - power]
 
 
 class Layer:
@@ -179,6 +196,8 @@ class Layer:
     def norm(self, x: Array, stem: str, without: Array | None = None) -> Array:
         """``without``, or ``x`` itself, where the file lacks the norm that another one has."""
         optional = {f"{name}.weight" for name in OPTIONAL_NORMS} | self.config.arch.lacks
+        if self.config.arch.norm == "bare" and stem in ("attn_norm", "ffn_norm"):
+            return normed(x, np.ones(1), self.config)
         if not stem or (f"{stem}.weight" in optional and not self.has(f"{stem}.weight")):
             return x if without is None else without
         y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), self.config)
@@ -239,6 +258,8 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     else:
         parts = zip(ends - sizes, ends, strict=True)
         qkv = [maps.linear(h, "attn_qkv", slice(start, end)) for start, end in parts]
+    if config.clamp:
+        qkv = [np.clip(x, -config.clamp, config.clamp) for x in qkv]
 
     gate = np.ones(1)
     if at.mixer == "attention_gate":
@@ -276,8 +297,8 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
         kept[maps.i] = k, v
     name = "attn_sinks.weight"
     sinks = maps.tensor(f"blk.{maps.i}.{name}") if maps.has(name) else None
-    chunk, softcap = at.window * at.chunked, config.attn_softcap
-    a = attention(q, k, v, config.attn_scale, softcap, at.window, sinks, chunk)
+    chunk, scale, cap = at.window * at.chunked, config.attn_scale, config.attn_softcap
+    a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi)
     a = maps.norm(a.reshape(len(h), -1) * gate, "attn_sub_norm")
     return maps.linear(a, "attn_output")
 

@@ -12,6 +12,7 @@ import pytest
 from tests.gpu.machine import ISA, some
 from tests.kernels import (
     registry,
+    test_clamp,
     test_column_norm,
     test_elementwise,
     test_experts,
@@ -26,6 +27,7 @@ from tests.kernels import (
 )
 from tests.kernels.harness import Memory
 from tests.kernels.registry import (
+    CLAMPS,
     COLUMN_NORMS,
     COMBINES,
     EMBEDS,
@@ -53,6 +55,7 @@ from treadle.kernels.sums import Add, AddRows
 TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,
     "add_rows": test_sums.test_add_rows,
+    "clamp": test_clamp.test_clamp,
     "column_norm": test_column_norm.test_column_norm,
     "combine": test_experts.test_combine,
     "convolution": test_states.test_states_are_read_and_written,
@@ -69,6 +72,7 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
 SHARED_OUT: list[Any] = [
     *some([s for s in SUMS if isinstance(s, Add)], 1),
     *some([s for s in SUMS if isinstance(s, AddRows)], 3),
+    *some(CLAMPS, 1),
     *some(COLUMN_NORMS, 2),
     *some(COMBINES, 4),
     *some(test_states.of(Convolution), 3),

@@ -12,6 +12,7 @@ from treadle.formats import FORMATS, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
 from treadle.kernels.chunks import Chunked, ChunkedDelta, ChunkedMamba2
+from treadle.kernels.clamp import Clamp
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
@@ -168,6 +169,7 @@ COLUMN_NORMS = [
     ColumnNorm(7, EPS, heads=3, own=True),
     ColumnNorm(64, EPS, heads=2, centred=True, own=True),
 ]
+CLAMPS = [Clamp(5, 8.0), Clamp(64, 0.7), Clamp(1041, 8.0)]
 ROTATIONS = [Rotate(32, 3), Rotate(96, 2), Rotate(128, 2), Rotate(256, 1), Rotate(320, 1)]
 # Of pages whose dims are turned, which vectors of a processor alone read.
 ROPES_TURNED = [

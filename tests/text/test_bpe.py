@@ -48,6 +48,7 @@ def test_every_family_keeps_every_character(pre: str, text: str) -> None:
         ("deepseek-coder", "I've 12 x!\n\nyY", "I|'|ve| |1|2| x|!|\n|\n|yY"),
         ("deepseek-llm", "Ωa 12漢字 x!\n", "Ω|a| |12|漢字| x|!|\n"),  # its punctuation has a-z
         ("deepseek-v3", "#ab 1234漢字x", "#ab| |123|4|漢字|x"),
+        ("bloom", "I've 12 x!\n\nyY (a) 。b", "I've| 12| x|!\n\n|yY| (|a|) 。|b"),
         ("qwen35", "e\u0301a 12", "e\u0301a| |1|2"),
     ],
 )
@@ -66,6 +67,8 @@ def test_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
         ("qwen2", [], "qwen2"),
         ("llama", [("<|begin_of_text|>", CONTROL)], "llama-bpe"),
         ("llama", [], "default"),
+        ("falcon", [], "falcon"),
+        ("phi2", [], "gpt-2"),
     ],
 )
 def test_missing_family_is_a_guess_with_a_warning(

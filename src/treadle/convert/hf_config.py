@@ -73,7 +73,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
     n_ff = keys.integer(word("intermediate_size"), family.n_ff_default * n_embd or None)
     n_vocab = keys.integer(word("vocab_size"))
-    norm = "layer_norm" if arch.norm == "layer" else "layer_norm_rms"
+    norm = "layer_norm" if arch.norm != "rms" else "layer_norm_rms"
     made: dict[str, Any] = {
         "vocab_size": n_vocab,
         "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),

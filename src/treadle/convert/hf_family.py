@@ -34,7 +34,8 @@ class Family:
     paired: neighbours in a head turn together here as in GGUF; its rows stay where they are.
     copied: further keys, and what GGUF calls them; numbers and flags.
     only: keys that have one value with which treadle computes.
-    by_head: ``attn_qkv`` holds query, key and value head by head, where GGUF has all queries first.
+    by_head: ``attn_qkv`` holds queries, key and value of one head of keys after the other, where
+        GGUF has all queries first.
     transposed: matrices in layers are [in, out].
     score_names: of the tensors of a head that scores pairs of texts, if it may have one.
     positions_behind_pad: learned positions begin behind that of ``pad_token_id``.

@@ -29,8 +29,9 @@ def layout_of(
     """What makes GGUF's rows of a tensor's, and their shape; None where they are that already.
     ``name``: GGUF's, without the layer; ``linear``: it is [out, in] in every family.
     """
-    if hyper.family.by_head and name in _FUSED and shape[0] == 3 * hyper.sizes["n_q"]:
-        return partial(by_matrix, n_head=hyper.n_head), shape
+    n_k = hyper.sizes["n_k"]
+    if hyper.family.by_head and name in _FUSED and shape[0] == hyper.sizes["n_q"] + 2 * n_k:
+        return partial(by_matrix, n_head=hyper.n_head, n_head_kv=hyper.n_head_kv), shape
     if hyper.family.transposed and not linear and len(shape) == 2 and name.startswith(_IN_LAYERS):
         return _transposed, shape[::-1]
     if hyper.n_skipped and name == "position_embd.weight":
@@ -55,10 +56,13 @@ def halves_to_pairs(rows: Rows, n_head: int) -> Rows:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def by_matrix(rows: Rows, n_head: int) -> Rows:
-    """Query, key and value of head after head become all queries, all keys, all values."""
-    heads = rows.reshape(n_head, 3, -1, *rows.shape[1:])
-    return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(rows.shape)
+def by_matrix(rows: Rows, n_head: int, n_head_kv: int) -> Rows:
+    """Queries, key and value of one head of keys after the other become all queries, all keys, all
+    values.
+    """
+    groups = rows.reshape(n_head_kv, n_head // n_head_kv + 2, -1, *rows.shape[1:])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
 
 
 def _transposed(rows: Rows) -> Rows:

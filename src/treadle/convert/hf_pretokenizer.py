@@ -19,6 +19,8 @@ _FIRST = ("llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "smaug-bp
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\x\{([0-9a-fA-F]{1,6})\}")
 
 _DIGITS = r"\p{N}+"
+# Spellings of tokenizer.json for what the tables write otherwise: BLOOM's class in a class.
+_SPELT = {" ?[^(\\s|[.,!?…。，、।۔،])]+": PRE_TOKENIZERS["bloom"].patterns[0]}
 
 Cuts = tuple[str, ...]
 
@@ -89,7 +91,7 @@ def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
         # What matches is a word, and so is what lies between; or only what matches, where the
         # expression matches everything.
         if isinstance(text, str) and how in (("Isolated", False), ("Removed", True)):
-            return _canonical((text,))
+            return _canonical((_SPELT.get(text, text),))
     if kind == "Punctuation" and node.get("behavior") == "Contiguous":
         return (PRE_TOKENIZERS["falcon"].patterns[0],)
     raise UnsupportedError(

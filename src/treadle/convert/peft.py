@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treadle.convert.peft_modules import Part
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor
-    from treadle.models.config import Config
+    from treadle.models.config import Config, Layer
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30}
@@ -161,7 +161,7 @@ def _pair(part: Part, a: SafeTensor, b: SafeTensor, factor: float, config: Confi
         tensor = {"A": a, "B": b}[part.side]
         own[part.side] = partial(_made, tensor, part.make), _made_shape(tensor, part)
     elif part.family.by_head and part.name.endswith("attn_qkv.weight"):
-        own["B"] = partial(_by_matrix, b, config.layers[0].n_head), b.shape
+        own["B"] = partial(_by_matrix, b, config.layers[0]), b.shape
     (read_a, a_shape), (read_b, b_shape) = own["A"], own["B"]
     return LowRank(rank, factor, read_a, read_b, a_shape, b_shape)
 
@@ -193,8 +193,8 @@ def _floats(tensor: SafeTensor) -> Floats:
     return values.reshape(tensor.shape)
 
 
-def _by_matrix(tensor: SafeTensor, n_head: int) -> Floats:
-    return np.asarray(by_matrix(_floats(tensor), n_head), np.float32)
+def _by_matrix(tensor: SafeTensor, layer: Layer) -> Floats:
+    return np.asarray(by_matrix(_floats(tensor), layer.n_head, layer.n_head_kv), np.float32)
 
 
 def _made(tensor: SafeTensor, make: Make) -> Floats:

@@ -109,6 +109,7 @@ ELSEWHERE = {
     "embedded_beside": "treadle.lowering.beside",
     **dict.fromkeys(("tempered", "normed_heads", "weighed"), "treadle.lowering.scaled"),
     "xielu": "treadle.lowering.xielu",
+    "clamped": "treadle.lowering.clamp",
 }
 
 

@@ -156,6 +156,8 @@ class Making:
     ) -> None:
         steps, bias = self.steps, f"{x.weight}.bias"
         biased = steps.has(bias)
+        if not x.weight and x.scale != 1.0:
+            raise UnsupportedError(f"{x.label}: a norm that is scaled, and has no weights")
         spec = Norm(
             act.kind,
             act.k,
@@ -165,6 +167,7 @@ class Making:
             outputs=x.outputs,
             sub=act.sub,
             centred=x.centred,
+            weight=bool(x.weight),
             bias=biased,
             rows=rows_out,
             unit=act.unit,
@@ -175,7 +178,7 @@ class Making:
             spec,
             act.grid(1, "n_outputs" if x.outputs else "n_tokens"),
             x=rows,
-            w=steps.vector(f"{x.weight}.weight", x.scale),
+            w=steps.vector(f"{x.weight}.weight", x.scale) if x.weight else None,
             out=out,
             residual=residual,
             stride=rows.row_bytes // 4,

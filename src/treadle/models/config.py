@@ -125,10 +125,12 @@ class Config:
     ropes: tuple[Rope, ...]
     layers: tuple[Layer, ...]
     parallel: bool = False  # FFN and attention read the same states, and both are added
+    attn_norm: str = "attn_norm"  # what the norm before the mixer is called
     ffn_norm: str = "ffn_norm"  # what the norm before the FFN is called; "": it has the mixer's
     n_positions: int = 0  # rows of learned positions, and so the longest context; 0: there are none
     n_types: int = 0  # of tokens: the second is that of a pair's second text; 0: there are none
     alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
+    clamp: float = 0.0  # queries, keys and values are kept between -clamp and clamp; 0.0: off
     scores: bool = False  # its head makes a number of a text, and it writes none
     optional: frozenset[str] = frozenset()  # names, "blk.N." cut off, of those the file has
     factors: frozenset[str] = frozenset()  # tensors that the products of a matrix are multiplied by
@@ -164,4 +166,9 @@ class Config:
     @property
     def centred(self) -> bool:
         """Whether norms are LayerNorms."""
-        return self.arch.norm == "layer"
+        return self.arch.norm != "rms"
+
+    @property
+    def bare(self) -> bool:
+        """Whether norms of states have no weights."""
+        return self.arch.norm == "bare"

@@ -45,14 +45,18 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
 
 def _stem(g: Ops, half: Sublayer) -> str:
     """What the norm before a half is called in the file."""
-    return g.config.ffn_norm if half.before == "ffn_norm" else half.before
+    config = g.config
+    return {"attn_norm": config.attn_norm, "ffn_norm": config.ffn_norm}.get(
+        half.before, half.before
+    )
 
 
 def _before(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
     stem = _stem(g, half)
-    if not stem or not g.has(f"blk.{i}.{stem}.weight"):
+    weight = f"blk.{i}.{stem}" if g.has(f"blk.{i}.{stem}.weight") else ""
+    if not stem or not (weight or g.config.bare):
         return x
-    return _norm(g, f"L{i}.{half.label}.norm", x, f"blk.{i}.{stem}")
+    return _norm(g, f"L{i}.{half.label}.norm", x, weight)
 
 
 def _norm(g: Ops, label: str, x: Rows, weight: str) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 # What scores pairs (rerank.py), and what is behind pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
-CLAMP = "attention.clamp_kqv"  # OLMo's and DBRX's
 ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
 
 
@@ -44,8 +42,6 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
     for theirs, name in arch.names:
         _rename(gguf, theirs, name)
-    if keys.number(CLAMP, 0.0, lo=0.0, hi=math.inf):
-        keys.refuse(CLAMP, "treadle clamps no queries, keys and values")
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
     factors, ignored = find_factors(gguf, config, ignored)

@@ -68,6 +68,7 @@ _QWEN2 = PreTokenizer((_gpt4(r"\p{N}"),))
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _GPT_2 = PreTokenizer((_GPT2,))
 _ONE_DIGIT = PreTokenizer((r"\p{N}", _GPT2))
+_BLOOM = PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",))
 _TEKKEN = PreTokenizer((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True)
 _GPT_4O = PreTokenizer((_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
 _DEEPSEEK_V3 = PreTokenizer(
@@ -138,6 +139,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-4o": _GPT_4O,
     "llama4": _GPT_4O,
     "kanana2": _GPT_4O,
+    # BLOOM
+    "bloom": _BLOOM,
+    "poro-chat": _BLOOM,
+    "gpt3-finnish": _BLOOM,
     # the others
     "falcon": PreTokenizer((_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
@@ -158,5 +163,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 }
 
 # Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.
-PRE_OF_ARCH = {"qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2", "gpt2": "gpt-2"}
+PRE_OF_ARCH = {
+    **dict.fromkeys(("qwen2", "qwen2moe", "qwen3"), "qwen2"),
+    **dict.fromkeys(("gpt2", "phi2", "gptneox", "mpt", "olmo"), "gpt-2"),
+    **{name: name for name in ("falcon", "starcoder", "refact", "bloom")},
+}
 PRE_OF_PIECE = {b"<|begin_of_text|>": "llama-bpe", b"<|im_start|>": "qwen2"}

@@ -11,6 +11,7 @@ from treadle.gpu.entry import PerBlock
 from treadle.gpu.kernels.block import Block, instead, plus
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.sharing import Sharing
+from treadle.kernels.clamp import Clamp
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import Embed
@@ -62,7 +63,7 @@ def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
 
 
 # An item is a row of the model's width, or a head's, or some channels.
-ROWS = (Add, AddRows, Combine, Embed, Gate, Gather, Pooling, Softcap)
+ROWS = (Add, AddRows, Clamp, Combine, Embed, Gate, Gather, Pooling, Softcap)
 PARTS = (ColumnNorm, Convolution, Down, Rates, UnitHeads, Up)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
     kind.op: spread(kind, 32) for kind in PARTS

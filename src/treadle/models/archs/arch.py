@@ -11,6 +11,11 @@ PRE_NORM = FFN_NORM | {"attn_norm.weight"}
 POST_ATTENTION = frozenset({"post_attention_norm.weight"})
 POST_NORM = POST_ATTENTION | {"post_ffw_norm.weight"}
 QK_NORM = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+BIASES = frozenset(
+    f"{stem}.bias"
+    for stem in ("attn_norm", "attn_output", "ffn_norm", "ffn_up", "ffn_down", "output_norm")
+)
+OUTPUT_AND_BIAS = frozenset({"output.weight", "output.bias"})
 OUTPUT_NORM = frozenset({"output_norm.weight"})
 BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})
 LFM2_NAMES = (("token_embd_norm.weight", "output_norm.weight"),)
@@ -45,7 +50,7 @@ class Arch:
     rope: which elements of a head turn together: ``norm`` is (2i, 2i+1), ``neox`` (i, i + dims/2).
     activation: of the FFN, a name in ``kernels.activation.ACTIVATIONS``.
     gated: the activation is on a gate; else on the one product before ``ffn_down``.
-    norm: ``rms``, or ``layer`` for LayerNorm.
+    norm: ``rms``, or ``layer`` for LayerNorm; ``bare`` for LayerNorm without weights.
     needs: optional tensors that every sound file of this architecture has.
     lacks: tensors that other architectures need, and this one's files may do without: in all
         layers at once, or with "blk.N." in front in that one alone.
@@ -70,7 +75,7 @@ class Arch:
     rope: RopePairs = "neox"
     activation: str = "silu"
     gated: bool = True
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Literal["rms", "layer", "bare"] = "rms"
     needs: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
     keys: tuple[tuple[str, float], ...] = ()

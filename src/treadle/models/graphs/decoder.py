@@ -57,9 +57,10 @@ def _embedded(g: Ops) -> Rows:
 
 
 def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
-    if not g.has("output_norm.weight"):  # norms behind the sums: it is normed
+    weight = "output_norm" if g.has("output_norm.weight") else ""
+    if not (weight or g.config.bare):  # norms behind the sums: it is normed
         return x
-    return g.norm("output_norm", x, "output_norm", centred=g.config.centred, scale=scale)
+    return g.norm("output_norm", x, weight, centred=g.config.centred, scale=scale)
 
 
 def logits(g: Ops, x: Rows) -> None:
@@ -108,6 +109,7 @@ MODEL_ROWS = (
 LAYER_ROWS = (*MIXERS["attention"].rows, *FFNS["gated"].rows)  # of most decoders
 
 
+EMBD_NORM_ROWS = with_bias("token_embd_norm", "n_embd", optional=True)
 DECODER = Graph(
     build=build,
     outputs={
@@ -117,7 +119,7 @@ DECODER = Graph(
         "stream": stream,
         "ahead": ahead,
     },
-    rows=MODEL_ROWS,
+    rows=(*MODEL_ROWS, *EMBD_NORM_ROWS),
     sizes=lambda config: {
         "one": 1,
         "n_vocab": config.n_vocab,

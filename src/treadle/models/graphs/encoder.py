@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from treadle.models.archs import TYPES, Arch
 from treadle.models.config import Config
-from treadle.models.graphs.decoder import DECODER, embedding, states
+from treadle.models.graphs.decoder import DECODER, EMBD_NORM_ROWS, MODEL_ROWS, embedding, states
 from treadle.models.graphs.reading import read_config
 from treadle.models.keys import Keys
-from treadle.models.structure import TensorRow, with_bias
+from treadle.models.structure import TensorRow
 
 ACTIVATION = "hidden_activation"
 # transformers' words, which llama.cpp's converter writes of ModernBERT.
@@ -51,9 +51,9 @@ ENCODER = replace(
     DECODER,
     outputs={"embedding": embedding, "states": states},
     rows=(
-        *DECODER.rows,
+        *MODEL_ROWS,
         TensorRow("token_types.weight", ("n_types", "n_embd"), optional=True),  # the first for all
-        *with_bias("token_embd_norm", "n_embd", optional=True),
+        *EMBD_NORM_ROWS,
     ),
     read=read,
 )

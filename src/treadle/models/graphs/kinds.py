@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
 
 FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
+FIRST_STEM, SECOND_STEM = "attn_norm", "attn_norm_2"
 POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 RANK = 4
 Q_NORM = "attn_q_norm.weight"
 Q_RANK = "attention.q_lora_rank"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
-SECOND_NORM = "attn_norm_2.weight"
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 NOPE_PERIOD = 4  # layers, of which the last does not turn, in archs with ``nope="fourth"``
 
@@ -127,6 +127,9 @@ def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     """Whether there are experts, or a gate, and whether it is one matrix with what it gates."""
     if not n_ff:
         return ""
+    if (name := f"blk.{i}.ffn_act.scales") in keys.gguf.tensors:
+        what = "AWQ's scales of activations, by which treadle does not divide"
+        raise UnsupportedError(f"{keys.gguf.path}: {name}: {what}")
     if has_experts(keys, i) and not arch.gated:
         return LATENT_EXPERTS if keys.integer(LATENT_SIZE, 0, lo=0) else PLAIN_EXPERTS
     if has_experts(keys, i):
@@ -137,7 +140,7 @@ def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     if not fused or keys.n_rows(f"blk.{i}.ffn_up.weight") != 2 * n_ff:
         return "gated"
     # Jina's BERT for code has them the other way round than its others, and no key says which.
-    return FUSED_UP_FIRST if f"blk.{i}.{SECOND_NORM}" in keys.gguf.tensors else FUSED_FFN
+    return FUSED_UP_FIRST if f"blk.{i}.{SECOND_STEM}.weight" in keys.gguf.tensors else FUSED_FFN
 
 
 def has_wide_norm(keys: Keys, i: int, mixer: str, n_q: int, head_dim: int) -> bool:
@@ -158,7 +161,8 @@ def ffn_norm_of(keys: Keys, arch: Arch) -> str:
     """What the norm before the FFN is called; "" where it reads what the mixer reads.
 
     ``post_attention_norm`` is Gemma's norm behind the product, but the one before the FFN in files
-    that have no other.
+    that have no other. Falcon 40B has two norms before halves side by side: ``attn_norm`` is the
+    FFN's, and attention has ``attn_norm_2``.
     """
     tensors: Mapping[str, Tensor] = keys.gguf.tensors
     found = {
@@ -166,6 +170,10 @@ def ffn_norm_of(keys: Keys, arch: Arch) -> str:
         for stem in (FFN_STEM, ATTENTION_STEM, *OWN_NORMS)
         if f"blk.0.{stem}.weight" in tensors or f"{stem}.weight" in arch.needs
     }
+    if arch.norm == "bare":
+        return FFN_STEM
     if f"{FFN_STEM}.weight" not in arch.lacks or found & {FFN_STEM, *OWN_NORMS}:
         return FFN_STEM
+    if {f"blk.0.{FIRST_STEM}.weight", f"blk.0.{SECOND_STEM}.weight"} <= tensors.keys():
+        return FIRST_STEM
     return ATTENTION_STEM if ATTENTION_STEM in found else ""

@@ -10,6 +10,8 @@ from treadle.models.archs import ALIBI, ARCHS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs.experts import read_experts
 from treadle.models.graphs.kinds import (
+    FIRST_STEM,
+    SECOND_STEM,
     ffn_norm_of,
     ffn_of,
     has_wide_norm,
@@ -25,6 +27,7 @@ from treadle.models.keys import N_LAYER_MAX, NEXTN, Keys
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
 DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
+CLAMP = "attention.clamp_kqv"
 
 
 def read(keys: Keys, arch: Arch) -> Config:
@@ -98,6 +101,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
         attn_scale=attn_scale or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
+        clamp=_clamp(keys, arch),
         alibi=keys.number(ALIBI, 0.0, lo=0.0, hi=64.0),
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),
@@ -105,8 +109,17 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         scores=keys.n_rows("cls.output.weight") == 1,
         ropes=ropes,
         layers=layers,
-        parallel=not ffn_norm or keys.flag("use_parallel_residual", False),
+        parallel=ffn_norm in ("", FIRST_STEM) or keys.flag("use_parallel_residual", False),
+        attn_norm=SECOND_STEM if ffn_norm == FIRST_STEM else FIRST_STEM,
         ffn_norm=ffn_norm,
         n_positions=keys.n_rows(POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
         n_types=keys.n_rows("token_types.weight"),
     )
+
+
+def _clamp(keys: Keys, arch: Arch) -> float:
+    """The limit of queries, keys and values; 0 where there is none."""
+    limit = keys.number(CLAMP, 0.0, lo=0.0, hi=math.inf)
+    if limit and arch.mixer != "attention":
+        keys.refuse(CLAMP, f"treadle clamps nothing in {arch.mixer}")
+    return limit if math.isfinite(limit) else 0.0

@@ -76,5 +76,5 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence:
 
 def read_norm_eps(keys: Keys, arch: Arch) -> float:
     """The epsilon of norms. RMS norms take LayerNorm's where it is the only one (Nemotron-H)."""
-    layer = arch.norm == "layer" or (keys.has(LAYER_EPS) and not keys.has(RMS_EPS))
+    layer = arch.norm != "rms" or (keys.has(LAYER_EPS) and not keys.has(RMS_EPS))
     return keys.number(LAYER_EPS if layer else RMS_EPS, lo=0.0, hi=1.0)

@@ -18,6 +18,10 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """``output(attention(h))``, times the sigmoid of a gate where queries come with one."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     q, k, v, gate = *_products(g, i, h), None
+    if limit := g.config.clamp:
+        q = g.call("clamped", f"{at}.q_clamp", q, limit=limit)
+        k = g.call("clamped", f"{at}.k_clamp", k, limit=limit) if k else None
+        v = g.call("clamped", f"{at}.v_clamp", v, limit=limit) if v else None
     if layer.mixer == GATE:
         q, gate = g.halves(f"{at}.halves", q, layer.n_head)
 

@@ -1,0 +1,22 @@
+"""The word of attention that clamps its queries, keys and values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.kernels.clamp import Clamp
+from treadle.kernels.spec import Grid
+from treadle.lowering.values import Floats
+
+if TYPE_CHECKING:
+    from treadle.lowering.cpu import CpuOps
+    from treadle.models.ops import Rows
+
+
+def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
+    """``x`` between ``-limit`` and ``limit``, in place: what it is given is used up."""
+    rows, column = ops.place(x)
+    stride = rows.row_bytes // 4
+    spec = Clamp(x.width, limit)
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return Floats(label, x.width, rows, column)
