@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.convert.hf_bailing import BAILING_VARIANTS, BAILINGS
+from treadle.convert.hf_dots import DOTS
 from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_falcon_h1 import FALCON_H1
 from treadle.convert.hf_family import GELU_TANH, Family
@@ -319,7 +321,8 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
+FAMILIES |= BAILINGS | DOTS
+VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *BAILING_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),

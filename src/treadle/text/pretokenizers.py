@@ -79,6 +79,13 @@ _DEEPSEEK_V3 = PreTokenizer(
     )
 )
 
+_BAILING = PreTokenizer(
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+
 DEFAULT = "default"
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     DEFAULT: PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
@@ -155,6 +162,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "deepseek-v3": _DEEPSEEK_V3,
     "hunyuan-dense": _DEEPSEEK_V3,
+    # Ling and Ring
+    "bailingmoe": _BAILING,
+    "bailingmoe2": _BAILING,
 }
 
 # Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.

@@ -25,6 +25,10 @@ MIXTURES = (
         divide_logits=True,
     ),
     Arch("olmoe", needs=QK_NORM),
+    Arch("bailingmoe", rope="norm"),  # Ling-lite, Ling-Coder
+    Arch("bailingmoe2", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),  # Ling and Ring 2
+    Arch("dots1", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),
+    Arch("deepseek", rope="norm"),  # DeepSeekMoE 16B
     Arch(
         "glm4moe",
         needs=POST_ATTENTION,
