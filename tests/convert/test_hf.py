@@ -430,8 +430,10 @@ _CLASSES = {
     "glm4_moe_lite": "Glm4MoeLite",
     "gemma4_text": "Gemma4Text",
     "dots1": "Dots1",
+    "afmoe": "Afmoe",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
+    "afmoe": {**_SIZES, "mup_enabled": True},
     "gemma3_text": {},
     "gpt2": {},
     "mamba2": {},

@@ -48,7 +48,8 @@ def test_every_family_keeps_every_character(pre: str, text: str) -> None:
         ("deepseek-coder", "I've 12 x!\n\nyY", "I|'|ve| |1|2| x|!|\n|\n|yY"),
         ("deepseek-llm", "Ωa 12漢字 x!\n", "Ω|a| |12|漢字| x|!|\n"),  # its punctuation has a-z
         ("bailingmoe", "I'VE 12 x!\n\nyY", "I|'VE| |1|2| x|!\n\n|yY"),
-        ("bailingmoe2", "x \n\ny", "x| \n|\n|y"),
+        ("bailingmoe2", "don't x \n\ny", "don|'t| x| \n\n|y"),
+        ("afmoe", "#ab 1234567 12漢字x\n", "#ab| |1|234|567| |12|漢字|x|\n"),
         ("deepseek-v3", "#ab 1234漢字x", "#ab| |123|4|漢字|x"),
         ("qwen35", "e\u0301a 12", "e\u0301a| |1|2"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.convert.hf_afmoe import AFMOE
 from treadle.convert.hf_bailing import BAILING_VARIANTS, BAILINGS
 from treadle.convert.hf_dots import DOTS
 from treadle.convert.hf_encoders import ENCODERS
@@ -321,7 +322,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= BAILINGS | DOTS
+FAMILIES |= BAILINGS | DOTS | AFMOE
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *BAILING_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {

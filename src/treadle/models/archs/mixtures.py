@@ -8,6 +8,7 @@ from treadle.models.archs.arch import (
     FFN_NORM,
     PATTERN,
     POST_ATTENTION,
+    POST_NORM,
     QK_NORM,
     QKV_BIAS,
     YARN_TRUNCATE,
@@ -29,6 +30,13 @@ MIXTURES = (
     Arch("bailingmoe2", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),  # Ling and Ring 2
     Arch("dots1", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),
     Arch("deepseek", rope="norm"),  # DeepSeekMoE 16B
+    Arch(  # Trinity
+        "afmoe",
+        needs=QK_NORM | POST_NORM | {"attn_gate.weight"},
+        keys=((PATTERN, 4), (EXPERTS_GATING, 2)),
+        embd_scale=True,
+        nope="global",
+    ),
     Arch(
         "glm4moe",
         needs=POST_ATTENTION,
