@@ -431,6 +431,7 @@ _CLASSES = {
     "gemma4_text": "Gemma4Text",
     "dots1": "Dots1",
     "afmoe": "Afmoe",
+    "exaone_moe": "ExaoneMoe",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},

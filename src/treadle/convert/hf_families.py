@@ -12,6 +12,7 @@ from treadle.convert.hf_afmoe import AFMOE
 from treadle.convert.hf_bailing import BAILING_VARIANTS, BAILINGS
 from treadle.convert.hf_dots import DOTS
 from treadle.convert.hf_encoders import ENCODERS
+from treadle.convert.hf_exaone_moe import EXAONE_MOE
 from treadle.convert.hf_falcon_h1 import FALCON_H1
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
@@ -322,7 +323,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= BAILINGS | DOTS | AFMOE
+FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *BAILING_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {

@@ -177,6 +177,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,
     "afmoe": _TRINITY,
+    # K-EXAONE: words with single spaces between them are one
+    "exaone-moe": PreTokenizer(
+        (
+            rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
 }
 
 # Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.

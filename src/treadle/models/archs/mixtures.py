@@ -37,6 +37,12 @@ MIXTURES = (
         embd_scale=True,
         nope="global",
     ),
+    Arch(  # K-EXAONE
+        "exaone-moe",
+        needs=QK_NORM,
+        keys=((PATTERN, 4), (EXPERTS_GATING, 2)),
+        nope="global",
+    ),
     Arch(
         "glm4moe",
         needs=POST_ATTENTION,
