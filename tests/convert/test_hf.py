@@ -432,6 +432,7 @@ _CLASSES = {
     "dots1": "Dots1",
     "afmoe": "Afmoe",
     "exaone_moe": "ExaoneMoe",
+    "granitemoeshared": "GraniteMoeShared",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},

@@ -17,6 +17,7 @@ from treadle.convert.hf_falcon_h1 import FALCON_H1
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
 from treadle.convert.hf_gemma4 import GEMMA4
+from treadle.convert.hf_granite_shared import GRANITE_SHARED
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_made import norms_of_heads
@@ -323,7 +324,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE
+FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *BAILING_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
