@@ -433,6 +433,7 @@ _CLASSES = {
     "afmoe": "Afmoe",
     "exaone_moe": "ExaoneMoe",
     "granitemoeshared": "GraniteMoeShared",
+    "sarvam_moe": "SarvamMoE",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},

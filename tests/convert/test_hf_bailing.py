@@ -181,6 +181,27 @@ def save_first(folder: Path, **more: Any) -> Any:
     return save_as(FIRST, folder, bailing, _FIRST | more)
 
 
+# transformers writes the one spelling of counts, the first checkpoint has the other.
+_SARVAM = {
+    "transformers": {"n_routed_experts": 16, "n_shared_experts": 1},
+    "checkpoint": {"num_experts": 16, "num_shared_experts": 1},
+}
+
+
+@pytest.mark.parametrize("spelling", _SARVAM)
+def test_sarvam(spelling: str, tmp_path: Path) -> None:
+    """Whole heads turn, and there are no groups unless the configuration has some."""
+    more = {"partial_rotary_factor": 1.0, "n_group": 1, "topk_group": 1}
+    case = Case(SECOND.family, SECOND.arch, {**SECOND.options, **more})
+    config = {"model_type": "sarvam_moe", "head_dim": 32, "use_qk_norm": True}
+    model = save_as(case, tmp_path / "hf", bailing, config | _SARVAM[spelling])
+    expected, ids = compute_logits(model, prompt()), prompt()
+    for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
+        with treadle.load(path, threads=1, kv="f32") as loaded:
+            assert loaded.config.ropes[0].dims == 32
+            assert worst(loaded.logits(ids), expected) <= rounding(loaded.config)
+
+
 SAVED = {"bailingmoe2": save_second, "bailingmoe": save_first}
 # Which of llama.cpp's names their matrices of attention have.
 ATTENTION = {"bailingmoe2": {"attn_qkv"}, "bailingmoe": {"attn_q", "attn_k", "attn_v"}}

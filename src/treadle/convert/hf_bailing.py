@@ -1,10 +1,11 @@
-"""Ling and Ring (Bailing): further rows of ``hf_families``. One ``model_type`` stands for both
-versions, and transformers has neither: their code comes with the checkpoints.
+"""Ling and Ring (Bailing), and Sarvam: further rows of ``hf_families``. One ``model_type`` stands
+for both versions of Ling, and transformers has neither: their code comes with the checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,7 +78,8 @@ def _second_rules(keys: Keys) -> Sequence[Rule]:
 
 
 def _shared(keys: Keys, n_layer: int) -> dict[str, Any]:
-    return {"expert_shared_count": keys.integer("num_shared_experts", lo=0)}
+    n = keys.integer("n_shared_experts", 0, lo=0)  # the word of those that transformers has
+    return {"expert_shared_count": keys.integer("num_shared_experts", n, lo=0)}
 
 
 def _shared_with_width(keys: Keys, n_layer: int) -> dict[str, Any]:
@@ -122,5 +124,29 @@ FIRST = Family(
     made=_first_rules,
     more=_shared,
 )
-BAILINGS = {"bailing_moe": FIRST, "bailing_moe_v2": SECOND}
+# Sarvam 30B, which transformers has: the second version's tensors, other words for counts.
+SARVAM = replace(
+    SECOND,
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 8e6,
+        "tie_word_embeddings": False,
+        "vocab_size": 262144,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "partial_rotary_factor": None,
+        "intermediate_size": 8192,
+        "moe_intermediate_size": 1024,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+    },
+)
+BAILINGS = {"bailing_moe": FIRST, "bailing_moe_v2": SECOND, "sarvam_moe": SARVAM}
 BAILING_VARIANTS = (SECOND,)
