@@ -265,6 +265,8 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     if at.mixer == "attention_gate":
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
+    elif maps.has("attn_gate.weight"):
+        gate = 1 / (1 + np.exp(-maps.linear(h, "attn_gate")))
 
     def placed(x: Array, stem: str, n_head: int) -> Array:
         def norm(x: Array) -> Array:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.convert.hf_afmoe import AFMOE
+from treadle.convert.hf_bailing import BAILING_VARIANTS, BAILINGS
 from treadle.convert.hf_classics import CLASSIC_VARIANTS, CLASSICS
+from treadle.convert.hf_dots import DOTS
 from treadle.convert.hf_encoders import ENCODERS
+from treadle.convert.hf_exaone_moe import EXAONE_MOE
 from treadle.convert.hf_falcon_h1 import FALCON_H1
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
 from treadle.convert.hf_gemma4 import GEMMA4
+from treadle.convert.hf_granite_shared import GRANITE_SHARED
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_kin import KIN, OWN_CODE
 from treadle.convert.hf_latent import LATENTS
@@ -323,10 +328,11 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= MISTRAL4 | LLAMA4 | MAMBA1S | KIN | OWN_CODE
-FAMILIES |= CLASSICS
-VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS)  # rows that ``variant`` gives
+FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS
+FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
+# Rows that ``variant`` gives.
+VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),

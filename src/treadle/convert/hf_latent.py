@@ -76,15 +76,19 @@ def _v3_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
 
 
 def _glm_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    return {**_v3_keys(keys, n_layer), **listed_kinds(keys, n_layer)}
+
+
+def listed_kinds(keys: Keys, n_layer: int) -> dict[str, Any]:
     """Which layers have experts is a list in transformers' own files."""
-    made, kinds = _v3_keys(keys, n_layer), keys.get("mlp_layer_types")
+    kinds = keys.get("mlp_layer_types")
     if kinds is None:
-        return made
+        return {}
     n_dense = kinds.count(_DENSE) if isinstance(kinds, list) else 0
     if kinds != [_DENSE] * n_dense + [_SPARSE] * (n_layer - n_dense):
         what = f"treadle has a list of {n_layer}, {_DENSE} before {_SPARSE}"
         keys.refuse("mlp_layer_types", f"is {kinds!r:.60}: {what}")
-    return {**made, "leading_dense_block_count": n_dense}
+    return {"leading_dense_block_count": n_dense}
 
 
 # -- tensors that lie otherwise ---------------------------------------------------------------

@@ -43,6 +43,13 @@ _REASONS: dict[str, str] = {
         "qwen3vl qwen3vlmoe qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text"
     ),
     "it writes down speech: its decoder attends to an encoder of sound": "whisper",
+    "it writes by unmasking many tokens at once (diffusion), not one after the other": (
+        "llada llada-moe llada_moe dream Dream rnd1"
+    ),
+    "several experts share one more, small one, which counts once a token (Grove)": (
+        "grovemoe grove_moe"
+    ),
+    "its router reads the states before attention": "smallthinker",
     "it is what makes states of pictures or sound for another model": (
         "clip clip_vision_model siglip siglip_vision_model"
     ),

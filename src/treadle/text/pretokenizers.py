@@ -80,6 +80,24 @@ _DEEPSEEK_V3 = PreTokenizer(
     )
 )
 
+_BAILING = PreTokenizer(
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+
+# Digits in threes from the right. Longer runs are cut before, or each digit looks to the end.
+_TRINITY = PreTokenizer(
+    (
+        r"\p{N}{1,510}",
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+        r"\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+        _DEEPSEEK_V3.patterns[2],
+    )
+)
+
 DEFAULT = "default"
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     DEFAULT: PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
@@ -160,6 +178,17 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "deepseek-v3": _DEEPSEEK_V3,
     "hunyuan-dense": _DEEPSEEK_V3,
+    # Ling and Ring
+    "bailingmoe": _BAILING,
+    "bailingmoe2": _BAILING,
+    "afmoe": _TRINITY,
+    # K-EXAONE: words with single spaces between them are one
+    "exaone-moe": PreTokenizer(
+        (
+            rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
 }
 
 # Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.

@@ -8,6 +8,7 @@ from treadle.models.archs.arch import (
     FFN_NORM,
     PATTERN,
     POST_ATTENTION,
+    POST_NORM,
     QK_NORM,
     QKV_BIAS,
     TEMPERATURE,
@@ -28,6 +29,23 @@ MIXTURES = (
         divide_logits=True,
     ),
     Arch("olmoe", needs=QK_NORM),
+    Arch("bailingmoe", rope="norm"),  # Ling-lite, Ling-Coder
+    Arch("bailingmoe2", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),  # Ling and Ring 2
+    Arch("dots1", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),
+    Arch("deepseek", rope="norm"),  # DeepSeekMoE 16B
+    Arch(  # Trinity
+        "afmoe",
+        needs=QK_NORM | POST_NORM | {"attn_gate.weight"},
+        keys=((PATTERN, 4), (EXPERTS_GATING, 2)),
+        embd_scale=True,
+        nope="global",
+    ),
+    Arch(  # K-EXAONE
+        "exaone-moe",
+        needs=QK_NORM,
+        keys=((PATTERN, 4), (EXPERTS_GATING, 2)),
+        nope="global",
+    ),
     Arch(
         "glm4moe",
         needs=POST_ATTENTION,

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(attention(h))``, times the sigmoid of a gate where queries come with one."""
+    """``output(attention(h))``, times the sigmoid of a gate where there is one."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
-    q, k, v, gate = *_products(g, i, h), None
+    q, k, v, gate = _products(g, i, h)
     if limit := g.config.clamp:
         q = g.call("clamped", f"{at}.q_clamp", q, limit=limit)
         k = g.call("clamped", f"{at}.k_clamp", k, limit=limit) if k else None
@@ -60,19 +60,22 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     return g.linear(f"{at}.output", y, f"{blk}_output")
 
 
-def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None]:
-    """Queries, keys and values. A layer that reads another one's has no keys and values; of
-    KEYS_ALONE values are the keys, before norm and rope.
+def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, Rows | None]:
+    """Queries, keys, values, and a gate that has a matrix of its own. A layer that reads another
+    one's has no keys and values; of KEYS_ALONE values are the keys, before norm and rope.
     """
     layer, at, stem = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn_"
     if layer.kv_from != i:
-        return g.linear(f"{at}.q", h, f"{stem}q"), None, None
+        return g.linear(f"{at}.q", h, f"{stem}q"), None, None, None
     names = _matrices(layer, stem)
     if layer.mixer == KEYS_ALONE:
         q, k = g.linears(f"{at}.qk", h, names[:2])
-        return q, k, k
+        return q, k, k, None
+    if g.has(f"{stem}gate.weight"):
+        q, k, v, gate = g.linears(f"{at}.qkv_gate", h, [*names, f"{stem}gate"])
+        return q, k, v, gate
     q, k, v = g.linears(f"{at}.qkv", h, names)
-    return q, k, v
+    return q, k, v, None
 
 
 def _matrices(layer: Layer, stem: str) -> list[str]:
@@ -131,6 +134,7 @@ _AFTER = (
     *with_bias("attn_k_norm", "k_norm", optional=True),
     TensorRow("attn_sinks.weight", ("n_head",), optional=True),
     TensorRow("attn_sub_norm.weight", ("n_attn",), optional=True),  # before attn_output
+    TensorRow("attn_gate.weight", ("n_attn", "n_embd"), optional=True),  # of the output
     *with_bias("attn_output", "n_embd", "n_attn"),
     TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
     *with_bias("attn_output_norm", "n_embd", optional=True),  # behind it
