@@ -29,6 +29,7 @@ from treadle.convert.hf_names import (
     SEED_OSS,
     STARCODER2,
 )
+from treadle.convert.hf_pictures import PICTURES
 from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
@@ -319,12 +320,5 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+FAMILIES |= PICTURES
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
-# Models of text and images: the key of the part for text, and whose it is where that says nothing.
-OUTER = {
-    "gemma3": ("text_config", "gemma3_text"),
-    "gemma4": ("text_config", "gemma4_text"),
-    "mistral3": ("text_config", "mistral"),
-    "qwen3_5": ("text_config", "qwen3_5_text"),
-    "qwen3_5_moe": ("text_config", "qwen3_5_moe_text"),
-}

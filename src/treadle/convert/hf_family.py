@@ -46,6 +46,7 @@ class Family:
     extra_layers: the key that counts layers behind the last, which predict further tokens.
     turns: whether queries and keys have a rope, where the architecture has one.
     more: further keys of GGUF, behind those that all families have; None takes one of these away.
+    beside: the same of what stands beside the part for text, in a model of text and pictures.
     told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
     """
 
@@ -74,6 +75,7 @@ class Family:
     extra_layers: str = ""
     turns: Callable[[Keys], bool] = lambda keys: True
     more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
+    beside: Callable[[Keys], dict[str, Any]] = lambda whole: {}
     told: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:

@@ -163,7 +163,7 @@ HEADS = (
 
 # A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
-    r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\."
+    r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
     r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\.)?"
 )
 _LAYER = r"(?P<layers>(?:encoder\.)?layers?|h)\.(?P<layer>0|[1-9]\d{0,5})\."
@@ -179,8 +179,8 @@ NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
 )
 NOT_TEXT = re.compile(
-    r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual"
-    r"|audio_tower|embed_vision|embed_audio)\..*"
+    r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|mlp1"
+    r"|audio_tower|embed_vision|embed_audio)\..*|(?:model\.)?image_newline"
 )
 
 

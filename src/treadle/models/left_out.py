@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-_PICTURES = "it reads pictures, and a token's position is three numbers (M-RoPE)"
-
 # A reason, and who has it. Names of both kinds: where they differ both are here.
 _REASONS: dict[str, str] = {
     "it multiplies what experts read by the router's scores, and attends in chunks of tokens": (
@@ -38,10 +36,6 @@ _REASONS: dict[str, str] = {
     ),
     "distances add learned numbers to its scores (T5)": "t5encoder",
     "it has adapters of its own, one for each task": "jina-bert-v3",
-    _PICTURES: "qwen2vl qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
-    f"{_PICTURES}; they enter several layers (deepstack)": (
-        "qwen3vl qwen3vlmoe qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text"
-    ),
     "it writes down speech: its decoder attends to an encoder of sound": "whisper",
     "it is what makes states of pictures or sound for another model": (
         "clip clip_vision_model siglip siglip_vision_model"

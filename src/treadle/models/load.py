@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
 CLAMP = "attention.clamp_kqv"  # OLMo's and DBRX's
+TEXT_ALONE = "its model reads pictures or sound too: treadle reads text alone"
 ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
 
 
@@ -54,6 +55,8 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     config = replace(config, optional=optional, factors=factors, ignored=ignored)
     if warn and (unread := _unread(config)):
         _warn(gguf.path, unread)
+    if warn and arch.pictures:
+        say_text_alone(gguf.path)
     return config
 
 
@@ -79,6 +82,14 @@ def _warn(path: Path, names: tuple[str, ...]) -> None:
         ", ".join(names[:N_NAMED]),
         more,
     )
+
+
+@lru_cache
+def say_text_alone(path: Path) -> None:
+    """Say once a process that a model can more than treadle does."""
+    from logging import getLogger
+
+    getLogger("treadle").warning("%s: %s", path, TEXT_ALONE)
 
 
 def _rename(gguf: GGUF, theirs: str, name: str) -> None:

@@ -23,6 +23,8 @@ DECODERS = (
     Arch("mistral3", rope="norm"),  # Ministral 3
     Arch("qwen2", needs=QKV_BIAS),
     Arch("qwen3", needs=QK_NORM),
+    Arch("qwen2vl", needs=QKV_BIAS, pictures=True),  # Qwen2-VL, Qwen2.5-VL
+    Arch("qwen3vl", needs=QK_NORM, pictures=True),
     Arch("gemma", activation="gelu", embd_scale=True),
     Arch(
         "gemma2",
