@@ -15,7 +15,7 @@ from treadle.convert.hf_families import FAMILIES
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_made import Rule
 from treadle.convert.hf_mixtures import expert_keys
-from treadle.convert.hf_pictures import OUTER
+from treadle.convert.hf_pictures import OUTER, SIZES
 from treadle.convert.hf_rope import f32, read_rope
 from treadle.convert.hf_windows import every_layer, every_layer_if_used
 from treadle.convert.llama import widths
@@ -150,7 +150,7 @@ def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
-    name, keys = config.get("model_type"), Keys(config, path)
+    name, keys, part = config.get("model_type"), Keys(config, path), None
     if isinstance(name, str) and name in OUTER:
         part = OUTER[name]
         name = part.kind
@@ -171,7 +171,10 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
     family = family.variant(keys) or family
     if set(family.older_words.values()) & keys.values.keys():
         family = replace(family, words={**family.words, **family.older_words})
-    return family, Keys(keys.values, path, family.defaults, keys.prefix)
+    defaults = dict(family.defaults)
+    if part is not None:
+        defaults = {**SIZES.get(name, {}), **defaults, **part.defaults}
+    return family, Keys(keys.values, path, defaults, keys.prefix)
 
 
 def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:

@@ -173,7 +173,9 @@ OLDER_KINDS = {"gamma": "weight", "beta": "bias"}  # of BERT's first checkpoints
 # What the configuration says anyway, and GPT's masks.
 NOT_WEIGHTS = re.compile(r".*(?:\.rotary_emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)")
 # Layers that predict further tokens: behind the last one, or in a part of their own.
-FURTHER = re.compile(r"(?:mtp\.|model\.mtp_\w+\.|model\.layers\.(?P<layer>\d+)\.)")
+FURTHER = re.compile(
+    r"(?:mtp\.|model\.mtp_\w+\.|model\.(?:language_model\.)?layers\.(?P<layer>\d+)\.)"
+)
 # Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"

@@ -8,29 +8,31 @@ rope is the plain one; GGUF gets the shares of the three all the same, for llama
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_made import Rows, Rule, lower, turned, upper
 from treadle.convert.hf_mixtures import MIXTURES
+from treadle.convert.hf_names import GLM4, HUNYUAN
 from treadle.convert.hf_windows import upper_layers
 from treadle.files.keys import Keys
+from treadle.models.load import SECTIONS
 from treadle.record import dataclass
-
-SECTIONS = "rope.dimension_sections"
 
 
 @dataclass(frozen=True)
 class Part:
     """The part for text. at: its key, with those around it in front. kind: its ``model_type`` where
-    it says none. tied: its output is that of the embeddings where nothing says so.
+    it says none. tied: its output is that of the embeddings where nothing says so. defaults: for
+    keys that it leaves out, in place of its family's.
     """
 
     at: str
     kind: str
     tied: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 def sections(*usual: int) -> Callable[[Keys, int], dict[str, Any]]:
@@ -118,6 +120,27 @@ def _qwen3_experts(keys: Keys) -> Sequence[Rule]:
     )
 
 
+# -- GLM and Hunyuan ---------------------------------------------------------------------------
+
+# Neighbours in a head turn together, and the rows stay where they are: a GGUF file of these is one
+# of a model of text. llama.cpp's converter moves them, so that its M-RoPE can turn halves.
+_GLM4V = Family(
+    "glm4",
+    {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 151552,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 1.0,
+    },
+    GLM4,
+    paired=True,
+    extra_layers="num_nextn_predict_layers",
+)
+
+
 PICTURES: dict[str, Family] = {
     "qwen2_vl_text": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
@@ -155,7 +178,39 @@ PICTURES: dict[str, Family] = {
         more=sections(24, 20, 20),
         beside=_deepstack,
     ),
+    "glm4v_text": _GLM4V,
+    "glm_ocr_text": replace(
+        _GLM4V,
+        defaults={
+            **_GLM4V.defaults,
+            "vocab_size": 59392,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "glm4v_moe_text": replace(
+        MIXTURES["glm4_moe"],
+        defaults={
+            **MIXTURES["glm4_moe"].defaults,
+            "vocab_size": 151424,
+            "max_position_embeddings": 65536,
+        },
+        more=sections(8, 12, 12),
+    ),
+    "hunyuan_vl_text": Family(
+        "hunyuan_vl",
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 290943,
+            "max_position_embeddings": 2048,
+        },
+        HUNYUAN,
+        more=sections(16, 16, 16, 16),
+    ),
 }
+_LLAMA = Part("text_config", "llama")
 OUTER: Mapping[str, Part] = {
     "gemma3": Part("text_config", "gemma3_text"),
     "gemma4": Part("text_config", "gemma4_text"),
@@ -166,4 +221,30 @@ OUTER: Mapping[str, Part] = {
     "qwen2_5_vl": Part("text_config", "qwen2_5_vl_text"),
     "qwen3_vl": Part("text_config", "qwen3_vl_text"),
     "qwen3_vl_moe": Part("text_config", "qwen3_vl_moe_text"),
+    "glm4v": Part("text_config", "glm4v_text"),
+    "glm46v": Part("text_config", "glm4v_text"),
+    "glm_ocr": Part("text_config", "glm_ocr_text"),
+    "glm4v_moe": Part("text_config", "glm4v_moe_text"),
+    "hunyuan_vl": Part("text_config", "hunyuan_vl_text", tied=True),
+    "llava": _LLAMA,
+    "llava_next": _LLAMA,
+    "vipllava": _LLAMA,
+    "llava_onevision": Part("text_config", "qwen2"),
+    "idefics3": Part("text_config", "llama", defaults={"rms_norm_eps": 1e-5}),
+    "smolvlm": Part("text_config", "llama", defaults={"rms_norm_eps": 1e-5}),
+    "internvl": Part("text_config", "qwen2", tied=True),
+    "internvl_chat": Part("llm_config", "qwen2"),  # its first folders
+    "aya_vision": Part("text_config", "cohere2", tied=True),
+    "cohere2_vision": Part("text_config", "cohere2", tied=True),
+    "lfm2_vl": Part("text_config", "lfm2", tied=True),
+}
+# What transformers takes for keys that such a part leaves out, by its ``model_type``.
+SIZES: Mapping[str, Mapping[str, int]] = {
+    kind: {
+        "hidden_size": 4096,
+        "intermediate_size": n_ff,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    }
+    for kind, n_ff in (("llama", 11008), ("mistral", 14336), ("qwen2", 22016))
 }

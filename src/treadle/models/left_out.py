@@ -36,6 +36,12 @@ _REASONS: dict[str, str] = {
     ),
     "distances add learned numbers to its scores (T5)": "t5encoder",
     "it has adapters of its own, one for each task": "jina-bert-v3",
+    "what it writes is read off pictures, which treadle does not read": "paddleocr paddleocr_vl",
+    "its layers have further matrices for the tokens of pictures": "cogvlm",
+    "its experts are in two groups, one for text and one for pictures": "ernie4_5_vl_moe",
+    "its model of text is one of several in a folder; GGUF files of it run": (
+        "qwen2_5_omni qwen3_omni_moe"
+    ),
     "it writes down speech: its decoder attends to an encoder of sound": "whisper",
     "it is what makes states of pictures or sound for another model": (
         "clip clip_vision_model siglip siglip_vision_model"

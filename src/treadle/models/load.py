@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # What scores pairs (rerank.py), and what is behind pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
+SECTIONS = "rope.dimension_sections"  # of a head's pairs, by which number of a position they turn
 CLAMP = "attention.clamp_kqv"  # OLMo's and DBRX's
 TEXT_ALONE = "its model reads pictures or sound too: treadle reads text alone"
 ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
@@ -149,6 +150,8 @@ def _find_arch(gguf: GGUF) -> Arch:
             f"{gguf.path}: architecture {name!r:.80}: treadle has {', '.join(ARCHS)}{hint}"
         )
     asked = gguf.metadata.get(ROPE_KEY)
+    if asked is None and _has_sections(gguf, name):
+        return replace(ARCHS[name], rope="neox")
     if asked is None:
         return ARCHS[name]
     for rope in ROPES:
@@ -156,6 +159,15 @@ def _find_arch(gguf: GGUF) -> Arch:
             return replace(ARCHS[name], rope=rope)
     expected = " or ".join(ROPES)
     raise FileError(f"is {asked!r}", path=gguf.path, where=ROPE_KEY, expected=expected)
+
+
+def _has_sections(gguf: GGUF, name: str) -> bool:
+    """Whether a file of an architecture that turns neighbours is one of M-RoPE, which turns halves:
+    llama.cpp's converter has put the rows so.
+    """
+    given = gguf.metadata.get(f"{name}.{SECTIONS}")
+    shares = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    return ARCHS[name].rope == "norm" and any(share != 0 for share in shares)
 
 
 def _is_slip(name: str, arch: str) -> bool:

@@ -72,6 +72,7 @@ DECODERS = (
     Arch("glm4", rope="norm", needs=POST_NORM),
     Arch("ernie4_5", rope="norm"),
     Arch("hunyuan-dense", needs=QK_NORM, norm_last=True),
+    Arch("hunyuan_vl", needs=QK_NORM, norm_last=True, pictures=True),
     Arch("command-r", rope="norm", norm="layer", lacks=FFN_NORM),
     Arch(
         "cohere2",
