@@ -8,8 +8,10 @@ import contextlib
 import importlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,8 +25,11 @@ from tests.tiny import rounding
 from treadle.cli.inspect import find_problems
 from treadle.convert.hf import open_hf_source
 from treadle.convert.hf_config import read_config
+from treadle.convert.lora import _of_peft
+from treadle.convert.peft import Peft
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.models.archs import ARCHS
 from treadle.models.keys import Keys
 from treadle.models.load import TEXT_ALONE
 from treadle.models.rope import read_ropes
@@ -399,6 +404,16 @@ def test_a_file_of_glm4_with_m_rope_turns_halves(share: float, saved: Any, tmp_p
     with treadle.load(moved, threads=2, kv="f32") as loaded:
         assert loaded.config.arch.rope == "neox"
         assert worst(loaded.logits(ids_of()), expected) <= 2 * rounding(loaded.config)
+
+
+def test_an_adapter_for_neighbours_of_a_file_of_halves(tmp_path: Path) -> None:
+    """It would turn other rows than those that it was made for."""
+    peft = Peft(tmp_path, {}, True, b"")
+    arch = ARCHS["glm4"]
+    assert _of_peft(peft, cast(Any, SimpleNamespace(arch=arch)), pairs=True).ranks == {}
+    config = cast(Any, SimpleNamespace(arch=replace(arch, rope="neox")))
+    with pytest.raises(UnsupportedError, match=r"a file of M-RoPE: apply it to the Hugging Face"):
+        _of_peft(peft, config, pairs=True)
 
 
 def test_alpha_is_in_the_base() -> None:
