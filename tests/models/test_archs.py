@@ -24,5 +24,5 @@ def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
         assert "logits" in GRAPHS[arch.graph].outputs or arch.graph == "encoder"
         assert arch.activation in ACTIVATIONS
         assert name not in LEFT_OUT
-    named = ("name", "graph", "mixer", "state", "names", "nextn")  # of files and their parts
+    named = ("name", "graph", "mixer", "state", "names", "nextn", "pictures")  # of files and parts
     assert len(dataclasses.fields(Arch)) - len(named) <= 12  # traits: about a dozen

@@ -102,7 +102,7 @@ def per_token(gguf: GGUF) -> dict[str, int] | None:
     from treadle.models.load import load_config
 
     try:
-        found = active(gguf, load_config(gguf))
+        found = active(gguf, load_config(gguf, warn=False))
     except TreadleError:  # which ``find_problems`` tells
         return None
     return asdict(found)
@@ -138,7 +138,7 @@ def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
 
 def find_problems(gguf: GGUF) -> list[str]:
     """List what treadle could not do with this file, each part asked by itself."""
-    from treadle.models.load import load_config
+    from treadle.models.load import TEXT_ALONE, load_config
     from treadle.text.tokenizer import load_tokenizer
 
     parts: list[tuple[str, Callable[[GGUF], object]]] = [
@@ -154,6 +154,8 @@ def find_problems(gguf: GGUF) -> list[str]:
             continue
         unused = getattr(loaded, "ignored", ())
         problems += [f"tensors: {tensor} is not used" for tensor in unused]
+        if getattr(getattr(loaded, "arch", None), "pictures", False):
+            problems.append(f"pictures: {TEXT_ALONE}")
     if "tokenizer.chat_template" not in gguf.metadata:
         problems.append("chat: the file has no chat template")
     unknown = sorted({t.type_name for t in gguf.tensors.values() if t.format is None})

@@ -39,7 +39,14 @@ OWN = frozenset(
     | {"ffn_latent_down.bias", "ffn_latent_up.bias", "output.bias"}
 )
 # Whether it makes the weights of a token's experts add up to 1, where it does not ask the file.
-NORMED = {"llama": True, "qwen3moe": True, "qwen2moe": False, "olmoe": False, "deepseek": False}
+NORMED = {
+    "llama": True,
+    "qwen3moe": True,
+    "qwen3vlmoe": True,
+    "qwen2moe": False,
+    "olmoe": False,
+    "deepseek": False,
+}
 
 
 @dataclass(frozen=True)

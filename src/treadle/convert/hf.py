@@ -36,6 +36,7 @@ from treadle.convert.hf_tensors import (
     SMALL,
     Named,
     check_named,
+    count_other_parts,
     further_tensors,
     name_tensors,
     without_copy,
@@ -68,7 +69,7 @@ from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
-from treadle.models.load import ROPE_KEY
+from treadle.models.load import ROPE_KEY, say_text_alone
 from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
@@ -98,6 +99,8 @@ def open_hf(path: str | os.PathLike[str]) -> HFModel:
     checkpoint = read_checkpoint(path)
     if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
         warnings.warn(checkpoint.lost, stacklevel=2)
+    if count_other_parts(checkpoint.weights, checkpoint.hyper):
+        say_text_alone(checkpoint.path)
     return HFModel(checkpoint)
 
 
@@ -273,6 +276,8 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
     notes += [checkpoint.lost] * bool(checkpoint.lost)
+    if n_others := count_other_parts(checkpoint.weights, hyper):
+        notes.append(f"the parts for pictures or sound ({n_others} tensors) are left out")
     if DYNAMIC in checkpoint.metadata:
         notes.append(
             "rope_type is 'dynamic': the file is right for texts that fit the model's context; "

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert.hf_families import FAMILIES, OUTER
+from treadle.convert.hf_families import FAMILIES
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_made import Rule
 from treadle.convert.hf_mixtures import expert_keys
+from treadle.convert.hf_pictures import OUTER, SIZES
 from treadle.convert.hf_rope import f32, read_rope
 from treadle.convert.hf_windows import every_layer, every_layer_if_used
 from treadle.convert.llama import widths
@@ -99,6 +100,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     if family.experts:
         made.update(expert_keys(keys, family, n_layer))
     made.update(family.more(keys, n_layer))
+    made.update(family.beside(whole))
     if arch.graph == "encoder":
         made["attention.causal"] = False
     n_skipped = 0
@@ -111,10 +113,6 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "n_head": n_head,
          "n_head_kv": n_head_kv, "head_dim": head_dim}
     )  # fmt: skip
-    nested = keys.prefix != ""
-    tied = keys.flag("tie_word_embeddings", False)
-    if nested and isinstance(config.get("tie_word_embeddings"), bool):
-        tied = config["tie_word_embeddings"]
     metadata = {"general.architecture": family.arch}
     metadata |= _in_full(made, family.arch)
     return Hyper(
@@ -124,10 +122,10 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         n_layer,
         n_head,
         n_head_kv,
-        tied,
+        _is_tied(whole, keys),
         factors,
         packing,
-        nested,
+        whole.get("model_type") in OUTER,
         _kinds(whole, _SCORING),
         n_skipped,
         family.made(keys),
@@ -147,6 +145,15 @@ def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
     return replace(hyper, family=replace(hyper.family, norm_shift=0.0))
 
 
+def _is_tied(whole: Keys, keys: Keys) -> bool:
+    """Whether the output is that of the embeddings; of a part for text its model knows better."""
+    part = OUTER.get(str(whole.get("model_type")))
+    given = whole.get("tie_word_embeddings")
+    if part and isinstance(given, bool):
+        return given
+    return keys.flag("tie_word_embeddings", part is not None and part.tied)
+
+
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """Keys as the file has them: behind the architecture's name, but for treadle's own."""
     found = {key: value for key, value in keys.items() if value is not None}
@@ -154,10 +161,11 @@ def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
-    name, keys = config.get("model_type"), Keys(config, path)
+    name, keys, part = config.get("model_type"), Keys(config, path), None
     if isinstance(name, str) and name in OUTER:
-        part, name = OUTER[name]
-        if (inner := keys.within(part)) is not None:
+        part = OUTER[name]
+        name = part.kind
+        if (inner := keys.within(part.at)) is not None:  # older folders have its keys outside
             keys, name = inner, inner.text("model_type", name)
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.60}"
@@ -174,7 +182,10 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
     family = family.variant(keys) or family
     if set(family.older_words.values()) & keys.values.keys():
         family = replace(family, words={**family.words, **family.older_words})
-    return family, Keys(keys.values, path, family.defaults, keys.prefix)
+    defaults = dict(family.defaults)
+    if part is not None:
+        defaults = {**SIZES.get(name, {}), **defaults, **part.defaults}
+    return family, Keys(keys.values, path, defaults, keys.prefix)
 
 
 def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:

@@ -39,6 +39,7 @@ from treadle.convert.hf_names import (
     SEED_OSS,
     STARCODER2,
 )
+from treadle.convert.hf_pictures import PICTURES
 from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
@@ -329,16 +330,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS
+FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES
 FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)
-# Models of text and images: the key of the part for text, and whose it is where that says nothing.
-OUTER = {
-    "gemma3": ("text_config", "gemma3_text"),
-    "gemma4": ("text_config", "gemma4_text"),
-    "llama4": ("text_config", "llama4_text"),
-    "mistral3": ("text_config", "mistral"),
-    "qwen3_5": ("text_config", "qwen3_5_text"),
-    "qwen3_5_moe": ("text_config", "qwen3_5_moe_text"),
-}

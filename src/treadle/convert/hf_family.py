@@ -49,6 +49,7 @@ class Family:
     more: further keys of GGUF, behind those that all families have; None takes one of these away.
     folded_by_mlx: mlx-lm multiplies factors of config.json into the weights that it saves.
     numbers: tensors of one number in each layer, behind "layers.N.", and GGUF's key of all of them.
+    beside: the same of what stands beside the part for text, in a model of text and pictures.
     told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
     """
 
@@ -79,6 +80,7 @@ class Family:
     more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
     folded_by_mlx: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
+    beside: Callable[[Keys], dict[str, Any]] = lambda whole: {}
     told: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:

@@ -163,7 +163,7 @@ HEADS = (
 
 # A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
-    r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\."
+    r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
     r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\.)?"
 )
 _LAYER = r"(?P<layers>(?:encoder\.)?layers?|h|blocks)\.(?P<layer>0|[1-9]\d{0,5})\."
@@ -175,14 +175,16 @@ NOT_WEIGHTS = re.compile(
     r".*(?:\.rotary_(?:pos_)?emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)"
 )
 # Layers that predict further tokens: behind the last one, or in a part of their own.
-FURTHER = re.compile(r"(?:mtp\.|model\.mtp_\w+\.|model\.layers\.(?P<layer>\d+)\.)")
+FURTHER = re.compile(
+    r"(?:mtp\.|model\.mtp_\w+\.|model\.(?:language_model\.)?layers\.(?P<layer>\d+)\.)"
+)
 # Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
 )
 NOT_TEXT = re.compile(
-    r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual"
-    r"|audio_tower|embed_vision|embed_audio)\..*"
+    r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|mlp1"
+    r"|audio_tower|embed_vision|embed_audio)\..*|(?:model\.)?image_newline"
 )
 
 

@@ -235,6 +235,8 @@ def wide_heads(keys: Keys) -> tuple[int, int]:
 
 _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
     "default": _unscaled,
+    "mrope": _unscaled,  # of text: see hf_pictures.py
+    "xdrope": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -200,6 +200,11 @@ def further_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, SafeTensor]
     }
 
 
+def count_other_parts(weights: SafeTensors, hyper: Hyper) -> int:
+    """How many tensors are of the parts for pictures and sound, which are left out."""
+    return sum(bool(NOT_TEXT.fullmatch(name)) for name in weights.tensors) if hyper.nested else 0
+
+
 def check_named(
     weights: SafeTensors, hyper: Hyper, found: Mapping[str, Named], model: GGUF
 ) -> dict[str, Named]:

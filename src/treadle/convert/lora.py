@@ -176,6 +176,9 @@ def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
     """``pairs``: rows that turn together are neighbours, as in a GGUF model."""
     ranks = {}
     turned = ARCHS[config.arch.name].rope == "norm" and pairs
+    if turned and peft.paired and config.arch.rope != ARCHS[config.arch.name].rope:
+        what = "an adapter whose rows lie otherwise than those of a file of M-RoPE"
+        raise UnsupportedError(f"{peft.path}: {what}: apply it to the Hugging Face folder")
     for name, low in peft.ranks.items():
         heads = _heads(name, config) if turned and not peft.paired else 0
         b = partial(_to_pairs, low.b, heads) if heads else low.b

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-_PICTURES = "it reads pictures, and a token's position is three numbers (M-RoPE)"
-
 # A reason, and who has it. Names of both kinds: where they differ both are here.
 _REASONS: dict[str, str] = {
     "it clamps queries, keys and values, norms with LayerNorm, and has 132 billion parameters": (
@@ -38,9 +36,11 @@ _REASONS: dict[str, str] = {
     ),
     "distances add learned numbers to its scores (T5)": "t5encoder",
     "it has adapters of its own, one for each task": "jina-bert-v3",
-    _PICTURES: "qwen2vl qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
-    f"{_PICTURES}; they enter several layers (deepstack)": (
-        "qwen3vl qwen3vlmoe qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text"
+    "what it writes is read off pictures, which treadle does not read": "paddleocr paddleocr_vl",
+    "its layers have further matrices for the tokens of pictures": "cogvlm",
+    "its experts are in two groups, one for text and one for pictures": "ernie4_5_vl_moe",
+    "its model of text is one of several in a folder; GGUF files of it run": (
+        "qwen2_5_omni qwen3_omni_moe"
     ),
     "it writes down speech: its decoder attends to an encoder of sound": "whisper",
     "it writes by unmasking many tokens at once (diffusion), not one after the other": (

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # What scores pairs (rerank.py), and what is behind pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
+SECTIONS = "rope.dimension_sections"  # of a head's pairs, by which number of a position they turn
+TEXT_ALONE = "its model reads pictures or sound too: treadle reads text alone"
 ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
 
 
@@ -50,6 +52,8 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     config = replace(config, optional=optional, factors=factors, ignored=ignored)
     if warn and (unread := _unread(config)):
         _warn(gguf.path, unread)
+    if warn and arch.pictures:
+        say_text_alone(gguf.path)
     return config
 
 
@@ -75,6 +79,14 @@ def _warn(path: Path, names: tuple[str, ...]) -> None:
         ", ".join(names[:N_NAMED]),
         more,
     )
+
+
+@lru_cache
+def say_text_alone(path: Path) -> None:
+    """Say once a process that a model can more than treadle does."""
+    from logging import getLogger
+
+    getLogger("treadle").warning("%s: %s", path, TEXT_ALONE)
 
 
 def _rename(gguf: GGUF, theirs: str, name: str) -> None:
@@ -134,6 +146,8 @@ def _find_arch(gguf: GGUF) -> Arch:
             f"{gguf.path}: architecture {name!r:.80}: treadle has {', '.join(ARCHS)}{hint}"
         )
     asked = gguf.metadata.get(ROPE_KEY)
+    if asked is None and _has_sections(gguf, name):
+        return replace(ARCHS[name], rope="neox")
     if asked is None:
         return ARCHS[name]
     for rope in ROPES:
@@ -141,6 +155,15 @@ def _find_arch(gguf: GGUF) -> Arch:
             return replace(ARCHS[name], rope=rope)
     expected = " or ".join(ROPES)
     raise FileError(f"is {asked!r}", path=gguf.path, where=ROPE_KEY, expected=expected)
+
+
+def _has_sections(gguf: GGUF, name: str) -> bool:
+    """Whether a file of an architecture that turns neighbours is one of M-RoPE, which turns halves:
+    llama.cpp's converter has put the rows so.
+    """
+    given = gguf.metadata.get(f"{name}.{SECTIONS}")
+    shares = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    return ARCHS[name].rope == "norm" and any(share != 0 for share in shares)
 
 
 def _is_slip(name: str, arch: str) -> bool:

@@ -123,9 +123,12 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
     if scaling in ("none", "llama3", "longrope") or (scaling == "linear" and factor == 1.0):
         scaling, factor = "none", 1.0
     ext_factor = keys.number("rope.scaling.yarn_ext_factor", -1.0, lo=-1.0, hi=1.0)
+    base = keys.number("rope.freq_base", 10000.0, lo=1.001)
+    if alpha := keys.number("rope.scaling.alpha", 0.0, lo=0.0, hi=1e9):  # Hunyuan's
+        base *= alpha ** (rope_dims / max(rope_dims - 2, 1))
     full = Rope(
         dims=rope_dims,
-        base=keys.number("rope.freq_base", 10000.0, lo=1.001),
+        base=base,
         scaling=scaling,
         scale=factor,
         attn_factor=keys.number("rope.scaling.attn_factor", 1.0, lo=0.0),

@@ -68,6 +68,8 @@ class Arch:
     names: tensors that files call otherwise, "blk.N." cut off: their name, and that of the graph.
     nextn: which states the layers read that predict further tokens: those behind the last layer,
         ``plain`` or ``normed``; "": treadle has none of this architecture's.
+    pictures: its models read pictures too. treadle computes text alone, of which the three
+        numbers of a token's position (M-RoPE) are one and the same.
     """
 
     name: str
@@ -88,3 +90,4 @@ class Arch:
     state: str = ""
     names: tuple[tuple[str, str], ...] = ()
     nextn: Literal["", "plain", "normed"] = ""
+    pictures: bool = False

@@ -29,6 +29,8 @@ DECODERS = (
     Arch("mistral3", rope="norm"),  # Ministral 3
     Arch("qwen2", needs=QKV_BIAS),
     Arch("qwen3", needs=QK_NORM),
+    Arch("qwen2vl", needs=QKV_BIAS, pictures=True),  # Qwen2-VL, Qwen2.5-VL
+    Arch("qwen3vl", needs=QK_NORM, pictures=True),
     Arch("gemma", activation="gelu", embd_scale=True),
     Arch(
         "gemma2",
@@ -87,6 +89,7 @@ DECODERS = (
     Arch("glm4", rope="norm", needs=POST_NORM),
     Arch("ernie4_5", rope="norm"),
     Arch("hunyuan-dense", needs=QK_NORM, norm_last=True),
+    Arch("hunyuan_vl", needs=QK_NORM, norm_last=True, pictures=True),
     Arch("command-r", rope="norm", norm="layer", lacks=FFN_NORM),
     Arch(
         "cohere2",
