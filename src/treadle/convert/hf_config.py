@@ -21,7 +21,7 @@ from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
 from treadle.convert.quantised import METHODS
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.keys import POSITION_MAX, SIZE_MAX, Keys
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
@@ -71,7 +71,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     if keys.values.get("num_key_value_heads", 0) is not None:
         n_head_kv = keys.integer("num_key_value_heads", n_head)
     head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
-    n_ff = keys.integer(word("intermediate_size"), family.n_ff_default * n_embd or None)
+    n_ff, each = _n_ff(keys, family, n_layer, n_embd)
     n_vocab = keys.integer("vocab_size")
     norm = "layer_norm" if arch.norm == "layer" else "layer_norm_rms"
     made: dict[str, Any] = {
@@ -79,7 +79,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),
         "embedding_length": n_embd,
         "block_count": n_layer,
-        "feed_forward_length": n_ff,
+        "feed_forward_length": each or n_ff,
         "attention.head_count": n_head,
         "attention.head_count_kv": n_head_kv,
         "attention.key_length": head_dim,
@@ -134,6 +134,18 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
         _has_no_head(whole),
     )
+
+
+def _n_ff(keys: Keys, family: Family, n_layer: int, n_embd: int) -> tuple[int, list[int]]:
+    """Width of the FFNs: the largest, and of each layer, where they differ."""
+    word = family.word("intermediate_size")
+    each = keys.get(word)
+    if not isinstance(each, list):
+        return keys.integer(word, family.n_ff_default * n_embd or None), []
+    sound = all(type(n) is int and 1 <= n <= SIZE_MAX for n in each)
+    if len(each) != n_layer or not sound:
+        keys.fail(word, f"is {each!r:.60}", f"an integer, or {n_layer} of them")
+    return max(each), each if len(set(each)) > 1 else []
 
 
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:

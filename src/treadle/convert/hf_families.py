@@ -12,6 +12,7 @@ from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_falcon_h1 import FALCON_H1
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
+from treadle.convert.hf_gemma3n import GEMMA3N
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_latent import LATENTS
@@ -318,11 +319,12 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | GEMMA3N | ENCODERS
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {
     "gemma3": ("text_config", "gemma3_text"),
+    "gemma3n": ("text_config", "gemma3n_text"),
     "gemma4": ("text_config", "gemma4_text"),
     "mistral3": ("text_config", "mistral"),
     "qwen3_5": ("text_config", "qwen3_5_text"),

@@ -46,6 +46,7 @@ class Family:
     extra_layers: the key that counts layers behind the last, which predict further tokens.
     turns: whether queries and keys have a rope, where the architecture has one.
     more: further keys of GGUF, behind those that all families have; None takes one of these away.
+    tables: of GGUF's tensors those that may lack rows of the last tokens, which read the first one.
     told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
     """
 
@@ -75,6 +76,7 @@ class Family:
     turns: Callable[[Keys], bool] = lambda keys: True
     more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
     told: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:
         """What this family calls Llama's ``key``."""

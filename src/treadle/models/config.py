@@ -98,6 +98,7 @@ class Layer:
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
     v_norm: bool = False  # values have a norm without weight
     n_own: int = 0  # values of a token that are this layer's own; 0: there are none
+    cut: float = 0.0  # of a sparse gate: deviations above the mean that values must be to pass
     state: Recurrence | None = None
     latent: Latent | None = None
 
@@ -125,6 +126,9 @@ class Config:
     n_types: int = 0  # of tokens: the second is that of a pair's second text; 0: there are none
     alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
     scores: bool = False  # its head makes a number of a text, and it writes none
+    n_streams: int = 1  # of states, of which layers compute one (AltUp)
+    n_rows_own: int = 0  # tokens that have values of layers' own, where that is not all
+    n_laurel: int = 0  # rank of the product beside a mixer (LAuReL); 0: there is none
     optional: frozenset[str] = frozenset()  # names, "blk.N." cut off, of those the file has
     factors: frozenset[str] = frozenset()  # tensors that the products of a matrix are multiplied by
     ignored: tuple[str, ...] = ()  # tensors that the graph does not use, none of them a layer's own

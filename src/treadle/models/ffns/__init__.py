@@ -20,5 +20,6 @@ FFNS = Late[Sublayer](
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
         "experts_beside": "beside.EXPERTS_BESIDE",
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
+        "gated_sparse": "sparse.GATED_SPARSE",
     },
 )

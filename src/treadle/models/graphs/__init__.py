@@ -17,6 +17,7 @@ GRAPHS = Late[Graph](
         "encoder": "encoder.ENCODER",
         "halves": "halves.HALVES",
         "gemma4": "gemma4.GEMMA4",
+        "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
     },
 )
