@@ -429,6 +429,7 @@ _CLASSES = {
     "deepseek_v3": "DeepseekV3",
     "glm4_moe_lite": "Glm4MoeLite",
     "gemma4_text": "Gemma4Text",
+    "gemma3n_text": "Gemma3nText",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "gemma3_text": {},
@@ -436,6 +437,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "mamba2": {},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "gemma4_text": {},
+    "gemma3n_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
 }
 # What transformers writes of these, and does not put in a file that leaves it out.

@@ -16,7 +16,7 @@ from treadle.models.load import load_config
 
 # Row 22 of the design's table, and what else people ask for.
 NAMED = """
-    llama4 deepseek32 deepseek4 glm-dsa kimi-linear kimi-k2 gemma3n rwkv6 rwkv7 jamba mamba dbrx
+    llama4 deepseek32 deepseek4 glm-dsa kimi-linear kimi-k2 rwkv6 rwkv7 jamba mamba dbrx
     grok phimoe t5 t5encoder qwen2vl qwen3vl qwen3vlmoe whisper clip gemma4-assistant jina-bert-v3
     kimi_linear kimi_k2 deepseek_v32 glm_moe_dsa grok-1 qwen2_vl qwen2_5_vl qwen3_vl
     gemma4_assistant
