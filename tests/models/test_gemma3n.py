@@ -23,6 +23,8 @@ from tests.reference import forward
 from tests.stepwise import walk
 from tests.tiny import rounding
 from treadle.batch import Part
+from treadle.convert.elsewhere import read_otherwise
+from treadle.convert.hf import open_hf_source
 from treadle.convert.hf_config import read_config
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
@@ -168,6 +170,24 @@ def test_keys(made: Made) -> None:
     ):
         with pytest.raises(TreadleError, match=match):
             read_config({**config, key: value}, Path("config.json"))
+
+
+def test_what_llama_cpp_reads_otherwise(made: Made) -> None:
+    """It wants keys in all layers, which a folder that transformers 5 wrote has not; and takes the
+    published sizes for those of all files.
+    """
+    source = open_hf_source(made.folder)
+    *_, lost = read_otherwise(source.metadata, source.tensors)  # behind one of windows
+    assert lost.endswith("it refuses gemma3n whose last 3 layers have no attn_k and attn_v")
+    whole = {*source.tensors, *(f"blk.{i}.attn_k.weight" for i in range(N_LAYER))}
+    *_, sizes = read_otherwise(source.metadata, whole)
+    assert "the first 20 layers have keys and values and the first 10 gates are sparse" in sizes
+    published: dict[str, Any] = {"block_count": 25, "attention.shared_kv_layers": 5}
+    published["attention.sliding_window"] = 0
+    published["activation_sparsity_scale"] = [1.6448535919189453] * 10 + [-math.inf] * 15
+    keys = source.metadata | {f"gemma3n.{key}": value for key, value in published.items()}
+    assert not read_otherwise(keys, {f"blk.{i}.attn_k.weight" for i in range(25)})
+    source.close()
 
 
 def test_who_keeps_keys_and_values(made: Made) -> None:
