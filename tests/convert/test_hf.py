@@ -443,6 +443,7 @@ _CLASSES = {
     "exaone_moe": "ExaoneMoe",
     "granitemoeshared": "GraniteMoeShared",
     "sarvam_moe": "SarvamMoE",
+    "gemma3n_text": "Gemma3nText",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
@@ -454,6 +455,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "jamba": {},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "gemma4_text": {},
+    "gemma3n_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
     "dots1": {**_SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
 }

@@ -37,7 +37,9 @@ from treadle.kernels.search_points import PointSearchKernel
 from treadle.kernels.search_signed import SignedSearchKernel
 from treadle.kernels.selective import Selective
 from treadle.kernels.softcap import Softcap
+from treadle.kernels.sparse_gate import SparseGate
 from treadle.kernels.spec import Spec
+from treadle.kernels.streams import AddBeside, Correct, Join, Laurel, Predict, Spread, Take
 from treadle.kernels.sums import Add, AddRows
 from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
@@ -68,6 +70,7 @@ EMBEDS = [
     Embed("F16", 172, 2.5),
     Embed("BF16", 172),
     Embed("Q4_1", 64, 33.94),
+    Embed("BF16", 172, 2.0, rows=5),
 ]
 NORMS = [
     Norm("q8", 32, 1, EPS),
@@ -185,6 +188,23 @@ ATTENTIONS_TURNED = [
 SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
     *(AddRows(k, by) for by in ("position", "type", "first") for k in (7, 64)),
+]
+STREAMS: list[Spec] = [
+    *(Spread(k, n) for k, n in ((7, 2), (1041, 4))),
+    *(Take(k) for k in (5, 1041)),
+    *(Join(k, n, first) for k, n in ((7, 2), (300, 4)) for first in (False, True)),
+    *(Predict(*sizes) for sizes in ((7, 2, EPS), (300, 4, EPS), (256, 4, EPS, 4), (64, 3, EPS))),
+    *(Correct(*sizes) for sizes in ((7, 2, EPS), (300, 4, EPS), (256, 4, EPS, 4), (64, 3, EPS))),
+    *(AddBeside(*sizes) for sizes in ((7, 2, EPS), (300, 4, EPS), (256, 4, EPS, 4))),
+    *(Laurel(*sizes) for sizes in ((7, EPS, 0.5), (300, EPS, 0.75), (256, EPS, 0.5, 4))),
+]
+SPARSE_GATES = [
+    SparseGate("gelu", "q8", 352, 6, 1.5),
+    SparseGate("gelu", "q8", 352, 6, 1.5, unit=8),
+    SparseGate("gelu", "q16", SLICE + 544, 4, 1.0),
+    SparseGate("gelu", "bf16", SLICE + 32, 32, -0.5, whole=True),
+    SparseGate("silu", "f32", 172, 1, 1.5),
+    SparseGate("gelu", "bf16x2", SLICE + 172, 32, 0.0),
 ]
 ATTENTIONS = [
     Attention("f16", 8, 2, 64, 1),
@@ -575,6 +595,8 @@ ALL: list[Spec] = [
     *ROPES_TURNED,
     *ATTENTIONS_TURNED,
     *SUMS,
+    *STREAMS,
+    *SPARSE_GATES,
     *ATTENTIONS,
     *ATTENTIONS_MATRIX,
     *ATTENTIONS_WORDS,

@@ -6,6 +6,7 @@ the architectures that treadle has: a row of ROWS looks at one thing and says wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -47,6 +48,9 @@ NORMED = {
     "olmoe": False,
     "deepseek": False,
 }
+# It wants keys and values of every layer there, also of those that read others' and have none; it
+# takes the first so many layers to have some, and the first so many gates to be sparse.
+SHARING = {"gemma3n": (20, 10)}
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,24 @@ def _experts(file: Written) -> str:
     return f"in {file.arch.name} it {so}, whatever the file's {EXPERTS_NORM} says"
 
 
+def _sharing(file: Written) -> str:
+    name, keys = file.arch.name, file.keys
+    n_layer, n_shared = keys.get("block_count"), _number(file, "attention.shared_kv_layers")
+    if name not in SHARING or not isinstance(n_layer, int) or n_shared is None:
+        return ""
+    if not all(f"blk.{i}.attn_k.weight" in file.tensors for i in range(n_layer)):
+        return f"it refuses {name} whose last {n_shared:g} layers have no attn_k and attn_v"
+    n_own, n_sparse = SHARING[name]
+    cuts = keys.get("activation_sparsity_scale", ())
+    sparse = [i for i, cut in enumerate(cuts) if cut > -math.inf]
+    if n_layer - n_shared != n_own or sparse != list(range(n_sparse)):
+        return (
+            f"in {name} the first {n_own} layers have keys and values and the first {n_sparse} "
+            "gates are sparse, whatever the file says"
+        )
+    return ""
+
+
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _fixed,
@@ -151,4 +173,5 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _yarn,
     _biases,
     _experts,
+    _sharing,
 )

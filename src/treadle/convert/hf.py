@@ -331,6 +331,8 @@ def _source(named: Named, hyper: Hyper) -> SourceTensor:
         kind = GGML_TYPE[packed.scales.dtype]
         read = partial(unpacked, packed)
         return SourceTensor(named.name, packed.shape, _F32, read, named.origin, packed.arrays, kind)
+    if named.name in hyper.family.tables and (more := hyper.sizes["n_vocab"] - named.shape[0]) > 0:
+        return _filled_up(named, more)
     is_vector = len(tensor.shape) == 1 or layer_of(named.name)[1] in SMALL
     return SourceTensor(
         named.name,
@@ -340,3 +342,15 @@ def _source(named: Named, hyper: Hyper) -> SourceTensor:
         named.origin,
         stored(tensor),
     )
+
+
+def _filled_up(named: Named, more: int) -> SourceTensor:
+    """A table with its first row ``more`` times behind the others: llama.cpp's has all rows."""
+    shape = (named.shape[0] + more, *named.shape[1:])
+
+    def read() -> Bytes:
+        rows = named.rows().reshape(named.shape[0], -1)
+        return np.concatenate([rows, np.repeat(rows[:1], more, 0)]).reshape(-1)
+
+    ranges = stored(named.tensor)
+    return SourceTensor(named.name, shape, named.ggml_type, read, named.origin, ranges)

@@ -22,7 +22,7 @@ from treadle.convert.llama import widths
 from treadle.convert.mlx import KEYS, Quantization, find_quantization
 from treadle.convert.quantised import METHODS, said_in
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.keys import POSITION_MAX, SIZE_MAX, Keys
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
@@ -72,7 +72,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     if keys.values.get(word("num_key_value_heads"), 0) is not None:
         n_head_kv = keys.integer(word("num_key_value_heads"), n_head)
     head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
-    n_ff = keys.integer(word("intermediate_size"), family.n_ff_default * n_embd or None)
+    n_ff, each = _n_ff(keys, family, n_layer, n_embd)
     n_vocab = keys.integer(word("vocab_size"))
     norm = "layer_norm" if arch.norm != "rms" else "layer_norm_rms"
     made: dict[str, Any] = {
@@ -80,7 +80,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),
         "embedding_length": n_embd,
         "block_count": n_layer,
-        "feed_forward_length": n_ff,
+        "feed_forward_length": each or n_ff,
         "attention.head_count": n_head,
         "attention.head_count_kv": n_head_kv,
         "attention.key_length": head_dim,
@@ -152,6 +152,18 @@ def _is_tied(whole: Keys, keys: Keys) -> bool:
     if part and isinstance(given, bool):
         return given
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
+
+
+def _n_ff(keys: Keys, family: Family, n_layer: int, n_embd: int) -> tuple[int, list[int]]:
+    """Width of the FFNs: the largest, and of each layer, where they differ."""
+    word = family.word("intermediate_size")
+    each = keys.get(word)
+    if not isinstance(each, list):
+        return keys.integer(word, family.n_ff_default * n_embd or None), []
+    sound = all(type(n) is int and 1 <= n <= SIZE_MAX for n in each)
+    if len(each) != n_layer or not sound:
+        keys.fail(word, f"is {each!r:.60}", f"an integer, or {n_layer} of them")
+    return max(each), each if len(set(each)) > 1 else []
 
 
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Family:
     folded_by_mlx: mlx-lm multiplies factors of config.json into the weights that it saves.
     numbers: tensors of one number in each layer, behind "layers.N.", and GGUF's key of all of them.
     beside: the same of what stands beside the part for text, in a model of text and pictures.
+    tables: of GGUF's tensors those that may lack rows of the last tokens, which read the first one.
     told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
     """
 
@@ -82,6 +83,7 @@ class Family:
     numbers: Mapping[str, str] = field(default_factory=dict)
     beside: Callable[[Keys], dict[str, Any]] = lambda whole: {}
     told: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:
         """What this family calls Llama's ``key``."""

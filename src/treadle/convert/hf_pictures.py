@@ -213,6 +213,7 @@ PICTURES: dict[str, Family] = {
 _LLAMA = Part("text_config", "llama")
 OUTER: Mapping[str, Part] = {
     "gemma3": Part("text_config", "gemma3_text"),
+    "gemma3n": Part("text_config", "gemma3n_text"),
     "gemma4": Part("text_config", "gemma4_text"),
     "llama4": Part("text_config", "llama4_text"),
     "mistral3": Part("text_config", "mistral"),

@@ -225,6 +225,8 @@ def check_named(
             order[name] = -1, len(order)
         elif name.endswith(FACTOR) and (at := order.get(name.removesuffix(FACTOR) + ".weight")):
             order[name] = *at, 1
+        elif graph.unread(config, name):  # llama.cpp may want it all the same
+            order[name] = layer_of(name)[0], len(order)
         if name not in order:
             raise named.tensor.error(f"is no tensor of {_model(hyper)}")
     ordered = sorted(found.items(), key=lambda item: order[item[0]])

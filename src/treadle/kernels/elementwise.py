@@ -27,13 +27,16 @@ SCALES_BYTES = 64  # scratch for the scales of the rows that a norm writes at on
 
 @dataclass(frozen=True)
 class Embed(Spec):
-    """``x[n] = scale * W[tokens[n]]``: ``w [n_vocab, k]``, ``x [N, stride]``. Items: tokens."""
+    """``x[n] = scale * W[tokens[n]]``: ``w [n_vocab, k]``, ``x [N, stride]``. Items: tokens. With
+    ``rows`` the matrix has so many, and tokens behind these read the first.
+    """
 
     op: ClassVar[str] = "embed"
     args = Args("w:tensor x:out stride")
     w: str
     k: int
     scale: float = 1.0
+    rows: int = 0
 
     @property
     def fmt(self) -> Format:
@@ -45,7 +48,10 @@ class Embed(Spec):
         x, stride = frame.x, frame.stride
         tokens = frame.run("tokens", ptr)
         with k.loop(frame.end, start=frame.begin) as n:
-            row = weights.row(k.load(tokens, i32, offset=n * 4).to(n.ty), self.k)
+            token = k.load(tokens, i32, offset=n * 4).to(n.ty)
+            if self.rows:
+                token = k.select(token < self.rows, token, k.i64(0))
+            row = weights.row(token, self.k)
             to = x + n * stride * 4
             n_values = max(BLOCK, fmt.block)
 
@@ -58,8 +64,9 @@ class Embed(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         fmt = self.fmt
+        tokens = np.where(run.tokens < (self.rows or np.inf), run.tokens, 0)
         parts = [
-            w.reshape(-1, self.k // fmt.block * n)[run.tokens]
+            w.reshape(-1, self.k // fmt.block * n)[tokens]
             for w, n in zip(args.w, fmt.strides, strict=True)
         ]
         rows = fmt.dequantize_rows(fmt.join(parts).reshape(len(run.tokens), -1))

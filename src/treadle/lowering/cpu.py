@@ -101,11 +101,16 @@ _STATES = (
     "sigmoid_gate",
     "halves",
 )
+_STREAMS = (
+    *("spread", "take", "join", "predict", "correct", "add_beside"),
+    *("laurel", "sparse_gate"),
+)
 ELSEWHERE = {
     "experts": "treadle.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.lowering.latent"),
     **dict.fromkeys(_STATES, "treadle.lowering.states"),
     **dict.fromkeys(("selective", "columns_norm"), "treadle.lowering.selective"),
+    **dict.fromkeys(_STREAMS, "treadle.lowering.streams"),
     "embedded_beside": "treadle.lowering.beside",
     **dict.fromkeys(("tempered", "normed_heads", "weighed"), "treadle.lowering.scaled"),
     "xielu": "treadle.lowering.xielu",
@@ -128,11 +133,12 @@ class CpuOps(Making, Ops):
     def embed(self, label: str, weight: str, scale: float) -> Rows:
         steps = self.steps
         fmt = steps.weights.format(f"{weight}.weight")
-        width = steps.weights.tensor(f"{weight}.weight").shape[-1]
+        n_rows, width = steps.weights.tensor(f"{weight}.weight").shape
+        rows = n_rows if n_rows < self.config.n_vocab else 0
         x = steps.floats("x", width)
         steps.emit(
             label,
-            Embed(fmt.name, width, scale),
+            Embed(fmt.name, width, scale, rows),
             Grid(1, "n_tokens"),
             w=steps.weight(f"{weight}.weight"),
             x=x,

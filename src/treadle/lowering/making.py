@@ -22,6 +22,7 @@ from treadle.lowering.values import (
     Product,
     Products,
     Value,
+    Written,
     of_outputs,
 )
 from treadle.lowering.weights import whole
@@ -117,6 +118,8 @@ class Making:
                 x.acts[act] = self._norm(x, act)
             elif isinstance(x, GateUp):
                 x.acts[act] = self._gate(x, act)
+            elif isinstance(x, Written):
+                x.acts[act] = x.make(act)
             elif isinstance(x, Activated):
                 x.acts[act] = self._pack(x.label, x.fn, self.floats(x.x), act)
             else:

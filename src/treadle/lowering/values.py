@@ -9,6 +9,8 @@ from treadle.models.ops import Rows
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from treadle.kernels.act import Act
     from treadle.plan import Buffer
 
@@ -73,6 +75,13 @@ class Activated(Value):
 
     x: Rows
     fn: str
+
+
+@dataclass(eq=False)
+class Written(Value):
+    """Rows that a step of their own writes, in the layout that it is given."""
+
+    make: Callable[[Act], Buffer]
 
 
 @dataclass(eq=False)

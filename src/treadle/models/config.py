@@ -103,6 +103,7 @@ class Layer:
     qk_norm: bool = False  # so have each head's queries and keys
     curve: tuple[float, ...] = ()  # of xIELU, the numbers that ``kernels.xielu`` names
     n_own: int = 0  # values of a token that are this layer's own; 0: there are none
+    cut: float = 0.0  # of a sparse gate: deviations above the mean that values must be to pass
     state: Recurrence | None = None
     latent: Latent | None = None
 
@@ -132,6 +133,9 @@ class Config:
     alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
     clamp: float = 0.0  # queries, keys and values are kept between -clamp and clamp; 0.0: off
     scores: bool = False  # its head makes a number of a text, and it writes none
+    n_streams: int = 1  # of states, of which layers compute one (AltUp)
+    n_rows_own: int = 0  # tokens that have values of layers' own, where that is not all
+    n_laurel: int = 0  # rank of the product beside a mixer (LAuReL); 0: there is none
     optional: frozenset[str] = frozenset()  # names, "blk.N." cut off, of those the file has
     factors: frozenset[str] = frozenset()  # tensors that the products of a matrix are multiplied by
     ignored: tuple[str, ...] = ()  # tensors that the graph does not use, none of them a layer's own

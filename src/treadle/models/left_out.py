@@ -27,7 +27,6 @@ _REASONS: dict[str, str] = {
     "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
         "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa"
     ),
-    "its layers carry several streams of states (AltUp)": "gemma3n gemma3n_text",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (
         "gemma4-assistant gemma4_assistant"
     ),

@@ -62,6 +62,14 @@ DECODERS = (
         embd_scale=True,
         names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
     ),
+    Arch(
+        "gemma3n",
+        graph="gemma3n",
+        activation="gelu",
+        needs=QK_NORM | POST_NORM,
+        keys=(("attention.scale", 1.0), (PATTERN, 5), (LOCAL_BASE, 10000.0)),
+        embd_scale=True,
+    ),
     Arch("smollm3", rope="norm", nope="fourth"),
     Arch("granite", rope="norm", nope="told", divide_logits=True),
     Arch("olmo2", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # and OLMo 3

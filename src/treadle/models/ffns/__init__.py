@@ -23,5 +23,6 @@ FFNS = Late[Sublayer](
         "xielu": "xielu.XIELU",
         "experts_beside": "beside.EXPERTS_BESIDE",
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
+        "gated_sparse": "sparse.GATED_SPARSE",
     },
 )

@@ -18,6 +18,7 @@ GRAPHS = Late[Graph](
         "halves": "halves.HALVES",
         "gemma4": "gemma4.GEMMA4",
         "llama4": "llama4.LLAMA4",
+        "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",

@@ -45,7 +45,8 @@ def read(keys: Keys, arch: Arch) -> Config:
     )
     keys_alone = _values_are_keys(keys, config)
     layers: list[Layer] = []
-    for i, source in enumerate(_sources(keys, config)):
+    n_shared = keys.integer(N_SHARED, 0, lo=0, hi=config.n_layer)
+    for i, source in enumerate(sources_of(keys, config, n_shared)):
         at = replace(config.layers[i], v_norm=True, n_own=n_own, kv_from=source)
         if at.window:
             at = replace(at, head_dim=head_dim, head_dim_v=head_dim_v)
@@ -64,11 +65,11 @@ def _values_are_keys(keys: Keys, config: Config) -> bool:
     return not any(name in keys.gguf.tensors for name in names)
 
 
-def _sources(keys: Keys, config: Config) -> list[int]:
-    """Whose keys and values each layer reads: the last layers those of the last one before them
-    that has some and is of their kind.
+def sources_of(keys: Keys, config: Config, n_shared: int) -> list[int]:
+    """Whose keys and values each layer reads: the last ``n_shared`` those of the last one before
+    them that has some and is of their kind.
     """
-    n_own = config.n_layer - keys.integer(N_SHARED, 0, lo=0, hi=config.n_layer)
+    n_own = config.n_layer - n_shared
     last, sources = dict[int, int](), list[int]()
     for i, at in enumerate(config.layers):
         if i < n_own:

@@ -1,0 +1,23 @@
+"""The gated feed-forward network whose gate few values pass: Gemma 3n's first layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns.gated import GATED
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``down(act(relu(gate(h) - c)) * up(h))``; c is so many deviations above the gate's mean."""
+    at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
+    gate, up = g.linears(f"{at}.gate_up", h, [f"{blk}_gate", f"{blk}_up"])
+    h = g.call("sparse_gate", f"{at}.{fn}", gate, up, fn=fn, cut=g.config.layers[i].cut)
+    return g.linear(f"{at}.down", h, f"{blk}_down")
+
+
+SPARSE = "gated_sparse"
+GATED_SPARSE = replace(GATED, build=build)

@@ -1,0 +1,83 @@
+"""Several streams of states (AltUp), of which a layer computes the first; and the low-rank product
+beside its mixer (LAuReL).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from treadle.models.ops import part
+from treadle.models.structure import Sublayer, TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def predicted(g: Ops, i: int, x: Rows) -> Rows:
+    """The streams as the layer finds them: each predicted from all of ``x``."""
+    at, n = f"blk.{i}.altup", g.config.n_streams
+    more = {"router": f"{at}_router", "coef": f"{at}_predict_coef"}
+    return g.call("predict", f"L{i}.altup.predict", x, n=n, **more)
+
+
+def corrected(g: Ops, i: int, x: Rows, y: Rows) -> Rows:
+    """The first stream, scaled; ``x`` are corrected in place, by what ``y`` is for the first."""
+    at, n = f"blk.{i}.altup", g.config.n_streams
+    more = {"router": f"{at}_router", "coef": f"{at}_correct_coef", "scale": f"{at}_correct_scale"}
+    return g.call("correct", f"L{i}.altup.correct", x, y, n=n, **more)
+
+
+def low_rank(g: Ops, i: int, h: Rows) -> Rows:
+    """``right(left(h))``."""
+    h = g.linear(f"L{i}.laurel.left", h, f"blk.{i}.laurel_l")
+    return g.linear(f"L{i}.laurel.right", h, f"blk.{i}.laurel_r")
+
+
+def spread(g: Ops, x: Rows) -> Rows:
+    """The streams of embeddings: these, and their products, made as large."""
+    return g.call("spread", "altup.spread", x, g.linear("altup.proj", x, "altup_proj"))
+
+
+def joined(g: Ops, x: Rows) -> Rows:
+    """The mean of the streams: of the first, and of products of the others, made as large."""
+    n, width = g.config.n_streams, g.config.n_embd
+    total, first = None, g.columns(x, 0, width)
+    for i in range(1, n):
+        h = g.call("take", f"altup.take{i}", x, first=i * width, n=width)
+        h = g.linear(f"altup.unembd{i}", h, part("altup_unembd_proj", (i - 1) * width, width))
+        rows = (first, h) if total is None else (first, h, total)
+        total = g.call("join", f"altup.join{i}", *rows, n=n)
+    assert total is not None
+    return total
+
+
+HALF = math.sqrt(0.5)
+ALTUP = Sublayer(
+    label="altup",
+    before="altup_router_norm",
+    after="",
+    behind="",
+    build=predicted,
+    rows=(
+        TensorRow("altup_router.weight", ("n_streams", "n_embd")),
+        TensorRow("altup_router_norm.weight", ("n_embd",)),
+        TensorRow("altup_predict_coef.weight", ("n_pairs", "n_streams")),
+        TensorRow("altup_correct_coef.weight", ("n_streams", "n_streams")),
+        TensorRow("altup_correct_scale.weight", ("n_embd",)),
+    ),
+    sizes=lambda layer: {},
+)
+LAUREL = Sublayer(
+    label="laurel",
+    before="",
+    after="laurel_post_norm",
+    behind="",
+    build=low_rank,
+    rows=(
+        TensorRow("laurel_l.weight", ("n_laurel", "n_embd")),
+        TensorRow("laurel_r.weight", ("n_embd", "n_laurel")),
+        TensorRow("laurel_post_norm.weight", ("n_embd",)),
+    ),
+    sizes=lambda layer: {},
+)

@@ -1,0 +1,137 @@
+"""Gemma 3n: layers compute one of several streams of states, and the others follow it (AltUp).
+
+::
+
+    x = streams(embed(ids))
+    for each layer:
+        p = predicted(x), y = p[0], h = norm(y)
+        y = (y + norm(attention(h)) + h + norm(low_rank(h))) / sqrt(2)
+        y = y + norm(ffn(norm(y)))
+        x = corrected(p, y)
+        x[1:] += norm(own(scale * x[0]))
+    logits = linear(norm(mean(x)))
+
+The gates of the first layers are sparse, the last layers read others' keys and values, and each
+layer has values of the token itself; these two are Gemma 4's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.files.keys import SIZE_MAX
+from treadle.models.ffns.own import OWN
+from treadle.models.ffns.sparse import SPARSE
+from treadle.models.ffns.streams import ALTUP, HALF, LAUREL, corrected, joined, predicted, spread
+from treadle.models.graphs import gemma4, reading
+from treadle.models.graphs.decoder import DECODER, halves_of
+from treadle.models.mixers.attention import SHARED
+from treadle.models.structure import Sizes, Sublayer, TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import Keys
+    from treadle.models.ops import Ops, Rows
+
+N_STREAMS, ACTIVE, CUTS = "altup.num_inputs", "altup.active_idx", "activation_sparsity_scale"
+N_STREAMS_MAX = 8
+TABLE, *MORE = gemma4.ROWS
+ROWS = (
+    # Checkpoints have no rows for tokens of images and sound, which have the first then.
+    TensorRow(TABLE.name, ("n_rows_own", "n_owns")),
+    *(replace(row, optional=False) for row in MORE),
+    TensorRow("altup_proj.weight", ("n_more", "n_embd", "n_embd")),
+    TensorRow("altup_unembd_proj.weight", ("n_more", "n_embd", "n_embd")),
+)
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """As a decoder's, and what differs from layer to layer."""
+    config = reading.read(keys, arch)
+    # Of the first files a number, 10.0.
+    shared = keys.number(gemma4.N_SHARED, 0.0, lo=0, hi=config.n_layer)
+    if shared != int(shared):
+        keys.fail(gemma4.N_SHARED, f"is {shared}", "a whole number")
+    if (active := keys.integer(ACTIVE, 0, lo=0)) != 0:
+        keys.refuse(ACTIVE, f"is {active}: treadle has AltUp of which layers compute stream 0")
+    n_own = keys.integer(gemma4.N_OWN, lo=1, hi=SIZE_MAX)
+    cuts, sources = _cuts(keys, config.n_layer), gemma4.sources_of(keys, config, int(shared))
+    layers: list[Layer] = []
+    for i, (at, cut) in enumerate(zip(config.layers, cuts, strict=True)):
+        at = replace(at, v_norm=True, n_own=n_own, kv_from=sources[i])
+        at = replace(at, ffn=SPARSE, cut=cut) if math.isfinite(cut) else at
+        layers.append(at if sources[i] == i else replace(at, mixer=SHARED))
+    return replace(
+        config,
+        layers=tuple(layers),
+        n_streams=keys.integer(N_STREAMS, 4, lo=2, hi=N_STREAMS_MAX),
+        n_laurel=keys.n_rows("blk.0.laurel_l.weight"),
+        n_rows_own=min(keys.n_rows(TABLE.name), config.n_vocab),
+    )
+
+
+def _cuts(keys: Keys, n_layer: int) -> list[float]:
+    """How many deviations above the mean the gate's values must be; of layers whose gate is dense
+    minus infinity.
+    """
+    given = keys.get(CUTS)
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        keys.fail(CUTS, keys.missing if given is None else f"is {given!r:.60}", "an array")
+    if len(given) != n_layer:
+        keys.fail(CUTS, f"has {len(given)} entries", f"{n_layer}, one per layer")
+    for cut in given:
+        if not isinstance(cut, float) or not (abs(cut) < 100 or cut == -math.inf):
+            keys.fail(CUTS, f"holds {cut!r:.60}", "numbers from -100 to 100, or -inf")
+    return list(given)
+
+
+def build(g: Ops) -> Rows:
+    """The mean of the streams behind the last layer."""
+    x = spread(g, g.embed("token_embd", "token_embd", g.config.embd_scale))
+    for i in g.config.here:
+        x = _layer(g, i, x)
+    return joined(g, x)
+
+
+def _layer(g: Ops, i: int, x: Rows) -> Rows:
+    """What becomes of the streams in layer ``i``."""
+    mixer, ffn = halves_of(g.config.layers[i])
+    at, blk = f"L{i}", f"blk.{i}"
+    x = predicted(g, i, x)
+    first, norm = g.columns(x, 0, g.config.n_embd), f"{blk}.{mixer.before}"
+    h = g.norm(f"{at}.attn.norm", first, norm)
+    norms = norm, f"{blk}.{mixer.after}", f"{blk}.{LAUREL.after}"
+    mixed, low = mixer.build(g, i, h), LAUREL.build(g, i, h)
+    y = g.call("laurel", f"{at}.laurel.sum", first, mixed, low, norms=norms, scale=HALF)
+    h = ffn.build(g, i, g.norm(f"{at}.ffn.norm", y, f"{blk}.{ffn.before}"))
+    y = g.add(y, g.norm(f"{at}.ffn.post_norm", h, f"{blk}.{ffn.after}"))
+    h = OWN.build(g, i, corrected(g, i, x, y))
+    return g.call("add_beside", f"{at}.own.post_norm", x, h, weight=f"{blk}.{OWN.after}")
+
+
+def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
+    """A decoder's, and what stands around them."""
+    return *halves_of(layer), ALTUP, LAUREL, OWN
+
+
+def _sizes(config: Config) -> Sizes:
+    n, n_own = config.n_streams, config.layers[0].n_own
+    own = {"n_own": n_own, "n_owns": n_own * config.n_layer, "n_laurel": config.n_laurel}
+    own["n_rows_own"] = config.n_rows_own
+    return {**DECODER.sizes(config), **own, "n_streams": n, "n_pairs": n * n, "n_more": n - 1}
+
+
+GEMMA3N = replace(
+    DECODER,
+    build=build,
+    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    rows=(*DECODER.rows, *ROWS),
+    sizes=_sizes,
+    sublayers=parts_of,
+    read=read,
+    parts=lambda: (*DECODER.parts(), ALTUP, LAUREL, OWN),
+)
