@@ -316,14 +316,17 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     if not maps.has("ffn_up_shexp.weight"):
         return out
     up = maps.linear(h, "ffn_up_shexp")
-    if maps.config.arch.gated:
+    if at.shared_fused:
+        gate, up = np.split(up, 2, axis=-1)
+        made = gate_of(gate, up, fn)
+    elif maps.config.arch.gated:
         made = gate_of(maps.linear(h, "ffn_gate_shexp"), up, fn)
     else:
         made = activate(up, fn)
     shared = maps.linear(made, "ffn_down_shexp")
     if maps.has("ffn_gate_inp_shexp.weight"):
         shared = shared / (1 + np.exp(-maps.linear(h, "ffn_gate_inp_shexp")))
-    return out + shared
+    return (out + shared) / (2 if at.shared_mean else 1)
 
 
 def gate_of(gate: Array, up: Array, fn: str) -> Array:

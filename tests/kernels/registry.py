@@ -467,6 +467,7 @@ COMBINES = [
     Combine(2 * PIECE, 4, places=True, residual=True, shared=True),
     Combine(5, 1, residual=True, shared=True, gate=True),
     Combine(100, 2, shared=True),
+    Combine(PIECE + 37, 2, places=True, residual=True, shared=True, mean=True),
 ]
 EXPERTS = [
     Gemm("Q8_0", "q8", 352, 2, 4, segments=2, bias=True, experts=2),

@@ -273,7 +273,8 @@ def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
         if family.own_local_rope and any(flags):
             keys.refuse(size, "is null, where some layers have a rope of their own")
         return without
-    if not any(flags) and ARCHS[family.arch].nope != "global":  # there it says what turns
+    tells = ARCHS[family.arch].nope in ("global", "sparse")  # there it says what turns
+    if not any(flags) and not tells:
         return without
     found: dict[str, Any] = {WINDOW: keys.integer(size, hi=POSITION_MAX)}
     if PATTERN not in own or flags != by_period(int(own[PATTERN]), n_layer):

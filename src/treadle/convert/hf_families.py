@@ -30,6 +30,7 @@ from treadle.convert.hf_names import (
     STARCODER2,
 )
 from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
+from treadle.convert.hf_windowed import WINDOWED
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
 
@@ -318,7 +319,9 @@ FAMILIES: dict[str, Family] = {
         n_ff_default=4,
     ),
 }
-FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
+FAMILIES |= (
+    GEMMAS | MIXTURES | HYBRIDS | MAMBAS | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS | WINDOWED
+)
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS)  # rows that ``variant`` gives
 # Models of text and images: the key of the part for text, and whose it is where that says nothing.
 OUTER = {

@@ -70,6 +70,8 @@ _GPT_2 = PreTokenizer((_GPT2,))
 _ONE_DIGIT = PreTokenizer((r"\p{N}", _GPT2))
 _TEKKEN = PreTokenizer((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True)
 _GPT_4O = PreTokenizer((_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
+# Digits in threes from the last one on, whatever stands before them.
+_TINY_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT_4O.patterns))
 _DEEPSEEK_V3 = PreTokenizer(
     (
         r"\p{N}{1,3}",
@@ -102,6 +104,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "hunyuan": _QWEN2,
     "megrez": _QWEN2,
     "kormo": _QWEN2,
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", _gpt4(r"\p{N}"))),
     "qwen35": PreTokenizer((_gpt4(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),)),
     # Mistral
     "tekken": _TEKKEN,
@@ -138,6 +141,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-4o": _GPT_4O,
     "llama4": _GPT_4O,
     "kanana2": _GPT_4O,
+    "minimax-m2": _GPT_4O,
+    "cohere2moe": _TINY_AYA,
+    "tiny_aya": _TINY_AYA,
     # the others
     "falcon": PreTokenizer((_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(

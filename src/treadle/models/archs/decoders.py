@@ -13,6 +13,7 @@ from treadle.models.archs.arch import (
     PRE_NORM,
     QK_NORM,
     QKV_BIAS,
+    SINKS,
     WINDOW,
     Arch,
 )
@@ -56,6 +57,14 @@ DECODERS = (
     ),
     Arch("smollm3", rope="norm", nope="fourth"),
     Arch("granite", rope="norm", nope="told", divide_logits=True),
+    # With experts or without
+    Arch(
+        "granite_swa",
+        rope="norm",
+        needs=SINKS,
+        keys=((EXPERTS_NORM, True),),
+        divide_logits=True,
+    ),
     Arch("olmo2", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # and OLMo 3
     Arch(
         "exaone4",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from treadle.models.archs.arch import (
     EXPERTS_GATING,
+    EXPERTS_MEAN,
     EXPERTS_NORM,
     FFN_NORM,
+    LOCAL_BASE,
     PATTERN,
     POST_ATTENTION,
     QK_NORM,
     QKV_BIAS,
+    WINDOW,
     YARN_TRUNCATE,
     Arch,
 )
@@ -38,6 +41,28 @@ MIXTURES = (
         "minimax-m2",
         needs=QK_NORM,
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+    ),
+    # With LayerNorm or RMS norm
+    Arch(
+        "cohere2moe",
+        rope="norm",
+        norm="told",
+        lacks=FFN_NORM,
+        keys=((PATTERN, -4), (EXPERTS_GATING, 2), (EXPERTS_MEAN, True)),
+        nope="sparse",
+    ),
+    Arch(
+        "mellum",
+        needs=QK_NORM,
+        keys=((WINDOW, 0), (PATTERN, 4), (LOCAL_BASE, 0.0), (EXPERTS_NORM, True)),
+    ),
+    # Hunyuan 3
+    Arch(
+        "hy_v3",
+        needs=QK_NORM,
+        keys=((EXPERTS_GATING, 2),),
+        names=(("exp_probs_b", "exp_probs_b.bias"),),
+        nextn="normed",
     ),
     Arch(
         "gpt-oss",

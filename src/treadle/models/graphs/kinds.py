@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.models.archs import PATTERN, WINDOW, Arch
+from treadle.models.archs import PATTERN, ROPE_PATTERN, WINDOW, Arch
 from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
@@ -44,9 +44,7 @@ def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     if not window or flags is None:
         return 0, (False,) * n_layer
     if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
-        if len(flags) != n_layer or any(flag not in (0, 1) for flag in flags):
-            keys.fail(PATTERN, f"has {len(flags)} entries", f"{n_layer} flags")
-        return window, tuple(bool(flag) for flag in flags)
+        return window, keys.flags(PATTERN, n_layer, False)
     period = keys.integer(PATTERN, lo=-N_LAYER_MAX, hi=N_LAYER_MAX)
     return window, tuple(by_period(period, n_layer))
 
@@ -78,10 +76,14 @@ def read_tables(
     own = len(ropes) > 1 and any(local)
     tables: list[int | None] = [int(own and here) for here in local]
     turned = by_period(NOPE_PERIOD, len(local))
+    flags = keys.flags(ROPE_PATTERN, len(local), True)
     for i, here in enumerate(local):
+        if not flags[i]:
+            tables[i] = None
         if arch.nope == "fourth" and not turned[i]:
             tables[i] = None
-        if arch.nope == "global" and window and not here:
+        wide = window and not here
+        if wide and (arch.nope == "global" or (arch.nope == "sparse" and has_experts(keys, i))):
             tables[i] = None
     return ropes[: 1 + own], tuple(tables)
 

@@ -19,7 +19,12 @@ from treadle.models.graphs.kinds import (
     read_temperature,
     read_windows,
 )
-from treadle.models.graphs.recurrence import read_heads, read_norm_eps, read_recurrence
+from treadle.models.graphs.recurrence import (
+    read_heads,
+    read_norm_eps,
+    read_recurrence,
+    with_norm,
+)
 from treadle.models.keys import N_LAYER_MAX, NEXTN, Keys
 
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
@@ -37,6 +42,7 @@ def read(keys: Keys, arch: Arch) -> Config:
 
 def read_config(keys: Keys, arch: Arch) -> Config:
     """All that the keys say, and the factors of the rope."""
+    arch = with_norm(keys, arch)
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     # Layers that predict further tokens stand behind the others, and are left out.
     n_layer = n_block - keys.integer(NEXTN, 0, lo=0, hi=n_block - 1)
