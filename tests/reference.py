@@ -234,10 +234,14 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
         parts = zip(ends - sizes, ends, strict=True)
         qkv = [maps.linear(h, "attn_qkv", slice(start, end)) for start, end in parts]
 
-    gate = np.ones(1)
+    gate: Array = np.ones(1)
     if at.mixer == "attention_gate":
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
+
+    if at.mixer.startswith("attention_softplus"):
+        gate = np.logaddexp(0, maps.linear(h, "attn_gate"))
+        gate = gate.repeat(at.n_head * at.head_dim_v // gate.shape[1], 1)
 
     def placed(x: Array, stem: str, n_head: int) -> Array:
         def norm(x: Array) -> Array:

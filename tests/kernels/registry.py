@@ -529,6 +529,8 @@ STATES = [
     Gate("sigmoid", 172),
     Gate("silu", 96, 3, EPS),
     Gate("silu", 70, 2, EPS, first=True),
+    Gate("softplus", 172),
+    Gate("softplus", 111, 3, one=True),
     Halves(16, 4),
     Halves(5, 3),
 ]

@@ -20,6 +20,11 @@ NAMED = """
     grok phimoe t5 t5encoder qwen2vl qwen3vl qwen3vlmoe whisper clip gemma4-assistant jina-bert-v3
     kimi_linear kimi_k2 deepseek_v32 glm_moe_dsa grok-1 qwen2_vl qwen2_5_vl qwen3_vl
     gemma4_assistant
+    arctic bailing_hybrid bailingmoe3 chameleon codeshell deci deepseek2-ocr dflash dots3note dream
+    eagle3 glm5-next gptj graniteswitch hrm_text hy_v4 jais kimi-k3 llada llada-moe llama-embed
+    maincoder maple mimo2 mimo_v2_flash minimax minimax-01 minimax-m3 muse-glimmer nanbeige neo-bert
+    openelm orion pangu-embedded plamo plamo2 plamo3 plm pockettts qwen qwen3tts qwen4exp rnd1
+    spark2_5 step35 step3p7 talkie wavtokenizer-dec xverse
 """
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from treadle.models.archs import ARCHS, EXPERTS_NORM, PATTERN, QKV_BIAS, Arch
+from treadle.models.archs import ARCHS, EXPERTS_NORM, LOCAL_BASE, PATTERN, QKV_BIAS, Arch
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 
@@ -20,8 +20,11 @@ ANY_BIAS = frozenset(
 # Architectures whose files have them or may have them; the others take those of FEW_BIASES.
 WITH_BIASES = frozenset(
     {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
-    | {"bert", "jina-bert-v2", "nomic-bert-moe"}
+    | {"bert", "jina-bert-v2", "nomic-bert-moe", "jais2", "granite_swa"}
 )
+# Where the file says which layers have the window, and where it says the scale of scores.
+WITH_WINDOWS = frozenset({"granite_swa", "cohere2moe", "mellum", "laguna"})
+WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS
 # treadle's own names, and biases of matrices that have none there in these architectures.
 OWN = frozenset(
@@ -30,7 +33,8 @@ OWN = frozenset(
     | {"ffn_latent_down.bias", "ffn_latent_up.bias", "output.bias"}
 )
 # Whether it makes the weights of a token's experts add up to 1, where it does not ask the file.
-NORMED = {"llama": True, "qwen3moe": True, "qwen2moe": False, "olmoe": False}
+NORMED = {"llama": True, "qwen3moe": True, "qwen2moe": False, "olmoe": False, "mellum": True}
+ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def _number(file: Written, key: str) -> float | None:
 def _window(file: Written) -> str:
     flags = file.keys.get("attention.sliding_window_pattern")
     window = _number(file, "attention.sliding_window")
-    if not window or not isinstance(flags, Collection):
+    if not window or not isinstance(flags, Collection) or file.arch.name in WITH_WINDOWS:
         return ""
     name, period = file.arch.name, dict(file.arch.keys).get(PATTERN)
     if period:
@@ -78,12 +82,19 @@ def _window(file: Written) -> str:
 
 def _attention_scale(file: Written) -> str:
     scale = _number(file, "attention.scale")
-    if not scale:
+    if not scale or file.arch.name in WITH_SCALE:
         return ""
     return (
         f"it takes the attention's scale from the model's size, not from the file's {scale:.4g} "
         f"(query_pre_attn_scalar {scale**-2:.4g})"
     )
+
+
+def _bases(file: Written) -> str:
+    base, local = _number(file, "rope.freq_base"), _number(file, LOCAL_BASE)
+    if not base or not local or base == local or file.arch.name not in ONE_BASE:
+        return ""
+    return f"in {file.arch.name} it turns layers with a window by {base:g}, and not by {local:g}"
 
 
 def _softcap(file: Written) -> str:
@@ -121,6 +132,7 @@ def _experts(file: Written) -> str:
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _attention_scale,
+    _bases,
     _softcap,
     _yarn,
     _biases,

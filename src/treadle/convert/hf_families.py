@@ -271,6 +271,18 @@ FAMILIES: dict[str, Family] = {
         activation="relu2",
         norm_shift=1.0,
     ),
+    "jais2": Family(
+        "jais2",
+        {
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 150272,
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+        },
+        words=_LAYER_NORM,
+        activation="relu2",
+    ),
     "gpt_neox": Family(
         "gptneox",
         {

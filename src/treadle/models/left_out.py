@@ -21,18 +21,57 @@ _REASONS: dict[str, str] = {
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),
     "its states decay by a number for each channel (Kimi Delta Attention)": (
-        "kimi-linear kimi_linear"
+        "kimi-linear kimi_linear bailingmoe3 bailing_hybrid kimi-k3"
     ),
     "it has a trillion parameters, and its folder's tokenizer is a program": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
     "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
-        "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa"
+        "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa dots3note dots3_note "
+        "dots3_note_text"
     ),
+    "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (
+        "minimax-m3 minimax_m3_vl minimax_m3_vl_text"
+    ),
+    "most of its layers keep a state (lightning attention) in place of keys and values": (
+        "minimax-01 minimax"
+    ),
+    "its layers carry several streams of states (hyper-connections)": (
+        "qwen4exp qwen4_exp qwen4_exp_text hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next "
+        "glm5_next_text"
+    ),
+    "its text goes through the same layers several times": "nanbeige hrm_text",
+    "its layers add the embeddings once more, each by a factor of its own": "talkie",
+    "embeddings have a norm without weights, and norms behind products an epsilon of their own": (
+        "muse-glimmer muse_glimmer muse_glimmer_text"
+    ),
+    "in layers with a window alone it has sinks and more heads of keys, and values are scaled": (
+        "mimo2 mimo_v2_flash"
+    ),
+    "its FFNs are clamped, layer by layer, and each head's result has a sigmoid gate": (
+        "step35 step3p5 step3p7"
+    ),
+    "each head's result has a sigmoid gate, and transformers has no such model": "spark2_5",
+    "its experts are clamped, layer by layer, and transformers has no such model": "maple",
+    "some of its layers have no attention, or a matrix in its place": "deci nemotron-nas",
+    "its experts read the states from before attention, and it has 480 billion parameters": (
+        "arctic"
+    ),
+    "its Mamba has norms of B, C and dt": "plamo2",
+    "its tokens choose adapters that stand inside it": "graniteswitch",
+    "it writes by filling in masked words (diffusion), not one token after the other": (
+        "dream llada llada-moe rnd1"
+    ),
+    "its model is a program in its folder: transformers has none that treadle can be checked by": (
+        "codeshell jais llama-embed maincoder neo-bert openelm orion pangu-embedded plamo plamo3 "
+        "plm qwen xverse"
+    ),
+    "llama.cpp lists its name, and has no model behind it": "gptj",
     "its layers carry several streams of states (AltUp)": "gemma3n gemma3n_text",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (
         "gemma4-assistant gemma4_assistant"
     ),
+    "it drafts from the states of another model, and is no model alone": "eagle3 dflash",
     "its decoder attends to an encoder, and distances add learned numbers to scores": (
         "t5 mt5 umt5"
     ),
@@ -41,6 +80,11 @@ _REASONS: dict[str, str] = {
     _PICTURES: "qwen2vl qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
     f"{_PICTURES}; they enter several layers (deepstack)": (
         "qwen3vl qwen3vlmoe qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text"
+    ),
+    "it reads pictures of text": "deepseek2-ocr deepseek_ocr2 deepseek_ocr2_text",
+    "it reads and writes pictures, whose tokens stand among those of text": "chameleon",
+    "it makes speech, not text": (
+        "qwen3tts qwen3_tts pockettts pocket_tts wavtokenizer-dec wavtokenizer"
     ),
     "it writes down speech: its decoder attends to an encoder of sound": "whisper",
     "it is what makes states of pictures or sound for another model": (

@@ -65,6 +65,8 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 
 _LLAMA3 = _gpt4(r"\p{N}{1,3}")
 _QWEN2 = PreTokenizer((_gpt4(r"\p{N}"),))
+_RUNS = "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))  # of spaces
+_JAIS2 = PreTokenizer((_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + _RUNS + r"|\s{1,2}(?!\S)|\s{1}",))
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _GPT_2 = PreTokenizer((_GPT2,))
 _ONE_DIGIT = PreTokenizer((r"\p{N}", _GPT2))
@@ -114,6 +116,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "mpt": _GPT_2,
     "olmo": _GPT_2,
     "jais": _GPT_2,
+    "jais-2": _JAIS2,
     "exaone4": _GPT_2,
     "mellum": _GPT_2,
     "gigachat": _GPT_2,

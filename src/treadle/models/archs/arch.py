@@ -31,6 +31,7 @@ ROPE_PATTERN = "attention.rope_pattern"  # a flag for each layer
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
 ALIBI = "attention.max_alibi_bias"
 EXPERTS_NORM = "expert_weights_norm"
+LEADING_DENSE = "leading_dense_block_count"
 EXPERTS_MEAN = "expert_shared_mean"  # treadle's; no GGUF file says it
 EXPERTS_GATING = "expert_gating_func"
 

@@ -91,6 +91,7 @@ DECODERS = (
     Arch("stablelm", norm="layer", lacks=FFN_NORM),
     Arch("starcoder2", activation="gelu", gated=False, norm="layer"),
     Arch("nemotron", activation="relu2", gated=False, norm="layer"),
+    Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("gptneox", activation="gelu_erf", gated=False, norm="layer"),  # Pythia
     Arch(
         "gpt2",

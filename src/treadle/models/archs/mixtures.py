@@ -7,6 +7,7 @@ from treadle.models.archs.arch import (
     EXPERTS_MEAN,
     EXPERTS_NORM,
     FFN_NORM,
+    LEADING_DENSE,
     LOCAL_BASE,
     PATTERN,
     POST_ATTENTION,
@@ -56,11 +57,17 @@ MIXTURES = (
         needs=QK_NORM,
         keys=((WINDOW, 0), (PATTERN, 4), (LOCAL_BASE, 0.0), (EXPERTS_NORM, True)),
     ),
+    Arch(
+        "laguna",
+        needs=QK_NORM,
+        keys=((WINDOW, 0), (PATTERN, -4), (LOCAL_BASE, 0.0), (EXPERTS_GATING, 2)),
+        mixer="attention_softplus",
+    ),
     # Hunyuan 3
     Arch(
         "hy_v3",
         needs=QK_NORM,
-        keys=((EXPERTS_GATING, 2),),
+        keys=((EXPERTS_GATING, 2), (LEADING_DENSE, -1)),
         names=(("exp_probs_b", "exp_probs_b.bias"),),
         nextn="normed",
     ),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import EXPERTS_GATING, EXPERTS_MEAN
+from treadle.models.archs import EXPERTS_GATING, EXPERTS_MEAN, LEADING_DENSE
 from treadle.models.config import Experts
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.keys import Keys
 
+BY_TENSORS = -1  # of such layers: those that have a gate which is no expert's
 EVERY_N = "moe_every_n_layers"
 N_EXPERT_MAX = 4096
 LATENT_SIZE = "moe_latent_size"
@@ -23,15 +24,12 @@ CHOSEN_ALONE = 3
 
 def has_experts(keys: Keys, i: int) -> bool:
     """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th,
-    which is the second of n in Nomic's BERT and the last elsewhere. Some files have no key for
-    this, but a gate that is no expert's.
+    which is the second of n in Nomic's BERT and the last elsewhere.
     """
-    gate, router = (f"blk.{i}.ffn_{name}.weight" for name in ("gate", "gate_inp"))
-    if gate in keys.gguf.tensors and router not in keys.gguf.tensors:
+    n_dense = keys.integer(LEADING_DENSE, 0, lo=BY_TENSORS)
+    if not keys.integer("expert_count", 0, lo=0) or i < n_dense:
         return False
-    if not keys.integer("expert_count", 0, lo=0) or i < keys.integer(
-        "leading_dense_block_count", 0, lo=0
-    ):
+    if n_dense == BY_TENSORS and f"blk.{i}.ffn_gate.weight" in keys.gguf.tensors:
         return False
     if every := keys.integer(EVERY_N, 0, lo=0):
         return i % every == 1

@@ -13,6 +13,7 @@ from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
 from treadle.models.keys import N_LAYER_MAX, Keys
+from treadle.models.mixers import SOFTPLUS, SOFTPLUS_HEADS
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
 from treadle.models.mixers.attention import HEAD_NORMS
 from treadle.models.rope import Rope, read_ropes
@@ -109,12 +110,15 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
     return POOLINGS.get(kind, "mean")
 
 
-def mixer_of(keys: Keys, arch: Arch, i: int, n_head_kv: int) -> str:
+def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str:
     """That of the architecture; or whether queries, keys and values are one matrix, their norms
-    have weights for each head, or queries are made of the states at once.
+    have weights for each head, a gate one value for each, or queries are made of the states at
+    once.
     """
     if not n_head_kv:
         return arch.state
+    if arch.mixer == SOFTPLUS and keys.n_rows(f"blk.{i}.attn_gate.weight") == n_head:
+        return SOFTPLUS_HEADS
     if arch.mixer == "latent":
         return "latent" if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
     if arch.mixer != "attention":

@@ -64,7 +64,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         from treadle.models.graphs.latent import read_latent
 
         latent, ropes, attn_scale = read_latent(keys, ropes, head_dim, head_dim_v)
-    mixers = [mixer_of(keys, arch, i, n_head_kv[i]) for i in range(n_layer)]
+    mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(
             n_head=n_head[i],

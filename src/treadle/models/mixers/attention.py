@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(attention(h))``, times the sigmoid of a gate where queries come with one."""
+    """``output(attention(h))``."""
+    return g.linear(f"L{i}.attn.output", attended(g, i, h), f"blk.{i}.attn_output")
+
+
+def attended(g: Ops, i: int, h: Rows) -> Rows:
+    """What its output is made of: times the sigmoid of a gate where queries come with one."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     q, k, v, gate = *_products(g, i, h), None
     if layer.mixer == GATE:
@@ -44,7 +49,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     y = g.attend(at, i, q, k, v, sinks=sinks)
     if gate is not None:
         y = g.call("sigmoid_gate", f"{at}.gate", y, gate)
-    return g.linear(f"{at}.output", y, f"{blk}_output")
+    return y
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None]:
