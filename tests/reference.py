@@ -265,12 +265,16 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     if config.clamp:
         qkv = [np.clip(x, -config.clamp, config.clamp) for x in qkv]
 
-    gate = np.ones(1)
+    gate: Array = np.ones(1)
     if at.mixer == "attention_gate":
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
     elif maps.has("attn_gate.weight"):
         gate = 1 / (1 + np.exp(-maps.linear(h, "attn_gate")))
+
+    if at.mixer.startswith("attention_softplus"):
+        gate = np.logaddexp(0, maps.linear(h, "attn_gate"))
+        gate = gate.repeat(at.n_head * at.head_dim_v // gate.shape[1], 1)
 
     def placed(x: Array, stem: str, n_head: int) -> Array:
         def norm(x: Array) -> Array:
@@ -357,14 +361,17 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     if not maps.has("ffn_up_shexp.weight"):
         return out
     up = maps.linear(h, "ffn_up_shexp")
-    if maps.config.arch.gated:
+    if at.shared_fused:
+        gate, up = np.split(up, 2, axis=-1)
+        made = gate_of(gate, up, fn)
+    elif maps.config.arch.gated:
         made = gate_of(maps.linear(h, "ffn_gate_shexp"), up, fn)
     else:
         made = activate(up, fn)
     shared = maps.linear(made, "ffn_down_shexp")
     if maps.has("ffn_gate_inp_shexp.weight"):
         shared = shared / (1 + np.exp(-maps.linear(h, "ffn_gate_inp_shexp")))
-    return out + shared
+    return (out + shared) / (2 if at.shared_mean else 1)
 
 
 def gate_of(gate: Array, up: Array, fn: str) -> Array:

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.convert import test_hf_hybrids, test_hf_latent, test_hf_mamba, test_hf_mixtures
+from tests.convert import (
+    test_hf_hybrids,
+    test_hf_latent,
+    test_hf_mamba,
+    test_hf_mixtures,
+    test_hf_windowed,
+)
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_tokenizer import tiny_byte_level
@@ -45,6 +51,7 @@ CASES: dict[str, Any] = {
     "deepseek3": test_hf_latent.CASES["deepseek3"],
     "qwen35": test_hf_hybrids.CASES["qwen35"],
     "qwen35moe": test_hf_hybrids.CASES["qwen35moe"],
+    "hy_v3": test_hf_windowed.CASES["hy_v3"],
     "qwen3next": test_hf_hybrids.CASES["qwen3next"],
 }
 Tensors = dict[str, np.ndarray]

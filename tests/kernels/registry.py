@@ -492,6 +492,7 @@ COMBINES = [
     Combine(2 * PIECE, 4, places=True, residual=True, shared=True),
     Combine(5, 1, residual=True, shared=True, gate=True),
     Combine(100, 2, shared=True),
+    Combine(PIECE + 37, 2, places=True, residual=True, shared=True, mean=True),
 ]
 EXPERTS = [
     Gemm("Q8_0", "q8", 352, 2, 4, segments=2, bias=True, experts=2),
@@ -557,6 +558,8 @@ STATES = [
     Gate("silu", 70, 2, EPS, first=True),
     Xielu(172),
     Xielu(96, 3),
+    Gate("softplus", 172),
+    Gate("softplus", 111, 3, one=True),
     Halves(16, 4),
     Halves(5, 3),
 ]

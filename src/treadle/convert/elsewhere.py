@@ -13,6 +13,7 @@ from typing import Any
 from treadle.models.archs import (
     ARCHS,
     EXPERTS_NORM,
+    LOCAL_BASE,
     PATTERN,
     QKV_BIAS,
     TEMPERATURE,
@@ -30,8 +31,11 @@ ANY_BIAS = frozenset(
 # Architectures whose files have them or may have them; the others take those of FEW_BIASES.
 WITH_BIASES = frozenset(
     {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
-    | {"bert", "jina-bert-v2", "nomic-bert-moe"}
+    | {"bert", "jina-bert-v2", "nomic-bert-moe", "jais2", "granite_swa"}
 )
+# Where the file says which layers have the window, and where it says the scale of scores.
+WITH_WINDOWS = frozenset({"granite_swa", "cohere2moe", "mellum", "laguna"})
+WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS
 # treadle's own names, and biases of matrices that have none there in these architectures.
 OWN = frozenset(
@@ -44,6 +48,7 @@ NORMED = {
     "llama": True,
     "qwen3moe": True,
     "qwen3vlmoe": True,
+    "mellum": True,
     "qwen2moe": False,
     "olmoe": False,
     "deepseek": False,
@@ -51,6 +56,7 @@ NORMED = {
 # It wants keys and values of every layer there, also of those that read others' and have none; it
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
+ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def _number(file: Written, key: str) -> float | None:
 def _window(file: Written) -> str:
     flags = file.keys.get("attention.sliding_window_pattern")
     window = _number(file, "attention.sliding_window")
-    if not window or not isinstance(flags, Collection):
+    if not window or not isinstance(flags, Collection) or file.arch.name in WITH_WINDOWS:
         return ""
     name, period = file.arch.name, dict(file.arch.keys).get(PATTERN)
     if period:
@@ -107,12 +113,19 @@ def _fixed(file: Written) -> str:
 
 def _attention_scale(file: Written) -> str:
     scale = _number(file, "attention.scale")
-    if not scale:
+    if not scale or file.arch.name in WITH_SCALE:
         return ""
     return (
         f"it takes the attention's scale from the model's size, not from the file's {scale:.4g} "
         f"(query_pre_attn_scalar {scale**-2:.4g})"
     )
+
+
+def _bases(file: Written) -> str:
+    base, local = _number(file, "rope.freq_base"), _number(file, LOCAL_BASE)
+    if not base or not local or base == local or file.arch.name not in ONE_BASE:
+        return ""
+    return f"in {file.arch.name} it turns layers with a window by {base:g}, and not by {local:g}"
 
 
 def _softcap(file: Written) -> str:
@@ -169,6 +182,7 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _fixed,
     _attention_scale,
+    _bases,
     _softcap,
     _yarn,
     _biases,

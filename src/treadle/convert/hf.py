@@ -39,6 +39,7 @@ from treadle.convert.hf_tensors import (
     count_other_parts,
     further_tensors,
     name_tensors,
+    renamed,
     without_copy,
 )
 from treadle.convert.hf_tokenizer import read_tokenizer
@@ -156,6 +157,9 @@ def _with_further(checkpoint: Checkpoint, further: Mapping[str, SafeTensor]) -> 
             metadata=checkpoint.metadata | further_keys(found, checkpoint.hyper),
         )
         check_further(_Outline(made), made.hyper)
+        names = ARCHS[made.hyper.family.arch].names
+        found = dict(renamed(name, named, names) for name, named in found.items())
+        made.tensors = checkpoint.tensors | found
     except (FileError, UnsupportedError) as error:
         return replace(checkpoint, lost=f"layers that predict further tokens are left out: {error}")
     return made

@@ -74,7 +74,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
     n_ff, each = _n_ff(keys, family, n_layer, n_embd)
     n_vocab = keys.integer(word("vocab_size"))
-    norm = "layer_norm" if arch.norm != "rms" else "layer_norm_rms"
+    norm = "layer_norm" if arch.norm in ("layer", "bare") else "layer_norm_rms"
     made: dict[str, Any] = {
         "vocab_size": n_vocab,
         "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),
@@ -301,7 +301,8 @@ def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
         if family.own_local_rope and any(flags):
             keys.refuse(size, "is null, where some layers have a rope of their own")
         return without
-    if not any(flags) and ARCHS[family.arch].nope != "global":  # there it says what turns
+    tells = ARCHS[family.arch].nope in ("global", "sparse")  # there it says what turns
+    if not any(flags) and not tells:
         return without
     found: dict[str, Any] = {WINDOW: keys.integer(size, hi=POSITION_MAX)}
     if PATTERN not in own or flags != by_period(int(own[PATTERN]), n_layer):

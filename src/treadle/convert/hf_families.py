@@ -42,6 +42,7 @@ from treadle.convert.hf_names import (
 )
 from treadle.convert.hf_pictures import PICTURES
 from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
+from treadle.convert.hf_windowed import WINDOWED
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
 
@@ -282,6 +283,18 @@ FAMILIES: dict[str, Family] = {
         activation="relu2",
         norm_shift=1.0,
     ),
+    "jais2": Family(
+        "jais2",
+        {
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 150272,
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+        },
+        words=_LAYER_NORM,
+        activation="relu2",
+    ),
     "gpt_neox": Family(
         "gptneox",
         {
@@ -331,7 +344,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
-FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N
+FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
 FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -34,6 +34,7 @@ _COUNTED: Names = {
     "embed_tokens": "nextn.embed_tokens",
     "shared_head.head": "nextn.shared_head_head",
     "shared_head.norm": "nextn.shared_head_norm",
+    "final_layernorm": "nextn.shared_head_norm",  # Hunyuan 3's
 }
 _APART: Names = {
     "fc": "nextn.eh_proj",

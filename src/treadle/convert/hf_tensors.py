@@ -230,10 +230,10 @@ def check_named(
         if name not in order:
             raise named.tensor.error(f"is no tensor of {_model(hyper)}")
     ordered = sorted(found.items(), key=lambda item: order[item[0]])
-    return dict(_renamed(name, named, arch.names) for name, named in ordered)
+    return dict(renamed(name, named, arch.names) for name, named in ordered)
 
 
-def _renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[str, Named]:
+def renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[str, Named]:
     """As files of the architecture call it, where that is not the graph's name."""
     for theirs, ours in names:
         if layer_of(name)[1] == ours:

@@ -69,6 +69,7 @@ ACTIVATIONS = {
         math.silu_clamped, _silu_clamped, math.clamped_plus_one, _clamped_plus_one
     ),
     "sigmoid": Activation(math.sigmoid, _sigmoid),
+    "softplus": Activation(math.softplus, lambda y: np.logaddexp(0, y)),
 }
 
 

@@ -87,7 +87,8 @@ class Gather(Spec):
 @dataclass(frozen=True)
 class Combine(Spec):
     """``out[n] = residual[n] + gain[n] shared[n] + sum of weights[n, s] y[row of (n, s)]``, ``k``
-    values each, added from the last term on and slots in their order.
+    values each, added from the last term on and slots in their order. ``mean``: of what is
+    shared and that sum, in place of both added up.
 
     A slot's row is ``places``', or without these its own number. ``gain`` is the sigmoid of
     ``gate``'s first column, or 1 without that. Items: tokens times pieces of PIECE values.
@@ -103,6 +104,7 @@ class Combine(Spec):
     residual: bool = False
     shared: bool = False
     gate: bool = False
+    mean: bool = False
 
     @property
     def needs(self) -> set[str]:
@@ -139,6 +141,8 @@ class Combine(Spec):
                 if self.shared:
                     shared = k.load_first(frame.shared + row + at, ty, n)
                     total = k.fma(shared, gain, total) if self.gate else shared + total
+                if self.mean:
+                    total = total * 0.5
                 if self.residual:
                     total = k.load_first(frame.residual + row + at, ty, n) + total
                 k.store_first(frame.out + row + at, total, n)
@@ -162,7 +166,7 @@ class Combine(Spec):
             if self.gate:
                 score = args.gate.reshape(-1, args.gate_stride)[:n, :1].astype(np.float64)
                 shared = shared / (1 + np.exp(-score))
-            total = total + shared
+            total = (total + shared) * (0.5 if self.mean else 1.0)
         if self.residual:
             total = total + args.residual.reshape(-1, args.stride)[:n, : self.k]
         args.out.reshape(-1, args.stride)[:n, : self.k] = total

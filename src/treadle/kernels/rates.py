@@ -92,7 +92,8 @@ class UnitHeads(Spec):
 class Gate(Spec):
     """``x * fn(gate)``, in place. With ``eps`` there is an RMS norm of each of ``groups`` equal
     parts as well, times ``w``: of x, or of the product where the gate comes ``first``, and then
-    ``w`` has a value for each column; else all parts share it. Items: tokens x groups.
+    ``w`` has a value for each column; else all parts share it. ``one``: each part has one value of
+    the gate, and no norm. Items: tokens x groups.
     """
 
     op: ClassVar[str] = "gate"
@@ -102,39 +103,56 @@ class Gate(Spec):
     groups: int = 1
     eps: float = 0.0
     first: bool = False
+    one: bool = False
 
     @property
     def needs(self) -> set[str]:
         return self.args.required | ({"w"} if self.eps else set())
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        size = self.k // self.groups
+        size, fn = self.k // self.groups, ACTIVATIONS[self.fn].emit
         with k.loop(frame.end, start=frame.begin) as item:
             n, at = item // self.groups, item % self.groups * size
-            x = frame.x + (n * frame.stride + at) * 4
-            gate = frame.gate + (n * frame.gate_stride + frame.column + at) * 4
+            if self.one:
+                part = n * frame.gate_stride + frame.column + item % self.groups
+                one = k.load(frame.gate + part * 4, f32)
 
-            def gated(v: Val, g: Val) -> Val:
-                return v * ACTIVATIONS[self.fn].emit(k, g)
+                def times(v: Val, one: Val = one) -> Val:
+                    return v * fn(k, k.splat(one, v.ty))
 
-            if self.first or not self.eps:
-                map_row(k, size, x, gated, x, gate)
-            if self.eps:
-                w = frame.w + at * 4 if self.first else frame.w
-                gain = 1.0 / k.sqrt(mean_square(k, x, size, isa.lanes) + self.eps)
+                x = frame.x + (n * frame.stride + at) * 4
+                map_row(k, size, x, times, x)
+            else:
+                self._by_value(k, isa, frame, n, at)
 
-                def normed(v: Val, w: Val, gain: Val = gain) -> Val:
-                    return v * k.splat(gain, v.ty) * w
+    def _by_value(self, k: Builder, isa: Isa, frame: Frame, n: Val, at: Val) -> None:
+        size = self.k // self.groups
+        x = frame.x + (n * frame.stride + at) * 4
+        gate = frame.gate + (n * frame.gate_stride + frame.column + at) * 4
 
-                if self.first:
-                    map_row(k, size, x, normed, x, w)
-                else:
-                    map_row(k, size, x, lambda v, w, g: gated(normed(v, w), g), x, w, gate)
+        def gated(v: Val, g: Val) -> Val:
+            return v * ACTIVATIONS[self.fn].emit(k, g)
+
+        if self.first or not self.eps:
+            map_row(k, size, x, gated, x, gate)
+        if self.eps:
+            w = frame.w + at * 4 if self.first else frame.w
+            gain = 1.0 / k.sqrt(mean_square(k, x, size, isa.lanes) + self.eps)
+
+            def normed(v: Val, w: Val, gain: Val = gain) -> Val:
+                return v * k.splat(gain, v.ty) * w
+
+            if self.first:
+                map_row(k, size, x, normed, x, w)
+            else:
+                map_row(k, size, x, lambda v, w, g: gated(normed(v, w), g), x, w, gate)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n, size = int(run["n_tokens"]), self.k // self.groups
         rows = args.x.reshape(-1, args.stride)[:n, : self.k]
-        gate = args.gate.reshape(-1, args.gate_stride)[:n, args.column : args.column + self.k]
+        wide = self.groups if self.one else self.k
+        gate = args.gate.reshape(-1, args.gate_stride)[:n, args.column : args.column + wide]
+        gate = gate.repeat(size, 1) if self.one else gate
         y = rows.astype(np.float64).reshape(n, self.groups, size)
         g = activated(self.fn, gate.astype(np.float64)).reshape(y.shape)
         y = y * g if self.first or not self.eps else y

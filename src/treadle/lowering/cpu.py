@@ -99,6 +99,7 @@ _STATES = (
     "delta",
     "silu_gate",
     "sigmoid_gate",
+    "softplus_gate",
     "halves",
 )
 _STREAMS = (

@@ -90,7 +90,8 @@ class _Mixture:
         down = Matrix(f"{self.blk}_down_exps", h.width, h.width)
         make = self._by_row if self.by_row else self._by_tile
         y, places = make(h, chosen, both, down)
-        return Mixed(self.label, h.width, y, weights, places, self.at.n_used, shared)
+        at = self.at
+        return Mixed(self.label, h.width, y, weights, places, at.n_used, shared, at.shared_mean)
 
     def _route(self, scores: Rows) -> tuple[Buffer, Buffer]:
         at, rows = self.at, self.ops.floats(scores)

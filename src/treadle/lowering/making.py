@@ -93,6 +93,7 @@ class Making:
             residual=residual is not None,
             shared=shared is not None,
             gate=gate is not None,
+            mean=x.mean and shared is not None,
         )
         self.steps.emit(
             f"{x.label}.combine",

@@ -202,6 +202,13 @@ def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
     return _gated(ops, label, Gate("sigmoid", x.width), x, gate, "")
 
 
+def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+    """``x`` times the softplus of ``gate``, which has a value for each of x, or for each head."""
+    own = gate.width == x.width
+    spec = Gate("softplus", x.width, 1 if own else gate.width, one=not own)
+    return _gated(ops, label, spec, x, gate, "")
+
+
 def _gated(ops: CpuOps, label: str, spec: Gate, x: Rows, gate: Rows, norm: str) -> Rows:
     steps, rows, (gates, column) = ops.steps, ops.floats(x), ops.place(gate)
     steps.emit(

@@ -113,6 +113,7 @@ class Mixed(Value):
     places: Buffer | None  # of each slot the row; None: its own number
     n_used: int
     shared: list[Buffer]  # what is added beside them, and the score that its sigmoid gates this by
+    mean: bool  # of both, in place of their sum
 
 
 def of_outputs(x: Rows) -> bool:

@@ -23,8 +23,10 @@ class Experts:
     n_used: int  # by a token
     n_ff: int  # of each
     n_ff_shared: int = 0  # of those that every token has, together; 0: there are none
+    shared_fused: bool = False  # the rows of their gate and those of up are one matrix
     gating: str = "softmax"  # of all scores; or "sigmoid" of each
     norm: bool = False  # the weights of those chosen are made to add up to 1
+    shared_mean: bool = False  # what they give and what the others give is averaged, not added
     scale: float = 1.0  # of the weights
     n_groups: int = 1  # of neighbours: a token's experts are in few of them
     n_groups_used: int = 1

@@ -50,6 +50,17 @@ class Keys(keys.Keys):
                 self.fail(key, f"holds {size}", f"integers from {lo} to {SIZE_MAX}")
         return tuple(int(size) for size in sizes)
 
+    def flags(self, key: str, n_layer: int, default: bool) -> tuple[bool, ...]:
+        """One for each layer; the default for all where the file has none."""
+        found = self.get(key)
+        if found is None:
+            return (default,) * n_layer
+        if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
+            self.fail(key, f"is {found!r:.60}", f"{n_layer} flags")
+        if len(found) != n_layer or any(flag not in (0, 1) for flag in found):
+            self.fail(key, f"has {len(found)} entries", f"{n_layer} flags")
+        return tuple(bool(flag) for flag in found)
+
     def n_vocab(self) -> int:
         """Rows of the token embeddings, which the vocabulary must agree with."""
         embd = self.gguf.tensors.get("token_embd.weight")

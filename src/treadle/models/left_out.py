@@ -19,17 +19,53 @@ _REASONS: dict[str, str] = {
     ),
     "its layers are run several times over, with other keys and values each time": "nanbeige",
     "its states decay by a number for each channel (Kimi Delta Attention)": (
-        "kimi-linear kimi_linear"
+        "kimi-linear kimi_linear bailingmoe3 bailing_hybrid kimi-k3"
     ),
     "it has a trillion parameters, and its folder's tokenizer is a program": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
     "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
-        "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa"
+        "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa dots3note dots3_note "
+        "dots3_note_text"
     ),
+    "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (
+        "minimax-m3 minimax_m3_vl minimax_m3_vl_text"
+    ),
+    "most of its layers keep a state (lightning attention) in place of keys and values": (
+        "minimax-01 minimax"
+    ),
+    "its layers carry several streams of states (hyper-connections)": (
+        "qwen4exp qwen4_exp qwen4_exp_text hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next "
+        "glm5_next_text"
+    ),
+    "its text goes through the same layers several times": "hrm_text",
+    "its layers add the embeddings once more, each by a factor of its own": "talkie",
+    "embeddings have a norm without weights, and norms behind products an epsilon of their own": (
+        "muse-glimmer muse_glimmer muse_glimmer_text"
+    ),
+    "in layers with a window alone it has sinks and more heads of keys, and values are scaled": (
+        "mimo2 mimo_v2_flash"
+    ),
+    "its FFNs are clamped, layer by layer, and each head's result has a sigmoid gate": (
+        "step35 step3p5 step3p7"
+    ),
+    "each head's result has a sigmoid gate, and transformers has no such model": "spark2_5",
+    "its experts are clamped, layer by layer, and transformers has no such model": "maple",
+    "some of its layers have no attention, or a matrix in its place": "deci nemotron-nas",
+    "its experts read the states from before attention, and it has 480 billion parameters": (
+        "arctic"
+    ),
+    "its Mamba has norms of B, C and dt": "plamo2",
+    "its tokens choose adapters that stand inside it": "graniteswitch",
+    "its model is a program in its folder: transformers has none that treadle can be checked by": (
+        "llama-embed maincoder neo-bert openelm plamo plamo3 qwen"
+    ),
+    "its scores are divided by the size of a head, and no key of its files says so": "jais",
+    "llama.cpp lists its name, and has no model behind it": "gptj",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (
         "gemma4-assistant gemma4_assistant"
     ),
+    "it drafts from the states of another model, and is no model alone": "eagle3 dflash",
     "its decoder attends to an encoder, and distances add learned numbers to scores": (
         "t5 mt5 umt5"
     ),
@@ -40,6 +76,11 @@ _REASONS: dict[str, str] = {
     "its experts are in two groups, one for text and one for pictures": "ernie4_5_vl_moe",
     "its model of text is one of several in a folder; GGUF files of it run": (
         "qwen2_5_omni qwen3_omni_moe"
+    ),
+    "it reads pictures of text": "deepseek2-ocr deepseek_ocr2 deepseek_ocr2_text",
+    "it reads and writes pictures, whose tokens stand among those of text": "chameleon",
+    "it makes speech, not text": (
+        "qwen3tts qwen3_tts pockettts pocket_tts wavtokenizer-dec wavtokenizer"
     ),
     "it writes down speech: its decoder attends to an encoder of sound": "whisper",
     "it writes by unmasking many tokens at once (diffusion), not one after the other": (

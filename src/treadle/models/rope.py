@@ -150,7 +150,8 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
     dims = keys.integer("rope.dimension_count_swa", min(rope_dims, head_dim), lo=2, hi=head_dim)
     if dims % 2:
         keys.fail("rope.dimension_count_swa", f"{dims} is odd", "pairs")
-    return full, Rope(dims, keys.number(LOCAL_BASE, lo=1.001))
+    own = keys.get(LOCAL_BASE) != 0  # which stands for the base of the others
+    return full, Rope(dims, keys.number(LOCAL_BASE, lo=1.001) if own else full.base)
 
 
 def _rope_factors(gguf: GGUF, name: str) -> tuple[float, ...] | None:

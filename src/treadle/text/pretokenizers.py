@@ -65,12 +65,16 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 
 _LLAMA3 = _gpt4(r"\p{N}{1,3}")
 _QWEN2 = PreTokenizer((_gpt4(r"\p{N}"),))
+_RUNS = "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))  # of spaces
+_JAIS2 = PreTokenizer((_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + _RUNS + r"|\s{1,2}(?!\S)|\s{1}",))
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _GPT_2 = PreTokenizer((_GPT2,))
 _ONE_DIGIT = PreTokenizer((r"\p{N}", _GPT2))
 _BLOOM = PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",))
 _TEKKEN = PreTokenizer((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True)
 _GPT_4O = PreTokenizer((_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
+# Digits in threes from the last one on, whatever stands before them.
+_TINY_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT_4O.patterns))
 _DEEPSEEK_V3 = PreTokenizer(
     (
         r"\p{N}{1,3}",
@@ -121,6 +125,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "hunyuan": _QWEN2,
     "megrez": _QWEN2,
     "kormo": _QWEN2,
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", _gpt4(r"\p{N}"))),
     "qwen35": PreTokenizer((_gpt4(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),)),
     # Mistral
     "tekken": _TEKKEN,
@@ -130,6 +135,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "mpt": _GPT_2,
     "olmo": _GPT_2,
     "jais": _GPT_2,
+    "jais-2": _JAIS2,
     "exaone4": _GPT_2,
     "mellum": _GPT_2,
     "gigachat": _GPT_2,
@@ -161,6 +167,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "bloom": _BLOOM,
     "poro-chat": _BLOOM,
     "gpt3-finnish": _BLOOM,
+    "minimax-m2": _GPT_4O,
+    "cohere2moe": _TINY_AYA,
+    "tiny_aya": _TINY_AYA,
     # the others
     "falcon": PreTokenizer((_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(

@@ -25,6 +25,7 @@ TYPES = frozenset({"token_types.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
 SSM_NORMS = frozenset({"ssm_dt_norm.weight", "ssm_b_norm.weight", "ssm_c_norm.weight"})
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
+SINKS = frozenset({"attn_sinks.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
 RopePairs = Literal["norm", "neox", "none"]
@@ -33,11 +34,14 @@ ROPES: tuple[RopePairs, ...] = ("norm", "neox")
 WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
+ROPE_PATTERN = "attention.rope_pattern"  # a flag for each layer
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
 ALIBI = "attention.max_alibi_bias"
 TEMPERATURE = "attention.temperature_scale"
 TEMPERATURE_LENGTH = "attention.temperature_length"
 EXPERTS_NORM = "expert_weights_norm"
+LEADING_DENSE = "leading_dense_block_count"
+EXPERTS_MEAN = "expert_shared_mean"  # treadle's; no GGUF file says it
 EXPERTS_GATING = "expert_gating_func"
 EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; no GGUF file says it
 
@@ -50,7 +54,8 @@ class Arch:
     rope: which elements of a head turn together: ``norm`` is (2i, 2i+1), ``neox`` (i, i + dims/2).
     activation: of the FFN, a name in ``kernels.activation.ACTIVATIONS``.
     gated: the activation is on a gate; else on the one product before ``ffn_down``.
-    norm: ``rms``, or ``layer`` for LayerNorm; ``bare`` for LayerNorm without weights.
+    norm: ``rms``, ``layer`` for LayerNorm, ``bare`` for LayerNorm without weights, or as the file
+        ``told`` by whose epsilon it has.
     needs: optional tensors that every sound file of this architecture has.
     lacks: tensors that other architectures need, and this one's files may do without: in all
         layers at once, or with "blk.N." in front in that one alone.
@@ -58,7 +63,8 @@ class Arch:
         have a window, unless it is 0 here: sound files of some sizes leave it out.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
     nope: layers without a rope: ``global``, those that see everything where the file has a window
-        (even if no layer has it), every ``fourth``, or all where the file ``told`` so.
+        (even if no layer has it), ``sparse``, those of them that have experts, every ``fourth``,
+        or all where the file ``told`` so.
     norm_last: q/k norms come behind the rope.
     divide_logits: by ``logit_scale``, where others multiply.
     width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
@@ -77,12 +83,12 @@ class Arch:
     rope: RopePairs = "neox"
     activation: str = "silu"
     gated: bool = True
-    norm: Literal["rms", "layer", "bare"] = "rms"
+    norm: Literal["rms", "layer", "bare", "told"] = "rms"
     needs: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
     keys: tuple[tuple[str, float], ...] = ()
     embd_scale: bool = False
-    nope: Literal["", "global", "fourth", "told"] = ""
+    nope: Literal["", "global", "sparse", "fourth", "told"] = ""
     norm_last: bool = False
     divide_logits: bool = False
     width_scaled: frozenset[int] = frozenset()

@@ -18,6 +18,7 @@ from treadle.models.archs.arch import (
     PRE_NORM,
     QK_NORM,
     QKV_BIAS,
+    SINKS,
     SUB_NORMS,
     WINDOW,
     Arch,
@@ -72,6 +73,14 @@ DECODERS = (
     ),
     Arch("smollm3", rope="norm", nope="fourth"),
     Arch("granite", rope="norm", nope="told", divide_logits=True),
+    # With experts or without
+    Arch(
+        "granite_swa",
+        rope="norm",
+        needs=SINKS,
+        keys=((EXPERTS_NORM, True),),
+        divide_logits=True,
+    ),
     Arch("olmo2", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # and OLMo 3
     Arch(
         "exaone4",
@@ -110,6 +119,7 @@ DECODERS = (
     Arch("stablelm", norm="layer", lacks=FFN_NORM),
     Arch("starcoder2", activation="gelu", gated=False, norm="layer"),
     Arch("nemotron", activation="relu2", gated=False, norm="layer"),
+    Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("gptneox", activation="gelu_erf", gated=False, norm="layer"),  # Pythia
     Arch(
         "gpt2",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from treadle.models.archs.arch import (
     EXPERTS_GATING,
+    EXPERTS_MEAN,
     EXPERTS_NORM,
     FFN_NORM,
+    LEADING_DENSE,
+    LOCAL_BASE,
     PATTERN,
     POST_ATTENTION,
     POST_NORM,
@@ -61,6 +64,34 @@ MIXTURES = (
         "minimax-m2",
         needs=QK_NORM,
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+    ),
+    # With LayerNorm or RMS norm
+    Arch(
+        "cohere2moe",
+        rope="norm",
+        norm="told",
+        lacks=FFN_NORM,
+        keys=((PATTERN, -4), (EXPERTS_GATING, 2), (EXPERTS_MEAN, True)),
+        nope="sparse",
+    ),
+    Arch(
+        "mellum",
+        needs=QK_NORM,
+        keys=((WINDOW, 0), (PATTERN, 4), (LOCAL_BASE, 0.0), (EXPERTS_NORM, True)),
+    ),
+    Arch(
+        "laguna",
+        needs=QK_NORM,
+        keys=((WINDOW, 0), (PATTERN, -4), (LOCAL_BASE, 0.0), (EXPERTS_GATING, 2)),
+        mixer="attention_softplus",
+    ),
+    # Hunyuan 3
+    Arch(
+        "hy_v3",
+        needs=QK_NORM,
+        keys=((EXPERTS_GATING, 2), (LEADING_DENSE, -1)),
+        names=(("exp_probs_b", "exp_probs_b.bias"),),
+        nextn="normed",
     ),
     Arch(
         "gpt-oss",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from treadle.models.ffns import LATENT_EXPERTS
 from treadle.models.ffns.gated import GATED, NORMS_AFTER, NORMS_BEFORE
+from treadle.models.ops import part
 from treadle.models.structure import Sizes, TensorRow, with_bias
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """
     at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
-    shared = shared_of(g, f"{at}.shared", h, blk) if g.has(f"{blk}_up_shexp.weight") else []
+    shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     if g.config.layers[i].ffn != LATENT_EXPERTS:
         made = g.call("experts", at, h, scores, *shared, layer=i)
         if g.has(f"{blk}_{SUM_BIAS}.weight"):
@@ -38,11 +39,14 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     return g.add(shared[0], made) if shared else made
 
 
-def shared_of(g: Ops, at: str, h: Rows, blk: str) -> list[Rows]:
+def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
     """What the shared expert makes of ``h``, and the score that weighs it, if there is one."""
-    fn = g.config.arch.activation
+    fn, blk, experts = g.config.arch.activation, f"blk.{i}.ffn", g.config.layers[i].experts
+    assert experts is not None
     if g.config.arch.gated:
-        names = [f"{blk}_gate_shexp", f"{blk}_up_shexp"]
+        names, n = [f"{blk}_gate_shexp", f"{blk}_up_shexp"], experts.n_ff_shared
+        if experts.shared_fused:
+            names = [part(names[1], first, n) for first in (0, n)]
         gate, up = g.linears(f"{at}.gate_up", h, names)
         made = g.gated(f"{at}.{fn}", gate, up, fn)
     else:
@@ -62,6 +66,7 @@ def _sizes(layer: Layer) -> Sizes:
         "n_ff_exp": experts.n_ff,
         "n_gate_up_exp": 2 * experts.n_ff,
         "n_ff_shexp": experts.n_ff_shared,
+        "n_up_shexp": experts.n_ff_shared * (2 if experts.shared_fused else 1),
         "n_latent": experts.n_latent,
     }
 
@@ -81,7 +86,7 @@ _BEFORE = (
 _SHARED = (
     TensorRow("ffn_gate_inp_shexp.weight", ("one", "n_embd"), optional=True),
     *with_bias("ffn_gate_shexp", "n_ff_shexp", "n_embd", optional=True),
-    *with_bias("ffn_up_shexp", "n_ff_shexp", "n_embd", optional=True),
+    *with_bias("ffn_up_shexp", "n_up_shexp", "n_embd", optional=True),
     *with_bias("ffn_down_shexp", "n_embd", "n_ff_shexp", optional=True),
     *NORMS_AFTER,
 )

@@ -17,7 +17,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """``expert(h * sigmoid(score)) + shared(h)``."""
     at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
-    shared = shared_of(g, f"{at}.shared", h, blk) if g.has(f"{blk}_up_shexp.weight") else []
+    shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     x = g.call("weighed", f"{at}.weighed", h, scores)
     return g.call("experts", at, x, scores, *shared, layer=i)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import EXPERTS_GATING, EXPERTS_ROUTED
+from treadle.models.archs import (
+    EXPERTS_GATING,
+    EXPERTS_MEAN,
+    EXPERTS_ROUTED,
+    LEADING_DENSE,
+)
 from treadle.models.config import Experts
 
 if TYPE_CHECKING:
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     from treadle.models.keys import Keys
 
 ROUTER = "ffn_gate_inp.weight"
+BY_TENSORS = -1  # of such layers: those that have a gate which is no expert's
 EVERY_N = "moe_every_n_layers"
 N_EXPERT_MAX = 4096
 LATENT_SIZE = "moe_latent_size"
@@ -26,9 +32,10 @@ def has_experts(keys: Keys, i: int) -> bool:
     """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th,
     which is the second of n in Nomic's BERT and the last elsewhere.
     """
-    if not keys.integer("expert_count", 0, lo=0) or i < keys.integer(
-        "leading_dense_block_count", 0, lo=0
-    ):
+    n_dense = keys.integer(LEADING_DENSE, 0, lo=BY_TENSORS)
+    if not keys.integer("expert_count", 0, lo=0) or i < n_dense:
+        return False
+    if n_dense == BY_TENSORS and f"blk.{i}.ffn_gate.weight" in keys.gguf.tensors:
         return False
     if keys.flag(EXPERTS_ROUTED, False):
         return f"blk.{i}.{ROUTER}" in keys.gguf.tensors
@@ -45,6 +52,8 @@ def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
     width = keys.integer("expert_feed_forward_length", n_ff)
     shared = width * keys.integer("expert_shared_count", 0, lo=0, hi=N_EXPERT_MAX)
     shared = keys.integer("expert_shared_feed_forward_length", 0, lo=0) or shared
+    n_up = keys.n_rows(f"blk.{i}.ffn_up_shexp.weight")
+    fused = f"blk.{i}.ffn_gate_shexp.weight" not in keys.gguf.tensors and n_up == 2 * shared > 0
     func = keys.integer(EXPERTS_GATING, 0, lo=0) or _lacking_gating(keys, arch, i)
     if func not in GATINGS:
         keys.refuse(EXPERTS_GATING, f"{func}: treadle has {', '.join(map(str, GATINGS))}")
@@ -57,7 +66,9 @@ def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
         n=n,
         n_used=keys.integer("expert_used_count", lo=1, hi=per * used),
         n_ff=width,
-        n_ff_shared=keys.n_rows(f"blk.{i}.ffn_up_shexp.weight") or shared,
+        n_ff_shared=shared if fused else n_up or shared,
+        shared_fused=fused,
+        shared_mean=keys.flag(EXPERTS_MEAN, False),
         gating=GATINGS[func],
         # Softmax of those chosen alone is that of all, made to add up to 1.
         norm=func == CHOSEN_ALONE or keys.flag("expert_weights_norm", False),

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.models.archs import PATTERN, WINDOW, Arch
+from treadle.models.archs import PATTERN, ROPE_PATTERN, WINDOW, Arch
 from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
-from treadle.models.mixers.attention import HEAD_NORMS
+from treadle.models.mixers.attention import HEAD_NORMS, SOFTPLUS, SOFTPLUS_HEADS
 from treadle.models.rope import Rope, read_ropes
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     if not window or flags is None:
         return 0, (False,) * n_layer
     if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
-        if len(flags) != n_layer or any(flag not in (0, 1) for flag in flags):
-            keys.fail(PATTERN, f"has {len(flags)} entries", f"{n_layer} flags")
-        return window, tuple(bool(flag) for flag in flags)
+        return window, keys.flags(PATTERN, n_layer, False)
     period = keys.integer(PATTERN, lo=-N_LAYER_MAX, hi=N_LAYER_MAX)
     return window, tuple(by_period(period, n_layer))
 
@@ -78,10 +76,14 @@ def read_tables(
     own = len(ropes) > 1 and any(local)
     tables: list[int | None] = [int(own and here) for here in local]
     turned = by_period(NOPE_PERIOD, len(local))
+    flags = keys.flags(ROPE_PATTERN, len(local), True)
     for i, here in enumerate(local):
+        if not flags[i]:
+            tables[i] = None
         if arch.nope == "fourth" and not turned[i]:
             tables[i] = None
-        if arch.nope == "global" and window and not here:
+        wide = window and not here
+        if wide and (arch.nope == "global" or (arch.nope == "sparse" and has_experts(keys, i))):
             tables[i] = None
     return ropes[: 1 + own], tuple(tables)
 
@@ -107,12 +109,15 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
     return POOLINGS.get(kind, "mean")
 
 
-def mixer_of(keys: Keys, arch: Arch, i: int, n_head_kv: int) -> str:
+def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str:
     """That of the architecture; or whether queries, keys and values are one matrix, their norms
-    have weights for each head, or queries are made of the states at once.
+    have weights for each head, a gate one value for each, or queries are made of the states at
+    once.
     """
     if not n_head_kv:
         return arch.state
+    if arch.mixer == SOFTPLUS and keys.n_rows(f"blk.{i}.attn_gate.weight") == n_head:
+        return SOFTPLUS_HEADS
     if arch.mixer == "latent":
         return "latent" if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
     if arch.mixer != "attention":

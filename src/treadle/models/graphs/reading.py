@@ -21,7 +21,12 @@ from treadle.models.graphs.kinds import (
     read_temperature,
     read_windows,
 )
-from treadle.models.graphs.recurrence import read_heads, read_norm_eps, read_recurrence
+from treadle.models.graphs.recurrence import (
+    read_heads,
+    read_norm_eps,
+    read_recurrence,
+    with_norm,
+)
 from treadle.models.keys import N_LAYER_MAX, NEXTN, Keys
 
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
@@ -40,6 +45,7 @@ def read(keys: Keys, arch: Arch) -> Config:
 
 def read_config(keys: Keys, arch: Arch) -> Config:
     """All that the keys say, and the factors of the rope."""
+    arch = with_norm(keys, arch)
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     # Layers that predict further tokens stand behind the others, and are left out.
     n_layer = n_block - keys.integer(NEXTN, 0, lo=0, hi=n_block - 1)
@@ -61,7 +67,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         from treadle.models.graphs.latent import read_latent
 
         latent, ropes, attn_scale = read_latent(keys, ropes, head_dim, head_dim_v)
-    mixers = [mixer_of(keys, arch, i, n_head_kv[i]) for i in range(n_layer)]
+    mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(
             n_head=n_head[i],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
@@ -72,6 +73,13 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence:
         n_group=n_group,
         norm_eps=read_norm_eps(keys, arch),
     )
+
+
+def with_norm(keys: Keys, arch: Arch) -> Arch:
+    """The architecture with the norm that the file has, where it may have either."""
+    if arch.norm != "told":
+        return arch
+    return replace(arch, norm="rms" if keys.has(RMS_EPS) else "layer")
 
 
 def read_norm_eps(keys: Keys, arch: Arch) -> float:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV, FUSED, GATE
+from treadle.models.mixers.attention import (
+    ATTENTION,
+    ATTENTION_GATE,
+    ATTENTION_QKV,
+    FUSED,
+    GATE,
+    SOFTPLUS,
+    SOFTPLUS_HEADS,
+)
 from treadle.models.structure import Late, Sublayer
 
 MIXERS = Late[Sublayer](
@@ -12,6 +20,8 @@ MIXERS = Late[Sublayer](
         "attention_shared": "attention.ATTENTION_SHARED",
         "attention_keys": "attention.ATTENTION_KEYS",
         "attention_head_norms": "attention.ATTENTION_HEAD_NORMS",
+        SOFTPLUS: "softplus.SOFTPLUS",
+        SOFTPLUS_HEADS: "softplus.SOFTPLUS_HEADS",
         "latent": "latent.LATENT",
         "latent_q": "latent.LATENT_Q",
         "shortconv": "shortconv.SHORTCONV",

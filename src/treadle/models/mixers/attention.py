@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(attention(h))``, times the sigmoid of a gate where there is one."""
+    """``output(attention(h))``."""
+    return g.linear(f"L{i}.attn.output", attended(g, i, h), f"blk.{i}.attn_output")
+
+
+def attended(g: Ops, i: int, h: Rows) -> Rows:
+    """What its output is made of: times the sigmoid of a gate where there is one."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     q, k, v, gate = _products(g, i, h)
     if limit := g.config.clamp:
@@ -57,7 +62,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         y = g.call("sigmoid_gate", f"{at}.gate", y, gate)
     if g.has(f"{blk}_sub_norm.weight"):
         y = g.norm(f"{at}.sub_norm", y, f"{blk}_sub_norm", centred=g.config.centred)
-    return g.linear(f"{at}.output", y, f"{blk}_output")
+    return y
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, Rows | None]:
@@ -71,7 +76,7 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
     if layer.mixer == KEYS_ALONE:
         q, k = g.linears(f"{at}.qk", h, names[:2])
         return q, k, k, None
-    if g.has(f"{stem}gate.weight"):
+    if g.has(f"{stem}gate.weight") and layer.mixer not in (SOFTPLUS, SOFTPLUS_HEADS):
         q, k, v, gate = g.linears(f"{at}.qkv_gate", h, [*names, f"{stem}gate"])
         return q, k, v, gate
     q, k, v = g.linears(f"{at}.qkv", h, names)
@@ -123,6 +128,8 @@ FUSED = "attention_qkv"  # queries, keys and values are one matrix
 SHARED = "attention_shared"  # keys and values are another layer's
 KEYS_ALONE = "attention_keys"  # there is no matrix for values
 GATE = "attention_gate"  # behind each head's queries there is a gate of its output
+SOFTPLUS = "attention_softplus"  # a matrix makes a gate, of which the softplus counts
+SOFTPLUS_HEADS = "attention_softplus_heads"  # one value for each head
 HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (
