@@ -226,7 +226,6 @@ CASES = {
     ),
     "glm": Case("Glm", "chatglm", {"head_dim": HEAD_DIM, "pad_token_id": 0}),
     "glm-half": Case("Glm", "chatglm", {"head_dim": 32, "pad_token_id": 0}),
-    "jais2": Case("Jais2", "jais2"),
 }
 ALIKE = ("exaone", "internlm3")  # transformers computes them by its class of Llama
 Made = tuple[Path, np.ndarray, np.ndarray]

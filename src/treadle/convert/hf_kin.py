@@ -252,18 +252,6 @@ KIN: dict[str, Family] = {
             "hidden_act": "activation_function",
         },
     ),
-    "jais2": Family(
-        "jais2",
-        {
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-            "vocab_size": 150272,
-            "max_position_embeddings": 8192,
-            "layer_norm_eps": 1e-5,
-        },
-        words={"rms_norm_eps": "layer_norm_eps"},
-        activation="relu2",
-    ),
 }
 OWN_CODE: dict[str, Family] = {
     "internlm2": Family(

@@ -31,7 +31,7 @@ from treadle.convert.hf_names import (
     Names,
     spelt_as,
 )
-from treadle.convert.mlx import Packed, find_packed, unpack, unpack_floats
+from treadle.convert.mlx import BLOCKS, Packed, find_packed, unpack, unpack_floats
 from treadle.convert.mlx_names import MLX_NAMES
 from treadle.convert.unpacked import Unpacked
 from treadle.errors import FileError, UnsupportedError
@@ -287,7 +287,7 @@ def _wanted(name: str, hyper: Hyper) -> str:
     """What becomes of one of MLX's packed modules: GGUF has some in F32, and rules move others."""
     rest = name_in_layer(name)
     if any(rest in rule.of for rule in hyper.rules):
-        return "blocks"
+        return BLOCKS
     match = NAME.fullmatch(name)
     stem = match and _names(hyper).get(match["stem"])
     return "F32" if f"{stem}.weight" in SMALL else ""

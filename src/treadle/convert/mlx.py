@@ -39,6 +39,7 @@ KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, alike
 CODES, WORD, BYTES = "U32", 32, "U8"
 AFFINE = "affine"  # the only mode of old
 FLOATS = {"mxfp4": ("U8", "U8"), "nvfp4": ("U8", E4M3), "mxfp8": (E4M3, "U8")}  # what bytes are
+BLOCKS = "blocks"
 _SETTINGS = ("group_size", "bits", "mode")
 
 
@@ -140,8 +141,8 @@ def unpack(
     tensors: Mapping[str, SafeTensor], found: Quantization, wanted: Callable[[str], str]
 ) -> Found:
     """The tensors with some affine modules as one. ``wanted`` says what becomes of one, by the name
-    of its ``weight``: "" nothing, "F32", or "blocks": those of ggml's that hold the codes, and
-    floats where there are none such. Errors as ``find_packed``'s.
+    of its ``weight``: "" nothing, a type, or BLOCKS: ggml's that hold the codes, and floats where
+    there are none such. Errors as ``find_packed``'s.
     """
     made = dict(tensors)
     for name in tensors:
@@ -152,7 +153,7 @@ def unpack(
         packed = _pack(made[name], made.pop(scales), made.pop(biases), found, None)
         bits, group = packed.bits_and_group
         dtype = wanted(name)
-        if dtype != "F32":
+        if dtype == BLOCKS:
             blocks = bits <= 4 and group % BLOCK == 0
             dtype = "Q4_1" if blocks else floats_of(packed.scales)
         make = partial(_numbers, bits=bits, dtype=dtype)

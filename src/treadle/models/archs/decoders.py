@@ -101,7 +101,6 @@ DECODERS = (
     Arch("baichuan", graph="baichuan", rope="norm"),  # 7B
     Arch("xverse", rope="norm"),
     Arch("pangu-embedded"),
-    Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("phi3", keys=((WINDOW, 0), (PATTERN, 0))),
     Arch("glm4", rope="norm", needs=POST_NORM),
     Arch("ernie4_5", rope="norm"),
