@@ -77,17 +77,17 @@ def test_the_window_of_qwen(tmp_path: Path, family: str) -> None:
     assert said_of(tmp_path, family, arch, off, **window) == []
 
 
-def test_the_layers_of_gemma_that_have_windows(tmp_path: Path) -> None:
-    kinds = ["full_attention", "sliding_attention"] * 4
-    (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "layer_types": kinds})
-    assert note == "in gemma3 it lets one layer of 6 see everything, whatever the file says"
-
-
-def test_a_period_that_begins_with_what_sees_everything() -> None:
+@pytest.mark.parametrize("arch", ["gemma3", "modern-bert", "olmo2"])
+def test_layers_that_the_file_names_have_windows(arch: str) -> None:
+    """It reads the list where models of the architecture have some."""
     window = {"attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True] * 2}
-    keys = {f"modern-bert.{key}": value for key, value in window.items()}
-    (note,) = read_otherwise({"general.architecture": "modern-bert", **keys}, [])
-    assert "in modern-bert it lets one layer of 3 see everything, whatever the file says" in note
+
+    def said(arch: str) -> list[str]:
+        keys = {f"{arch}.{key}": value for key, value in window.items()}
+        return read_otherwise({"general.architecture": arch, **keys}, [])
+
+    assert said(arch) == []
+    assert "it has no sliding window in qwen3" in said("qwen3")[0]
 
 
 def test_the_scale_of_gemma(tmp_path: Path) -> None:

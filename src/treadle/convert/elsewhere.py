@@ -33,8 +33,9 @@ WITH_BIASES = frozenset(
     {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
     | {"bert", "jina-bert-v2", "nomic-bert-moe", "jais2", "granite_swa"}
 )
-# Where the file says which layers have the window, and where it says the scale of scores.
-WITH_WINDOWS = frozenset({"granite_swa", "cohere2moe", "mellum", "laguna"})
+# Where the file says which layers have the window (as all do that have a usual pattern), and where
+# it says the scale of scores.
+WITH_WINDOWS = frozenset({"gemma4", "olmo2", "granite_swa", "cohere2moe", "mellum", "laguna"})
 WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS
 # treadle's own names, and biases of matrices that have none there in these architectures.
@@ -88,13 +89,9 @@ def _number(file: Written, key: str) -> float | None:
 def _window(file: Written) -> str:
     flags = file.keys.get("attention.sliding_window_pattern")
     window = _number(file, "attention.sliding_window")
-    if not window or not isinstance(flags, Collection) or file.arch.name in WITH_WINDOWS:
+    name, usual = file.arch.name, dict(file.arch.keys).get(PATTERN)
+    if not window or not isinstance(flags, Collection) or usual or name in WITH_WINDOWS:
         return ""
-    name, period = file.arch.name, dict(file.arch.keys).get(PATTERN)
-    if period:
-        return (
-            f"in {name} it lets one layer of {abs(period):g} see everything, whatever the file says"
-        )
     n_layer = sum(bool(flag) for flag in flags)
     return (
         f"it has no sliding window in {name}; here {n_layer} of {len(flags)} layers see {window} "

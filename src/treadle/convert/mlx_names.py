@@ -24,6 +24,7 @@ MLX_NAMES: Names = {  # GGUF's stems, by mlx-lm's
     **{f"feed_forward.{one}_proj": f"ffn_{one}" for one in _THREE},  # LFM2's layers without experts
     "mixer.switch_mlp.fc1": "ffn_up_exps",  # Nemotron's
     "mixer.switch_mlp.fc2": "ffn_down_exps",
+    **dict.fromkeys(("mlp.gate.gate_proj", "mlp.gate.proj"), "ffn_gate_inp"),  # Ling's, Laguna's
     "self_attn.embed_q": "attn_k_b",
     "self_attn.unembed_out": "attn_v_b",
 }
