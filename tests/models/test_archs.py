@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 from treadle.kernels.activation import ACTIVATIONS
 from treadle.models.archs import ARCHS, Arch
@@ -26,3 +28,10 @@ def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
         assert name not in LEFT_OUT
     named = ("name", "graph", "mixer", "state", "names", "nextn", "pictures")  # of files and parts
     assert len(dataclasses.fields(Arch)) - len(named) <= 12  # traits: about a dozen
+
+
+def test_the_readme_names_all() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    assert f"{len(ARCHS)} architectures of GGUF run" in text
+    words = set(re.findall(r"[a-z][\w.-]*\w", text))
+    assert not set(ARCHS) - words
