@@ -20,6 +20,7 @@ from tests.convert.test_hf import convert, prompt, worst
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
+from tests.reference import forward
 from tests.tiny import rounding, write_model
 from treadle.convert.hf_config import read_config
 from treadle.errors import FileError, UnsupportedError
@@ -317,14 +318,24 @@ def test_keys_that_files_of_minicpm_lacked(tmp_path: Path) -> None:
         assert (told.embd_scale, told.logit_scale) == (6.0, 0.125)
 
 
-def test_baichuan_13b_is_refused_by_name(tmp_path: Path) -> None:
-    """Its layers are 40, and no key says that scores fall with distance."""
-    write_model(tmp_path / "x.gguf", "baichuan", n_layer=32, n_embd=32, head_dim=8, n_ff=32)
-    with open_gguf(tmp_path / "x.gguf") as gguf:
-        load_config(gguf)
-        gguf.metadata = {**gguf.metadata, "baichuan.block_count": 40}
-        with pytest.raises(UnsupportedError, match="Baichuan 13B, where scores fall with distance"):
-            load_config(gguf)
+def test_scores_of_baichuan_13b_fall_with_distance(tmp_path: Path) -> None:
+    """Its layers are 40, and no key says so. llama.cpp has the same logits, to 1e-6."""
+    sizes: dict[str, Any] = {"n_embd": 32, "n_head": 5, "n_head_kv": 5, "head_dim": 8, "n_ff": 32}
+    write_model(tmp_path / "x.gguf", "baichuan", n_layer=40, **sizes)
+    ids = prompt()
+    with treadle.load(tmp_path / "x.gguf", threads=2, kv="f32") as model:
+        assert (model.config.alibi, model.config.ropes) == (8.0, ())
+        exact = forward(model.gguf, model.config, ids)
+        assert worst(model.logits(ids), exact) <= rounding(model.config)
+        session = model.session()
+        rows = np.concatenate([session.logits([i]) for i in ids])
+        assert worst(rows, exact) <= rounding(model.config)
+        session.close()
+    write_model(tmp_path / "y.gguf", "baichuan", n_layer=39, **sizes)
+    with open_gguf(tmp_path / "y.gguf") as gguf:
+        config = load_config(gguf)
+        assert config.alibi == 0.0
+        assert config.ropes
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import ALIBI
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.reading import read
 from treadle.models.keys import N_LAYER_MAX, Keys
@@ -32,13 +33,10 @@ def _minicpm(keys: Keys, arch: Arch) -> Config:
 
 
 def _baichuan(keys: Keys, arch: Arch) -> Config:
-    """Raises UnsupportedError for the 13B, whose positions are biases of scores."""
+    """The 13B has no rope: scores fall with distance."""
     if keys.integer("block_count", lo=1, hi=N_LAYER_MAX) == _ALIBI_LAYERS:
-        keys.refuse(
-            "block_count",
-            f"{_ALIBI_LAYERS} layers: this is Baichuan 13B, where scores fall with distance "
-            "(ALiBi); treadle has the 7B, which has a rope",
-        )
+        keys.defaults = {**keys.defaults, ALIBI: 8.0}
+        arch = replace(arch, rope="none")
     return read(keys, arch)
 
 
