@@ -319,7 +319,7 @@ def test_keys_that_files_of_minicpm_lacked(tmp_path: Path) -> None:
 
 
 def test_scores_of_baichuan_13b_fall_with_distance(tmp_path: Path) -> None:
-    """Its layers are 40, and no key says so. llama.cpp has the same logits, to 1e-6."""
+    """Its layers are 40, and no key says so. llama.cpp has the same logits, to 7e-6."""
     sizes: dict[str, Any] = {"n_embd": 32, "n_head": 5, "n_head_kv": 5, "head_dim": 8, "n_ff": 32}
     write_model(tmp_path / "x.gguf", "baichuan", n_layer=40, **sizes)
     ids = prompt()
