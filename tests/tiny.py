@@ -79,6 +79,8 @@ def write_model(
         size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     if ARCHS[arch].mixer == "latent":
         size |= LATENT
+    if ARCHS[arch].graph == "gemma3n":
+        size["n_own"] = 32
     given = dict(ARCHS[arch].keys)
     if PATTERN in given and WINDOW not in given:  # else the file must say that it has none
         size["windowed"] = True
@@ -110,6 +112,10 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
     if size["head_norms"]:
         norm = SimpleNamespace(shape=(size["n_head"], size["head_dim"]))
         file.tensors |= {f"blk.{i}.attn_q_norm.weight": norm for i in range(size["n_layer"])}
+    if size.get("n_own"):
+        table = SimpleNamespace(shape=(size["n_vocab"], size["n_own"] * size["n_layer"]))
+        low = SimpleNamespace(shape=(16, size["n_embd"]))
+        file.tensors |= {"per_layer_token_embd.weight": table, "blk.0.laurel_l.weight": low}
     row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
     if EXPERTS_ROUTED in dict(row.keys) and size["n_expert"]:  # every other layer has a router
         routers = {f"blk.{i}.{ROUTER}": embd for i in range(1, size["n_layer"], 2)}
@@ -162,6 +168,9 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         made["expert_count"], made["expert_used_count"] = size["n_expert"], size["n_expert_used"]
         made["expert_feed_forward_length"] = size["n_ff_exp"]
         made["expert_shared_count"] = size["n_expert_shared"]
+    if size.get("n_own"):  # of layers that have values of their own, and sparse gates
+        made["embedding_length_per_layer_input"] = size["n_own"]
+        made["activation_sparsity_scale"] = [0.5] * 2 + [-math.inf] * (size["n_layer"] - 2)
     if size["softcap"]:
         made["final_logit_softcapping"] = float(size["softcap"])
     return made

@@ -306,7 +306,7 @@ def test_cuts_of_published_tokenizers() -> None:
     assert found(_FALCON_CUTS) == "falcon"
     assert found([_FALCON_CUTS[i] for i in (0, 1, 3)]) == "falcon"
     with pytest.raises(UnsupportedError, match="for which treadle has no name"):
-        found(_FALCON_CUTS, {**model, "vocab": {"\u01201": 0}})
+        found(_FALCON_CUTS, {**model, "merges": [["\u0120", "1"]]})
 
 
 @pytest.mark.parametrize("text", ["I've 12 x!\n\nyY (a) 。b", "a|b [c] d.e", " ( x", "漢、字 1,2"])

@@ -295,10 +295,6 @@ def _fewer(tensors: dict[str, Any], config: dict[str, Any]) -> None:
     config["num_local_experts"] = config["num_experts"] = 4
 
 
-def _packed(tensors: dict[str, Any], config: dict[str, Any]) -> None:
-    config["quantization"] = {"group_size": 64, "bits": 4}
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -306,7 +302,6 @@ def _packed(tensors: dict[str, Any], config: dict[str, Any]) -> None:
         (_cut, r"experts\.3\.up_proj.*shape \[16, 64\].*\[32, 64\]"),
         (_dense, r"mlp_only_layers: is \[2\]"),
         (_fewer, r"mlp\.gate\.weight: shape \[8, 64\]"),
-        (_packed, "MLX's packed weights of no qwen3moe"),
     ],
 )
 def test_what_is_at_odds(change: Any, why: str, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
     ("llama", "Q4_0", {}),
     ("qwen3moe", "F32", {"n_expert": 4, "n_ff_exp": 64}),
     ("gemma4", "F32", {"window": 16}),
+    ("gemma3n", "F32", {"window": 16}),
     ("nemotron_h", "F32", {}),
     (
         "llama4",

@@ -280,7 +280,8 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str:
 def _names(hyper: Hyper) -> Names:
     """GGUF's stems by the family's, with those of its head."""
     scores = hyper.family.score_names if hyper.scores else {}
-    return {**MLX_NAMES, **hyper.family.names, **scores}
+    own = {**hyper.family.names, **scores}
+    return own | {name: stem for name, stem in MLX_NAMES.items() if name not in own}
 
 
 def _wanted(name: str, hyper: Hyper) -> str:
