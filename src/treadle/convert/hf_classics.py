@@ -86,14 +86,8 @@ _FALCON_7B = replace(_FALCON, defaults={**_FALCON.defaults, _KV_HEADS: 1})
 _FALCON_40B = replace(_FALCON, words={**_FALCON.words, _KV_HEADS: "num_kv_heads"})
 
 
-def _starcoder(keys: Keys) -> Family | None:
-    if not keys.flag("multi_query", True):
-        return None
-    return replace(_STARCODER, defaults={**_STARCODER.defaults, _KV_HEADS: 1})
-
-
-_STARCODER = Family(
-    "starcoder",
+_GPT2 = Family(
+    "gpt2",
     {
         "tie_word_embeddings": True,
         "vocab_size": 50257,
@@ -113,10 +107,30 @@ _STARCODER = Family(
         "intermediate_size": "n_inner",
         "hidden_act": "activation_function",
     },
+    activation="gelu_new",
+    only={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    transposed=True,
+    n_ff_default=4,
+)
+
+
+def _starcoder(keys: Keys) -> Family | None:
+    if not keys.flag("multi_query", True):
+        return None
+    return replace(_STARCODER, defaults={**_STARCODER.defaults, _KV_HEADS: 1})
+
+
+_STARCODER = replace(
+    _GPT2,
+    arch="starcoder",
     activation=GELU_TANH,
     only={"scale_attn_weights": True, "add_cross_attention": False},
     by_head=True,
-    n_ff_default=4,
+    transposed=False,
     variant=_starcoder,
 )
 
@@ -181,6 +195,7 @@ def _mpt_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
 
 
 CLASSICS: dict[str, Family] = {
+    "gpt2": _GPT2,
     "phi": Family(
         "phi2",
         {

@@ -31,7 +31,6 @@ from treadle.convert.hf_mistral4 import MISTRAL4
 from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_names import (
     GLM4,
-    GPT2,
     HUNYUAN,
     NEOX,
     PHI3,
@@ -311,36 +310,6 @@ FAMILIES: dict[str, Family] = {
         activation="gelu",
         copied={"use_parallel_residual": "use_parallel_residual"},
         by_head=True,
-    ),
-    "gpt2": Family(
-        "gpt2",
-        {
-            "tie_word_embeddings": True,
-            "vocab_size": 50257,
-            "n_embd": 768,
-            "n_layer": 12,
-            "n_head": 12,
-            "n_positions": 1024,
-            "layer_norm_epsilon": 1e-5,
-        },
-        GPT2,
-        {
-            "rms_norm_eps": "layer_norm_epsilon",
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "max_position_embeddings": "n_positions",
-            "intermediate_size": "n_inner",
-            "hidden_act": "activation_function",
-        },
-        activation="gelu_new",
-        only={
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-        },
-        transposed=True,
-        n_ff_default=4,
     ),
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
