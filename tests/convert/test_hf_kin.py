@@ -205,7 +205,6 @@ TWINS: dict[str, tuple[Case, Spell, dict[str, Any]]] = {
         _baichuan2,
         {**_LLAMA, "num_key_value_heads": N_HEAD, "z_loss_weight": 0},
     ),
-    "xverse": (Case("Llama", "llama"), _same, _LLAMA),
     "PanguEmbedded": (Case("Llama", "llama", {"attention_bias": True}), _same, _LLAMA),
 }  # fmt: skip
 CASES = {

@@ -309,11 +309,6 @@ OWN_CODE: dict[str, Family] = {
         {**_COMMON, "vocab_size": 64000, "max_position_embeddings": 4096},
         made=_packed,
     ),
-    "xverse": Family(
-        "xverse",
-        {**_COMMON, "vocab_size": 100278, "max_position_embeddings": 2048},
-        only=_NO_EXPERTS,
-    ),
     "PanguEmbedded": Family(
         "pangu-embedded",
         {**_COMMON, "rms_norm_eps": 1e-5, "vocab_size": 153376, "max_position_embeddings": 32768},

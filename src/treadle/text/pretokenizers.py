@@ -163,13 +163,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-4o": _GPT_4O,
     "llama4": _GPT_4O,
     "kanana2": _GPT_4O,
+    "minimax-m2": _GPT_4O,
     # BLOOM
     "bloom": _BLOOM,
     "poro-chat": _BLOOM,
     "gpt3-finnish": _BLOOM,
-    "minimax-m2": _GPT_4O,
-    "cohere2moe": _TINY_AYA,
-    "tiny_aya": _TINY_AYA,
     # the others
     "falcon": PreTokenizer((_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
@@ -191,6 +189,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,
     "afmoe": _TRINITY,
+    # Cohere 2 with experts
+    "cohere2moe": _TINY_AYA,
+    "tiny_aya": _TINY_AYA,
     # K-EXAONE: words with single spaces between them are one
     "exaone-moe": PreTokenizer(
         (

@@ -99,7 +99,6 @@ DECODERS = (
     Arch("exaone"),  # EXAONE 3, 3.5, Deep
     Arch("minicpm", graph="minicpm", rope="norm", divide_logits=True),
     Arch("baichuan", graph="baichuan", rope="norm"),  # 7B; 13B
-    Arch("xverse", rope="norm"),
     Arch("pangu-embedded"),
     Arch("phi3", keys=((WINDOW, 0), (PATTERN, 0))),
     Arch("glm4", rope="norm", needs=POST_NORM),

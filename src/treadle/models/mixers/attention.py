@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(attention(h))``."""
-    return g.linear(f"L{i}.attn.output", attended(g, i, h), f"blk.{i}.attn_output")
-
-
-def attended(g: Ops, i: int, h: Rows) -> Rows:
-    """What its output is made of: times the sigmoid of a gate where there is one."""
+    """``output(attention(h))``, times the sigmoid of a gate where there is one, or its softplus."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     q, k, v, gate = _products(g, i, h)
     if limit := g.config.clamp:
@@ -59,10 +54,11 @@ def attended(g: Ops, i: int, h: Rows) -> Rows:
     sinks = f"{blk}_sinks" if g.has(f"{blk}_sinks.weight") else ""
     y = g.attend(at, i, q, k, v, sinks=sinks)
     if gate is not None:
-        y = g.call("sigmoid_gate", f"{at}.gate", y, gate)
+        word = "softplus_gate" if layer.mixer in (SOFTPLUS, SOFTPLUS_HEADS) else "sigmoid_gate"
+        y = g.call(word, f"{at}.gate", y, gate)
     if g.has(f"{blk}_sub_norm.weight"):
         y = g.norm(f"{at}.sub_norm", y, f"{blk}_sub_norm", centred=g.config.centred)
-    return y
+    return g.linear(f"{at}.output", y, f"{blk}_output")
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, Rows | None]:
@@ -76,7 +72,7 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
     if layer.mixer == KEYS_ALONE:
         q, k = g.linears(f"{at}.qk", h, names[:2])
         return q, k, k, None
-    if g.has(f"{stem}gate.weight") and layer.mixer not in (SOFTPLUS, SOFTPLUS_HEADS):
+    if g.has(f"{stem}gate.weight"):
         q, k, v, gate = g.linears(f"{at}.qkv_gate", h, [*names, f"{stem}gate"])
         return q, k, v, gate
     q, k, v = g.linears(f"{at}.qkv", h, names)
