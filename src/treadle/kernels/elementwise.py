@@ -202,6 +202,20 @@ def map_row(k: Builder, n: int, out: Val, fn: Callable[..., Val], *rows: Val) ->
     k.runs(n, ty.lanes, vector)
 
 
+def blocks_of_slice(
+    k: Builder, n: int, size: int, part: Val, block: Callable[[Val, int], None]
+) -> None:
+    """``block(b, count)`` for the blocks of slice ``part`` of a row of ``n`` values, in slices of
+    ``size``: whole ones, and what is left in the last slice.
+    """
+    (full, rest), per = divmod(n, BLOCK), size // BLOCK
+    with k.loop(k.min((part + 1) * per, k.i64(full)), start=part * per) as b:
+        block(b, BLOCK)
+    if rest:
+        with k.if_(part.eq(-(-n // size) - 1)):
+            block(k.i64(full), rest)
+
+
 def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = None) -> Val:
     """Mean of ``n`` squares, of what is above ``mean``."""
 
@@ -280,7 +294,6 @@ class Pack(Spec):
         x, out, stride, up = frame.x, frame.out, frame.stride, frame.up
         act, lanes = self.layout(), isa.lanes
         gated = self.gated and self.fn != "copy"
-        full, rest = divmod(self.k, BLOCK)
         n_rows = k.load(frame.rows, i64) if self.counted else frame.run("n_tokens")
         n_rows = n_rows * self.per
         with k.loop(frame.end, start=frame.begin) as item:
@@ -314,13 +327,7 @@ class Pack(Spec):
 
                 emit_store(k, act, out, first, b, values_of, frame.scratch)
 
-            per = SLICE // BLOCK
-            last = k.min((part + 1) * per, k.i64(full))
-            with k.loop(last, start=part * per) as b:
-                block(b, BLOCK)
-            if rest:
-                with k.if_(part.eq(self.slices - 1)):
-                    block(k.i64(full), rest)
+            blocks_of_slice(k, self.k, SLICE, part, block)
 
     def run_ref(self, args: Any, run: Any) -> None:
         # What fills up an expert's rows is whatever memory held.

@@ -12,7 +12,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.act import BLOCK, DWORD, Act, emit_store
 from treadle.kernels.activation import ACTIVATIONS, gated
-from treadle.kernels.elementwise import SCALES_BYTES, SLICE, mean_square, row_mean
+from treadle.kernels.elementwise import SCALES_BYTES, SLICE, blocks_of_slice, mean_square, row_mean
 from treadle.kernels.spec import Args, Frame, Spec, round_up
 from treadle.record import dataclass
 
@@ -53,7 +53,6 @@ class SparseGate(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, lanes = self.layout(), isa.lanes
-        full, rest = divmod(self.k, BLOCK)
         n_rows = frame.run("n_tokens")
 
         def row_of(n: Val) -> Val:  # a group's last row fills it up: see Act.grid
@@ -85,13 +84,7 @@ class SparseGate(Spec):
 
                 emit_store(k, act, frame.out, first, b, values_of, frame.scratch + SCALES_BYTES)
 
-            per = self.slice // BLOCK
-            last = k.min((part + 1) * per, k.i64(full))
-            with k.loop(last, start=part * per) as b:
-                block(b, BLOCK)
-            if rest:
-                with k.if_(part.eq(self.slices - 1)):
-                    block(k.i64(full), rest)
+            blocks_of_slice(k, self.k, self.slice, part, block)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])

@@ -1,5 +1,5 @@
-"""Attention whose gate needs a matrix of its own, and is a softplus: a value for each that it gives,
-or one for each head (Laguna).
+"""Attention whose gate needs a matrix of its own, and is a softplus: of as many values as attention
+gives, or of one for each head (Laguna).
 """
 
 from __future__ import annotations
