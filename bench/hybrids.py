@@ -43,6 +43,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "attention.head_count_kv": [0, 0, 8, 0, 0, 8, 0, 0],
         "shortconv.l_cache": 3,
     },
+    "mamba": {  # 2.8B
+        "embedding_length": 2560,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 5120,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 160,
+    },
+    "jamba": {  # 3B; an eighth of its layers attend
+        "embedding_length": 2560,
+        "feed_forward_length": 8192,
+        "attention.head_count": 20,
+        "attention.head_count_kv": [0, 0, 0, 0, 1, 0, 0, 0],
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 5120,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 160,
+        "expert_count": 0,
+    },
     "mamba2": {  # 2.7B
         "embedding_length": 2560,
         "feed_forward_length": 0,
@@ -87,7 +107,7 @@ def write(name: str, fmt: str, path: Path) -> None:
         writer.add(f"{name}.{key}", value)
     writer.add("tokenizer.ggml.model", "no_vocab")
     rng = np.random.default_rng(0)
-    wanted = {"ssm_conv1d.bias", "ssm_norm.weight"} if name == "mamba2" else set()  # by llama.cpp
+    wanted = {"ssm_conv1d.bias", "ssm_norm.weight"} if "mamba" in name else set()  # by llama.cpp
     theirs = {ours: theirs for theirs, ours in row.names}
     for tensor, places in tensors_of(name, given, path):
         spare = tensor.optional and tensor.name not in {*row.needs, *wanted}
