@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,15 @@ def test_load_names_it(device: Wgpu, tiny: WriteTiny) -> None:
 
 def test_doctor_tells_of_it(device: Wgpu) -> None:
     assert told()["wgpu"] == device.name
+
+
+def test_drivers_write_no_errors(device: Wgpu) -> None:
+    names = {**os.environ}
+    names.pop("XDG_RUNTIME_DIR", None)  # as where nobody has logged in
+    code = "from treadle.devices.wgpu import told; print(told()['wgpu'])"
+    child = [sys.executable, "-c", code]
+    made = subprocess.run(child, env=names, capture_output=True, text=True, check=True)
+    assert (made.stdout, made.stderr) == (f"{device.name}\n", "")
 
 
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ the run's own. A run is one submission.
 
 from __future__ import annotations
 
+import os
 import time
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -307,6 +309,8 @@ def _package() -> Any:
 
 def find_adapter(wgpu: Any) -> Any:
     """The fastest there is, as WebGPU chooses; DeviceError where there is none."""
+    # Vulkan's drivers look for a display in this folder, and write an error where none is named.
+    os.environ.setdefault("XDG_RUNTIME_DIR", gettempdir())
     try:
         return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except (RuntimeError, wgpu.GPUError) as error:
