@@ -49,6 +49,14 @@ def test_what_is_there_is_replaced_on_demand(tmp_path: Path) -> None:
         check_target(path)
 
 
+def test_standard_output_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("-", Path("-")):
+        with pytest.raises(FileError, match=r"-: is no file here: .* is no stream"):
+            check_target(name, force=True)
+    check_target(tmp_path / "-")
+
+
 @pytest.mark.parametrize(("name", "message"), [(".", "is a folder"), ("no/x", "no such folder")])
 def test_places_that_cannot_be(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(FileError, match=message):

@@ -52,6 +52,12 @@ def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = Fals
     pipe would be gone, and so would one of the ``sources``, the files that are read.
     """
     path = Path(path)
+    if str(path) == "-":  # what other commands call standard output
+        raise FileError(
+            "is no file here: what is written gets its name when it is whole, so it is no stream",
+            path=path,
+            expected="a name for the new file",
+        )
     check_not_read(path, sources)
     try:
         mode = path.stat().st_mode
