@@ -64,7 +64,62 @@ def wrapped(begin: str, call: str, between: str, end: str) -> Family:
     return Family(f"{begin}{f}{end}", f"{begin}{g}{end}", f"{begin}{f}{between}{g}{end}")
 
 
+_KIMI = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+_KIMI_F, _KIMI_G = _KIMI.format("f", 0, JSON), _KIMI.format("g", 1, "{}")
+_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+
+def tagged(begin: str, then: str, close: str, behind: str = "\n") -> str:
+    """ARGUMENTS between such tags."""
+    said = {"text": 'é}\n"<', "n": "-3", "list": '["a", "b"]'}
+    return "".join(f"{begin}{key}{then}{value}{close}{behind}" for key, value in said.items())
+
+
+def enclosed(begin: str, f: str, between: str, g: str, end: str) -> Family:
+    return Family(f"{begin}{f}{end}", f"{begin}{g}{end}", f"{begin}{f}{between}{g}{end}")
+
+
+_ARG = tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
+_TIGHT = tagged("<arg_key>", "</arg_key><arg_value>", "</arg_value>", "")
+_HY = tagged(
+    "<arg_key:opensource>", "</arg_key:opensource>\n<arg_value:opensource>",
+    "</arg_value:opensource>",
+)  # fmt: skip
+_SEED = tagged("<parameter=", ">", "</parameter>")
+_INVOKE = tagged('<parameter name="', '">', "</parameter>")
+_PYTHON = """f(text='é}\\n"<', n=-3, list=["a", "b"])"""
+
 FAMILIES = {
+    "kimi": enclosed(_SECTION[0], _KIMI_F, "", _KIMI_G, _SECTION[1]),
+    "seed": twice(
+        f"<seed:tool_call>\n<function=f>\n{_SEED}</function>\n</seed:tool_call>",
+        "<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
+        "\n",
+    ),
+    "invoke": enclosed(
+        "<minimax:tool_call>", f'\n<invoke name="f">\n{_INVOKE}</invoke>', "",
+        '\n<invoke name="g">\n</invoke>', "\n</minimax:tool_call>",
+    ),
+    "arg": twice(f"<tool_call>f\n{_ARG}</tool_call>", "<tool_call>g\n</tool_call>", "\n"),
+    "arg-tight": twice(f"<tool_call>f{_TIGHT}</tool_call>", "<tool_call>g</tool_call>"),
+    "arg-hy": enclosed(
+        "<tool_calls:opensource>",
+        f"\n<tool_call:opensource>f<tool_sep:opensource>\n{_HY}</tool_call:opensource>", "",
+        "\n<tool_call:opensource>g<tool_sep:opensource>\n</tool_call:opensource>",
+        "\n</tool_calls:opensource>",
+    ),
+    "python": enclosed("<|tool_call_start|>[", _PYTHON, ", ", "g()", "]<|tool_call_end|>"),
+    "python-lines": enclosed("<function_calls>", _PYTHON, "\n", "g()", "</function_calls>"),
+    "toolcall": wrapped("<TOOLCALL>[", _OBJECT, ", ", "]</TOOLCALL>"),
+    "tool-calls": wrapped("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"),
+    "tool-lines": wrapped("<tool_calls>\n", _OBJECT, "\n", "\n</tool_calls>"),
+    "granite": wrapped("<|tool_call|>[", _OBJECT, ", ", "]"),
+    "phi": wrapped("<|tool_call|>[", _OBJECT, ", ", "]<|/tool_call|>"),
+    "by-name": wrapped("<|tools_prefix|>[", '{{"{}": {}}}', ", ", "]<|tools_suffix|>"),
+    "function-call": twice(
+        "<|function_call|>" + _OBJECT.format("f", JSON),
+        "<|function_call|>" + _OBJECT.format("g", "{}"),
+    ),
     "hermes": twice(
         _HERMES.format(_OBJECT.format("f", JSON)), _HERMES.format(_OBJECT.format("g", "{}")), "\n"
     ),
@@ -126,9 +181,10 @@ _LAST = (
 )
 
 
-def template(call: str, *, before: str = "", behind: str = "") -> str:
+def template(call: str, *, before: str = "", between: str = "", behind: str = "") -> str:
     """A template whose calls are written so."""
-    calls = f"{{% if m.tool_calls %}}{before}{{% endif %}}{_CALLS}{call}"
+    between = f"{{% if not loop.first %}}{between}{{% endif %}}" if between else ""
+    calls = f"{{% if m.tool_calls %}}{before}{{% endif %}}{_CALLS}{between}{call}"
     behind = f"{{% if m.tool_calls %}}{behind}{{% endif %}}" if behind else ""
     return f"{_TOOLS}{_TURN}{calls}{_LAST}".replace("<|end|>", behind + "<|end|>")
 
@@ -142,7 +198,69 @@ _OWN = (
     "{% raw %}}{% endraw %}{% elif v is sequence %}[{% for w in v %}{{ own(w) }}"
     "{% if not loop.last %},{% endif %}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
 )
+_OBJECTS = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+_EACH = "{% for k, v in f.arguments | items %}"
+
+
+def tag_template(head: str, begin: str, then: str, close: str, end: str, **around: str) -> str:
+    """One whose arguments stand between such tags."""
+    each = f"{begin}{{{{ k }}}}{then}{_VALUE}{close}"
+    return template(f"{head}{_EACH}{each}{{% endfor %}}{end}", **around)
+
+
 TEMPLATES = {
+    "kimi": template(
+        "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}"
+        "<|tool_call_end|>",
+        before=_SECTION[0], behind=_SECTION[1],
+    ),
+    "seed": tag_template(
+        "<seed:tool_call>\n<function={{ f.name }}>\n", "<parameter=", ">", "</parameter>\n",
+        "</function>\n</seed:tool_call>",
+    ),
+    "invoke": tag_template(
+        '<invoke name="{{ f.name }}">\n', '<parameter name="', '">', "</parameter>\n",
+        "</invoke>\n", before="<minimax:tool_call>\n", behind="</minimax:tool_call>",
+    ),
+    "arg": tag_template(
+        "<tool_call>{{ f.name }}\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n",
+        "</tool_call>",
+    ),
+    "arg-tight": tag_template(
+        "<tool_call>{{ f.name }}", "<arg_key>", "</arg_key><arg_value>", "</arg_value>",
+        "</tool_call>",
+    ),
+    "arg-hy": tag_template(
+        "<tool_call:opensource>{{ f.name }}<tool_sep:opensource>\n", "<arg_key:opensource>",
+        "</arg_key:opensource>\n<arg_value:opensource>", "</arg_value:opensource>\n",
+        "</tool_call:opensource>\n", before="<tool_calls:opensource>\n",
+        behind="</tool_calls:opensource>",
+    ),
+    "python": template(
+        f"{{{{ f.name }}}}({_EACH}{{% if not loop.first %}}, {{% endif %}}{{{{ k }}}}="
+        "{% if v is string %}'{{ v }}'{% else %}{{ v }}{% endif %}{% endfor %})",
+        before="<|tool_call_start|>[", between=", ", behind="]<|tool_call_end|>",
+    ),
+    "python-lines": template(
+        f"{{{{ f.name }}}}({_EACH}{{% if not loop.first %}}, {{% endif %}}{{{{ k }}}}="
+        "{{ v | tojson }}{% endfor %})",
+        before="<function_calls>", between="\n", behind="</function_calls>",
+    ),
+    "toolcall": template(
+        _OBJECTS, before="<TOOLCALL>[", between=", ", behind="]</TOOLCALL>"
+    ),
+    "tool-calls": template(
+        _OBJECTS[:-1] + ', "id": "{{ c.id }}"}',
+        before="<tool_calls>[", between=", ", behind="]</tool_calls>",
+    ),
+    "tool-lines": template(
+        _OBJECTS + "\n", before="<tool_calls>\n", behind="</tool_calls>"
+    ),
+    "by-name": template(
+        '{"{{ f.name }}": {{ f.arguments | tojson }}}',
+        before="<|tools_prefix|>[", between=", ", behind="]<|tools_suffix|>",
+    ),
+    "function-call": template(f"<|function_call|>{_OBJECTS}"),
     "tags": template(
         "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}"
         f"<parameter={{{{ k }}}}>\n{_VALUE}\n</parameter>\n{{% endfor %}}"
@@ -167,3 +285,16 @@ TEMPLATES = {
     ),
     "gemma": _OWN + template("<|tool_call>call:{{ f.name }}{{ own(f.arguments) }}<tool_call|>"),
 }  # fmt: skip
+
+# They tell of tools, and leave it to contents to have calls: LFM2's and Granite 3's.
+TOLD = {
+    "python": (
+        "{% if tools %}<|turn|>system\nList of tools: <|tool_list_start|>{{ tools | tojson }}"
+        f"<|tool_list_end|><|end|>{{% endif %}}{_TURN}{_LAST.removeprefix('{% endfor %}')}"
+    ),
+    "granite": (
+        "{% if tools %}<|turn|>system\nRespond only with <|tool_call|> followed by a JSON list."
+        "<|turn|>available_tools\n{{ tools | tojson }}<|end|>{% endif %}"
+        f"{_TURN}{_LAST.removeprefix('{% endfor %}')}"
+    ),
+}

@@ -13,6 +13,7 @@ from tests.speech.families import (
     BARE_TEMPLATE,
     HERMES_TEMPLATE,
     TEMPLATES,
+    TOLD,
     TOOLS,
     F,
     row,
@@ -86,7 +87,7 @@ def test_the_templates_of_models(name: str, data: Path) -> None:
     if not manner.shows_tools:  # then the prompt shows them, and says how to call
         messages, tools = shaped([USER], [F], manner)
         assert tools is None
-        assert manner.row.write("NAME", {"ARGUMENT": "VALUE"}) in template.render(messages)
+        assert manner.row.write(("NAME", {"ARGUMENT": "VALUE"})) in template.render(messages)
     check_found_again(template, manner)
 
 
@@ -100,6 +101,48 @@ def test_the_families_that_have_no_template_there(name: str) -> None:
     check_found_again(template, manner)
 
 
+@pytest.mark.parametrize("name", TOLD)
+def test_templates_that_leave_calls_to_contents(name: str) -> None:
+    template = ChatTemplate(TOLD[name])
+    manner = find_manner(template)
+    assert manner.row.name == name
+    assert (manner.writes_calls, manner.shows_tools, manner.has_results) == (False, True, True)
+    check_found_again(template, manner)
+    messages, tools = shaped(calling(), [F], manner)
+    assert tools is not None
+    rendered = template.render(messages, tools=tools)
+    assert f"<|turn|>assistant\n{manner.row.write(('f', ARGUMENTS))}<|end|>" in rendered
+    assert "<|turn|>tool\n[2]<|end|>" in rendered
+
+
+def test_such_templates_without_a_place_for_results() -> None:
+    source = TOLD["python"].replace("{{ m.content", "{{ '' if m.role == 'tool' else m.content")
+    template = ChatTemplate(source)
+    manner = find_manner(template)
+    assert (manner.shows_tools, manner.has_results) == (True, False)
+    messages, _ = shaped(calling(), [F], manner)
+    assert "<|turn|>user\n<tool_response>\n[2]\n</tool_response>" in template.render(messages)
+
+
+def test_ids_that_name_the_tool() -> None:
+    """Kimi's template writes an id in place of the name, and counts calls."""
+    template = ChatTemplate(TEMPLATES["kimi"])
+    manner = find_manner(template)
+    calls = [{"id": id, "type": "function", "function": F["function"]} for id in ("a", "b")]
+    for call in calls:
+        call["function"] = {"name": "f", "arguments": {}}
+    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("b", "a", "lost")]
+    own = {"id": "a", "type": "function", "function": {"name": "g", "arguments": {}}}
+    messages, _ = shaped([USER, turn, *results, {**turn, "tool_calls": [own]}], [F], manner)
+    assert [call["id"] for m in messages for call in m.get("tool_calls", ())] == [
+        "functions.f:0", "functions.f:1", "functions.g:2",
+    ]  # fmt: skip
+    assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == [
+        "functions.f:1", "functions.f:0", "lost",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", WITHOUT)
 def test_templates_without_tools_are_told_by_the_prompt(name: str, data: Path) -> None:
     template = real(data, name)
@@ -108,8 +151,8 @@ def test_templates_without_tools_are_told_by_the_prompt(name: str, data: Path) -
     messages, tools = shaped(calling(), [F], manner)
     assert tools is None
     rendered = template.render(messages)
-    assert HERMES.write("f", ARGUMENTS) in rendered
-    assert HERMES.write("NAME", {"ARGUMENT": "VALUE"}) in rendered
+    assert HERMES.write(("f", ARGUMENTS)) in rendered
+    assert HERMES.write(("NAME", {"ARGUMENT": "VALUE"})) in rendered
     assert "<tool_response>\n[2]\n</tool_response>" in rendered
 
 
@@ -423,6 +466,12 @@ def test_reasoning_shows_in_the_template() -> None:
     assert found is not None
     assert (found.open, found.close) == ("<think>", "</think>")
     assert find_manner(ChatTemplate(HERMES_TEMPLATE)).thought is None
+    parts = (
+        "{% set end = '</think{}>'.format(':opensource') %}{% if add_generation_prompt %}{{ end }}"
+    )
+    found = find_manner(ChatTemplate(parts + "{% endif %}")).thought  # no mark is whole in it
+    assert found is not None
+    assert found.open == "<think:opensource>"
 
 
 def test_whether_the_prompt_has_begun() -> None:

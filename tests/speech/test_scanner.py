@@ -256,9 +256,10 @@ def test_ids_are_as_templates_want_them() -> None:
         text = FAMILIES[own.name].f
         speech = Speech(row=own, channels=own.channels, tools=TOOLS)
         (found,) = Told.of(speech.scanner().feed(text, last=True)).calls
-        assert len(found.id) == 9 if own.short_ids else found.id.startswith("call_")
         if own.id_mark:
-            assert found.id == "abcdefgh1"
+            assert found.id == ("functions.f:0" if own.named_ids else "abcdefgh1")
+        else:
+            assert len(found.id) == 9 if own.short_ids else found.id.startswith("call_")
 
 
 def test_rows_have_names_of_their_own() -> None:

@@ -11,8 +11,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from treadle.errors import GrammarError
-from treadle.speech.arguments import OwnReader, TagReader
 from treadle.speech.constraint import _arguments, calls_behind
+from treadle.speech.readers import OwnReader, TagReader
 from treadle.speech.rows import QUOTE, ROWS
 from treadle.speech.rules import Rules
 from treadle.speech.schemas import MAX_WAYS, by_name, with_colons
@@ -22,6 +22,12 @@ BYTES = LLTokenizer("byte")
 ROW = {row.name: row for row in ROWS}
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
 END = "</function>"
+
+
+def tag_reader(schema: dict[str, Any]) -> TagReader:
+    tags = ROW["tags"].tags
+    assert tags is not None
+    return TagReader(schema, tags)
 
 
 class Plain:
@@ -106,7 +112,7 @@ def test_a_schema_that_is_itself() -> None:
 
 def test_texts_by_reference_are_read_as_texts() -> None:
     written = tag("a", "red") + tag("b", "1") + END
-    assert TagReader(BY_REFERENCE).take(written, True) == ('{"a": "red", "b": "1"}', "")
+    assert tag_reader(BY_REFERENCE).take(written, True) == ('{"a": "red", "b": "1"}', "")
 
 
 WORDS = {"$defs": {"C": {"enum": ["red", "None"], "type": "string"}}}
@@ -134,8 +140,8 @@ def test_texts_and_null(value: Any, texts: list[str], nulls: list[str], refused:
         whole = tag("a", text) + END
         assert allows("tags", schema, whole) or text == "None"
         expected = json.dumps({"a": None if text in nulls else text})
-        assert TagReader(schema).take(whole, True)[0] == expected
-        reader, told, held = TagReader(schema), "", ""
+        assert tag_reader(schema).take(whole, True)[0] == expected
+        reader, told, held = tag_reader(schema), "", ""
         for char in whole:
             made, held = reader.take(held + char, False)
             told += made
@@ -145,7 +151,7 @@ def test_texts_and_null(value: Any, texts: list[str], nulls: list[str], refused:
 
 
 def test_a_text_that_may_be_null_comes_in_pieces() -> None:
-    reader = TagReader({"properties": {"a": {"type": ["string", "null"]}}})
+    reader = tag_reader({"properties": {"a": {"type": ["string", "null"]}}})
     assert reader.take("<parameter=a>\nnul", False) == ('{"a": ', "nul")
     assert reader.take("nulls and", False) == ('"nulls and', "")
     assert reader.take(" so", False) == (" so", "")
@@ -163,11 +169,11 @@ def test_a_parameter_that_is_perhaps_itself() -> None:
     own = {"anyOf": [{"$ref": "#/$defs/A"}, NUMBER, TEXT]}
     schema = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": own}}
     assert by_name(schema) == schema["properties"]
-    assert TagReader(schema).take(tag("a", "5") + END, True)[0] == '{"a": 5}'
+    assert tag_reader(schema).take(tag("a", "5") + END, True)[0] == '{"a": 5}'
 
 
 def test_values_of_alternatives_are_read_by_their_schemas() -> None:
-    reader = TagReader({"oneOf": [A_NUMBER, {"properties": {"b": TEXT}}]})
+    reader = tag_reader({"oneOf": [A_NUMBER, {"properties": {"b": TEXT}}]})
     text, _ = reader.take(tag("a", "1") + tag("b", "2") + END, True)
     assert json.loads(text) == {"a": 1, "b": "2"}
 

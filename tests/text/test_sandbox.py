@@ -47,6 +47,7 @@ HOSTILE = {
     # Memory.
     "kept slices": "{% set s = 'a' * 9999999 %}{% set n = namespace(v=[]) %}"
     + again("{% set n.v = n.v + [s[i:]] %}"),
+    "appended": "{% set l = [] %}" + again("{% set x = l.append('a' * 9999999 ~ i) %}"),
     "bytes": "{{ ('a'.encode() * 4000000000)[0] }}",
     "to_bytes": "{{ (1).to_bytes(4000000000, 'big') }}",
     "repeat": "{{ 'a' * 10**10 }}",
@@ -69,7 +70,7 @@ HOSTILE = {
     "endless loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "deep source": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "power": "{{ (9**99)**999 }}",
-    "change of messages": "{{ messages.append(1) }}",
+    "change of messages": "{{ messages[0].update(role=1) }}",
     "its own insides": "{{ self._TemplateReference__context.environment }}",
 }
 
@@ -140,6 +141,17 @@ def test_insides_are_out_of_reach(source: str) -> None:
     except TemplateError:
         return
     assert "<" not in text.replace("[Undefined]", "")
+
+
+def test_lists_grow_and_shrink_and_nothing_else_changes() -> None:
+    source = "{% set l = [] %}{% for i in 'ab' %}{% set _ = l.append(i) %}{% endfor %}"
+    assert ChatTemplate(f"{source}{{{{ l.pop(0) }}}}{{{{ l }}}}").render(HELLO) == "a['b']"
+    given = [*HELLO]
+    assert ChatTemplate("{{ messages.pop().content }}").render(given) == "hello"
+    assert given == HELLO
+    for change in ("[1].clear()", "[2, 1].sort()", "{}.update(a=1)", "messages[0].pop('role')"):
+        with pytest.raises(TemplateError, match="is unsafe"):
+            ChatTemplate(f"{{{{ {change} }}}}").render(HELLO)
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from treadle.errors import GrammarError
 from treadle.speech.own import Own
-from treadle.speech.rows import Channels, Row
+from treadle.speech.rows import Channels, Row, Tags
 from treadle.speech.rules import ANY_TEXT, SOME_TEXT, Rules
 from treadle.speech.schemas import (
     Texts,
@@ -25,8 +25,8 @@ from treadle.text.json_schema import Schema, inline_schema, is_possible
 from treadle.text.schema_limits import Parts
 from treadle.text.tokenizer import Tokenizer
 
+_QUOTED = r"/'(?:[^'\\\n]|\\[^\n])*'/"  # a text of Python's
 MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
-_ID = "/[a-zA-Z0-9]{9}/"
 
 
 def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> str:
@@ -132,10 +132,11 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
     """A call of one of the tools, behind ``open``."""
     calls = []
     for name, schema in tools.items():
-        id = f"{rules.literal(row.id_mark)} {_ID}" if row.id_mark else ""
+        id = f"{rules.literal(row.id_mark)} /{row.id_form}/" if row.id_mark else ""
         behind = rules.literal(row.behind)
         if row.style == "object" and row.short_ids:
-            behind = f'({rules.literal(", ")} "\\"id\\": \\"" {_ID} "\\"")? {behind}'
+            id_said = f'"\\"id\\": \\"" /{row.id_form}/ "\\""'
+            behind = f"({rules.literal(', ')} {id_said})? {behind}"
         head = rules.literal(row.before + name)
         arguments = _arguments_of(name, rules, row, schema)
         calls.append(f"{head} {id} {rules.literal(row.after)} {arguments} {behind}")
@@ -150,8 +151,10 @@ def _arguments_of(name: str, rules: Rules, row: Row, schema: Mapping[str, Any]) 
 
 
 def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
-    if row.style == "tags":
-        return _tags(rules, schema)
+    if row.tags is not None:
+        return _tags(rules, row.tags, schema)
+    if row.style == "python":
+        return _python(rules, schema)
     if row.style == "own":
         whole = {"type": "object", "additionalProperties": False, **schema}
         try:
@@ -161,45 +164,83 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
     return rules.add(inline_schema({"type": "object", **schema}, lenient=True))
 
 
-def _tags(rules: Rules, schema: Mapping[str, Any]) -> str:
+def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
     """Parameters in the schema's order, of one of its alternatives."""
-    several = [f"({_parameters(rules, schema, way)})" for way in ways(schema)]
-    return f"({' | '.join(several)}) {rules.literal('</function>')}"
+    several = []
+    for way in ways(schema):
+        parts = []
+        for key, value, needed in _parameters(schema, way):
+            said, texts = rules.literal(f"{tags.open}{key}{tags.then}{tags.gap}"), texts_of(value)
+            if texts is not None:
+                body = _text(rules, tags, texts)
+            else:
+                body = f"{_value(rules, value, schema)} {rules.literal(tags.gap + tags.close)}"
+            part = f"({said} {body} {rules.literal(tags.behind)})"
+            parts.append(part if needed else f"{part}?")
+        several.append(f"({' '.join(parts)})" if parts else '""')
+    return f"({' | '.join(several)}) {rules.literal(tags.end)}"
 
 
-def _parameters(rules: Rules, schema: Mapping[str, Any], way: Mapping[str, Any]) -> str:
-    """Those of one alternative. References lead into the schema as a whole."""
-    required, parts = required_of(way), []
+def _python(rules: Rules, schema: Mapping[str, Any]) -> str:
+    """The same as Python calls a function."""
+    several = []
+    for way in ways(schema):
+        first, more = '")"', '")"'  # what may follow, before and behind the first
+        for key, value, needed in reversed(list(_parameters(schema, way))):
+            pair = f"{rules.literal(f'{key}=')} {_literal(rules, value, schema)} {rules.add(more)}"
+            behind = f'", " {pair}'
+            first = pair if needed else f"{pair} | {rules.add(first)}"
+            more = behind if needed else f"{behind} | {rules.add(more)}"
+        several.append(rules.add(first))
+    return f"({' | '.join(several)})"
+
+
+def _parameters(
+    schema: Mapping[str, Any], way: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, bool]]:
+    """Those of one alternative that can have a value, their schemas, and whether they must have
+    one.
+    """
+    required = required_of(way)
     for key, value in properties_of(way).items():
-        if not _is_possible(value, schema):
-            if key in required:
-                raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
-            continue
-        said, texts = rules.literal(f"<parameter={key}>\n"), texts_of(value)
-        if texts is not None:
-            body = _text(rules, texts)
-        else:
-            own = rules.add(inline_schema(_alone(value, schema), lenient=True))
-            body = f"{own} {rules.literal(chr(10) + '</parameter>')}"
-        part = f"({said} {body} {rules.literal(chr(10))})"
-        parts.append(part if key in required else f"{part}?")
-    return " ".join(parts) or '""'
+        if _is_possible(value, schema):
+            yield key, value, key in required
+        elif key in required:
+            raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
 
 
-def _text(rules: Rules, texts: Texts) -> str:
+def _value(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
+    """JSON of a parameter's schema, whose references lead into the schema as a whole."""
+    return rules.add(inline_schema(_alone(value, schema), lenient=True))
+
+
+def _literal(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
+    """The same, or what Python has in its place: texts in single quotes, words for constants."""
+    said, texts = [_value(rules, value, schema)], texts_of(value)
+    for each in texts.schemas if texts is not None else ():
+        said += [rules.literal(repr(word)) for word in choices(each)]
+        said += [_QUOTED] if not choices(each) and not limits(each) else []
+    if texts is not None and texts.null:
+        said.append('"None"')
+    if isinstance(value, Mapping) and value.get("type") == "boolean" and not choices(value):
+        said.append('"True" | "False"')
+    return f"({' | '.join(said)})"
+
+
+def _text(rules: Rules, tags: Tags, texts: Texts) -> str:
     """The value of a parameter that is a text, or perhaps null, and the mark behind it."""
     words = [word for each in texts.schemas for word in choices(each)]
     words += ["null"] if texts.null else []
     others = [each for each in texts.schemas if not choices(each)]
     if not others:
         said = " | ".join(map(rules.literal, words))
-        return f"({said}) {rules.literal(chr(10) + '</parameter>')}"
+        return f"({said}) {rules.literal(tags.gap + tags.close)}"
     several = [limits(each) for each in others]
     if not all(several):  # any text will do
-        return rules.text_within([], "\n", "</parameter>")
+        return rules.text_within([], tags.gap, tags.close)
     ways = [f"({' & '.join(each)})" for each in several]
     ways += [json.dumps(word, ensure_ascii=False) for word in words]
-    return rules.text_within([f"({' | '.join(ways)})"], "\n", "</parameter>")
+    return rules.text_within([f"({' | '.join(ways)})"], tags.gap, tags.close)
 
 
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:

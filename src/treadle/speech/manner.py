@@ -41,7 +41,8 @@ _TOOL = _tool(
     }
 )
 _USER = {"role": "user", "content": "hi"}
-_RESULT = {"role": "tool", "tool_call_id": "callxxxx1", "name": _NAME, "content": "3"}
+_GIVEN = "gave 3"  # by a tool
+_IDS, _NAMED = ("callxxxx1", "callxxxx2"), (f"functions.{_NAME}:0", f"functions.{_NAME}:1")
 # What a schema may say in other words, too: macros of Hermes never come back from "null", those of
 # Functionary raise on a schema that is true.
 _ODD: dict[str, Any] = {
@@ -59,6 +60,15 @@ _GAPS = ("", "Done.")  # some raise on an assistant's message without text
 
 
 @dataclass(frozen=True)
+class Form:
+    """How a message that calls is tried: its arguments as text, no content, ids of calls."""
+
+    as_text: bool = False
+    none: bool = False
+    ids: tuple[str, str] = _IDS
+
+
+@dataclass(frozen=True)
 class Manner:
     """What a chat template has, and how it wants messages that call."""
 
@@ -67,6 +77,7 @@ class Manner:
     shows_tools: bool = False  # it tells the model which tools there are
     row: Row = GENERIC  # how calls are written
     writes_calls: bool = False  # it renders calls; else they are put into contents
+    has_results: bool = False  # it renders what tools give, though not the calls
     arguments_as_text: bool = False
     content_is_none: bool = False  # of a message that calls
     one_call: bool = False  # a message has one at most
@@ -121,34 +132,43 @@ def find_manner(template: ChatTemplate) -> Manner:
         "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
         "full_schemas": shows and not _rendered(template, [], properties=_BARE),
     }  # fmt: skip
+    named = any(row.named_ids and row.after in source for row in ROWS)
     for as_text in (False, True):
         for none in (False, True):
-            row = _find_row(template, as_text, none, tools=shows)
+            form = Form(as_text, none, _NAMED if named else _IDS)
+            row = _find_row(template, form, tools=shows)
             if row is not None:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
-                own["one_call"] = not _has_several(template, as_text, none, tools=shows)
-                own["gap"] = _gap(template, as_text, none, tools=shows)
-                own["results_as_text"] = not _has_objects(template, as_text, none, tools=shows)
+                own["one_call"] = not _has_several(template, form, tools=shows)
+                own["gap"] = _gap(template, form, tools=shows)
+                own["results_as_text"] = not _has_objects(template, form, tools=shows)
                 return Manner(row=row, writes_calls=True, **own)
-    return Manner(**{**own, "shows_tools": False})
+    row = next((row for row in ROWS if row.told_by and row.told_by in source), None)
+    if row is None:
+        return Manner(**{**own, "shows_tools": False})
+    said = [{"role": "assistant", "content": ""}, _result(Form(), _GIVEN)]
+    results = _GIVEN in _rendered(template, said, tools=False)
+    return Manner(row=row, has_results=shows and results, **own)
 
 
 def find_thought(template: ChatTemplate) -> Thought | None:
     """The marks around reasoning that a template knows."""
     source = f"{template.source}{template.tool_source or ''}"
-    return next((t for t in THOUGHTS if t.close in source), None)
+    asked = _rendered(template, [], tools=False, asks=True)  # where marks are put together
+    return next((t for text in (source, asked) for t in THOUGHTS if t.close in text), None)
 
 
-def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> Row | None:
+def _find_row(template: ChatTemplate, form: Form, *, tools: bool) -> Row | None:
     """The row that finds in a conversation the call that the template has written into it."""
-    said = _calling([_ARGUMENTS], as_text, none)
+    said = _calling([_ARGUMENTS], form)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
     pairs = enumerate(zip(whole, without, strict=False))
     # What stands before the call is the head of the assistant's message.
     at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(without)))
     schemas = {_NAME: _TOOL["function"]["parameters"]}
     for row in ROWS:
-        if row.id_mark not in whole:  # or the row that does without it would never be tried
+        # Or rows that do without it, or with less white space, would never be tried.
+        if row.id_mark not in whole or (row.tags is not None and row.tags.then not in whole):
             continue
         mark = row.trigger or '{"'
         if row.channels:
@@ -162,26 +182,26 @@ def _find_row(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool)
     return None
 
 
-def _has_several(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> bool:
+def _has_several(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
     """Whether it writes two calls of one message. Llama 3's raises then."""
     marks = f"{_WORD}_1", f"{_WORD}_2"
-    said = _calling([{_WORD: mark} for mark in marks], as_text, none)
+    said = _calling([{_WORD: mark} for mark in marks], form)
     text = _rendered(template, [said], tools=tools)
     return all(mark in text for mark in marks)
 
 
-def _has_objects(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> bool:
+def _has_objects(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
     """Whether it writes an object that a tool gives as JSON: Llama 3's does, others raise on one or
     write it as Python does.
     """
-    result = {**_RESULT, "content": {f"{_WORD}_1": None}}
-    said = [_calling([_ARGUMENTS], as_text, none), result]
+    result = _result(form, {f"{_WORD}_1": None})
+    said = [_calling([_ARGUMENTS], form), result]
     return f'"{_WORD}_1": null' in _rendered(template, said, tools=tools)
 
 
-def _gap(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> str | None:
+def _gap(template: ChatTemplate, form: Form, *, tools: bool) -> str | None:
     """What makes it render a user's message behind a result. Mistral's raise on one."""
-    talk = [_calling([_ARGUMENTS], as_text, none), _RESULT]
+    talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN)]
     if _rendered(template, [*talk, _USER], tools=tools):
         return None
     tried = ((gap, {"role": "assistant", "content": gap}) for gap in _GAPS)
@@ -190,14 +210,19 @@ def _gap(template: ChatTemplate, as_text: bool, none: bool, *, tools: bool) -> s
     )
 
 
-def _calling(arguments: list[dict[str, Any]], as_text: bool, none: bool) -> dict[str, Any]:
+def _calling(arguments: list[dict[str, Any]], form: Form) -> dict[str, Any]:
     """A message with a call for each of these arguments."""
-    given = [json.dumps(each) if as_text else each for each in arguments]
+    given = [json.dumps(each) if form.as_text else each for each in arguments]
     calls = [
-        {"id": f"callxxxx{i}", "type": "function", "function": {"name": _NAME, "arguments": each}}
-        for i, each in enumerate(given, 1)
+        {"id": id, "type": "function", "function": {"name": _NAME, "arguments": each}}
+        for id, each in zip(form.ids, given, strict=False)
     ]
-    return {"role": "assistant", "content": None if none else "", "tool_calls": calls}
+    return {"role": "assistant", "content": None if form.none else "", "tool_calls": calls}
+
+
+def _result(form: Form, content: Any) -> dict[str, Any]:
+    """What the first call gives."""
+    return {"role": "tool", "tool_call_id": form.ids[0], "name": _NAME, "content": content}
 
 
 def _rendered(
@@ -206,6 +231,7 @@ def _rendered(
     *,
     tools: bool = True,
     system: bool = False,
+    asks: bool = False,
     properties: Mapping[str, Any] | None = None,
 ) -> str:
     """A conversation with a tool, which may have other properties; nothing where the template
@@ -215,7 +241,7 @@ def _rendered(
     tool = _TOOL if properties is None else _tool(properties)
     try:
         return template.render(
-            [*first, _USER, *more], add_generation_prompt=False, tools=[tool] if tools else None
+            [*first, _USER, *more], add_generation_prompt=asks, tools=[tool] if tools else None
         )
     except (TemplateError, UnsupportedError):
         return ""

@@ -58,8 +58,10 @@ def shaped(
     if manner.writes_calls:
         made = _one_by_one(made) if manner.one_call else made
         made = _text_apart(made) if manner.content_is_none else made
-        if manner.row.short_ids:
+        if manner.row.short_ids or manner.row.named_ids:
             _give_ids(made)
+        if manner.row.named_ids:
+            _name_ids(made)
         if manner.gap is not None:
             made = _with_gaps(made, manner.gap)
         made = [_call_shaped(message, manner) for message in made]
@@ -321,6 +323,18 @@ def _give_ids(messages: list[dict[str, Any]]) -> None:
             waiting.remove(own[0])
 
 
+def _name_ids(messages: list[dict[str, Any]]) -> None:
+    """Ids that name the tool and count the calls, as Kimi's template writes them for a name."""
+    n, named = 0, dict[str, str]()
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            named[call["id"]] = call["id"] = f"functions.{call['function'].get('name')}:{n}"
+            n += 1
+        if message["role"] == "tool":
+            id = message.get("tool_call_id", "")
+            message["tool_call_id"] = named.get(id, id)
+
+
 def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
     if manner.row.short_ids and isinstance(message.get("tool_call_id"), str):
         message["tool_call_id"] = short_id(message["tool_call_id"])
@@ -354,10 +368,10 @@ def _in_words(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, 
         content = joined(message.get("content"))
         if message.get("tool_calls"):
             functions = [call["function"] for call in message.pop("tool_calls")]
-            written = [manner.row.write(f["name"], f["arguments"] or {}) for f in functions]
-            content = "\n".join(filter(None, [content, *written]))
+            written = manner.row.write(*((f["name"], f["arguments"] or {}) for f in functions))
+            content = "\n".join(filter(None, [content, written]))
         role = message["role"]
-        if role == "tool":
+        if role == "tool" and not manner.has_results:
             message.pop("tool_call_id", None)
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
         if made and role == "user" == made[-1]["role"]:
@@ -372,7 +386,7 @@ def _with_prompt(
 ) -> list[dict[str, Any]]:
     """The tools in the system's message, or in the user's first where there is none."""
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    call = manner.row.write("NAME", {"ARGUMENT": "VALUE"})
+    call = manner.row.write(("NAME", {"ARGUMENT": "VALUE"}))
     words = _PROMPT.format(tools=shown, call=call)
     first, *others = messages
     if first["role"] == "system" or (not manner.has_system and first["role"] == "user"):

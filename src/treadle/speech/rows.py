@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from treadle.record import dataclass
@@ -32,6 +33,10 @@ THOUGHTS = (
     Thought("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
     Thought("<|channel>thought\n", "<channel|>"),  # Gemma 4
     Thought("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R
+    Thought("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Thought("<think:opensource>", "</think:opensource>"),  # Hy3
+    Thought("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    Thought("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
 
 
@@ -49,12 +54,28 @@ class Channels:
 
 
 @dataclass(frozen=True)
+class Tags:
+    """How a family writes an argument between tags: ``open KEY then VALUE close``, the value
+    between two of ``gap``; ``behind`` each of them, and ``end`` behind all. White space within
+    ``then`` may be left out, or be more.
+    """
+
+    open: str
+    then: str
+    close: str
+    end: str
+    gap: str = ""
+    behind: str = "\n"
+
+
+@dataclass(frozen=True)
 class Row:
     """How a family writes a call: ``open before NAME after ARGUMENTS behind``; several are joined
     by ``between``, with ``wrap`` before and behind all of them.
 
     ``style`` is how arguments are written: "object" (JSON, in one object with the name), "json",
-    "tags" or "own". Without ``open``, an answer that begins with a brace is a call.
+    "tags" (as ``tags`` has them), "python" (as Python calls a function) or "own". Without ``open``
+    or ``wrap``, an answer that begins with a brace is a call.
     """
 
     name: str
@@ -67,10 +88,14 @@ class Row:
     style: str = "json"
     lead: str = ""  # may stand before a call that has no mark of its own
     id_mark: str = ""  # an id stands between the name and ``after``, behind this
+    id_form: str = "[a-zA-Z0-9]{9}"  # of that id
     short_ids: bool = False  # its template wants ids of nine letters and digits
+    named_ids: bool = False  # ids are functions.NAME:N, and all that its template writes of a name
     content: str = ""  # the name of no tool: what follows is content
     also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: bool = False
+    tags: Tags | None = None
+    told_by: str = ""  # in templates that tell of calls, and leave it to contents to have them
 
     @property
     def trigger(self) -> str:
@@ -83,16 +108,36 @@ class Row:
         return (self.trigger, *self.also) if self.trigger else ()
 
     @property
+    def starts(self) -> tuple[str, ...]:
+        """Where a call begins: also at its own mark, where its wrap was left out."""
+        alone = self.open if self.trigger and self.open.startswith("<") else ""
+        return tuple(dict.fromkeys((*self.triggers, *filter(None, [alone]))))
+
+    @property
     def sign(self) -> str:
         """The trigger up to where it might be a text's too."""
         return self.trigger.rstrip("[")
+
+    @property
+    def first(self) -> str:
+        """How a call begins within a wrap; nothing where it is the name itself."""
+        return self.open or ("" if self.style == "python" else "{")
+
+    @property
+    def head_end(self) -> tuple[str, bool]:
+        """What stands behind a name, and whether it belongs to the arguments."""
+        if self.style == "tags" and not self.after.strip():
+            return "<", True
+        return (self.after.strip() or self.after, False) if self.after else ("{", True)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All that it writes beside names and arguments."""
         own = (self.open, self.before, self.after, self.behind, self.between, *self.wrap)
         quote = (QUOTE,) if self.style == "own" else ()
-        return (*own, self.lead, self.id_mark, *quote)
+        tags = self.tags
+        between = (tags.open, *tags.then.split("\n"), tags.close, tags.end) if tags else ()
+        return (*own, self.lead, self.id_mark, *quote, *between)
 
     @property
     def close(self) -> str:
@@ -103,11 +148,15 @@ class Row:
         """An id for a call."""
         return secrets.token_hex(5)[:9] if self.short_ids else f"call_{secrets.token_hex(12)}"
 
-    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as a model of the family writes it, for a prompt. For styles of JSON."""
-        said = json.dumps(arguments, ensure_ascii=False)
-        call = f"{self.open}{self.before}{name}{self.after}{said}{self.behind}"
-        return f"{self.wrap[0]}{call}{self.wrap[1]}"
+    def write(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
+        """Calls as a model of the family writes them, for a prompt. For JSON and Python."""
+        made = []
+        for name, arguments in calls:
+            said = json.dumps(arguments, ensure_ascii=False)
+            if self.style == "python":
+                said = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
+            made.append(f"{self.open}{self.before}{name}{self.after}{said}{self.behind}")
+        return f"{self.wrap[0]}{self.between.join(made)}{self.wrap[1]}"
 
 
 _NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
@@ -129,15 +178,97 @@ HARMONY = Row(  # gpt-oss
     channels=True,
 )  # fmt: skip
 
+_PARAMETER = Tags("<parameter=", ">", "</parameter>", "</function>", gap="\n")
+_ARG = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</tool_call>")
+_HY = ":opensource>"  # ends every tag of Hy3
+
 # The first that finds a template's own call is the template's: special ones come first.
 ROWS = (
     HARMONY,
+    Row(  # Kimi K2 and Linear
+        "kimi",
+        open="<|tool_call_begin|>", before="functions.", id_mark=":", id_form="[0-9]+",
+        after="<|tool_call_argument_begin|>", behind="<|tool_call_end|>",
+        wrap=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), named_ids=True,
+    ),
     Row(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
         "tags",
         open="<tool_call>", before="\n<function=", after=">\n", behind="\n</tool_call>",
-        between="\n", style="tags",
+        between="\n", style="tags", tags=_PARAMETER,
+    ),
+    Row(  # Seed-OSS
+        "seed",
+        open="<seed:tool_call>", before="\n<function=", after=">\n", behind="\n</seed:tool_call>",
+        between="\n", style="tags", tags=replace(_PARAMETER, gap=""),
+    ),
+    Row(  # MiniMax M2
+        "invoke",
+        open='\n<invoke name="', after='">\n', style="tags",
+        wrap=("<minimax:tool_call>", "\n</minimax:tool_call>"),
+        tags=Tags('<parameter name="', '">', "</parameter>", "</invoke>"),
+    ),
+    Row(  # GLM 4.5 and 4.6, Ling 3, Laguna XS
+        "arg", open="<tool_call>", after="\n", between="\n", style="tags", tags=_ARG,
+    ),
+    Row(  # GLM 4.7, Laguna S
+        "arg-tight",
+        open="<tool_call>", style="tags",
+        tags=replace(_ARG, then="</arg_key><arg_value>", behind=""),
+    ),
+    Row(  # Hy3
+        "arg-hy",
+        open=f"\n<tool_call{_HY}", after=f"<tool_sep{_HY}\n", style="tags",
+        wrap=(f"<tool_calls{_HY}", f"\n</tool_calls{_HY}"),
+        tags=Tags(
+            f"<arg_key{_HY}", f"</arg_key{_HY}\n<arg_value{_HY}", f"</arg_value{_HY}",
+            f"</tool_call{_HY}",
+        ),
     ),
     HERMES,
+    Row(  # LFM2
+        "python",
+        after="(", between=", ", wrap=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        style="python", told_by="List of tools: ",
+    ),
+    Row(  # OLMo 3
+        "python-lines",
+        after="(", between="\n", wrap=("<function_calls>", "</function_calls>"), style="python",
+    ),
+    Row(  # Nemotron Nano 2
+        "toolcall",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("<TOOLCALL>[", "]</TOOLCALL>"), style="object",
+    ),
+    Row(  # Apriel, Jamba
+        "tool-calls",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("<tool_calls>[", "]</tool_calls>"), style="object",
+    ),
+    Row(  # MiniMax M1
+        "tool-lines",
+        before=_NAME, after=_ARGUMENTS, behind="}", between="\n",
+        wrap=("<tool_calls>\n", "\n</tool_calls>"), style="object",
+    ),
+    Row(  # Granite 3
+        "granite",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("<|tool_call|>[", "]"), style="object", also=("<tool_call>[",),
+        told_by="with <|tool_call|> followed by a JSON list",
+    ),
+    Row(  # Phi 4 mini
+        "phi",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("<|tool_call|>[", "]<|/tool_call|>"), style="object", told_by="<|/tool|>",
+    ),
+    Row(  # Apertus
+        "by-name",
+        open='{"', after='": ', behind="}", between=", ",
+        wrap=("<|tools_prefix|>[", "]<|tools_suffix|>"),
+    ),
+    Row(  # GigaChat 3.1
+        "function-call",
+        open="<|function_call|>", before=_NAME, after=_ARGUMENTS, behind="}", style="object",
+    ),
     Row(  # Mistral Small 3.2
         "mistral-id",
         open="[TOOL_CALLS]", after="[ARGS]", id_mark="[CALL_ID]", short_ids=True,

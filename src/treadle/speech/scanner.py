@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
 from treadle.answer import overlap
 from treadle.record import dataclass
-from treadle.speech.arguments import (
-    CallObject,
-    JsonReader,
-    OwnReader,
-    Reader,
-    TagReader,
-    read_call,
-)
+from treadle.speech.arguments import CallObject, read_call
+from treadle.speech.readers import JsonReader, OwnReader, PythonReader, Reader, TagReader
 from treadle.speech.rows import Channels, Row, Thought
 from treadle.speech.said import Said, ToolCall, merged
 from treadle.speech.schemas import with_colons
@@ -144,7 +138,7 @@ class Scanner:
         row = self._row
         marks = [Channels.end] if self._speech.channels else []
         if row is not None and row.trigger and not row.channels:
-            marks += [*row.triggers, row.open] if row.open else row.triggers
+            marks += row.starts
         if not marks:
             return self._in_rest(last)
         text, found = self._until(marks, last)
@@ -190,11 +184,11 @@ class Scanner:
         assert row is not None
         if row.style == "object":
             return self._in_object(last)
-        end = "{" if not row.after else row.after.strip() or row.after
+        end, kept = row.head_end
         head, found, rest = text.partition(end)
         if not found and not last and len(text) < MAX_HEAD:
             return []
-        rest = end + rest if found and not row.after else rest
+        rest = end + rest if found and kept else rest
         said = head.strip().removeprefix(row.before.strip())
         name, own, id = said.partition(row.id_mark) if row.id_mark else (said, "", "")
         if found and row.content and name == row.content:
@@ -207,8 +201,8 @@ class Scanner:
         elif name not in self._speech.tools:
             return self._no_call()
         self._raw, self._held = self._raw + text[: len(text) - len(rest)], rest
-        schema = self._speech.tools[name]
-        self._begin(name, _READERS[row.style](schema), id if own else "")
+        reader = _reader(row, self._speech.tools[name])
+        self._begin(name, reader, f"functions.{said}" if row.named_ids else id if own else "")
         return []
 
     def _in_object(self, last: bool) -> list[Said]:
@@ -322,12 +316,13 @@ class Scanner:
         row = self._row
         assert row is not None
         text = self._held.lstrip().removeprefix(row.between.strip()).lstrip()
-        end, open = row.wrap[1].lstrip(), row.open or "{"
+        end, open = row.wrap[1].lstrip(), row.first.lstrip()
         if text.startswith(end):
             self._behind(text[len(end) :], "content")
-        elif text.startswith(open):
-            self._raw += row.open
-            self._held, self._state = text[len(row.open) :], "head"
+        elif text.startswith(open) and text and not end.startswith(text):
+            size = len(open) if row.open else 0
+            self._raw += text[:size]
+            self._held, self._state = text[size:], "head"
         elif text and not end.startswith(text) and not open.startswith(text):
             return self._no_call()
         elif last:
@@ -374,11 +369,13 @@ class Scanner:
         return text, ""
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Reader]] = {
-    "json": lambda schema: JsonReader(),
-    "own": lambda schema: OwnReader(with_colons(schema)),
-    "tags": TagReader,
-}
+def _reader(row: Row, schema: Mapping[str, Any]) -> Reader:
+    """What reads a call's arguments."""
+    if row.tags is not None:
+        return TagReader(schema, row.tags)
+    if row.style == "own":
+        return OwnReader(with_colons(schema))
+    return PythonReader() if row.style == "python" else JsonReader()
 
 
 def _begins(text: str, mark: str) -> bool:

@@ -50,9 +50,20 @@ def compiled(source: str) -> Template:
     return _environment().from_string(source)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """One in which lists may grow and shrink: templates of Kimi keep ids in one. What they are
+    given are copies.
+    """
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(
+            obj, attr, value
+        )
+
+
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], cache_size=0
     )
     environment.filters["tojson"] = _tojson
