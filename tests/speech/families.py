@@ -100,6 +100,12 @@ FAMILIES = {
         "<minimax:tool_call>", f'\n<invoke name="f">\n{_INVOKE}</invoke>', "",
         '\n<invoke name="g">\n</invoke>', "\n</minimax:tool_call>",
     ),
+    "param": twice(
+        '<function name="f"><param name="text"><![CDATA[é}\n"<]]></param>'
+        '<param name="n">-3</param><param name="list">["a", "b"]</param></function>',
+        '<function name="g"></function>',
+        "\n",
+    ),
     "arg": twice(f"<tool_call>f\n{_ARG}</tool_call>", "<tool_call>g\n</tool_call>", "\n"),
     "arg-tight": twice(f"<tool_call>f{_TIGHT}</tool_call>", "<tool_call>g</tool_call>"),
     "arg-hy": enclosed(
@@ -221,6 +227,12 @@ TEMPLATES = {
     "invoke": tag_template(
         '<invoke name="{{ f.name }}">\n', '<parameter name="', '">', "</parameter>\n",
         "</invoke>\n", before="<minimax:tool_call>\n", behind="</minimax:tool_call>",
+    ),
+    "param": template(
+        f'<function name="{{{{ f.name }}}}">{_EACH}<param name="{{{{ k }}}}">'
+        "{% if v is string %}<![CDATA[{{ v }}]]>{% else %}{{ v | tojson }}{% endif %}</param>"
+        "{% endfor %}</function>",
+        between="\n",
     ),
     "arg": tag_template(
         "<tool_call>{{ f.name }}\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n",

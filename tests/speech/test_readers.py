@@ -91,6 +91,22 @@ def test_tags_with_more_white_space_or_less(name: str, white: str) -> None:
         assert (json.loads(told), held) == (ARGUMENTS, " and")
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("<![CDATA[a</param>]]>", "a</param>"), ("<![CDATA[]]>", ""), ("<![CDA", "<![CDA"),
+        ("a]]>", "a]]>"), ("", ""), ("<![CDATA[]]]>", "]"), ("<b>", "<b>"),
+    ],
+)  # fmt: skip
+def test_texts_in_quotes_or_not(written: str, text: str) -> None:
+    tags = row("param").tags
+    assert tags is not None
+    for size in (1, 2, 100):
+        reader = TagReader(TOOLS["f"], tags)
+        whole = f'<param name="text">{written}</param></function>'
+        assert in_pieces(reader, whole, size) == (json.dumps({"text": text}), "")
+
+
 def told(name: str, text: str) -> Told:
     speech = Speech(row=row(name), tools=TOOLS)
     return Told.of(speech.scanner().feed(text, last=True))

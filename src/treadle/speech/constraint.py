@@ -173,6 +173,10 @@ def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
             said, texts = rules.literal(f"{tags.open}{key}{tags.then}{tags.gap}"), texts_of(value)
             if texts is not None:
                 body = _text(rules, tags, texts)
+                if any(tags.quotes) and all(_is_free(each) for each in texts.schemas):
+                    before, behind = tags.quotes
+                    quoted = f"{rules.literal(before)} {rules.text_until(behind + tags.close)}"
+                    body = f"({quoted} | {body})"
             else:
                 body = f"{_value(rules, value, schema)} {rules.literal(tags.gap + tags.close)}"
             part = f"({said} {body} {rules.literal(tags.behind)})"
@@ -219,12 +223,17 @@ def _literal(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
     said, texts = [_value(rules, value, schema)], texts_of(value)
     for each in texts.schemas if texts is not None else ():
         said += [rules.literal(repr(word)) for word in choices(each)]
-        said += [_QUOTED] if not choices(each) and not limits(each) else []
+        said += [_QUOTED] if _is_free(each) else []
     if texts is not None and texts.null:
         said.append('"None"')
     if isinstance(value, Mapping) and value.get("type") == "boolean" and not choices(value):
         said.append('"True" | "False"')
     return f"({' | '.join(said)})"
+
+
+def _is_free(schema: Mapping[str, Any]) -> bool:
+    """Whether any text fulfils a schema of texts."""
+    return not choices(schema) and not limits(schema)
 
 
 def _text(rules: Rules, tags: Tags, texts: Texts) -> str:

@@ -64,6 +64,7 @@ class TagReader(Reader):
         self._n = 0
         self._key: str | None = None  # of the value that is being read
         self._text = self._begun = False  # it is a text; its beginning was read
+        self._gap = self._close = ""  # behind it
         self._nulls: list[str] = []  # that a text may turn out to be, whose quote is not told yet
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
@@ -100,11 +101,15 @@ class TagReader(Reader):
         return "}" if self._n else "{}", text.removeprefix(end)
 
     def _value(self, text: str, last: bool) -> tuple[str, str]:
-        gap, close = self._tags.gap, self._tags.close
         if not self._begun:
-            if not text and not last:
+            quote = self._tags.quotes[0]
+            if not last and (not text or (quote.startswith(text) and text != quote)):
                 return "", text
-            self._begun, text = True, text.removeprefix(gap)
+            self._begun, quoted = True, bool(quote) and text.startswith(quote)
+            text = text.removeprefix(quote if quoted else self._tags.gap)
+            self._gap = "" if quoted else self._tags.gap
+            self._close = f"{self._tags.quotes[1] if quoted else ''}{self._tags.close}"
+        gap, close = self._gap, self._close
         value, found, rest = text.partition(close)
         if not found and not last:
             keep = max(overlap(text, f"{gap}{close}"), overlap(text, close))

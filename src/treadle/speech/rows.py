@@ -57,7 +57,7 @@ class Channels:
 class Tags:
     """How a family writes an argument between tags: ``open KEY then VALUE close``, the value
     between two of ``gap``; ``behind`` each of them, and ``end`` behind all. White space within
-    ``then`` may be left out, or be more.
+    ``then`` may be left out, or be more. ``quotes`` may stand around texts.
     """
 
     open: str
@@ -66,6 +66,7 @@ class Tags:
     end: str
     gap: str = ""
     behind: str = "\n"
+    quotes: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,14 @@ ROWS = (
         open='\n<invoke name="', after='">\n', style="tags",
         wrap=("<minimax:tool_call>", "\n</minimax:tool_call>"),
         tags=Tags('<parameter name="', '">', "</parameter>", "</invoke>"),
+    ),
+    Row(  # MiniCPM 5
+        "param",
+        open='<function name="', after='">', between="\n", style="tags",
+        tags=Tags(
+            '<param name="', '">', "</param>", "</function>", behind="",
+            quotes=("<![CDATA[", "]]>"),
+        ),
     ),
     Row(  # GLM 4.5 and 4.6, Ling 3, Laguna XS
         "arg", open="<tool_call>", after="\n", between="\n", style="tags", tags=_ARG,
