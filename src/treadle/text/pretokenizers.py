@@ -6,6 +6,8 @@ before left whole. The expressions are those of the families' own tokenizer.json
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from treadle.record import dataclass
 
 
@@ -113,10 +115,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "falcon-h1": _LLAMA_BPE,
     "pixtral": _LLAMA_BPE,
     "lfm2": _LLAMA_BPE,
+    "jina-v5-nano": _LLAMA_BPE,
     "midm-2.0": _LLAMA_BPE,
     "smaug-bpe": PreTokenizer((_LLAMA3,)),
     "dbrx": PreTokenizer((_LLAMA3,)),
-    "glm4": PreTokenizer((_LLAMA3,)),
+    "glm4": PreTokenizer((_LLAMA3,), ignore_merges=True),
     "chatglm-bpe": PreTokenizer((_LLAMA3,)),
     # Qwen
     "qwen2": _QWEN2,
@@ -125,6 +128,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "hunyuan": _QWEN2,
     "megrez": _QWEN2,
     "kormo": _QWEN2,
+    "f2llmv2": _QWEN2,
     "laguna": PreTokenizer((r"[^\n]+|[\n]+", _gpt4(r"\p{N}"))),
     "qwen35": PreTokenizer((_gpt4(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),)),
     # Mistral
@@ -164,10 +168,12 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama4": _GPT_4O,
     "kanana2": _GPT_4O,
     "minimax-m2": _GPT_4O,
+    "granite-embed-multi-97m": replace(_GPT_4O, ignore_merges=True),
     # BLOOM
     "bloom": _BLOOM,
     "poro-chat": _BLOOM,
     "gpt3-finnish": _BLOOM,
+    "viking": PreTokenizer((*_BLOOM.patterns, r"\p{N}")),
     # the others
     "falcon": PreTokenizer((_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
@@ -185,10 +191,19 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "deepseek-v3": _DEEPSEEK_V3,
     "hunyuan-dense": _DEEPSEEK_V3,
+    "joyai-llm": _DEEPSEEK_V3,
     # Ling and Ring
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,
     "afmoe": _TRINITY,
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _gpt4(r"\p{N}+")), ignore_merges=True),
+    # Signs keep apart from ends of lines
+    "seed-coder": PreTokenizer(
+        (
+            rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}"
+            rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",
+        )
+    ),
     # Cohere 2 with experts
     "cohere2moe": _TINY_AYA,
     "tiny_aya": _TINY_AYA,
