@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from treadle.models.archs.arch import (
     ALIBI,
+    BUCKETS,
+    DISTANCES,
     EXPERTS_GATING,
     EXPERTS_MEAN,
     EXPERTS_NORM,
@@ -36,6 +38,8 @@ ARCHS: dict[str, Arch] = {arch.name: arch for arch in (*DECODERS, *MIXTURES, *ST
 __all__ = [
     "ALIBI",
     "ARCHS",
+    "BUCKETS",
+    "DISTANCES",
     "EXPERTS_GATING",
     "EXPERTS_MEAN",
     "EXPERTS_NORM",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from treadle.models.archs.arch import (
     ALIBI,
     BEHIND,
+    BUCKETS,
+    DISTANCES,
     EMBD_NORM,
     EMBD_NORM_BIAS,
     LOCAL_BASE,
@@ -73,4 +75,15 @@ ENCODERS = (
         embd_scale=True,
     ),
     Arch("eurobert", graph="encoder"),
+    Arch(
+        "mpnet",
+        graph="encoder",
+        rope="none",
+        activation="gelu_erf",
+        gated=False,
+        norm="layer",
+        needs=POSITIONS | EMBD_NORM_BIAS | BEHIND | DISTANCES,
+        lacks=PRE_NORM | OUTPUT_NORM,
+        keys=((BUCKETS, 32),),
+    ),
 )

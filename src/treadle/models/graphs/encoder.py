@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.models.archs import TYPES, Arch
+from treadle.kernels.distances import FEWEST, REACH
+from treadle.models.archs import BUCKETS, DISTANCES, TYPES, Arch
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, EMBD_NORM_ROWS, MODEL_ROWS, embedding, states
 from treadle.models.graphs.reading import read_config
 from treadle.models.keys import Keys
-from treadle.models.structure import TensorRow
+from treadle.models.structure import Sizes, TensorRow
 
 ACTIVATION = "hidden_activation"
 # transformers' words, which llama.cpp's converter writes of ModernBERT.
@@ -32,6 +33,9 @@ def read(keys: Keys, arch: Arch) -> Config:
     config = read_config(keys, arch)
     if arch.needs >= TYPES and not config.n_types:  # so that what is missing has a shape
         config = replace(config, n_types=n_types if isinstance(n_types, int) else 2)
+    if arch.needs >= DISTANCES:
+        n_buckets = keys.integer(BUCKETS, lo=FEWEST, hi=2 * REACH)
+        config = replace(config, n_buckets=n_buckets)
     layers = (
         replace(at, causal=False, window=at.window // 2 + 1 if at.window else 0)
         for at in config.layers
@@ -47,13 +51,21 @@ def _activation(keys: Keys) -> str:
     return ACTIVATIONS[word]
 
 
+def _sizes(config: Config) -> Sizes:
+    own = {"n_buckets": config.n_buckets, "n_head": config.layers[0].n_head}
+    return {**DECODER.sizes(config), **own}
+
+
 ENCODER = replace(
     DECODER,
     outputs={"embedding": embedding, "states": states},
     rows=(
         *MODEL_ROWS,
+        # Numbers that scores get added by distance, for all layers that have none of their own.
+        TensorRow("blk.0.attn_rel_b.weight", ("n_buckets", "n_head"), optional=True),
         TensorRow("token_types.weight", ("n_types", "n_embd"), optional=True),  # the first for all
         *EMBD_NORM_ROWS,
     ),
+    sizes=_sizes,
     read=read,
 )
