@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,29 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.convert.test_hf_encoders import TEXTS, save
+from tests.convert.test_hf import convert, keys_of
+from tests.convert.test_hf_encoders import TEXTS, put_dense, save
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import N_VOCAB, compute_logits, float64_only
 from tests.tiny import rounding
 from treadle.convert.hf import open_hf, open_hf_source
 from treadle.convert.hf_families import FAMILIES
+from treadle.convert.recipe import plan_entries
 from treadle.errors import UnsupportedError
+from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.formats import by_name
 from treadle.kernels.attention import Attention
 
 LENGTH = 302  # tokens: more than twice the reach of distances, and no multiple of a page
 _SIZES = {"num_key_value_heads": 4, "pad_token_id": 1, "max_position_embeddings": LENGTH + 2}
 MPNET = Case("MPNet", "mpnet", _SIZES, "Model")
+_T5 = {"num_key_value_heads": 4, "d_kv": 32, "d_ff": 96}
+T5: dict[str, Case] = {
+    "t5": Case("T5", "t5encoder", {**_T5, "feed_forward_proj": "relu"}, "EncoderModel"),
+    "t5-gated": Case("T5", "t5encoder", {**_T5, "feed_forward_proj": "gated-gelu"}, "EncoderModel"),
+    "mt5": Case("MT5", "t5encoder", _T5, "EncoderModel"),
+    "umt5": Case("UMT5", "t5encoder", _T5, "EncoderModel"),
+}
 
 
 def text(n: int = LENGTH, seed: int = 7) -> list[int]:
@@ -129,3 +142,117 @@ def test_what_is_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps({**said, key: 24}))
         with pytest.raises(UnsupportedError, match=f"{key}: is 24"):
             open_hf(tmp_path)
+
+
+# -- T5 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", T5)
+def test_t5_in_place_and_converted(case: str, tmp_path: Path) -> None:
+    """Scores are not divided by the root of head_dim, and neither is what their rounding does."""
+    model, ids = save(T5[case], tmp_path / "hf"), text(200)
+    expected, bits = compute_logits(model, ids), []
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    for path, threads in ((tmp_path / "hf", 1), (made, 2)):
+        with treadle.load(path, threads=threads, kv="f32") as loaded:
+            assert loaded.config.ignored == ()
+            found, allowed = loaded.states(ids), math.sqrt(32) * rounding(loaded.config)
+            assert np.abs(found - expected).max() <= allowed * np.abs(expected).max()
+            bits.append(found)
+    assert np.array_equal(bits[0], bits[1])
+    plain = without_distances(model, ids)
+    assert np.abs(plain - expected).max() > 100 * allowed * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", ["t5", "umt5"])
+def test_what_is_written_of_t5(case: str, tmp_path: Path) -> None:
+    """The names that the gguf package lists; numbers by distance stay F32."""
+    gguf = pytest.importorskip("gguf")
+    arch = gguf.MODEL_ARCH.T5ENCODER
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
+    save(T5[case], tmp_path / "hf")
+    with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
+        assert file.metadata["general.architecture"] == gguf.MODEL_ARCH_NAMES[arch]
+        count = gguf.Keys.Attention.REL_BUCKETS_COUNT.format(arch="t5encoder")
+        assert file.metadata[count] == 32
+        for name in file.tensors:
+            stem = re.sub(r"\.\d+\.", ".{bid}.", name.removesuffix(".weight"))
+            assert stem in known, name
+        own = [name for name in file.tensors if "attn_rel_b" in name]
+        assert own == [f"enc.blk.{i}.attn_rel_b.weight" for i in range(3 if case == "umt5" else 1)]
+    source = open_hf_source(tmp_path / "hf")
+    found = {e.tensor.name: e.type.name for e in plan_entries(source, by_name("Q8_0"))}
+    source.close()
+    assert found["enc.blk.0.attn_o.weight"] == "Q8_0"
+    assert {found[name] for name in own} == {"F32"}
+
+
+def t5_unigram() -> Any:
+    """As T5's: an end, and no beginning."""
+    from tokenizers import Tokenizer, pre_tokenizers, trainers
+    from tokenizers.models import Unigram
+    from tokenizers.processors import TemplateProcessing
+
+    made = Tokenizer(Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>")
+    made.train_from_iterator(TEXTS * 3, trainer)
+    made.post_processor = TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return made
+
+
+def test_sentences_of_t5(tmp_path: Path) -> None:
+    """sentence-t5: a matrix behind the mean. A file that does not say so ends texts too, as in
+    llama.cpp.
+    """
+    model, reader = save(T5["t5"], tmp_path / "hf"), t5_unigram()
+    (matrix,) = put_dense(tmp_path / "hf", (48, 64))
+    reader.save(str(tmp_path / "hf" / "tokenizer.json"))
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    silent = GGUFWriter(tmp_path / "silent.gguf")
+    with open_gguf(made) as file:
+        for key, value in file.metadata.items():
+            if not key.startswith(("tokenizer.ggml.add_bos", "tokenizer.ggml.add_eos")):
+                silent.add(key, value, file.types[key])
+        for name, tensor in file.tensors.items():
+            silent.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
+        silent.write()
+    ids = reader.encode(TEXTS[0]).ids
+    assert ids[-1] == 1
+    expected = compute_logits(model, ids).mean(0) @ matrix.T
+    expected /= np.linalg.norm(expected)
+    for path in (tmp_path / "hf", made, tmp_path / "silent.gguf"):
+        with treadle.load(path, kv="f32") as loaded:
+            assert loaded.tokenizer.encode(TEXTS[0]) == ids
+            found = np.array(loaded.embed(TEXTS[0]))
+            allowed = math.sqrt(32) * rounding(loaded.config)
+            assert np.abs(found - expected).max() <= 2 * allowed
+
+
+@pytest.mark.parametrize("name", ["T5", "MT5", "UMT5"])
+def test_defaults_of_t5(name: str) -> None:
+    import transformers
+
+    left_out = {"model_type": name.lower(), "architectures": [f"{name}EncoderModel"]}
+    full = getattr(transformers, f"{name}Config")().to_dict()
+    assert keys_of(left_out) == keys_of({**full, **left_out})
+    assert keys_of(left_out)["general.architecture"] == "t5encoder"
+
+
+def test_what_is_refused_of_t5() -> None:
+    for head in ("T5ForConditionalGeneration", "T5Model"):
+        with pytest.raises(UnsupportedError, match="its decoder attends to an encoder"):
+            keys_of({"model_type": "t5", "architectures": [head]})
+    encoder = {"model_type": "t5", "architectures": ["T5EncoderModel"]}
+    for key, value in (
+        ("relative_attention_max_distance", 64),
+        ("feed_forward_proj", "gated-silu"),
+    ):
+        with pytest.raises(UnsupportedError, match=key):
+            keys_of({**encoder, key: value})
+    many = {"model_type": "mt5", "architectures": ["MT5EncoderModel"], "feed_forward_proj": "relu"}
+    with pytest.raises(UnsupportedError, match="feed_forward_proj: 'relu'"):
+        keys_of(many)

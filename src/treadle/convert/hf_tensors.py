@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 # Matrices that GGUF has in F32 whatever the others are in.
 SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
-    "attn_rel_b.weight",
     *(f"ffn_{one}_exps.bias" for one in ("gate", "up", "down")),
     "ssm_a",
     "ssm_d",
@@ -237,6 +236,8 @@ def check_named(
 def renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[str, Named]:
     """As files of the architecture call it, where that is not the graph's name."""
     for theirs, ours in names:
+        if theirs.endswith(".") and name.startswith(ours):
+            name = theirs + name.removeprefix(ours)
         if layer_of(name)[1] == ours:
             name = name.removesuffix(ours) + theirs
     return name, replace(named, name=name)

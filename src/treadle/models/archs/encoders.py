@@ -9,6 +9,7 @@ from treadle.models.archs.arch import (
     DISTANCES,
     EMBD_NORM,
     EMBD_NORM_BIAS,
+    GATE,
     LOCAL_BASE,
     OUTPUT_NORM,
     PATTERN,
@@ -16,6 +17,7 @@ from treadle.models.archs.arch import (
     POST_NORM,
     PRE_NORM,
     QK_NORM,
+    SCALE,
     TYPES,
     Arch,
 )
@@ -85,5 +87,19 @@ ENCODERS = (
         needs=POSITIONS | EMBD_NORM_BIAS | BEHIND | DISTANCES,
         lacks=PRE_NORM | OUTPUT_NORM,
         keys=((BUCKETS, 32),),
+    ),
+    Arch(
+        "t5encoder",
+        graph="encoder",
+        rope="none",
+        activation="gelu",
+        needs=DISTANCES,
+        lacks=GATE,
+        keys=((BUCKETS, 32), (SCALE, 1.0)),
+        names=(
+            ("attn_o.weight", "attn_output.weight"),
+            ("enc.output_norm.weight", "output_norm.weight"),
+            ("enc.blk.", "blk."),
+        ),
     ),
 )

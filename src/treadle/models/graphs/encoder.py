@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treadle.kernels.distances import FEWEST, REACH
-from treadle.models.archs import BUCKETS, DISTANCES, TYPES, Arch
+from treadle.models.archs import BUCKETS, DISTANCES, GATE, TYPES, Arch
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, EMBD_NORM_ROWS, MODEL_ROWS, embedding, states
 from treadle.models.graphs.reading import read_config
@@ -30,6 +30,8 @@ def read(keys: Keys, arch: Arch) -> Config:
     n_types = keys.gguf.metadata.get(N_TYPES)
     if n_types == 1 and not keys.gguf.tensors.keys() >= TYPES:
         arch = replace(arch, needs=arch.needs - TYPES)  # DistilBERT has none
+    if arch.lacks >= GATE and "blk.0.ffn_gate.weight" not in keys.gguf.tensors:
+        arch = replace(arch, gated=False, activation="relu")  # the first T5; no key says it
     config = read_config(keys, arch)
     if arch.needs >= TYPES and not config.n_types:  # so that what is missing has a shape
         config = replace(config, n_types=n_types if isinstance(n_types, int) else 2)

@@ -132,6 +132,7 @@ KEYS_ALONE = "attention_keys"  # there is no matrix for values
 GATE = "attention_gate"  # behind each head's queries there is a gate of its output
 SOFTPLUS = "attention_softplus"  # a matrix makes a gate, of which the softplus counts
 SOFTPLUS_HEADS = "attention_softplus_heads"  # one value for each head
+OWN_DISTANCES = "attention_distances"  # scores have numbers of its own added by distance
 HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (
