@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treadle.kernels.distances import REACH, buckets, by_distance, row_values
+from treadle.kernels.distances import buckets, by_distance, row_values
 from treadle.kernels.kv import PAGE
+from treadle.models.archs import REACH
 
 
 def test_buckets_of_t5() -> None:

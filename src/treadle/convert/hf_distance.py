@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_names import BERT, Names
-from treadle.kernels.distances import REACH
-from treadle.models.archs import BUCKETS
+from treadle.files.keys import Keys
+from treadle.models.archs import BUCKETS, REACH
 
 _MPNET: Names = {
     "embeddings.word_embeddings": "token_embd",
@@ -37,6 +37,13 @@ _T5: Names = {
     "layer.1.DenseReluDense.wi_1": "ffn_up",
     "layer.1.DenseReluDense.wo": "ffn_down",
 }
+_GATED_GELU = "gated-gelu"
+
+
+def _gated(keys: Keys) -> Family | None:
+    return _GATED if keys.get("feed_forward_proj") == _GATED_GELU else None
+
+
 _T5_ENCODER = Family(
     "t5encoder",
     {
@@ -65,14 +72,14 @@ _T5_ENCODER = Family(
     },
     activation="relu",
     only={"relative_attention_max_distance": REACH, "is_decoder": False},
-    variant=lambda keys: _GATED if keys.get("feed_forward_proj") == _GATED.activation else None,
+    variant=_gated,
     more=lambda keys, n_layer: {BUCKETS: keys.integer("relative_attention_num_buckets")},
 )
-_GATED = replace(_T5_ENCODER, activation="gated-gelu", variant=lambda keys: None)
+_GATED = replace(_T5_ENCODER, activation=_GATED_GELU, variant=lambda keys: None)
 # Of many languages: mT5, and UMT5, whose layers have numbers of their own.
 _MANY = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
 _MANY_ENCODER = replace(
-    _GATED, defaults={**_GATED.defaults, **_MANY, "feed_forward_proj": _GATED.activation}
+    _GATED, defaults={**_GATED.defaults, **_MANY, "feed_forward_proj": _GATED_GELU}
 )
 
 # What a model_type is where config.json says that the model is its encoder alone.

@@ -12,9 +12,6 @@ import numpy as np
 
 from treadle.kernels.kv import PAGE
 
-REACH = 128  # tokens, of all models so far: GGUF has no key for it
-FEWEST = 4  # buckets
-
 
 def buckets(distances: np.ndarray, n_buckets: int, reach: int) -> np.ndarray:
     """The bucket of each distance, key - query, in tokens. In float32, as the models' own code:

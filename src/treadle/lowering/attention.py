@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.attention import Attention
-from treadle.kernels.distances import REACH, by_distance
+from treadle.kernels.distances import by_distance
 from treadle.kernels.merge import Merge
 from treadle.kernels.spec import Grid, numbered
+from treadle.models.archs import REACH
 from treadle.plan import Buffer, Const
 
 if TYPE_CHECKING:

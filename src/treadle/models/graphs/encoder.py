@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.kernels.distances import FEWEST, REACH
-from treadle.models.archs import BUCKETS, DISTANCES, GATE, TYPES, Arch
+from treadle.models.archs import BUCKETS, DISTANCES, GATE, N_BUCKETS, TYPES, Arch
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, EMBD_NORM_ROWS, MODEL_ROWS, embedding, states
 from treadle.models.graphs.reading import read_config
@@ -36,7 +35,7 @@ def read(keys: Keys, arch: Arch) -> Config:
     if arch.needs >= TYPES and not config.n_types:  # so that what is missing has a shape
         config = replace(config, n_types=n_types if isinstance(n_types, int) else 2)
     if arch.needs >= DISTANCES:
-        n_buckets = keys.integer(BUCKETS, lo=FEWEST, hi=2 * REACH)
+        n_buckets = keys.integer(BUCKETS, lo=N_BUCKETS[0], hi=N_BUCKETS[-1])
         config = replace(config, n_buckets=n_buckets)
     layers = (
         replace(at, causal=False, window=at.window // 2 + 1 if at.window else 0)
