@@ -113,7 +113,9 @@ def softcap(x: Array, cap: float) -> Array:
 
 
 def activate(x: Array, activation: str) -> Array:
-    """silu; gelu by its tanh approximation, or by the error function; relu squared."""
+    """silu; gelu by its tanh approximation, or by the error function; relu, and its square."""
+    if activation == "relu":
+        return np.maximum(x, 0.0)
     if activation == "relu2":
         return np.where(x > 0, x * x, 0.0)
     if activation == "gelu_erf":

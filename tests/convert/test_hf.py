@@ -459,6 +459,7 @@ _CLASSES = {
     "llama4_text": "Llama4Text",
     "mellum": "Mellum",
     "mistral4": "Mistral4",
+    "mpnet": "MPNet",
     "mpt": "Mpt",
     "olmo": "Olmo",
     "phi": "Phi",

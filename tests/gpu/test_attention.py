@@ -14,7 +14,7 @@ from tests.gpu.machine import ISA, some
 from tests.kernels import registry
 from tests.kernels.harness import Memory, assert_close, call
 from tests.kernels.registry import ATTENTIONS
-from tests.kernels.test_attention import BATCH, Cache, build_run, sinks_of, tolerance
+from tests.kernels.test_attention import BATCH, Cache, build_run, distances_of, sinks_of, tolerance
 from treadle.gpu.kernels.attention import SimtAttention
 from treadle.gpu.kernels.attention_tile import TileAttention
 from treadle.gpu.kernels.block import instead
@@ -104,6 +104,7 @@ def check(spec: Attention, isa: Isa, blocks: Memory, rng: np.random.Generator) -
     x[:, width:] = np.nan
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
     args["sinks"] = blocks.copy(sinks_of(spec, rng), name="sinks")
+    args["distances"] = blocks.copy(distances_of(spec, rng), name="distances")
     whole, _ = build_run(spec, cache, split=False)
     expected = np.full((n, out_stride), np.nan)
     spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, few=0, **args), whole)

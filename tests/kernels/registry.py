@@ -128,6 +128,7 @@ PACKS = [
     Pack("gelu_erf", "q8", 352, 6),
     # Without a gate.
     Pack("relu2", "q8", 352, 6, gated=False),
+    Pack("relu", "f32", 172, 5, gated=False),
     Pack("relu2", "bf16", SLICE + 172, 32, gated=False),
     Pack("gelu", "f32", 172, 1, gated=False),
     Pack("gelu_erf", "f32", 172, 6, gated=False),
@@ -237,6 +238,10 @@ ATTENTIONS = [
     Attention("f16", 8, 8, 64, 4, causal=False, alibi=8.0),
     Attention("q8_0", 12, 4, 32, 1, alibi=8.0),
     Attention("bf16", 6, 6, 20, 3, 20, 1, 20.0, causal=False, alibi=4.0),
+    # Numbers by distance: past their reach and not, heads that share keys, a window, a cap.
+    Attention("f16", 8, 8, 64, 4, causal=False, reach=128),
+    Attention("q8_0", 12, 4, 32, 1, reach=21),
+    Attention("bf16", 6, 6, 20, 3, 90, 1, 20.0, causal=False, reach=40),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [

@@ -32,6 +32,7 @@ from treadle.isa.isa import Isa
 from treadle.kernels.attention import Attention
 from treadle.kernels.attention_item import ITEM, SPAN, alibi_slopes
 from treadle.kernels.attention_words import LIMIT
+from treadle.kernels.distances import row_values
 from treadle.kernels.kv import PAGE
 from treadle.kernels.merge import MERGE, Merge
 from treadle.kernels.spec import numbered
@@ -117,6 +118,15 @@ def sinks_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
     return sinks
 
 
+def distances_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
+    """A number of each head for each distance; past the reach equal ones."""
+    end, n_head = spec.reach + PAGE, spec.n_head
+    made = rng.standard_normal((n_head, row_values(spec.reach))).astype(np.float32)
+    made[:, : end - spec.reach] = made[:, :1]
+    made[:, end + spec.reach :] = made[:, -1:]
+    return made * 4
+
+
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     """The bound above for the whole batch, with the largest |k| and |v| of all."""
     page = spec.page
@@ -136,6 +146,8 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     longest = max(s.history + s.n for s in BATCH)
     if spec.alibi:
         score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
+    if spec.reach:  # of a number below 6 * 4: the rounding of LOG2_E, and of the sum
+        score += 2 * U32 * 6 * 4
     if spec.words:
         length = float(np.linalg.norm(q.reshape(-1, spec.head_dim), axis=1).max()) * longest_key
         score += (spec.head_dim**0.5 / LIMIT + spec.head_dim / 4 / LIMIT**2) * length
@@ -172,6 +184,7 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
     sinks = sinks_of(spec, rng)
     args["sinks"] = memory.copy(sinks, name="sinks")
+    args["distances"] = memory.copy(distances_of(spec, rng), name="distances")
 
     # The twin does not split; that splitting changes nothing is what is tested.
     whole, _ = build_run(spec, cache, split=False)
@@ -201,7 +214,9 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         assert (pool == cache.pool).all()
 
 
-@pytest.mark.parametrize("spec", [ATTENTIONS[i] for i in (0, 5, 7, 10, -6, -4)], ids=registry.name)
+@pytest.mark.parametrize(
+    "spec", [ATTENTIONS[i] for i in (0, 5, 7, 10, -9, -7, -2)], ids=registry.name
+)
 def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.dims_v
@@ -215,6 +230,7 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
         )
         parts = {"out": out, "partials": partials, "out_stride": width}
         parts["sinks"] = sinks_of(spec, np.random.default_rng(3))
+        parts["distances"] = distances_of(spec, np.random.default_rng(3))
         given = spec.args(qkv=x, pool=cache.pool, stride=x.shape[1], few=0, **parts, **cache.places)
         spec.run_ref(given, run)
         merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool, spec.sinks)

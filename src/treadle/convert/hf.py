@@ -274,6 +274,10 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     """
     checkpoint = read_checkpoint(path)
     hyper = checkpoint.hyper
+    if hyper.family.in_place:
+        checkpoint.weights.close()
+        what = "GGUF has no architecture for it, so it is not converted: it runs from its folder"
+        raise UnsupportedError(f"{checkpoint.path}: {hyper.family.arch}: {what}")
     named = without_copy(checkpoint.tensors) if hyper.tied else checkpoint.tensors
     tensors = {name: _source(each, hyper) for name, each in named.items()}
     for name, values in hyper.factors.items():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.hf_distance import ENCODERS_OF
 from treadle.convert.hf_families import FAMILIES
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_made import Rule
@@ -179,6 +180,8 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
         name = part.kind
         if (inner := keys.within(part.at)) is not None:  # older folders have its keys outside
             keys, name = inner, inner.text("model_type", name)
+    if isinstance(name, str) and _kinds(Keys(config, path), "EncoderModel"):
+        name = ENCODERS_OF.get(name, name)
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.60}"
         raise FileError(found, path=path, where="model_type", expected="a name")

@@ -11,6 +11,7 @@ from typing import Any
 from treadle.convert.hf_afmoe import AFMOE
 from treadle.convert.hf_bailing import BAILING_VARIANTS, BAILINGS
 from treadle.convert.hf_classics import CLASSIC_VARIANTS, CLASSICS
+from treadle.convert.hf_distance import DISTANCE
 from treadle.convert.hf_dots import DOTS
 from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_exaone_moe import EXAONE_MOE
@@ -314,6 +315,6 @@ FAMILIES: dict[str, Family] = {
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
-FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
+FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

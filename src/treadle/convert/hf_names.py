@@ -164,9 +164,9 @@ HEADS = (
 # A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
     r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
-    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\.)?"
+    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|mpnet\.|nomic_bert\.|backbone\.)?"
 )
-_LAYER = r"(?P<layers>(?:encoder\.)?layers?|h|blocks)\.(?P<layer>0|[1-9]\d{0,5})\."
+_LAYER = r"(?P<layers>(?:encoder\.)?(?:layers?|block)|h|blocks)\.(?P<layer>0|[1-9]\d{0,5})\."
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
 NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.{_KIND}")
 OLDER_KINDS = {"gamma": "weight", "beta": "bias"}  # of BERT's first checkpoints

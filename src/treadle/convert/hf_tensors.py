@@ -236,6 +236,8 @@ def check_named(
 def renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[str, Named]:
     """As files of the architecture call it, where that is not the graph's name."""
     for theirs, ours in names:
+        if theirs.endswith(".") and name.startswith(ours):
+            name = theirs + name.removeprefix(ours)
         if layer_of(name)[1] == ours:
             name = name.removesuffix(ours) + theirs
     return name, replace(named, name=name)

@@ -64,6 +64,7 @@ ACTIVATIONS = {
     "silu": Activation(math.silu, _silu),
     "gelu": Activation(math.gelu, _gelu),  # the tanh form
     "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # as it is defined
+    "relu": Activation(math.relu, lambda y: np.maximum(y, 0.0)),
     "relu2": Activation(math.relu2, _relu2),
     "swiglu_clamped": Activation(
         math.silu_clamped, _silu_clamped, math.clamped_plus_one, _clamped_plus_one

@@ -7,7 +7,8 @@ time::
     l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
 
 With a sink, a score s of each head that no value belongs to, m begins as log2(e) s and l as 1. With
-ALiBi each score loses its key's distance times the head's slope.
+ALiBi each score loses its key's distance times the head's slope; with numbers by distance it gains
+that of its head and distance (``distances.py``).
 
 A part of few tokens (a text that is being written) has items of one token each, whatever else is
 in the batch. A long history is cut into runs of SPLIT keys, each an item of its own, so that every
@@ -26,6 +27,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
 from treadle.kernels.attention_item import ITEM, LOWEST, SPAN, Queries, alibi_slopes
+from treadle.kernels.distances import row_values
 from treadle.kernels.kv import PAGE
 from treadle.kernels.spec import Args, Frame, numbered, run_offset
 from treadle.record import dataclass
@@ -43,12 +45,13 @@ class Attention(Queries):
     op: ClassVar[str] = "attention"
     args = Args(
         "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few "
-        "sinks:const?"
+        "sinks:const? distances:const?"
     )
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | ({"sinks"} if self.sinks else set())
+        asked = {"sinks": self.sinks, "distances": self.reach}
+        return self.args.required | {name for name, there in asked.items() if there}
 
     def scratch(self, lanes: int) -> int:
         if self.matrix:
@@ -139,6 +142,10 @@ class Attention(Queries):
                     kept = keys[keep]
                     if self.alibi:
                         score -= alibi_slopes(self.n_head, self.alibi)[head] * abs(kept - pos)
+                    if self.reach:
+                        end = self.reach + PAGE
+                        row = args.distances.reshape(self.n_head, row_values(self.reach))[head]
+                        score += row[np.clip(kept - pos, -end, end - 1) + end]
                     hidden = (kept > pos) & self.causal
                     if self.window:
                         hidden |= abs(kept - pos) >= self.window

@@ -13,7 +13,8 @@ import numpy as np
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64
-from treadle.kernels.kv import Paged
+from treadle.kernels.distances import row_values
+from treadle.kernels.kv import PAGE, Paged
 from treadle.kernels.spec import Frame, load_record
 from treadle.record import dataclass
 
@@ -45,6 +46,7 @@ class Queries(Paged):
     latent: bool = False  # a value is its key's first dims
     alibi: float = 0.0  # 2**-alibi is the last slope of a power of two of heads; 0.0: none
     words: bool = False  # products of 16-bit numbers, in vectors: dims and rows as for ``matrix``
+    reach: int = 0  # scores have a number by distance added: see kernels.distances; 0: none
 
     @property
     def heads(self) -> int:
@@ -159,6 +161,16 @@ class Item:
         first, behind = (head + 1.0) * (-1.0 / n), (head - n) * (-1.0 / n) - 0.5 / n
         power = k.select(head < float(n), first, behind) * self.spec.alibi
         return math.exp2(k, k.splat(power, ty)) * math.LOG2_E
+
+    def beside(self, g: Operand, distance: Val, n: int) -> Val:
+        """What the scores of ``n`` keys get added, of the group's g-th head; ``distance``: that of
+        the first key from the query, i64.
+        """
+        k, end = self.k, self.spec.reach + PAGE
+        head = self.group * self.spec.heads + g
+        row = self.frame.distances + head * (row_values(self.spec.reach) * 4)
+        first = k.max(k.min(distance, end - n), -end) + end
+        return k.load(row + first * 4, f32 * n, align=4)
 
     def partial(self, r: Operand) -> Val:
         """Where row ``r`` goes, where the item is a part of a history."""

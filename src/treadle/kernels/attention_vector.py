@@ -150,6 +150,10 @@ class VectorTile(Item):
                 score = math.tanh(k, score * (1 / cap)) * (cap * math.LOG2_E)
             if self.spec.alibi:
                 score = score - self.slopes[g] * k.abs((position - here).to(score.ty))
+            if self.spec.reach:
+                first = key + column - (self.item["position"] + self.token(t))
+                number = self.beside(g, first, lanes)
+                score = k.fma(number, k.const(math.LOG2_E, number.ty), score)
             score = k.select(seen, score, lowest)
             tops[r].v = k.max(tops[r].v, score)
             k.store(self.p + at, score, offset=4 * (r * SPAN * PAGE + column))

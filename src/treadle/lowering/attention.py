@@ -6,15 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.attention import Attention
+from treadle.kernels.distances import by_distance
 from treadle.kernels.merge import Merge
 from treadle.kernels.spec import Grid, numbered
-from treadle.plan import Buffer
+from treadle.models.archs import REACH
+from treadle.plan import Buffer, Const
 
 if TYPE_CHECKING:
     from treadle.lowering.steps import Steps
 
 
-def emit_attention(steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str = "") -> Buffer:
+def emit_attention(
+    steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
+) -> Buffer:
     """Of queries as scores want them, over what is in the layer's pages: f32 of all heads."""
     at = steps.config.layers[layer]
     pool = steps.cache.pool_of(at.kv_from)
@@ -34,12 +38,14 @@ def emit_attention(steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str
         at.latent is not None,
         steps.config.alibi,
         steps.word_attention,
+        REACH if distances else 0,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
     given: dict[str, Any] = {
         "qkv": qkv,
         "sinks": scores,
+        "distances": _by_distance(steps, f"{distances}.weight") if distances else None,
         "pool": pool.const,
         "out": out,
         "stride": qkv.row_bytes // 4,
@@ -81,3 +87,14 @@ def emit_attention(steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str
         grid = Grid(at.n_head, "n_tokens")
         steps.emit(f"{label}.rotate", back, grid, x=out, stride=out.row_bytes // 4)
     return out
+
+
+def _by_distance(steps: Steps, name: str) -> Const:
+    """The numbers of a matrix of buckets, for each distance; one copy for all plans and layers."""
+    steps.plan.tensors_used.add(name)
+    key = f"{name}:by distance"
+    if key not in steps.weights.consts:
+        made = by_distance(steps.weights.tensor(name).dequantize(), REACH)
+        return steps.weights.numbers(key, made.ravel().tolist())
+    (found,) = steps.weights.consts[key]
+    return found

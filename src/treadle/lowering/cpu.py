@@ -277,6 +277,7 @@ class CpuOps(Making, Ops):
         v: Rows | None = None,
         *,
         sinks: str = "",
+        distances: str = "",
     ) -> Rows:
         at = self.config.layers[layer]
         own, pool = (k is not None, v is not None), self.steps.cache.pool_of(at.kv_from)
@@ -285,11 +286,14 @@ class CpuOps(Making, Ops):
             pool.causal,
         ):
             raise UnsupportedError(f"L{layer}: keys and values unlike those of layer {at.kv_from}")
-        return self.attention(label, layer, self._rotated(label, layer, q, k, v), sinks)
+        qkv = self._rotated(label, layer, q, k, v)
+        return self.attention(label, layer, qkv, sinks, distances)
 
-    def attention(self, label: str, layer: int, qkv: Buffer, sinks: str = "") -> Rows:
+    def attention(
+        self, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
+    ) -> Rows:
         """Of queries as scores want them, over what is in the layer's pages."""
-        out = emit_attention(self.steps, label, layer, qkv, sinks)
+        out = emit_attention(self.steps, label, layer, qkv, sinks, distances)
         at = self.config.layers[layer]
         return Floats(label, at.n_head * at.head_dim_v, out)
 

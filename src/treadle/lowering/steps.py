@@ -61,7 +61,7 @@ class Steps:
             not deterministic
             and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
             and not any(at.latent for at in attending)
-            and not config.alibi
+            and not (config.alibi or config.n_buckets)
             and cache.kv != "f32"
             and not KV_FORMATS[cache.kv].packed
         )
@@ -75,7 +75,8 @@ class Steps:
         elif isa.simt is not None and not deterministic:
             dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
             narrow = cache.kv != "f32" and not KV_FORMATS[cache.kv].packed
-            apart = bool(config.alibi) or any(at.latent for at in attending)
+            added = config.alibi or config.n_buckets  # to scores
+            apart = bool(added) or any(at.latent for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
                 rows = isa.simt.tile_rows
         # Without few ones where bits must be a row's own: the size of its part must not show.

@@ -133,6 +133,7 @@ class Config:
     n_positions: int = 0  # rows of learned positions, and so the longest context; 0: there are none
     n_types: int = 0  # of tokens: the second is that of a pair's second text; 0: there are none
     alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
+    n_buckets: int = 0  # of distances, with numbers to add to scores (T5); 0: there are none
     clamp: float = 0.0  # queries, keys and values are kept between -clamp and clamp; 0.0: off
     scores: bool = False  # its head makes a number of a text, and it writes none
     n_streams: int = 1  # of states, of which layers compute one (AltUp)

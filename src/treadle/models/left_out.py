@@ -70,7 +70,6 @@ _REASONS: dict[str, str] = {
     "its decoder attends to an encoder, and distances add learned numbers to scores": (
         "t5 mt5 umt5"
     ),
-    "distances add learned numbers to its scores (T5)": "t5encoder",
     "it has adapters of its own, one for each task": "jina-bert-v3",
     "what it writes is read off pictures, which treadle does not read": "paddleocr paddleocr_vl",
     "its layers have further matrices for the tokens of pictures": "cogvlm",

@@ -95,7 +95,11 @@ def _rename(gguf: GGUF, theirs: str, name: str) -> None:
 
 
 def renamed(key: str, theirs: str, name: str) -> str:
-    """What the graph calls ``key``, "blk.N." in front or not."""
+    """What the graph calls ``key``, "blk.N." in front or not; or how it begins, where ``theirs``
+    ends with a dot.
+    """
+    if theirs.endswith("."):
+        return name + key.removeprefix(theirs) if key.startswith(theirs) else key
     is_it = key == theirs or key.endswith(f".{theirs}")
     return key.removesuffix(theirs) + name if is_it else key
 

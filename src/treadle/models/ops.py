@@ -104,13 +104,16 @@ class Ops(ABC):
         v: Rows | None = None,
         *,
         sinks: str = "",
+        distances: str = "",
     ) -> Rows:
         """Attention of each token over what its sequence holds, its own ``k`` and ``v`` included,
         which are kept in the layer's pool. Heads and window are the layer's, and whether tokens
         see those behind them; the scale of scores and their softcap the model's. ``q`` and ``k``
         are used up. They may be turned, normed, both in either order, or neither, both alike. A
         layer that reads another one's keys and values (``Layer.kv_from``) has ``q`` alone.
-        ``sinks`` names a vector with one more score for each head, of a key that has no value.
+        ``sinks`` names a vector with one more score for each head, of a key that has no value,
+        ``distances`` a matrix with a number of each head that scores get added, by the bucket that
+        the key's distance is in (``config.n_buckets`` of them).
         """
 
     @abstractmethod

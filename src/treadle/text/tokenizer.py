@@ -63,7 +63,9 @@ class Tokenizer(abc.ABC):
     tells_second = False  # of a pair, the second text has a type of its own: BERT's, not RoBERTa's
     pre = ""
 
-    def __init__(self, vocab: Vocab, *, add_bos: bool, add_sep: bool = False) -> None:
+    def __init__(
+        self, vocab: Vocab, *, add_bos: bool, add_eos: bool = False, add_sep: bool = False
+    ) -> None:
         self.vocab = vocab
         self.model = vocab.model
         self.n_vocab = vocab.n
@@ -78,7 +80,7 @@ class Tokenizer(abc.ABC):
         self._seen: dict[int, bytes] = {}
         prefix = "tokenizer.ggml.add_"
         self.add_bos = vocab.flag(f"{prefix}bos_token", add_bos) and self.bos is not None
-        self.add_eos = vocab.flag(f"{prefix}eos_token", False) and self.eos is not None
+        self.add_eos = vocab.flag(f"{prefix}eos_token", add_eos) and self.eos is not None
         self.add_sep = vocab.flag(f"{prefix}sep_token", add_sep) and self.sep is not None
 
     # -- what a kind of vocabulary must say -----------------------------------------------

@@ -31,7 +31,7 @@ class UnigramTokenizer(Tokenizer):
     pre = "default"
 
     def __init__(self, vocab: Vocab) -> None:
-        super().__init__(vocab, add_bos=False)
+        super().__init__(vocab, add_bos=False, add_eos=True)
         if self.unk is None:
             vocab.fail("tokenizer.ggml.unknown_token_id", "is missing", "a token id")
         if vocab.scores is None:

@@ -255,6 +255,8 @@ def attention(step: Step) -> list[Call]:
         raise UnsupportedError(f"{step.label}: latent attention")
     if spec.alibi:
         raise UnsupportedError(f"{step.label}: attention with ALiBi")
+    if spec.reach:
+        raise UnsupportedError(f"{step.label}: attention with numbers by distance")
     few = bool(given["few"])
     name = numbered("attn_few" if few else "attn_items", spec.pool)
     constants = (

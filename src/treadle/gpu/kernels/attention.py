@@ -184,6 +184,9 @@ class Rows:
         if spec.alibi:
             far = k.abs((key - here).to(i32)).to(f32)
             score = score - k.extract(self.slopes[r], 0) * far
+        if spec.reach:
+            number = item.beside(self.rows[r][1], key - here, 1)
+            score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:

@@ -36,7 +36,8 @@ def fits(spec: Attention, simt: Simt) -> bool:
     dims = spec.head_dim, spec.dims_v // split_of(spec.dims_v)
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
     pages = spec.kv != "f32" and not spec.page.fmt.packed and not spec.latent
-    return sizes and pages and not spec.alibi and ROWS <= spec.rows <= simt.tile_rows
+    plain = not (spec.alibi or spec.reach)
+    return sizes and pages and plain and ROWS <= spec.rows <= simt.tile_rows
 
 
 def split_of(dims_v: int) -> int:

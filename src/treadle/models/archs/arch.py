@@ -23,6 +23,8 @@ EMBD_NORM = frozenset({"token_embd_norm.weight"})
 EMBD_NORM_BIAS = EMBD_NORM | {"token_embd_norm.bias"}
 TYPES = frozenset({"token_types.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
+DISTANCES = frozenset({"blk.0.attn_rel_b.weight"})
+GATE = frozenset({"ffn_gate.weight"})
 SSM_NORMS = frozenset({"ssm_dt_norm.weight", "ssm_b_norm.weight", "ssm_c_norm.weight"})
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
@@ -37,6 +39,10 @@ LOCAL_BASE = "rope.freq_base_swa"
 ROPE_PATTERN = "attention.rope_pattern"  # a flag for each layer
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
 ALIBI = "attention.max_alibi_bias"
+BUCKETS = "attention.relative_buckets_count"
+N_BUCKETS = range(4, 257)  # that there can be
+REACH = 128  # tokens: all distances from there on are in one bucket; GGUF has no key for it
+SCALE = "attention.scale"
 TEMPERATURE = "attention.temperature_scale"
 TEMPERATURE_LENGTH = "attention.temperature_length"
 EXPERTS_NORM = "expert_weights_norm"
@@ -71,7 +77,8 @@ class Arch:
         where the others have 1/sqrt(head_dim): Gemma's 27B say so in no key.
     mixer: of layers with keys and values, a name in ``models.mixers.MIXERS``.
     state: of those that have none and keep a state instead.
-    names: tensors that files call otherwise, "blk.N." cut off: their name, and that of the graph.
+    names: tensors that files call otherwise, "blk.N." cut off: their name, and that of the graph;
+        or, with a dot behind them, how names of tensors begin.
     nextn: which states the layers read that predict further tokens: those behind the last layer,
         ``plain`` or ``normed``; "": treadle has none of this architecture's.
     pictures: its models read pictures too. treadle computes text alone, of which the three

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.models.archs import PATTERN, ROPE_PATTERN, WINDOW, Arch
+from treadle.models.archs import DISTANCES, PATTERN, ROPE_PATTERN, WINDOW, Arch
 from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
-from treadle.models.mixers.attention import HEAD_NORMS, SOFTPLUS, SOFTPLUS_HEADS
+from treadle.models.mixers.attention import HEAD_NORMS, OWN_DISTANCES, SOFTPLUS, SOFTPLUS_HEADS
 from treadle.models.rope import Rope, read_ropes
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
 
 def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str:
     """That of the architecture; or whether queries, keys and values are one matrix, their norms
-    have weights for each head, a gate one value for each, or queries are made of the states at
-    once.
+    have weights for each head, a gate one value for each, distances numbers of the layer's own,
+    or queries are made of the states at once.
     """
     if not n_head_kv:
         return arch.state
@@ -122,6 +122,8 @@ def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str
         return "latent" if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
     if arch.mixer != "attention":
         return arch.mixer
+    if i and arch.needs >= DISTANCES and f"blk.{i}.attn_rel_b.weight" in keys.gguf.tensors:
+        return OWN_DISTANCES
     if f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors:
         return FUSED_MIXER
     norm = keys.gguf.tensors.get(f"blk.{i}.{Q_NORM}")

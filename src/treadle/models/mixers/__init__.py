@@ -8,6 +8,7 @@ from treadle.models.mixers.attention import (
     ATTENTION_QKV,
     FUSED,
     GATE,
+    OWN_DISTANCES,
     SOFTPLUS,
     SOFTPLUS_HEADS,
 )
@@ -20,6 +21,7 @@ MIXERS = Late[Sublayer](
         "attention_shared": "attention.ATTENTION_SHARED",
         "attention_keys": "attention.ATTENTION_KEYS",
         "attention_head_norms": "attention.ATTENTION_HEAD_NORMS",
+        OWN_DISTANCES: "distances.DISTANCES",
         SOFTPLUS: "softplus.SOFTPLUS",
         SOFTPLUS_HEADS: "softplus.SOFTPLUS_HEADS",
         "latent": "latent.LATENT",

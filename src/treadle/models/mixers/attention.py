@@ -52,13 +52,19 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     k = placed(k, "k", layer.n_head_kv, layer.rope) if k else None
     v = g.norm(f"{at}.v_norm", v, "", heads=layer.n_head_kv) if v and layer.v_norm else v
     sinks = f"{blk}_sinks" if g.has(f"{blk}_sinks.weight") else ""
-    y = g.attend(at, i, q, k, v, sinks=sinks)
+    y = g.attend(at, i, q, k, v, sinks=sinks, distances=_distances(g, i))
     if gate is not None:
         word = "softplus_gate" if layer.mixer in (SOFTPLUS, SOFTPLUS_HEADS) else "sigmoid_gate"
         y = g.call(word, f"{at}.gate", y, gate)
     if g.has(f"{blk}_sub_norm.weight"):
         y = g.norm(f"{at}.sub_norm", y, f"{blk}_sub_norm", centred=g.config.centred)
     return g.linear(f"{at}.output", y, f"{blk}_output")
+
+
+def _distances(g: Ops, i: int) -> str:
+    """The matrix of numbers by distance: the layer's own, or else the first layer's."""
+    names = (f"blk.{j}.attn_rel_b" for j in (i, 0) if g.config.n_buckets)
+    return next((name for name in names if g.has(f"{name}.weight")), "")
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, Rows | None]:
@@ -126,6 +132,7 @@ KEYS_ALONE = "attention_keys"  # there is no matrix for values
 GATE = "attention_gate"  # behind each head's queries there is a gate of its output
 SOFTPLUS = "attention_softplus"  # a matrix makes a gate, of which the softplus counts
 SOFTPLUS_HEADS = "attention_softplus_heads"  # one value for each head
+OWN_DISTANCES = "attention_distances"  # scores have numbers of its own added by distance
 HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (

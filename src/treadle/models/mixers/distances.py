@@ -1,0 +1,11 @@
+"""Attention whose layer has numbers by distance of its own, where T5's have the first layer's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treadle.models.mixers.attention import ATTENTION
+from treadle.models.structure import TensorRow
+
+REL_B = "attn_rel_b.weight"
+DISTANCES = replace(ATTENTION, rows=(*ATTENTION.rows, TensorRow(REL_B, ("n_buckets", "n_head"))))
