@@ -51,7 +51,6 @@ _REASONS: dict[str, str] = {
     ),
     "each head's result has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
-    "some of its layers have no attention, or a matrix in its place": "deci nemotron-nas",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
     ),

@@ -22,6 +22,7 @@ MIXERS = Late[Sublayer](
         "attention_head_norms": "attention.ATTENTION_HEAD_NORMS",
         SOFTPLUS: "softplus.SOFTPLUS",
         SOFTPLUS_HEADS: "softplus.SOFTPLUS_HEADS",
+        "linear": "linear.LINEAR",
         "latent": "latent.LATENT",
         "latent_q": "latent.LATENT_Q",
         "shortconv": "shortconv.SHORTCONV",
