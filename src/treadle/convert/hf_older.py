@@ -4,9 +4,11 @@ that comes with their folders is not run: further rows of ``hf_families``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from treadle.convert.hf_family import Family
+from treadle.convert.hf_made import Rule, lower, upper
 from treadle.convert.hf_names import LLAMA, Names
 from treadle.files.keys import Keys
 
@@ -72,6 +74,51 @@ def _width(half: Keys, n_embd: int) -> int:
 
 
 _DECI: Names = {**LLAMA, "self_attn.linear_attn": "attn_output"}
+
+# -- OpenELM: heads and widths that grow from layer to layer -----------------------------------
+
+_MULTIPLIERS = "ffn_multipliers"
+
+
+def _growing(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Widths, a multiple of ``ffn_dim_divisor`` each: the nearest, or the next if that is less than
+    nine tenths.
+    """
+    given, step = keys.get(_MULTIPLIERS), keys.integer("ffn_dim_divisor")
+    each = given if isinstance(given, list) else [given] * n_layer
+    if len(each) != n_layer:
+        keys.fail(_MULTIPLIERS, f"has {len(each)} entries", f"{n_layer}, one per layer")
+    widths = list[int]()
+    for i, factor in enumerate(each):
+        one = Keys({f"{_MULTIPLIERS}[{i}]": factor}, keys.path, prefix=keys.prefix)
+        width = one.number(f"{_MULTIPLIERS}[{i}]", lo=1e-3, hi=1e3) * keys.integer("model_dim")
+        near = max(step, int(width + step / 2) // step * step)
+        widths.append(near + step if near < 0.9 * width else near)
+    return {"feed_forward_length": widths}
+
+
+def _gate_and_up(keys: Keys) -> Sequence[Rule]:
+    gives = {"ffn.gate.weight": upper, "ffn.up.weight": lower}
+    return (Rule(("ffn.proj_1.weight",), gives, side="B"),)
+
+
+_OPENELM: Names = {
+    "token_embeddings": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "attn_norm": "attn_norm",
+    "attn.qkv_proj": "attn_qkv",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "attn.out_proj": "attn_output",
+    "ffn_norm": "ffn_norm",
+    "ffn.gate": "ffn_gate",
+    "ffn.up": "ffn_up",
+    "ffn.proj_2": "ffn_down",
+}
+
+# -- the rows ---------------------------------------------------------------------------------
+
 _LLAMA = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 
 OLDER: dict[str, Family] = {
@@ -86,5 +133,41 @@ OLDER: dict[str, Family] = {
         "deci",
         {**_LLAMA, "vocab_size": 32000, "max_position_embeddings": 2048},
         older_words={"num_key_value_heads": "num_key_value_heads_per_layer"},
+    ),
+    "openelm": Family(
+        "openelm",
+        {
+            "rms_norm_eps": 1e-6,  # no key says it
+            "rope_freq_constant": 10000,
+            "tie_word_embeddings": True,
+            "vocab_size": 32000,
+            "max_context_length": 2048,
+            "model_dim": 2048,
+            "num_transformer_layers": 12,
+            "head_dim": 128,
+            _MULTIPLIERS: 4.0,
+            "ffn_dim_divisor": 256,
+        },
+        _OPENELM,
+        {
+            "hidden_size": "model_dim",
+            "num_hidden_layers": "num_transformer_layers",
+            "num_attention_heads": "num_query_heads",
+            "num_key_value_heads": "num_kv_heads",
+            "intermediate_size": "no key says it",
+            "max_position_embeddings": "max_context_length",
+            "rope_theta": "rope_freq_constant",
+            "hidden_act": "activation_fn_name",
+        },
+        older_activation="swish",
+        only={
+            "ffn_with_glu": True,
+            "normalization_layer_name": "rms_norm",
+            "normalize_qk_projections": True,
+            "share_input_output_layers": True,
+        },
+        n_ff_default=4,
+        made=_gate_and_up,
+        more=_growing,
     ),
 }

@@ -57,7 +57,7 @@ _REASONS: dict[str, str] = {
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose adapters that stand inside it": "graniteswitch",
     "its model is a program in its folder: transformers has none that treadle can be checked by": (
-        "llama-embed maincoder neo-bert openelm plamo plamo3 qwen"
+        "llama-embed maincoder neo-bert plamo plamo3 qwen"
     ),
     "its scores are divided by the size of a head, and no key of its files says so": "jais",
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",

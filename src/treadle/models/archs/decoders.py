@@ -119,6 +119,7 @@ DECODERS = (
     Arch("nemotron", activation="relu2", gated=False, norm="layer"),
     Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("deci", graph="thinned", rope="norm", state="linear"),  # Nemotron 49B, 51B, 253B; DeciLM
+    Arch("openelm", needs=QK_NORM),
     Arch("gptneox", activation="gelu_erf", gated=False, norm="layer"),  # Pythia
     Arch(
         "gpt2",
