@@ -5,12 +5,16 @@ that comes with their folders is not run: further rows of ``hf_families``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from treadle.convert.hf_family import Family
-from treadle.convert.hf_made import Rule, lower, upper
-from treadle.convert.hf_names import LLAMA, Names
+from treadle.convert.hf_made import Rows, Rule, lower, upper
+from treadle.convert.hf_names import GPT2, LLAMA, Names
 from treadle.files.keys import Keys
+from treadle.models.archs import ALIBI
 
 # -- DeciLM and Nemotron NAS: layers without attention, or without an FFN ---------------------
 
@@ -117,6 +121,54 @@ _OPENELM: Names = {
     "ffn.proj_2": "ffn_down",
 }
 
+# -- Jais: GPT-2 with a gate, ALiBi, and scales of maximal update parametrisation --------------
+
+
+def _scales(keys: Keys) -> tuple[float, float]:
+    """Of the embeddings, and of the logits."""
+    into = keys.number(
+        "mup_embeddings_scale", keys.number("embeddings_scale", 1.0, lo=1e-6), lo=1e-6
+    )
+    usual = keys.number("width_scale", 1.0, lo=1e-6)
+    out = keys.number("mup_output_alpha", 1.0, lo=1e-6)
+    return into, out * keys.number("mup_width_scale", usual, lo=1e-6)
+
+
+def _times(rows: Rows, factor: np.float32) -> Rows:
+    return np.asarray(rows * factor, np.float32)
+
+
+def _with_scales(keys: Keys) -> Sequence[Rule]:
+    """They become a part of the weights, as in GGUF. An output that is tied has another one."""
+    into, out = (partial(_times, factor=np.float32(scale)) for scale in _scales(keys))
+    scaled, head = {"wte.weight": into}, {_HEAD: out}
+    if not keys.flag("tie_word_embeddings", True):
+        return Rule(("wte.weight",), scaled, floats=True), Rule(
+            ("lm_head.weight",), head, floats=True
+        )
+    return Rule(("wte.weight",), scaled | head, floats=True), Rule(("lm_head.weight",), {})
+
+
+def _distances(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Where slopes are stretched for texts longer than those of training, these are the longest."""
+    kind = keys.text("position_embedding_type", "learned")
+    if kind != "alibi":
+        keys.refuse(
+            "position_embedding_type", f"{kind!r:.40}: treadle has alibi in this architecture"
+        )
+    by_size = keys.flag("mup_scale_qk_dot_by_d", keys.flag("scale_qk_dot_by_d", False))
+    if not by_size:
+        what = "is not true: treadle divides scores by the size of a head in this architecture"
+        keys.refuse("mup_scale_qk_dot_by_d", what)
+    longest = keys.integer("n_positions")
+    if (stretched := keys.within("alibi_scaling")) is not None:
+        longest = min(longest, stretched.integer("train_seq_len", longest))
+    return {"context_length": longest, ALIBI: 8.0}
+
+
+_HEAD = "scaled_head.weight"
+_JAIS: Names = {**GPT2, "scaled_head": "output", "mlp.c_fc2": "ffn_gate"}
+
 # -- the rows ---------------------------------------------------------------------------------
 
 _LLAMA = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
@@ -169,5 +221,35 @@ OLDER: dict[str, Family] = {
         n_ff_default=4,
         made=_gate_and_up,
         more=_growing,
+    ),
+    "jais": Family(
+        "jais",
+        {
+            "tie_word_embeddings": True,
+            "vocab_size": 50257,
+            "n_embd": 768,
+            "n_layer": 12,
+            "n_head": 12,
+            "n_positions": 1024,
+            "layer_norm_epsilon": 1e-5,
+        },
+        _JAIS,
+        {
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
+            "hidden_act": "activation_function",
+        },
+        only={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+        },
+        transposed=True,
+        n_ff_default=4,
+        made=_with_scales,
+        more=_distances,
     ),
 }

@@ -59,7 +59,6 @@ _REASONS: dict[str, str] = {
     "its model is a program in its folder: transformers has none that treadle can be checked by": (
         "llama-embed maincoder neo-bert plamo plamo3 qwen"
     ),
-    "its scores are divided by the size of a head, and no key of its files says so": "jais",
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
     "llama.cpp lists its name, and has no model behind it": "gptj",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (

@@ -120,6 +120,7 @@ DECODERS = (
     Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("deci", graph="thinned", rope="norm", state="linear"),  # Nemotron 49B, 51B, 253B; DeciLM
     Arch("openelm", needs=QK_NORM),
+    Arch("jais", graph="jais", rope="none", norm="layer", keys=((ALIBI, 8.0),)),
     Arch("gptneox", activation="gelu_erf", gated=False, norm="layer"),  # Pythia
     Arch(
         "gpt2",

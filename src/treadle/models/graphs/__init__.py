@@ -23,6 +23,7 @@ GRAPHS = Late[Graph](
         "nextn": "nextn.NEXTN",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
+        "jais": "unsaid.JAIS",
         "apertus": "apertus.APERTUS",
     },
 )
