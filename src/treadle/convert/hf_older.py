@@ -1,10 +1,11 @@
-"""Families whose layers differ in size, or lack a half; transformers has none of them, and the code
-that comes with their folders is not run: further rows of ``hf_families``.
+"""Families whose layers differ in size or lack a half, and some near GPT-2: further rows of
+``hf_families``. The code that comes with folders of families which transformers lacks is not run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -166,8 +167,67 @@ def _distances(keys: Keys, n_layer: int) -> dict[str, Any]:
     return {"context_length": longest, ALIBI: 8.0}
 
 
+_GPT_WORDS = {
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+}
 _HEAD = "scaled_head.weight"
 _JAIS: Names = {**GPT2, "scaled_head": "output", "mlp.c_fc2": "ffn_gate"}
+
+# -- GPT-J and CodeGen -------------------------------------------------------------------------
+
+_SHARDS = 4  # of CodeGen's training: each has its queries, values and keys in one piece
+
+
+def _turning(keys: Keys) -> None:
+    """Null stands for no default here: frequencies are those of the states' whole width then."""
+    if keys.values.get("rotary_dim", 0) is None:
+        keys.refuse("rotary_dim", "is null: treadle turns so many elements of a head")
+
+
+def _of_shards(rows: Rows, i: int) -> Rows:
+    pieces = rows.reshape(_SHARDS, 3, -1, *rows.shape[1:])
+    return pieces[:, i].reshape(-1, *rows.shape[1:])
+
+
+def _sharded(keys: Keys) -> Sequence[Rule]:
+    gives = {f"attn.{x}_proj.weight": partial(_of_shards, i=i) for i, x in enumerate("qvk")}
+    return (Rule(("attn.qkv_proj.weight",), gives, side="B"),)
+
+
+_GPTJ_NAMES: Names = {
+    **GPT2,
+    **{f"attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    "attn.out_proj": "attn_output",
+    "mlp.fc_in": "ffn_up",
+    "mlp.fc_out": "ffn_down",
+}
+_GPTJ = Family(
+    "gptj",
+    {
+        "tie_word_embeddings": False,
+        "vocab_size": 50400,
+        "n_embd": 4096,
+        "n_layer": 28,
+        "n_head": 16,
+        "n_positions": 2048,
+        "layer_norm_epsilon": 1e-5,
+        "rope_theta": 10000.0,
+        "rotary_dim": 64,
+        "partial_rotary_factor": None,
+    },
+    _GPTJ_NAMES,
+    _GPT_WORDS,
+    activation="gelu_new",
+    paired=True,
+    n_ff_default=4,
+    variant=_turning,
+)
 
 # -- the rows ---------------------------------------------------------------------------------
 
@@ -234,15 +294,7 @@ OLDER: dict[str, Family] = {
             "layer_norm_epsilon": 1e-5,
         },
         _JAIS,
-        {
-            "rms_norm_eps": "layer_norm_epsilon",
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "max_position_embeddings": "n_positions",
-            "intermediate_size": "n_inner",
-            "hidden_act": "activation_function",
-        },
+        _GPT_WORDS,
         only={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
@@ -252,4 +304,6 @@ OLDER: dict[str, Family] = {
         made=_with_scales,
         more=_distances,
     ),
+    "gptj": _GPTJ,
+    "codegen": replace(_GPTJ, made=_sharded),
 }

@@ -60,7 +60,6 @@ _REASONS: dict[str, str] = {
         "llama-embed maincoder neo-bert plamo plamo3 qwen"
     ),
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
-    "llama.cpp lists its name, and has no model behind it": "gptj",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (
         "gemma4-assistant gemma4_assistant"
     ),

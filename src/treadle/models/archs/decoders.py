@@ -120,6 +120,15 @@ DECODERS = (
     Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("deci", graph="thinned", rope="norm", state="linear"),  # Nemotron 49B, 51B, 253B; DeciLM
     Arch("openelm", needs=QK_NORM),
+    Arch(  # and CodeGen; llama.cpp has its name, and no model behind it
+        "gptj",
+        rope="norm",
+        activation="gelu",
+        gated=False,
+        norm="layer",
+        needs=OUTPUT_AND_BIAS,
+        lacks=FFN_NORM,
+    ),
     Arch("jais", graph="jais", rope="none", norm="layer", keys=((ALIBI, 8.0),)),
     Arch("gptneox", activation="gelu_erf", gated=False, norm="layer"),  # Pythia
     Arch(
