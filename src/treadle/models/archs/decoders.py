@@ -120,6 +120,7 @@ DECODERS = (
     Arch("jais2", activation="relu2", gated=False, norm="layer"),
     Arch("deci", graph="thinned", rope="norm", state="linear"),  # Nemotron 49B, 51B, 253B; DeciLM
     Arch("openelm", needs=QK_NORM),
+    Arch("qwen", graph="qwen"),
     Arch("maincoder", rope="norm", needs=QK_NORM, norm_last=True),
     Arch(  # and CodeGen; llama.cpp has its name, and no model behind it
         "gptj",

@@ -24,6 +24,7 @@ GRAPHS = Late[Graph](
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",
+        "qwen": "unsaid.QWEN",
         "apertus": "apertus.APERTUS",
     },
 )
