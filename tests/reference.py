@@ -240,7 +240,8 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
         from tests.reference_gemma import beside
 
         return x + maps.norm(beside(maps, x), "post_ffw_norm")
-    before = config.ffn_norm if maps.at.mixer else "attn_norm"  # a layer of one half
+    halves = config.arch.graph == "halves"  # a layer of one half
+    before = "attn_norm" if halves else config.ffn_norm
     return x + maps.norm(gated(maps, maps.norm(x, before)), "post_ffw_norm")
 
 

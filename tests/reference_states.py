@@ -112,6 +112,7 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "mamba2": mamba2,
     "attention_mamba2": lambda maps, h: attended(maps, h) + mamba2(maps, h),
     "mamba1": mamba1,
+    "linear": lambda maps, h: maps.linear(h, "attn_output"),
     "delta": delta,
     "delta_grouped": delta,
     "latent": latent,

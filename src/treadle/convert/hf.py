@@ -316,7 +316,8 @@ def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
 
 
 def _source(named: Named, hyper: Hyper) -> SourceTensor:
-    tensor, n_head = named.tensor, turned_heads(layer_of(named.name)[1], hyper)
+    tensor = named.tensor
+    n_head = turned_heads(layer_of(named.name)[1], named.shape[0], hyper)
 
     def as_stored() -> Bytes:
         rows = named.rows()

@@ -68,12 +68,10 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     _refuse_others(whole, keys, family, packing)
     n_layer = keys.integer(word("num_hidden_layers"), hi=N_LAYER_MAX)
     n_embd = keys.integer(word("hidden_size"))
-    n_head = keys.integer(word("num_attention_heads"))
-    n_head_kv = n_head  # what null stands for; a key that is not there, for the model's default
-    if keys.values.get(word("num_key_value_heads"), 0) is not None:
-        n_head_kv = keys.integer(word("num_key_value_heads"), n_head)
+    (n_head, heads), (n_head_kv, heads_kv) = _heads(keys, family, n_layer)
     head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
-    n_ff, each = _n_ff(keys, family, n_layer, n_embd)
+    usual = family.n_ff_default * n_embd or None
+    n_ff, widths_ff = _size(keys, word("intermediate_size"), n_layer, usual)
     n_vocab = keys.integer(word("vocab_size"))
     norm = "layer_norm" if arch.norm in ("layer", "bare") else "layer_norm_rms"
     made: dict[str, Any] = {
@@ -81,9 +79,9 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),
         "embedding_length": n_embd,
         "block_count": n_layer,
-        "feed_forward_length": each or n_ff,
-        "attention.head_count": n_head,
-        "attention.head_count_kv": n_head_kv,
+        "feed_forward_length": widths_ff or n_ff,
+        "attention.head_count": heads or n_head,
+        "attention.head_count_kv": heads_kv or n_head_kv,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         f"attention.{norm}_epsilon": f32(keys.number(word("rms_norm_eps"), lo=0.0, hi=1.0)),
@@ -114,6 +112,9 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "n_head": n_head,
          "n_head_kv": n_head_kv, "head_dim": head_dim}
     )  # fmt: skip
+    for key, size in _BY_LAYER.items():
+        if isinstance(made[key], list) and len(set(made[key]) - {0}) > 1:
+            del sizes[size]
     metadata = {"general.architecture": family.arch}
     metadata |= _in_full(made, family.arch)
     return Hyper(
@@ -133,6 +134,10 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
         _has_no_head(whole),
     )
+
+
+# Lengths of rows, which nobody knows without the layer where a key has one for each.
+_BY_LAYER = {"feed_forward_length": "n_ff", "attention.head_count": "n_attn"}
 
 
 def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
@@ -155,12 +160,23 @@ def _is_tied(whole: Keys, keys: Keys) -> bool:
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
 
 
-def _n_ff(keys: Keys, family: Family, n_layer: int, n_embd: int) -> tuple[int, list[int]]:
-    """Width of the FFNs: the largest, and of each layer, where they differ."""
-    word = family.word("intermediate_size")
+Size = tuple[int, list[int]]  # the largest, and of each layer, where they differ
+
+
+def _heads(keys: Keys, family: Family, n_layer: int) -> tuple[Size, Size]:
+    """Of queries, and of keys."""
+    heads = _size(keys, family.word("num_attention_heads"), n_layer)
+    word = family.word("num_key_value_heads")
+    if keys.values.get(word, 0) is None:  # a key that is not there stands for the model's default
+        return heads, heads
+    return heads, _size(keys, word, n_layer, heads[0])
+
+
+def _size(keys: Keys, word: str, n_layer: int, default: int | None = None) -> Size:
+    """A number of heads, or a width."""
     each = keys.get(word)
     if not isinstance(each, list):
-        return keys.integer(word, family.n_ff_default * n_embd or None), []
+        return keys.integer(word, default), []
     sound = all(type(n) is int and 1 <= n <= SIZE_MAX for n in each)
     if len(each) != n_layer or not sound:
         keys.fail(word, f"is {each!r:.60}", f"an integer, or {n_layer} of them")

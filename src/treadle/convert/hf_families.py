@@ -40,6 +40,7 @@ from treadle.convert.hf_names import (
     SEED_OSS,
     STARCODER2,
 )
+from treadle.convert.hf_older import OLDER
 from treadle.convert.hf_pictures import PICTURES
 from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf_windowed import WINDOWED
@@ -315,6 +316,6 @@ FAMILIES: dict[str, Family] = {
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
-FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
+FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -39,7 +39,7 @@ def layout_of(
     return None, shape
 
 
-def turned_heads(name: str, hyper: Hyper) -> int:
+def turned_heads(name: str, n_rows: int, hyper: Hyper) -> int:
     """The heads of a tensor whose rows a GGUF file has in pairs; 0 for all others. What runs in
     place leaves them, and says so in its metadata.
     """
@@ -47,7 +47,7 @@ def turned_heads(name: str, hyper: Hyper) -> int:
         return 0
     if name not in _TURNED:
         return 0
-    return hyper.n_head if name.startswith("attn_q") else hyper.n_head_kv
+    return n_rows // hyper.sizes["q_norm"]
 
 
 def halves_to_pairs(rows: Rows, n_head: int) -> Rows:

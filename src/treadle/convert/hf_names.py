@@ -170,9 +170,10 @@ _LAYER = r"(?P<layers>(?:encoder\.)?(?:layers?|block)|h|blocks)\.(?P<layer>0|[1-
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
 NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.{_KIND}")
 OLDER_KINDS = {"gamma": "weight", "beta": "bias"}  # of BERT's first checkpoints
-# What the configuration says anyway, and GPT's masks.
+# What the configuration says anyway, GPT's masks, and slopes of ALiBi.
 NOT_WEIGHTS = re.compile(
-    r".*(?:\.rotary_(?:pos_)?emb\.inv_freq|\.(?:attn|attention)\.(?:masked_)?bias)"
+    r".*(?:\.rotary_(?:pos_)?emb\.inv_freq|\.(?:attn|attention)\.(?:(?:masked_)?bias|causal_mask)"
+    r"|(?:^|\.)relative_pe\.slopes)"
 )
 # Layers that predict further tokens: behind the last one, or in a part of their own.
 FURTHER = re.compile(

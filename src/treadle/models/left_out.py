@@ -51,18 +51,15 @@ _REASONS: dict[str, str] = {
     ),
     "each head's result has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
-    "some of its layers have no attention, or a matrix in its place": "deci nemotron-nas",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
     ),
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose adapters that stand inside it": "graniteswitch",
     "its model is a program in its folder: transformers has none that treadle can be checked by": (
-        "llama-embed maincoder neo-bert openelm plamo plamo3 qwen"
+        "llama-embed neo-bert plamo plamo3"
     ),
-    "its scores are divided by the size of a head, and no key of its files says so": "jais",
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
-    "llama.cpp lists its name, and has no model behind it": "gptj",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (
         "gemma4-assistant gemma4_assistant"
     ),

@@ -218,7 +218,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 # Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.
 PRE_OF_ARCH = {
-    **dict.fromkeys(("qwen2", "qwen2moe", "qwen3"), "qwen2"),
+    **dict.fromkeys(("qwen", "qwen2", "qwen2moe", "qwen3"), "qwen2"),
     **dict.fromkeys(("gpt2", "phi2", "gptneox", "mpt", "olmo"), "gpt-2"),
     **{name: name for name in ("falcon", "starcoder", "refact", "bloom")},
 }

@@ -76,7 +76,7 @@ class Arch:
     width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
         where the others have 1/sqrt(head_dim): Gemma's 27B say so in no key.
     mixer: of layers with keys and values, a name in ``models.mixers.MIXERS``.
-    state: of those that have none and keep a state instead.
+    state: of those that have none, and mostly keep a state instead.
     names: tensors that files call otherwise, "blk.N." cut off: their name, and that of the graph;
         or, with a dot behind them, how names of tensors begin.
     nextn: which states the layers read that predict further tokens: those behind the last layer,

@@ -118,6 +118,20 @@ DECODERS = (
     Arch("starcoder2", activation="gelu", gated=False, norm="layer"),
     Arch("nemotron", activation="relu2", gated=False, norm="layer"),
     Arch("jais2", activation="relu2", gated=False, norm="layer"),
+    Arch("deci", graph="thinned", rope="norm", state="linear"),  # Nemotron 49B, 51B, 253B; DeciLM
+    Arch("openelm", needs=QK_NORM),
+    Arch("qwen", graph="qwen"),
+    Arch("maincoder", rope="norm", needs=QK_NORM, norm_last=True),
+    Arch(  # and CodeGen; llama.cpp has its name, and no model behind it
+        "gptj",
+        rope="norm",
+        activation="gelu",
+        gated=False,
+        norm="layer",
+        needs=OUTPUT_AND_BIAS,
+        lacks=FFN_NORM,
+    ),
+    Arch("jais", graph="jais", rope="none", norm="layer", keys=((ALIBI, 8.0),)),
     Arch("gptneox", activation="gelu_erf", gated=False, norm="layer"),  # Pythia
     Arch(
         "gpt2",

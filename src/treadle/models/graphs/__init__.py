@@ -16,12 +16,15 @@ GRAPHS = Late[Graph](
     late={
         "encoder": "encoder.ENCODER",
         "halves": "halves.HALVES",
+        "thinned": "thinned.THINNED",
         "gemma4": "gemma4.GEMMA4",
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
+        "jais": "unsaid.JAIS",
+        "qwen": "unsaid.QWEN",
         "apertus": "apertus.APERTUS",
     },
 )

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 
 def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """A layer's mixer, and its FFN if it has one."""
-    return MIXERS[layer.mixer], *((FFNS[layer.ffn],) if layer.ffn else ())
+    """A layer's mixer and its FFN, or what it has of these."""
+    mixer = (MIXERS[layer.mixer],) if layer.mixer else ()
+    return *mixer, *((FFNS[layer.ffn],) if layer.ffn else ())
 
 
 def build(g: Ops, halves: Halves = halves_of) -> Rows:

@@ -61,7 +61,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     plain, tables = read_tables(keys, arch, window, local, head_dim, n_ctx_train)
     ropes = read_temperature(keys, plain)
     n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
-    state = read_recurrence(keys, arch, n_embd) if arch.state else None
+    state = read_recurrence(keys, arch, n_embd)
     attn_scale, latent = keys.number("attention.scale", 0.0, lo=0.0), None
     if arch.mixer == "latent":
         from treadle.models.graphs.latent import read_latent

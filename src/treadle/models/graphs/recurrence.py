@@ -41,8 +41,12 @@ def read_heads(keys: Keys, arch: Arch, n: int) -> tuple[list[int], list[int]]:
     return n_head, n_head_kv
 
 
-def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence:
-    """The sizes of the layers' states. Raises FileError for sizes that do not divide."""
+def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence | None:
+    """The sizes of the layers' states, if they keep any. Raises FileError for sizes that do not
+    divide.
+    """
+    if arch.state in ("", "linear"):
+        return None
     if arch.state == "shortconv":
         return Recurrence(keys.integer("shortconv.l_cache", lo=2, hi=N_CONV_MAX), n_embd)
     n_inner = keys.integer("ssm.inner_size", lo=1, hi=SIZE_MAX)

@@ -1,4 +1,4 @@
-"""What files leave unsaid, and the sizes of the model tell."""
+"""What files leave unsaid, and the sizes of the model tell, or its architecture."""
 
 from __future__ import annotations
 
@@ -40,5 +40,24 @@ def _baichuan(keys: Keys, arch: Arch) -> Config:
     return read(keys, arch)
 
 
+def _jais(keys: Keys, arch: Arch) -> Config:
+    """Scores are divided by the size of a head, not by its root."""
+    config = read(keys, arch)
+    return replace(config, attn_scale=1.0 / config.layers[0].head_dim)
+
+
+def _qwen(keys: Keys, arch: Arch) -> Config:
+    """The first Qwen's key counts the rows of gate and up together."""
+    config = read(keys, arch)
+    layers = []
+    for layer in config.layers:
+        if layer.n_ff % 2:
+            keys.fail("feed_forward_length", f"is {layer.n_ff}", "an even number")
+        layers.append(replace(layer, n_ff=layer.n_ff // 2))
+    return replace(config, layers=tuple(layers))
+
+
 MINICPM = replace(DECODER, read=_minicpm)
 BAICHUAN = replace(DECODER, read=_baichuan)
+JAIS = replace(DECODER, read=_jais)
+QWEN = replace(DECODER, read=_qwen)

@@ -24,6 +24,7 @@ MIXERS = Late[Sublayer](
         OWN_DISTANCES: "distances.DISTANCES",
         SOFTPLUS: "softplus.SOFTPLUS",
         SOFTPLUS_HEADS: "softplus.SOFTPLUS_HEADS",
+        "linear": "linear.LINEAR",
         "latent": "latent.LATENT",
         "latent_q": "latent.LATENT_Q",
         "shortconv": "shortconv.SHORTCONV",

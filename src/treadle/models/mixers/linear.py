@@ -1,0 +1,26 @@
+"""One matrix in place of attention (Nemotron 51B): a token learns of no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.models.structure import Sublayer, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``output(h)``."""
+    return g.linear(f"L{i}.attn.output", h, f"blk.{i}.attn_output")
+
+
+LINEAR = Sublayer(
+    label="attn",
+    before="attn_norm",
+    after="",
+    behind="",
+    build=build,
+    rows=(*with_bias("attn_norm", "n_embd"), *with_bias("attn_output", "n_embd", "n_embd")),
+    sizes=lambda layer: {},
+)
