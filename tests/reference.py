@@ -353,6 +353,10 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
         hidden[kept] = groups[kept]
         chosen = np.argsort(-hidden.ravel(), kind="stable")[: at.n_used]
         weights = p[n][chosen] / (p[n][chosen].sum() if at.norm else 1.0) * at.scale
+        if at.jitter:
+            from tests.reference_mixers import sparse_mixer
+
+            chosen, weights = sparse_mixer(scores[n], at.n_used, at.jitter)
         if maps.has("ffn_down_exps.scale"):
             weights = weights * maps.tensor(f"blk.{maps.i}.ffn_down_exps.scale")[chosen]
         for e, weight in zip(chosen, weights, strict=True):

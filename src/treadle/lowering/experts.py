@@ -111,6 +111,7 @@ class _Mixture:
             n_groups=at.n_groups,
             n_groups_used=at.n_groups_used,
             own=own,
+            jitter=at.jitter,
         )
         self.steps.emit(
             f"{self.label}.route",

@@ -10,7 +10,6 @@ _REASONS: dict[str, str] = {
     "its softcaps and norms around experts are its own, and it has 314 billion parameters": (
         "grok grok-1"
     ),
-    "it chooses experts one after the other, each by a softmax of its own (SparseMixer)": "phimoe",
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from treadle.models.archs.arch import (
     ALIBI,
     EXPERTS_GATING,
+    EXPERTS_JITTER,
     EXPERTS_MEAN,
     EXPERTS_NORM,
     EXPERTS_ROUTED,
@@ -37,6 +38,7 @@ __all__ = [
     "ALIBI",
     "ARCHS",
     "EXPERTS_GATING",
+    "EXPERTS_JITTER",
     "EXPERTS_MEAN",
     "EXPERTS_NORM",
     "EXPERTS_ROUTED",

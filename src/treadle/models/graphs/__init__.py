@@ -22,6 +22,7 @@ GRAPHS = Late[Graph](
         "nextn": "nextn.NEXTN",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
+        "phimoe": "unsaid.PHIMOE",
         "apertus": "apertus.APERTUS",
     },
 )
