@@ -65,8 +65,9 @@ def states(
             h = maps.norm(x, config.attn_norm)
             x = x + attended(maps, h) + gated(maps, maps.norm(x, config.ffn_norm, h))
         else:
+            given = x  # by which some choose experts
             x = (mix or partial(mixed, kept=kept))(config, i, x, tensor) if has_mixer else x
-            x = (feed or fed)(config, i, x, tensor)
+            x = (feed or partial(fed, given=given))(config, i, x, tensor)
         if config.layers[i].n_own:
             from tests.reference_gemma import given_its_own
 
@@ -113,7 +114,9 @@ def softcap(x: Array, cap: float) -> Array:
 
 
 def activate(x: Array, activation: str) -> Array:
-    """silu; gelu by its tanh approximation, or by the error function; relu squared."""
+    """silu; gelu by its tanh approximation, or by the error function; relu, and it squared."""
+    if activation == "relu":
+        return np.maximum(x, 0.0)
     if activation == "relu2":
         return np.where(x > 0, x * x, 0.0)
     if activation == "gelu_erf":
@@ -229,8 +232,10 @@ def mixed(config: Config, i: int, x: Array, tensor: Tensors, kept: Kept | None =
     return x + (h if config.ffn_norm == POST else maps.norm(h, POST))
 
 
-def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
-    """x [n_tokens, n_embd] through the FFN of layer i, if it has one."""
+def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None = None) -> Array:
+    """x [n_tokens, n_embd] through the FFN of layer i, if it has one; ``given``: the states from
+    before the layer's mixer.
+    """
     if not config.layers[i].ffn:
         return x
     maps = Layer(config, i, tensor)
@@ -238,6 +243,8 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
         from tests.reference_gemma import beside
 
         return x + maps.norm(beside(maps, x), "post_ffw_norm")
+    if config.arch.graph == "early":
+        return x + mixture(maps, maps.norm(x, "ffn_norm"), given)
     before = config.ffn_norm if maps.at.mixer else "attn_norm"  # a layer of one half
     return x + maps.norm(gated(maps, maps.norm(x, before)), "post_ffw_norm")
 

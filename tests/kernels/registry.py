@@ -128,6 +128,7 @@ PACKS = [
     Pack("gelu_erf", "q8", 352, 6),
     # Without a gate.
     Pack("relu2", "q8", 352, 6, gated=False),
+    Pack("relu", "f32", 172, 1),
     Pack("relu2", "bf16", SLICE + 172, 32, gated=False),
     Pack("gelu", "f32", 172, 1, gated=False),
     Pack("gelu_erf", "f32", 172, 6, gated=False),

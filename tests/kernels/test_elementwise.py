@@ -243,6 +243,7 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         "silu": 10 * U32,
         "gelu": (10 + 3 * 87) * U32,
         "gelu_erf": (26 + 2 * 87) * U32,
+        "relu": 0.0,
         "relu2": U32,
     }[spec.fn] + 2 * U32
     # The twin's 1 + tanh cancels for negative y, where the kernel's sigmoid does not.

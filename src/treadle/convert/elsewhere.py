@@ -40,6 +40,7 @@ WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"}
 FEW_BIASES = QKV_BIAS
 # Those that it asks all files for.
 ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
+FIXED_WINDOW = {"smallthinker": 4096}  # whatever the file's
 # What it computes otherwise than the models were trained, whatever their files say.
 TRAINED = {
     "phimoe": "its norms are without the mean, and weights of experts add up to 1 (no SparseMixer)",
@@ -96,6 +97,8 @@ def _window(file: Written) -> str:
     flags = file.keys.get("attention.sliding_window_pattern")
     window = _number(file, "attention.sliding_window")
     name, usual = file.arch.name, dict(file.arch.keys).get(PATTERN)
+    if window and window != FIXED_WINDOW.get(name, window):
+        return f"in {name} the window is {FIXED_WINDOW[name]} tokens there, and not {window}"
     if not window or not isinstance(flags, Collection) or usual or name in WITH_WINDOWS:
         return ""
     n_layer = sum(bool(flag) for flag in flags)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.convert.hf_family import Family
-from treadle.convert.hf_names import LLAMA, experts_123
+from treadle.convert.hf_family import Family, Windowed
+from treadle.convert.hf_names import LLAMA, Names, experts_123
 from treadle.convert.hf_rope import f32
 from treadle.convert.hf_windows import every_layer
 from treadle.files.keys import Keys
-from treadle.models.archs import EXPERTS_JITTER
+from treadle.models.archs import EXPERTS_GATING, EXPERTS_JITTER, EXPERTS_NORM
+from treadle.models.graphs.experts import SIGMOID
+from treadle.models.graphs.kinds import by_period
 
 # -- Phi --------------------------------------------------------------------------------------
 
@@ -36,6 +38,48 @@ def _phimoe_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return {**made, "rope.scaling.attn_factor": f32(long)}
 
 
+# -- SmallThinker -----------------------------------------------------------------------------
+
+_SOFTMAX = 1  # llama.cpp's number
+_EARLY: Names = {
+    **LLAMA,
+    "block_sparse_moe.primary_router": "ffn_gate_inp",
+    **{f"block_sparse_moe.experts.{one}": f"ffn_{one}_exps" for one in ("gate", "up", "down")},
+}
+
+
+def _layout(keys: Keys, key: str, n_layer: int, usual: bool) -> list[bool]:
+    flags = keys.get(key)
+    if flags is None:
+        return [usual] * n_layer
+    if not isinstance(flags, list) or len(flags) != n_layer or any(f not in (0, 1) for f in flags):
+        keys.fail(key, f"is {flags!r:.60}", f"{n_layer} flags")
+    return [bool(flag) for flag in flags]
+
+
+def _early_windows(keys: Keys, n_layer: int) -> Windowed:
+    """None, or all layers but the first of each four; those with a window turn, or all if none has
+    one: no key of GGUF says which.
+    """
+    flags = _layout(keys, "sliding_window_layout", n_layer, False)
+    if any(flags) and flags != by_period(-4, n_layer):
+        keys.refuse("sliding_window_layout", "treadle has windows in all but the first of each 4")
+    if _layout(keys, "rope_layout", n_layer, True) != (flags if any(flags) else [True] * n_layer):
+        keys.refuse("rope_layout", "treadle turns layers with a window, or all if none has one")
+    return flags if any(flags) else None
+
+
+def _early_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    softmax = keys.flag("moe_primary_router_apply_softmax", False)
+    return {
+        "expert_count": keys.integer("moe_num_primary_experts"),
+        "expert_used_count": keys.integer("moe_num_active_primary_experts"),
+        "expert_feed_forward_length": keys.integer("moe_ffn_hidden_size"),
+        EXPERTS_GATING: _SOFTMAX if softmax else SIGMOID,
+        EXPERTS_NORM: True,
+    }
+
+
 MIXERS: dict[str, Family] = {
     "phimoe": Family(
         "phimoe",
@@ -56,5 +100,31 @@ MIXERS: dict[str, Family] = {
         only={"num_experts_per_tok": 2},
         experts=True,
         more=_phimoe_keys,
+    ),
+    "smallthinker": Family(
+        "smallthinker",
+        {
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+            "vocab_size": 151936,
+            "num_hidden_layers": 32,
+            "hidden_size": 1536,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "sliding_window_size": 4096,
+            "moe_ffn_hidden_size": 768,
+            "moe_num_primary_experts": 32,
+            "moe_num_active_primary_experts": 4,
+        },
+        _EARLY,
+        {"intermediate_size": "moe_ffn_hidden_size", "sliding_window": "sliding_window_size"},
+        activation="relu",
+        windowed=_early_windows,
+        only={"norm_topk_prob": True},
+        experts=True,
+        more=_early_keys,
     ),
 }

@@ -160,6 +160,11 @@ def gelu_erf(k: Builder, x: Val) -> Val:
     return x * k.select(x < 0.0, beyond, 1.0 - beyond)
 
 
+def relu(k: Builder, x: Val) -> Val:
+    """``max(0, x)``; NaN for NaN."""
+    return k.max(k.const(0.0, x.ty), x)  # x comes second: where it is NaN, so is the result
+
+
 def relu2(k: Builder, x: Val) -> Val:
     """``max(0, x)**2``; NaN for NaN."""
     above = k.max(k.const(0.0, x.ty), x)  # x comes second: where it is NaN, so is the result

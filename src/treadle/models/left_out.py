@@ -89,7 +89,6 @@ _REASONS: dict[str, str] = {
     "several experts share one more, small one, which counts once a token (Grove)": (
         "grovemoe grove_moe"
     ),
-    "its router reads the states before attention": "smallthinker",
     "it is what makes states of pictures or sound for another model": (
         "clip clip_vision_model siglip siglip_vision_model"
     ),

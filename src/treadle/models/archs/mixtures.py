@@ -121,4 +121,11 @@ MIXTURES = (
         norm="layer",
         keys=((WINDOW, 0), (PATTERN, 0), (EXPERTS_JITTER, 0.01)),
     ),
+    Arch(
+        "smallthinker",
+        graph="early",
+        activation="relu",
+        keys=((WINDOW, 0), (PATTERN, -4), (EXPERTS_NORM, True)),
+        nope="global",
+    ),
 )

@@ -23,6 +23,7 @@ GRAPHS = Late[Graph](
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "phimoe": "unsaid.PHIMOE",
+        "early": "early.EARLY",
         "apertus": "apertus.APERTUS",
     },
 )
