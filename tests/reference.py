@@ -337,7 +337,7 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     def answer(x: Array, e: int) -> Array:
         if maps.at.ffn in ("experts_plain", "experts_latent"):
             return product(activate(product(x, "ffn_up_exps", e), fn), "ffn_down_exps", e)
-        if maps.at.ffn in ("experts", "experts_beside", "experts_weighed"):
+        if maps.at.ffn in ("experts", "experts_beside", "experts_weighed", "experts_grove"):
             gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
         else:
             gate, up = np.split(product(x, "ffn_gate_up_exps", e), 2)
@@ -368,6 +368,11 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
             weights = weights * maps.tensor(f"blk.{maps.i}.ffn_down_exps.scale")[chosen]
         for e, weight in zip(chosen, weights, strict=True):
             out[n] += weight * answer(x, e)
+            if at.n_ff_chunk:
+                chunk = e // at.per_chunk
+                gate, up = product(x, "ffn_gate_chexps", chunk), product(x, "ffn_up_chexps", chunk)
+                inner = product(gate_of(gate, up, fn), "ffn_down_chexps", chunk)
+                out[n] += weight * at.chunk_scale * inner
     out = maps.linear(out, "ffn_latent_up") if latent else out
     if not maps.has("ffn_up_shexp.weight"):
         return out

@@ -475,6 +475,7 @@ ROUTES = [
     Route(8, 3, "softmax", True, own=True),
     Route(16, 2, "softmax", jitter=0.01),
     Route(37, 3, "softmax", jitter=0.25),
+    Route(24, 5, "softmax", True, 0.05, per=2),
 ]
 SORTS = [Sort(8, 2, 4, 8), Sort(5, 1, 6, 6), Sort(128, 8, 24, 504)]
 GATHERS = [

@@ -44,6 +44,7 @@ FIXED_WINDOW = {"smallthinker": 4096}  # whatever the file's
 # What it computes otherwise than the models were trained, whatever their files say.
 TRAINED = {
     "phimoe": "its norms are without the mean, and weights of experts add up to 1 (no SparseMixer)",
+    "grovemoe": "small experts read what the others give, and another expert's score weighs them",
 }
 # treadle's own names, and biases of matrices that have none there in these architectures.
 OWN = frozenset(

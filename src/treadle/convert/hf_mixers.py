@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.convert.hf_family import Family, Windowed
-from treadle.convert.hf_names import LLAMA, Names, experts_123
+from treadle.convert.hf_made import Rule
+from treadle.convert.hf_names import LLAMA, LLAMA_EXPERTS, Names, experts_123
 from treadle.convert.hf_rope import f32
 from treadle.convert.hf_windows import every_layer
 from treadle.files.keys import Keys
 from treadle.models.archs import EXPERTS_GATING, EXPERTS_JITTER, EXPERTS_NORM
 from treadle.models.graphs.experts import SIGMOID
+from treadle.models.graphs.grove import PER, SCALE, WIDTH
 from treadle.models.graphs.kinds import by_period
 
 # -- Phi --------------------------------------------------------------------------------------
@@ -80,6 +82,20 @@ def _early_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
+# -- GroveMoE ---------------------------------------------------------------------------------
+
+_GROVE: Names = {
+    **LLAMA_EXPERTS,
+    **{f"mlp.chunk_experts.{one}_proj": f"ffn_{one}_chexps" for one in ("gate", "up", "down")},
+}
+_UNUSED = Rule(("mlp.expert_bias",), {})  # a buffer of zeros
+
+
+def _grove_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """What the family's code says, and no key of config.json."""
+    return {EXPERTS_NORM: True, PER: 2, WIDTH: 128, SCALE: f32(0.05)}
+
+
 MIXERS: dict[str, Family] = {
     "phimoe": Family(
         "phimoe",
@@ -126,5 +142,28 @@ MIXERS: dict[str, Family] = {
         only={"norm_topk_prob": True},
         experts=True,
         more=_early_keys,
+    ),
+    "grove_moe": Family(
+        "grovemoe",
+        {
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 151936,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        _GROVE,
+        only={
+            **{"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
+            "norm_topk_prob": True,
+        },
+        experts=True,
+        made=lambda keys: (_UNUSED,),
+        more=_grove_keys,
     ),
 }

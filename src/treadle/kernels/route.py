@@ -33,6 +33,8 @@ class Route(Spec):
     ``jitter`` (SparseMixer, arXiv 2409.12136): p is another one for each choice: the softmax of the
     scores that are left and near the best of them, ``best - score <= 2 jitter max(|score|, best)``.
 
+    ``per``: so many neighbours are one expert, which is what ``chosen`` says; some may be the same.
+
     ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``. Items:
     tokens.
     """
@@ -49,6 +51,7 @@ class Route(Spec):
     n_groups_used: int = 1
     own: bool = False
     jitter: float = 0.0
+    per: int = 1
 
     @property
     def needs(self) -> set[str]:
@@ -87,7 +90,8 @@ class Route(Spec):
             with k.loop(self.n_used) as s:
                 best, top = take_best(k, rank, self.n)
                 weight = self._near(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
-                k.store(frame.chosen + place, best.to(i32), offset=s * 4)
+                expert = best // self.per if self.per > 1 else best
+                k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
                 k.store(frame.weights + place, weight, offset=s * 4)
                 total.v = total.v + weight
             factor = k.const(self.scale, f32)
@@ -179,7 +183,7 @@ class Route(Spec):
             weights = weights / np.maximum(weights.sum(-1, keepdims=True), LEAST)
         if self.own:
             weights = weights * args.scales[chosen]
-        args.chosen[: chosen.size] = chosen.ravel()
+        args.chosen[: chosen.size] = chosen.ravel() // self.per
         args.weights[: chosen.size] = (weights * self.scale).ravel()
 
     def _near_ref(self, scores: Any, chosen: Any) -> Any:

@@ -86,9 +86,6 @@ _REASONS: dict[str, str] = {
     "it writes by unmasking many tokens at once (diffusion), not one after the other": (
         "llada llada-moe llada_moe dream Dream rnd1"
     ),
-    "several experts share one more, small one, which counts once a token (Grove)": (
-        "grovemoe grove_moe"
-    ),
     "it is what makes states of pictures or sound for another model": (
         "clip clip_vision_model siglip siglip_vision_model"
     ),

@@ -78,7 +78,8 @@ class SimtRoute(PerBlock, Route):
             made, place = mine.v * factor, (token * self.n_used + block.lane) * 4
             if self.own:
                 made = made * k.load(frame.scales + chosen.v.to(i64) * 4, f32, align=4)
-            k.store(frame.chosen + place, chosen.v, align=4)
+            expert = chosen.v // self.per if self.per > 1 else chosen.v
+            k.store(frame.chosen + place, expert, align=4)
             k.store(frame.weights + place, made, align=4)
 
     def _places(self, block: Block, values: list[Val]) -> list[tuple[Val, Val]]:

@@ -128,4 +128,5 @@ MIXTURES = (
         keys=((WINDOW, 0), (PATTERN, -4), (EXPERTS_NORM, True)),
         nope="global",
     ),
+    Arch("grovemoe", graph="grove", needs=QK_NORM, keys=((EXPERTS_NORM, True),)),
 )

@@ -24,6 +24,7 @@ GRAPHS = Late[Graph](
         "baichuan": "unsaid.BAICHUAN",
         "phimoe": "unsaid.PHIMOE",
         "early": "early.EARLY",
+        "grove": "grove.GROVE",
         "apertus": "apertus.APERTUS",
     },
 )
