@@ -65,8 +65,9 @@ def states(
             h = maps.norm(x, config.attn_norm)
             x = x + attended(maps, h) + gated(maps, maps.norm(x, config.ffn_norm, h))
         else:
+            given = x  # by which some choose experts
             x = (mix or partial(mixed, kept=kept))(config, i, x, tensor) if has_mixer else x
-            x = (feed or fed)(config, i, x, tensor)
+            x = (feed or partial(fed, given=given))(config, i, x, tensor)
         if config.layers[i].n_own:
             from tests.reference_gemma import given_its_own
 
@@ -231,8 +232,10 @@ def mixed(config: Config, i: int, x: Array, tensor: Tensors, kept: Kept | None =
     return x + (h if config.ffn_norm == POST else maps.norm(h, POST))
 
 
-def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
-    """x [n_tokens, n_embd] through the FFN of layer i, if it has one."""
+def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None = None) -> Array:
+    """x [n_tokens, n_embd] through the FFN of layer i, if it has one; ``given``: the states from
+    before the layer's mixer.
+    """
     if not config.layers[i].ffn:
         return x
     maps = Layer(config, i, tensor)
@@ -240,6 +243,8 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
         from tests.reference_gemma import beside
 
         return x + maps.norm(beside(maps, x), "post_ffw_norm")
+    if config.arch.graph == "early":
+        return x + mixture(maps, maps.norm(x, "ffn_norm"), given)
     halves = config.arch.graph == "halves"  # a layer of one half
     before = "attn_norm" if halves else config.ffn_norm
     return x + maps.norm(gated(maps, maps.norm(x, before)), "post_ffw_norm")
@@ -333,7 +338,7 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     def answer(x: Array, e: int) -> Array:
         if maps.at.ffn in ("experts_plain", "experts_latent"):
             return product(activate(product(x, "ffn_up_exps", e), fn), "ffn_down_exps", e)
-        if maps.at.ffn in ("experts", "experts_beside", "experts_weighed"):
+        if maps.at.ffn in ("experts", "experts_beside", "experts_weighed", "experts_grove"):
             gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
         else:
             gate, up = np.split(product(x, "ffn_gate_up_exps", e), 2)
@@ -356,10 +361,19 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
         hidden[kept] = groups[kept]
         chosen = np.argsort(-hidden.ravel(), kind="stable")[: at.n_used]
         weights = p[n][chosen] / (p[n][chosen].sum() if at.norm else 1.0) * at.scale
+        if at.jitter:
+            from tests.reference_mixers import sparse_mixer
+
+            chosen, weights = sparse_mixer(scores[n], at.n_used, at.jitter)
         if maps.has("ffn_down_exps.scale"):
             weights = weights * maps.tensor(f"blk.{maps.i}.ffn_down_exps.scale")[chosen]
         for e, weight in zip(chosen, weights, strict=True):
             out[n] += weight * answer(x, e)
+            if at.n_ff_chunk:
+                chunk = e // at.per_chunk
+                gate, up = product(x, "ffn_gate_chexps", chunk), product(x, "ffn_up_chexps", chunk)
+                inner = product(gate_of(gate, up, fn), "ffn_down_chexps", chunk)
+                out[n] += weight * at.chunk_scale * inner
     out = maps.linear(out, "ffn_latent_up") if latent else out
     if not maps.has("ffn_up_shexp.weight"):
         return out

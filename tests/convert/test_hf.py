@@ -465,6 +465,7 @@ _CLASSES = {
     "mpt": "Mpt",
     "olmo": "Olmo",
     "phi": "Phi",
+    "phimoe": "Phimoe",
     "qwen2_5_vl_text": "Qwen2_5_VLText",
     "qwen2_vl_text": "Qwen2VLText",
     "qwen3_vl_moe_text": "Qwen3VLMoeText",

@@ -52,6 +52,7 @@ SPECS: list[Spec] = [
     instead(SPREAD["lora_down"], Down("F16", 4096)),
     instead(SPREAD["lora_up"], Up("F16", 3, 64)),
     SimtMamba2(128, 64, 128, 8),
+    SimtRoute(16, 2, "softmax", jitter=0.01),
     SimtRoute(512, 10, "sigmoid", norm=True, bias=True),
     SimtRoute(256, 8, "sigmoid", norm=True, bias=True, n_groups=8, n_groups_used=4),
     SimtAttention("q8_0", 128, 1, 576, 1, head_dim_v=512, latent=True),

@@ -52,6 +52,7 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
     ("gemma4", "F32", {"window": 16}),
     ("gemma3n", "F32", {"window": 16}),
     ("nemotron_h", "F32", {}),
+    ("smallthinker", "F32", {"n_layer": 2, "n_expert": 4, "n_ff_exp": 64}),
     (
         "llama4",
         "F32",

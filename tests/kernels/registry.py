@@ -477,6 +477,9 @@ ROUTES = [
     Route(12, 2, "softmax", scale=16.0, n_groups=3, n_groups_used=1),
     Route(4, 4, "softmax"),
     Route(8, 3, "softmax", True, own=True),
+    Route(16, 2, "softmax", jitter=0.01),
+    Route(37, 3, "softmax", jitter=0.25),
+    Route(24, 5, "softmax", True, 0.05, per=2),
 ]
 SORTS = [Sort(8, 2, 4, 8), Sort(5, 1, 6, 6), Sort(128, 8, 24, 504)]
 GATHERS = [

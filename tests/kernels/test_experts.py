@@ -57,7 +57,7 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
     spec.run_ref(args, Run(n))
     if not spec.bias and spec.n_groups == 1:
         for row, few in zip(scores, chosen.reshape(n, -1), strict=True):
-            order = np.argsort(-row[: spec.n], kind="stable").tolist()
+            order = (np.argsort(-row[: spec.n], kind="stable") // spec.per).tolist()
             assert few.tolist() == order[: spec.n_used]
     copies = {name: None if a is None else memory.copy(a, name=name) for name, a in given.items()}
     made = memory.array(chosen.shape, np.int32, name="chosen")

@@ -38,6 +38,14 @@ WITH_BIASES = frozenset(
 WITH_WINDOWS = frozenset({"gemma4", "olmo2", "granite_swa", "cohere2moe", "mellum", "laguna"})
 WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS
+# Those that it asks all files for.
+ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
+FIXED_WINDOW = {"smallthinker": 4096}  # whatever the file's
+# What it computes otherwise than the models were trained, whatever their files say.
+TRAINED = {
+    "phimoe": "its norms are without the mean, and weights of experts add up to 1 (no SparseMixer)",
+    "grovemoe": "small experts read what the others give, and another expert's score weighs them",
+}
 # treadle's own names, and biases of matrices that have none there in these architectures.
 OWN = frozenset(
     {"ffn_exps_bias.weight", "attn_q_a.bias", "attn_kv_a_mqa.bias"}
@@ -90,6 +98,8 @@ def _window(file: Written) -> str:
     flags = file.keys.get("attention.sliding_window_pattern")
     window = _number(file, "attention.sliding_window")
     name, usual = file.arch.name, dict(file.arch.keys).get(PATTERN)
+    if window and window != FIXED_WINDOW.get(name, window):
+        return f"in {name} the window is {FIXED_WINDOW[name]} tokens there, and not {window}"
     if not window or not isinstance(flags, Collection) or usual or name in WITH_WINDOWS:
         return ""
     n_layer = sum(bool(flag) for flag in flags)
@@ -141,11 +151,13 @@ def _yarn(file: Written) -> str:
 
 
 def _biases(file: Written) -> str:
-    known = ANY_BIAS if file.arch.name in WITH_BIASES else FEW_BIASES
+    asked = ASKED.get(file.arch.name, ())
+    known = ANY_BIAS if file.arch.name in WITH_BIASES else FEW_BIASES | {*asked}
     stems = {layer_of(name)[1] for name in file.tensors}
-    found = sorted(stems & (ANY_BIAS - known | OWN))
+    found = sorted(stems & (ANY_BIAS - known | OWN - {*asked}))
     if not found:
-        return ""
+        lacking = ", ".join(name for name in asked if name not in stems)
+        return f"it refuses {file.arch.name} without {lacking}" if lacking else ""
     return f"it refuses {file.arch.name} with {', '.join(found)} ('wrong number of tensors')"
 
 
@@ -155,6 +167,11 @@ def _experts(file: Written) -> str:
         return ""
     so = "makes weights of experts add up to 1" if there else "takes weights of experts as they are"
     return f"in {file.arch.name} it {so}, whatever the file's {EXPERTS_NORM} says"
+
+
+def _trained(file: Written) -> str:
+    what = TRAINED.get(file.arch.name)
+    return f"in {file.arch.name} {what}" if what else ""
 
 
 def _sharing(file: Written) -> str:
@@ -184,5 +201,6 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _yarn,
     _biases,
     _experts,
+    _trained,
     _sharing,
 )

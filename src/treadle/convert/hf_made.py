@@ -31,7 +31,7 @@ MXFP4 = "MXFP4"
 FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
 _IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h)\.(?P<i>\d+)\.)(?P<rest>.+)")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
-_EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
+_EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ def _gelu_erf(y: F64Array) -> F64Array:
     return np.asarray(0.5 * y * np.vectorize(erfc, otypes=[float])(-y / np.sqrt(2)))
 
 
+def _relu(y: F64Array) -> F64Array:
+    return np.maximum(y, 0.0)
+
+
 def _relu2(y: F64Array) -> F64Array:
     return np.maximum(y, 0.0) ** 2
 
@@ -64,7 +68,7 @@ ACTIVATIONS = {
     "silu": Activation(math.silu, _silu),
     "gelu": Activation(math.gelu, _gelu),  # the tanh form
     "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # as it is defined
-    "relu": Activation(math.relu, lambda y: np.maximum(y, 0.0)),
+    "relu": Activation(math.relu, _relu),
     "relu2": Activation(math.relu2, _relu2),
     "swiglu_clamped": Activation(
         math.silu_clamped, _silu_clamped, math.clamped_plus_one, _clamped_plus_one

@@ -30,6 +30,11 @@ class Route(Spec):
     weighs ``scale * p``; with ``norm`` those of a token are divided by their sum first. With
     ``own`` that is multiplied by what ``scales`` has for the expert.
 
+    ``jitter`` (SparseMixer, arXiv 2409.12136): p is another one for each choice: the softmax of the
+    scores that are left and near the best of them, ``best - score <= 2 jitter max(|score|, best)``.
+
+    ``per``: so many neighbours are one expert, which is what ``chosen`` says; some may be the same.
+
     ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``. Items:
     tokens.
     """
@@ -45,6 +50,8 @@ class Route(Spec):
     n_groups: int = 1
     n_groups_used: int = 1
     own: bool = False
+    jitter: float = 0.0
+    per: int = 1
 
     @property
     def needs(self) -> set[str]:
@@ -70,7 +77,8 @@ class Route(Spec):
         p, rank, spare = (frame.scratch + i * pitch for i in range(3))
         with k.loop(frame.end, start=frame.begin) as token:
             row = frame.scores + token * frame.stride * 4
-            self._probabilities(k, row, p)
+            if not self.jitter:
+                self._probabilities(k, row, p)
             if self.bias:
                 map_row(k, self.n, rank, lambda a, b: a + b, p, frame.bias)
             else:
@@ -80,9 +88,10 @@ class Route(Spec):
             total = k.var(k.const(0.0, f32))
             place = token * (4 * self.n_used)
             with k.loop(self.n_used) as s:
-                best, _ = take_best(k, rank, self.n)
-                weight = k.load(p + best * 4, f32)
-                k.store(frame.chosen + place, best.to(i32), offset=s * 4)
+                best, top = take_best(k, rank, self.n)
+                weight = self._near(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
+                expert = best // self.per if self.per > 1 else best
+                k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
                 k.store(frame.weights + place, weight, offset=s * 4)
                 total.v = total.v + weight
             factor = k.const(self.scale, f32)
@@ -118,6 +127,19 @@ class Route(Spec):
         k.runs(self.n, lanes, power)
         share = k.splat(1.0 / k.sum(sums.v), f32 * lanes)
         map_row(k, self.n, p, lambda v: v * share, p)
+
+    def _near(self, k: Builder, rank: Val, top: Val) -> Val:
+        """What the best weighs, beside those in ``rank`` that are near it."""
+        ty, lanes = f32 * k.isa.lanes, k.isa.lanes
+        most, sums = k.splat(top, ty), k.var(k.zero(ty))
+
+        def add(c: Val, count: int) -> None:
+            v = first_of(k, rank + c * (4 * lanes), count, float("-inf"))
+            far = most - v > k.max(k.abs(v), most) * (2 * self.jitter)
+            sums.v = sums.v + k.select(far, k.zero(ty), math.exp(k, v - most))
+
+        k.runs(self.n, lanes, add)
+        return 1.0 / (k.sum(sums.v) + 1.0)
 
     def _keep_groups(self, k: Builder, rank: Val, spare: Val, groups: Val) -> None:
         """Make the rank of experts in groups that are not among the best minus infinity."""
@@ -155,12 +177,24 @@ class Route(Spec):
             rank = np.where(hidden, -np.inf, groups).reshape(n, -1)
         chosen = np.argsort(-rank, kind="stable")[:, : self.n_used]
         weights = np.take_along_axis(p, chosen, -1)
+        if self.jitter:
+            weights = self._near_ref(scores, chosen)
         if self.norm:
             weights = weights / np.maximum(weights.sum(-1, keepdims=True), LEAST)
         if self.own:
             weights = weights * args.scales[chosen]
-        args.chosen[: chosen.size] = chosen.ravel()
+        args.chosen[: chosen.size] = chosen.ravel() // self.per
         args.weights[: chosen.size] = (weights * self.scale).ravel()
+
+    def _near_ref(self, scores: Any, chosen: Any) -> Any:
+        """What each of those chosen weighs at its turn."""
+        left, weights = scores.copy(), np.zeros(chosen.shape)
+        for s, best in enumerate(chosen.T):
+            top = np.take_along_axis(scores, best[:, None], -1)
+            far = top - scores > np.maximum(np.abs(scores), top) * (2 * self.jitter)
+            weights[:, s] = 1 / np.exp(np.where(far, -np.inf, left - top)).sum(-1)
+            np.put_along_axis(left, best[:, None], -np.inf, -1)
+        return weights
 
 
 def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:

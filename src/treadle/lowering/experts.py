@@ -55,21 +55,28 @@ class Matrix(NamedTuple):
     pitch: int  # rows from one expert's to the next one's
 
 
-def experts(ops: Making, label: str, h: Rows, scores: Rows, *shared: Rows, layer: int) -> Rows:
+def experts(
+    ops: Making, label: str, h: Rows, scores: Rows, *shared: Rows, layer: int, chunks: bool = False
+) -> Rows:
     """Each token's experts' answers to ``h``, weighed; ``shared``: rows that are added, and the
-    score of these.
+    score of these. ``chunks``: of those that its experts share with their neighbours.
     """
     at = ops.config.layers[layer].experts
     if at is None or of_outputs(h):
         raise UnsupportedError(f"{label}: experts of a layer without any, or of outputs")
-    return _Mixture(ops, label, layer, at).build(h, scores, [ops.floats(x) for x in shared])
+    return _Mixture(ops, label, layer, at, chunks).build(h, scores, [ops.floats(x) for x in shared])
 
 
 class _Mixture:
     """One layer's."""
 
-    def __init__(self, ops: Making, label: str, layer: int, at: Experts) -> None:
+    def __init__(self, ops: Making, label: str, layer: int, at: Experts, chunks: bool) -> None:
         self.ops, self.steps, self.label, self.at = ops, ops.steps, label, at
+        self.routed, self.per, self.exps = at, 1, "exps"
+        if chunks:
+            self.per, self.exps = at.per_chunk, "chexps"
+            self.routed = replace(at, scale=at.scale * at.chunk_scale)
+            self.at = replace(at, n=at.n // at.per_chunk, n_ff=at.n_ff_chunk)
         self.fn, self.blk = ops.config.arch.activation, f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
         self.n_slots = at.n_used * self.steps.plan.n_tokens
@@ -79,26 +86,27 @@ class _Mixture:
 
     def build(self, h: Rows, scores: Rows, shared: list[Buffer]) -> Rows:
         chosen, weights = self._route(scores)
-        n_ff, fused = self.at.n_ff, f"{self.blk}_gate_up_exps"
+        n_ff, fused = self.at.n_ff, f"{self.blk}_gate_up_{self.exps}"
         if self.steps.has(f"{fused}.weight"):
             n_rows = 2 * n_ff * self.at.n
             up = part(fused, n_ff, n_rows - n_ff)
             both = [Matrix(fused, n_ff, 2 * n_ff), Matrix(up, n_ff, 2 * n_ff)]
         else:
             names = ("gate", "up") if self.gated else ("up",)
-            both = [Matrix(f"{self.blk}_{name}_exps", n_ff, n_ff) for name in names]
-        down = Matrix(f"{self.blk}_down_exps", h.width, h.width)
+            both = [Matrix(f"{self.blk}_{name}_{self.exps}", n_ff, n_ff) for name in names]
+        down = Matrix(f"{self.blk}_down_{self.exps}", h.width, h.width)
         make = self._by_row if self.by_row else self._by_tile
         y, places = make(h, chosen, both, down)
         at = self.at
         return Mixed(self.label, h.width, y, weights, places, at.n_used, shared, at.shared_mean)
 
     def _route(self, scores: Rows) -> tuple[Buffer, Buffer]:
-        at, rows = self.at, self.ops.floats(scores)
+        at, rows = self.routed, self.ops.floats(scores)
         # What is chosen by alone: see ``exp_probs_b`` in models/ffns/experts.py.
         bias = f"{self.blk.rpartition('.')[0]}.exp_probs_b.bias"
-        has_bias, scales = self.steps.has(bias), f"{self.blk}_down_exps.scale"
-        own = self.steps.has(scales) and not self._has_factor(f"{self.blk}_down_exps")
+        last = f"{self.blk}_down_{self.exps}"
+        has_bias, scales = self.steps.has(bias), f"{last}.scale"
+        own = self.steps.has(scales) and not self._has_factor(last)
         chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
         weights = Buffer(f"{self.label}.weights", self.n_slots, 4)
         spec = Route(
@@ -111,6 +119,8 @@ class _Mixture:
             n_groups=at.n_groups,
             n_groups_used=at.n_groups_used,
             own=own,
+            jitter=at.jitter,
+            per=self.per,
         )
         self.steps.emit(
             f"{self.label}.route",
@@ -284,7 +294,7 @@ class _Mixture:
         """Whether a product is multiplied. What comes last is so by the experts' weights, unless a
         bias is added before.
         """
-        steps, last = self.steps, f"{self.blk}_down_exps"
+        steps, last = self.steps, f"{self.blk}_down_{self.exps}"
         if name != last:
             return steps.has_factor(name)
         return steps.has(f"{last}.scale") and steps.has(f"{last}.bias")

@@ -10,10 +10,10 @@ from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
-    from treadle.models.config import Config
+    from treadle.models.config import Config, Experts
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
-_EXPERTS = "_exps."  # within the names of tensors that have a part for each expert
+_EXPERTS = "exps."  # within the names of tensors that have a part for each expert
 _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 
 
@@ -46,10 +46,15 @@ def active(gguf: GGUF, config: Config) -> Active:
         experts, share = config.layers[layer].experts, 1.0
         if name in tables:
             share = 1 / tensor.shape[0]
-        elif experts is not None and _EXPERTS in name and tensor.shape[0] == experts.n:
-            share = experts.n_used / experts.n
+        elif experts is not None and _EXPERTS in name and tensor.shape[0] in numbers_of(experts):
+            share = min(1.0, experts.n_used / tensor.shape[0])
         n_parameters += math.prod(tensor.shape) * share
         n_bytes += tensor.n_bytes * share
     found = [layer.experts for layer in config.layers if layer.experts is not None]
     n, used = max(((each.n, each.n_used) for each in found), default=(0, 0))
     return Active(n, used, round(n_parameters), round(n_bytes))
+
+
+def numbers_of(experts: Experts) -> tuple[int, int]:
+    """How many experts there are, and how many that these share."""
+    return experts.n, experts.n // experts.per_chunk

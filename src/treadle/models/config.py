@@ -28,6 +28,10 @@ class Experts:
     norm: bool = False  # the weights of those chosen are made to add up to 1
     shared_mean: bool = False  # what they give and what the others give is averaged, not added
     scale: float = 1.0  # of the weights
+    per_chunk: int = 1  # neighbours that share one more expert, a small one
+    n_ff_chunk: int = 0  # of those; 0: there are none
+    chunk_scale: float = 1.0  # by which its weights are less
+    jitter: float = 0.0  # of SparseMixer's choices, see kernels.route; 0: they are others
     n_groups: int = 1  # of neighbours: a token's experts are in few of them
     n_groups_used: int = 1
     n_latent: int = 0  # width of the space that they work in; 0: that of the states

@@ -10,7 +10,6 @@ _REASONS: dict[str, str] = {
     "its softcaps and norms around experts are its own, and it has 314 billion parameters": (
         "grok grok-1"
     ),
-    "it chooses experts one after the other, each by a softmax of its own (SparseMixer)": "phimoe",
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),
@@ -83,10 +82,6 @@ _REASONS: dict[str, str] = {
     "it writes by unmasking many tokens at once (diffusion), not one after the other": (
         "llada llada-moe llada_moe dream Dream rnd1"
     ),
-    "several experts share one more, small one, which counts once a token (Grove)": (
-        "grovemoe grove_moe"
-    ),
-    "its router reads the states before attention": "smallthinker",
     "it is what makes states of pictures or sound for another model": (
         "clip clip_vision_model siglip siglip_vision_model"
     ),

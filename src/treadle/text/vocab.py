@@ -71,7 +71,9 @@ LSTRIP, RSTRIP = "treadle.tokens.lstrip", "treadle.tokens.rstrip"
 BEFORE = "treadle.tokens.before"  # ids that go before a text, where it is not BOS: ChatGLM's two
 # Phi 3 and 3.5 have such tokens, and files of other converters do not say so: by architecture and
 # vocabulary the control tokens and added pieces that keep what is behind them.
-_RSTRIP = {("phi3", "llama"): (b"<unk>", b"<s>", b"<|endoftext|>")}
+_RSTRIP = dict.fromkeys(
+    (("phi3", "llama"), ("phimoe", "llama")), (b"<unk>", b"<s>", b"<|endoftext|>")
+)
 NONE = ("no_vocab", "none")  # tokenizer.ggml.model of files that have no vocabulary
 # Keys whose token ends generation too, if the file has them.
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")

@@ -49,7 +49,7 @@ class SimtRoute(PerBlock, Route):
             at = block.lane + first
             score = k.load(row + k.min(at, self.n - 1) * 4, f32, align=4)
             scores.append(k.select(at < self.n, score, lowest))
-        p = self._shares(block, scores)
+        p = scores if self.jitter else self._shares(block, scores)
         ranks = p if self.by_p else scores
         if self.bias:
             ranks = [
@@ -65,10 +65,12 @@ class SimtRoute(PerBlock, Route):
         total = k.var(k.const(0.0, f32))
         with k.loop(self.n_used) as s:
             best = self._take(block, left, p)
-            here = block.lane.eq(s)
-            mine.v = k.select(here, best.p, mine.v)
+            here, share = block.lane.eq(s), best.p
+            if self.jitter:
+                share = self._beside(block, left, best.rank)
+            mine.v = k.select(here, share, mine.v)
             chosen.v = k.select(here, best.expert, chosen.v)
-            total.v = total.v + best.p
+            total.v = total.v + share
         factor = k.const(self.scale, f32)
         if self.norm:
             factor = factor / k.max(total.v, LEAST)
@@ -76,7 +78,8 @@ class SimtRoute(PerBlock, Route):
             made, place = mine.v * factor, (token * self.n_used + block.lane) * 4
             if self.own:
                 made = made * k.load(frame.scales + chosen.v.to(i64) * 4, f32, align=4)
-            k.store(frame.chosen + place, chosen.v, align=4)
+            expert = chosen.v // self.per if self.per > 1 else chosen.v
+            k.store(frame.chosen + place, expert, align=4)
             k.store(frame.weights + place, made, align=4)
 
     def _places(self, block: Block, values: list[Val]) -> list[tuple[Val, Val]]:
@@ -98,6 +101,16 @@ class SimtRoute(PerBlock, Route):
             total = total + power
         share = 1.0 / block.over_warp(total, plus)
         return [power * share for power in powers]
+
+    def _beside(self, block: Block, left: list[Var], top: Val) -> Val:
+        """What the best weighs, beside those that are left and near it."""
+        k = block.k
+        total = k.const(0.0, f32)
+        for rank in left:
+            v, none = rank.v, k.const(0.0, f32)
+            far = top - v > k.max(k.abs(v), top) * (2 * self.jitter)
+            total = total + k.select(far, none, math.exp(k, v - top))
+        return 1.0 / (block.over_warp(total, plus) + 1.0)
 
     def _of_best_groups(self, block: Block, ranks: list[Val]) -> list[Val]:
         """Ranks, minus infinity in groups that are not among the best."""

@@ -49,6 +49,7 @@ EXPERTS_NORM = "expert_weights_norm"
 LEADING_DENSE = "leading_dense_block_count"
 EXPERTS_MEAN = "expert_shared_mean"  # treadle's; no GGUF file says it
 EXPERTS_GATING = "expert_gating_func"
+EXPERTS_JITTER = "router_jitter_noise"  # transformers'; no GGUF file says it
 EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; no GGUF file says it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.models.archs.arch import (
     EXPERTS_GATING,
+    EXPERTS_JITTER,
     EXPERTS_MEAN,
     EXPERTS_NORM,
     FFN_NORM,
@@ -114,4 +115,18 @@ MIXTURES = (
     ),
     Arch("ernie4_5-moe", rope="norm", keys=((EXPERTS_NORM, True),)),
     Arch("hunyuan-moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),), norm_last=True),
+    Arch(  # Phi-3.5-MoE, Phi-mini-MoE, Phi-tiny-MoE
+        "phimoe",
+        graph="phimoe",
+        norm="layer",
+        keys=((WINDOW, 0), (PATTERN, 0), (EXPERTS_JITTER, 0.01)),
+    ),
+    Arch(
+        "smallthinker",
+        graph="early",
+        activation="relu",
+        keys=((WINDOW, 0), (PATTERN, -4), (EXPERTS_NORM, True)),
+        nope="global",
+    ),
+    Arch("grovemoe", graph="grove", needs=QK_NORM, keys=((EXPERTS_NORM, True),)),
 )

@@ -10,6 +10,7 @@ FUSED_EXPERTS = "experts_gate_up"  # of each, the rows of its gate and those of 
 PLAIN_EXPERTS = "experts_plain"  # without gates
 LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
 WEIGHED_EXPERTS = "experts_weighed"  # one for each token, which reads states that are weighed
+GROVE_EXPERTS = "experts_grove"  # neighbours share one more, small one
 
 FFNS = Late[Sublayer](
     __name__,
@@ -19,6 +20,7 @@ FFNS = Late[Sublayer](
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
+        GROVE_EXPERTS: "grove.EXPERTS_GROVE",
         WEIGHED_EXPERTS: "weighed.EXPERTS_WEIGHED",
         "xielu": "xielu.XIELU",
         "experts_beside": "beside.EXPERTS_BESIDE",

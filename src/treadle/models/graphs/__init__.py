@@ -25,6 +25,9 @@ GRAPHS = Late[Graph](
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",
         "qwen": "unsaid.QWEN",
+        "phimoe": "unsaid.PHIMOE",
+        "early": "early.EARLY",
+        "grove": "grove.GROVE",
         "apertus": "apertus.APERTUS",
     },
 )

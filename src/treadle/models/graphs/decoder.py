@@ -38,14 +38,16 @@ def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
 
 def build(g: Ops, halves: Halves = halves_of) -> Rows:
     """The states behind the last layer that is computed here; ``halves``: those of a layer."""
-    x = g.given("stream", g.config.n_embd) if g.config.here.start else _embedded(g)
+    x = first(g)
     for i in g.config.here:
         x = build_layer(g, i, x, *halves(g.config.layers[i]))
     return x
 
 
-def _embedded(g: Ops) -> Rows:
-    """The states before the first layer."""
+def first(g: Ops) -> Rows:
+    """The states before the first layer that is computed here."""
+    if g.config.here.start:
+        return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
     if g.config.n_positions:
         x = g.add_rows("position_embd", x, "position_embd", by="position")

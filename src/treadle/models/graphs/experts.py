@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import (
     EXPERTS_GATING,
+    EXPERTS_JITTER,
     EXPERTS_MEAN,
     EXPERTS_ROUTED,
     LEADING_DENSE,
@@ -73,6 +74,7 @@ def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
         # Softmax of those chosen alone is that of all, made to add up to 1.
         norm=func == CHOSEN_ALONE or keys.flag("expert_weights_norm", False),
         scale=keys.number("expert_weights_scale", 0.0, lo=0.0) or 1.0,
+        jitter=keys.number(EXPERTS_JITTER, 0.0, lo=0.0, hi=1.0),
         n_groups=n_groups,
         n_groups_used=used,
         n_latent=keys.integer(LATENT_SIZE, 0, lo=0, hi=SIZE_MAX),

@@ -1,4 +1,4 @@
-"""What files leave unsaid, and the sizes of the model tell, or its architecture."""
+"""What files leave unsaid or say wrongly, and the sizes of the model tell, or its architecture."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 _ALIBI_LAYERS = 40  # of Baichuan 13B; the 7B has 32
+# Phi-3.5-MoE multiplies cos and sin by the second. llama.cpp's converter writes the first, which
+# Phi 3's formula gives of contexts of 131072 and 4096 tokens.
+_PHI3_FACTOR = math.sqrt(1.0 + math.log(131072 / 4096) / math.log(4096))
+_PHIMOE_FACTOR = 1.243163121016122
 
 
 def _minicpm(keys: Keys, arch: Arch) -> Config:
@@ -57,7 +61,17 @@ def _qwen(keys: Keys, arch: Arch) -> Config:
     return replace(config, layers=tuple(layers))
 
 
+def _phimoe(keys: Keys, arch: Arch) -> Config:
+    """The factor of Phi-3.5-MoE, which alone of its kind has long factors."""
+    config = read(keys, arch)
+    rope = config.ropes[0]
+    if rope.long_factors and math.isclose(rope.attn_factor, _PHI3_FACTOR, rel_tol=1e-6):
+        config = replace(config, ropes=(replace(rope, attn_factor=_PHIMOE_FACTOR),))
+    return config
+
+
 MINICPM = replace(DECODER, read=_minicpm)
 BAICHUAN = replace(DECODER, read=_baichuan)
 JAIS = replace(DECODER, read=_jais)
 QWEN = replace(DECODER, read=_qwen)
+PHIMOE = replace(DECODER, read=_phimoe)

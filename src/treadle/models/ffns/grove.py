@@ -1,0 +1,43 @@
+"""Experts of which neighbours share one more, a small one (GroveMoE's adjugate experts): each that
+is chosen brings it along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns.experts import EXPERTS
+from treadle.models.structure import TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.config import Layer
+    from treadle.models.ops import Ops, Rows
+    from treadle.models.structure import Sizes
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``sum w[e] (expert[e](h) + scale * chunk[e // per](h))``."""
+    at = f"L{i}.ffn"
+    scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")
+    made = g.call("experts", at, h, scores, layer=i)
+    return g.call("experts", f"{at}.chunks", h, scores, made, layer=i, chunks=True)
+
+
+def _sizes(layer: Layer) -> Sizes:
+    at = layer.experts
+    assert at is not None
+    return {**EXPERTS.sizes(layer), "n_chunk": at.n // at.per_chunk, "n_ff_chunk": at.n_ff_chunk}
+
+
+EXPERTS_GROVE = replace(
+    EXPERTS,
+    build=build,
+    rows=(
+        *(row for row in EXPERTS.rows if not row.name.endswith(("shexp.weight", "shexp.bias"))),
+        TensorRow("ffn_gate_chexps.weight", ("n_chunk", "n_ff_chunk", "n_embd")),
+        TensorRow("ffn_up_chexps.weight", ("n_chunk", "n_ff_chunk", "n_embd")),
+        TensorRow("ffn_down_chexps.weight", ("n_chunk", "n_embd", "n_ff_chunk")),
+    ),
+    sizes=_sizes,
+)

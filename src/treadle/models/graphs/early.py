@@ -1,0 +1,42 @@
+"""SmallThinker: a decoder whose layers choose their experts by the states that they are given, from
+before their attention and without a norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.layer import build_layer
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config
+    from treadle.models.keys import Keys
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops) -> Rows:
+    """As a decoder's; each layer's router comes first."""
+    x = first(g)
+    for i in g.config.here:
+        scores = g.linear(f"L{i}.ffn.router", x, f"blk.{i}.ffn_gate_inp")
+        mixer, ffn = halves_of(g.config.layers[i])
+        x = build_layer(g, i, x, mixer, replace(ffn, build=partial(_fed, scores=scores)))
+    return x
+
+
+def _fed(g: Ops, i: int, h: Rows, scores: Rows) -> Rows:
+    return g.call("experts", f"L{i}.ffn", h, scores, layer=i)
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """As a decoder's; all layers have experts."""
+    keys.integer("expert_count", lo=1)
+    return reading.read(keys, arch)
+
+
+EARLY = replace(DECODER, build=build, read=read)
