@@ -27,6 +27,7 @@ from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.left_out import LEFT_OUT
+from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.record import dataclass
 
@@ -169,7 +170,8 @@ def _n_ff(keys: Keys, family: Family, n_layer: int, n_embd: int) -> tuple[int, l
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """Keys as the file has them: behind the architecture's name, but for treadle's own."""
     found = {key: value for key, value in keys.items() if value is not None}
-    return {key if key == DYNAMIC else f"{arch}.{key}": value for key, value in found.items()}
+    own = (DYNAMIC, ROPE_KEY)
+    return {key if key in own else f"{arch}.{key}": value for key, value in found.items()}
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:

@@ -29,6 +29,7 @@ from treadle.convert.hf_mamba import MAMBA_VARIANTS, MAMBAS
 from treadle.convert.hf_mamba1 import MAMBA1S
 from treadle.convert.hf_mistral4 import MISTRAL4
 from treadle.convert.hf_mixtures import MIXTURES
+from treadle.convert.hf_more import MORE
 from treadle.convert.hf_names import (
     GLM4,
     HUNYUAN,
@@ -314,6 +315,6 @@ FAMILIES: dict[str, Family] = {
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
-FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
+FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | MORE
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)
