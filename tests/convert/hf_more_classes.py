@@ -15,4 +15,5 @@ MORE_CLASSES = {
     "youtu": "Youtu",
     "flex_olmo": "FlexOlmo",
     "gemma4_unified_text": "Gemma4UnifiedText",
+    "granite4_vision_text": "Granite4VisionText",
 }

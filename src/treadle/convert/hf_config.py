@@ -147,11 +147,13 @@ def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
 
 
 def _is_tied(whole: Keys, keys: Keys) -> bool:
-    """Whether the output is that of the embeddings; of a part for text its model knows better."""
+    """Whether the output is that of the embeddings; of a part for text its model knows better, but
+    for some that say so of the part alone. An output that is there is used in any case.
+    """
     part = OUTER.get(str(whole.get("model_type")))
     given = whole.get("tie_word_embeddings")
     if part and isinstance(given, bool):
-        return given
+        return given or keys.values.get("tie_word_embeddings") is True
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
 
 

@@ -18,7 +18,6 @@ Rows = npt.NDArray[Any]
 Layout = Callable[[Rows], Rows]
 
 IN_PLACE = "neox"  # transformers' rope
-PAIRS = "norm"  # GGUF's, in folders of families whose architecture has folders of the other kind
 _TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
 _IN_LAYERS = ("attn_", "ffn_")
 _FUSED = ("attn_qkv.weight", "attn_qkv.bias")

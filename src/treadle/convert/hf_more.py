@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.convert.hf_classics import CLASSICS
-from treadle.convert.hf_family import Family, Windowed
+from treadle.convert.hf_family import PAIRS, Family, Windowed
 from treadle.convert.hf_gemma import GEMMAS
 from treadle.convert.hf_gemma4 import GEMMA4
 from treadle.convert.hf_latent import LATENTS
-from treadle.convert.hf_layout import PAIRS
 from treadle.convert.hf_made import Rule
 from treadle.convert.hf_mamba import STATE, STATE_DEFAULTS, state_keys, state_names, state_rules
 from treadle.convert.hf_mixtures import GRANITE_SCALES, MIXTURES

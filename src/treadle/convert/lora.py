@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert.hf_layout import IN_PLACE, PAIRS, halves_to_pairs
+from treadle.convert.hf_family import PAIRS
+from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs
 from treadle.convert.open import open_model
 from treadle.convert.peft import is_peft, open_peft
 from treadle.errors import FileError, TreadleError, UnsupportedError
