@@ -170,7 +170,7 @@ def test_what_would_be_wrong_is_refused(kind: str, key: str, value: Any) -> None
 
 
 def test_layers_of_bamba_that_are_no_list() -> None:
-    for key, wrong in (("attn_layer_indices", "1"), ("layers_block_type", ["full_attention"])):
+    for key, wrong in (("attn_layer_indices", "1"), ("layers_block_type", 4)):
         with pytest.raises(FileError, match=key):
             read("bamba", **{key: wrong})
 

@@ -10,6 +10,7 @@ import pytest
 import treadle
 from tests.convert import test_hf_pictures as pictures
 from tests.convert.test_hf import convert, worst
+from tests.models.hf_tiny import _draw, float64_only, require_transformers
 from tests.models.test_arch_truth import ids_of
 from tests.tiny import rounding
 from treadle.convert.hf_config import read_config
@@ -120,20 +121,20 @@ def build(name: str) -> Any:
     import torch
     import transformers
 
-    pictures.require_transformers()
+    require_transformers()
     stem, _, text, more = CASES[name]
     config = getattr(transformers, f"{stem}Config")(
         text_config={**pictures._TEXT, **text}, attn_implementation="eager", **more
     )
     model_class = getattr(transformers, f"{stem}ForConditionalGeneration")
     model_class(config)  # imports what it needs before torch.float32 is another
-    with pictures.float64_only():
+    with float64_only():
         model = model_class(config).eval()
     rng = np.random.default_rng(sum(name.encode()))
     with torch.no_grad():
         for each, parameter in model.named_parameters():
             tied = bool(getattr(config, "tie_word_embeddings", False))
-            drawn = pictures._draw(rng, each, tuple(parameter.shape), tied)
+            drawn = _draw(rng, each, tuple(parameter.shape), tied)
             parameter.copy_(torch.from_numpy(drawn.astype(np.float64)))
     return model
 

@@ -63,7 +63,7 @@ def _bamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     listed, kinds = keys.get("attn_layer_indices") or [], keys.get("layers_block_type")
     if not isinstance(listed, list) or not all(type(i) is int for i in listed):
         keys.fail("attn_layer_indices", f"is {listed!r:.60}", "a list of layers")
-    if kinds is not None and len(kinds) != n_layer:
+    if kinds is not None and not (isinstance(kinds, list) and len(kinds) == n_layer):
         keys.fail("layers_block_type", f"is {kinds!r:.60}", f"a list of {n_layer}")
     if keys.integer("mamba_n_groups") != 1:
         what = "transformers norms all groups together: treadle norms each by itself"

@@ -134,9 +134,10 @@ _REASONS: dict[str, str] = {
     "it reads bytes, and joins them by a model of its own": "blt",
     "no GGUF architecture holds it": (
         "opt gpt_neo codegen gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
-        "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass "
-        "cohere_compass_text doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop inkling2_loop_text "
-        "lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge cosmos3_omni"
+        "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
+        "doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop "
+        "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "
+        "cosmos3_omni"
     ),
     "no GGUF architecture holds this encoder": (
         "electra ernie megatron-bert rembert roberta-prelayernorm roc_bert roformer "
