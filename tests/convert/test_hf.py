@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treadle
+from tests.convert.hf_more_classes import MORE_CLASSES
 from tests.models.hf_cases import CASES, Case
 from tests.models.hf_tiny import (
     EPS,
@@ -470,6 +471,7 @@ _CLASSES = {
     "qwen2_vl_text": "Qwen2VLText",
     "qwen3_vl_moe_text": "Qwen3VLMoeText",
     "qwen3_vl_text": "Qwen3VLText",
+    **MORE_CLASSES,
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
@@ -485,6 +487,8 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "jamba": {},
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
     "gemma4_text": {},
+    "gemma4_unified_text": {},
+    "gpt-sw3": {},
     "gemma3n_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
     "dots1": {**_SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},

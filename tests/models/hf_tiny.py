@@ -123,7 +123,11 @@ def build(case: Case) -> Any:
         "attn_implementation": "eager",
         **case.options,
     }
-    text = "Text" if case.family in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = (
+        "Text"
+        if case.family in ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+        else ""
+    )
     kind = getattr(transformers, f"{case.family}{text}Config")
     names = (
         "rms_norm_eps",
@@ -139,7 +143,9 @@ def build(case: Case) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             value = _draw(rng, name, tuple(parameter.shape), model.config.tie_word_embeddings)
-            shift = 1.0 if case.family in ("Gemma", "Gemma3") and "norm" in name else 0.0
+            shift = (
+                1.0 if case.family in ("Gemma", "Gemma3", "VaultGemma") and "norm" in name else 0.0
+            )
             parameter.copy_(torch.from_numpy(value.astype(np.float64) - shift))
         for name, buffer in model.named_buffers():
             if name.endswith(("correction_bias", "expert_bias")):  # of experts' scores

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from treadle.convert.hf_config import Hyper, as_laid_by_mlx, read_config
 from treadle.convert.hf_dense import read_dense
-from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads
+from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs, turned_heads, turned_share
 from treadle.convert.hf_made import stored
 from treadle.convert.hf_numbers import take_numbers
 from treadle.convert.hf_pooling import read_pooling
@@ -318,22 +318,23 @@ def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
 def _source(named: Named, hyper: Hyper) -> SourceTensor:
     tensor = named.tensor
     n_head = turned_heads(layer_of(named.name)[1], named.shape[0], hyper)
+    paired = partial(halves_to_pairs, n_head=n_head, share=turned_share(hyper))
 
     def as_stored() -> Bytes:
         rows = named.rows()
         if not n_head:
             return rows
-        return halves_to_pairs(rows.reshape(tensor.shape[0], -1), n_head).reshape(-1)
+        return paired(rows.reshape(tensor.shape[0], -1)).reshape(-1)
 
     def vector() -> Bytes:
         values = named.floats(_shift(named, hyper))
-        return f32_bytes(halves_to_pairs(values, n_head) if n_head else values)
+        return f32_bytes(paired(values) if n_head else values)
 
     def unpacked(packed: Packed) -> Bytes:
         """MLX's weights as numbers: GGUF has no such format."""
         blocks = packed.format.join([array.data for array in packed.arrays])
         rows = packed.format.dequantize_rows(blocks.reshape(math.prod(packed.shape[:-1]), -1))
-        return f32_bytes(halves_to_pairs(rows, n_head) if n_head else rows)
+        return f32_bytes(paired(rows) if n_head else rows)
 
     packed = named.packed
     if packed is not None:

@@ -28,6 +28,7 @@ from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.left_out import LEFT_OUT
+from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.record import dataclass
 
@@ -152,11 +153,13 @@ def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
 
 
 def _is_tied(whole: Keys, keys: Keys) -> bool:
-    """Whether the output is that of the embeddings; of a part for text its model knows better."""
+    """Whether the output is that of the embeddings; of a part for text its model knows better, but
+    for some that say so of the part alone. An output that is there is used in any case.
+    """
     part = OUTER.get(str(whole.get("model_type")))
     given = whole.get("tie_word_embeddings")
     if part and isinstance(given, bool):
-        return given
+        return given or keys.values.get("tie_word_embeddings") is True
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
 
 
@@ -186,7 +189,8 @@ def _size(keys: Keys, word: str, n_layer: int, default: int | None = None) -> Si
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """Keys as the file has them: behind the architecture's name, but for treadle's own."""
     found = {key: value for key, value in keys.items() if value is not None}
-    return {key if key == DYNAMIC else f"{arch}.{key}": value for key, value in found.items()}
+    own = (DYNAMIC, ROPE_KEY)
+    return {key if key in own else f"{arch}.{key}": value for key, value in found.items()}
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:

@@ -31,6 +31,7 @@ from treadle.convert.hf_mamba1 import MAMBA1S
 from treadle.convert.hf_mistral4 import MISTRAL4
 from treadle.convert.hf_mixers import MIXERS
 from treadle.convert.hf_mixtures import MIXTURES
+from treadle.convert.hf_more import MORE
 from treadle.convert.hf_names import (
     GLM4,
     HUNYUAN,
@@ -317,6 +318,7 @@ FAMILIES: dict[str, Family] = {
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
-FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS
+FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS | MORE
+FAMILIES["granite4_vision_text"] = FAMILIES["granite"]
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -12,6 +12,7 @@ from treadle.files.keys import Keys
 from treadle.record import dataclass
 
 Windowed = list[bool] | None
+PAIRS = "norm"  # rows as GGUF has them, where folders of an architecture have them either way
 GELU_TANH = "gelu_pytorch_tanh"  # transformers' name of what GGUF calls gelu
 
 

@@ -50,10 +50,24 @@ def turned_heads(name: str, n_rows: int, hyper: Hyper) -> int:
     return n_rows // hyper.sizes["q_norm"]
 
 
-def halves_to_pairs(rows: Rows, n_head: int) -> Rows:
-    """Rows [n_head * d, ..] reordered within each head: i and i + d/2 become neighbours."""
+def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
+    """Rows [n_head * d, ..] reordered within each head: i and i + d/2 become neighbours, of the
+    first ones alone where a ``share`` of them turns.
+    """
+    if share != 1.0:
+        heads = rows.reshape(n_head, -1, *rows.shape[1:])
+        n = round(heads.shape[1] * share)
+        pairs = halves_to_pairs(heads[:, :n].reshape(n_head * n, *rows.shape[1:]), n_head)
+        turned = pairs.reshape(n_head, n, *rows.shape[1:])
+        return np.concatenate([turned, heads[:, n:]], 1).reshape(rows.shape)
     halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def turned_share(hyper: Hyper) -> float:
+    """How much of each head turns."""
+    turned = hyper.metadata.get(f"{hyper.family.arch}.rope.dimension_count")
+    return 1.0 if turned is None else int(turned) * hyper.n_head / hyper.sizes["n_q"]
 
 
 def by_matrix(rows: Rows, n_head: int, n_head_kv: int) -> Rows:

@@ -185,7 +185,10 @@ NOT_STATES = re.compile(
 )
 NOT_TEXT = re.compile(
     r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|mlp1"
-    r"|audio_tower|embed_vision|embed_audio)\..*|(?:model\.)?image_newline"
+    r"|audio_tower|embed_vision|embed_audio|vision_embedder|vision_encoder|vision_projection|video_tower"
+    r"|image_tower|encoder|projector|aligner|vqmodel|generation_\w+|merger|high_res_vision_\w+"
+    r"|visual_embeddings_table|layerwise_projectors|spatial_projectors)\..*"
+    r"|(?:model\.)?(?:image_newline|high_res_vision_alpha)"
 )
 
 

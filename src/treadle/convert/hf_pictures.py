@@ -239,6 +239,26 @@ OUTER: Mapping[str, Part] = {
     "aya_vision": Part("text_config", "cohere2", tied=True),
     "cohere2_vision": Part("text_config", "cohere2", tied=True),
     "lfm2_vl": Part("text_config", "lfm2", tied=True),
+    "gemma4_unified": Part("text_config", "gemma4_unified_text"),
+    "glmga": Part("text_config", "glm4v_text"),
+    **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),
+    **dict.fromkeys(("janus", "deepseek_vl", "deepseek_vl_hybrid"), replace(_LLAMA, tied=True)),
+    "idefics2": Part("text_config", "mistral"),
+    **dict.fromkeys(
+        ("video_llama_3", "fast_vlm", "qwen2_audio", "audioflamingo3", "musicflamingo"),
+        Part("text_config", "qwen2"),
+    ),
+    **dict.fromkeys(("ovis2", "got_ocr2"), Part("text_config", "qwen2", tied=True)),
+    "qianfan_ocr": Part("text_config", "qwen3"),
+    "lighton_ocr": Part("text_config", "qwen3", tied=True),
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), Part("text_config", "qwen3_5_text")),
+    "minicpm_ocr": Part("text_config", "qwen3_5_text", tied=True),
+    "exaone4_5": Part("text_config", "exaone4"),
+    **dict.fromkeys(
+        ("granite_speech", "granite_speech_plus"), Part("text_config", "granite", tied=True)
+    ),
+    "granite4_vision": Part("text_config", "granite4_vision_text"),
+    "hyperclovax_vision_v2": Part("text_config", "hyperclovax", tied=True),
 }
 # What transformers takes for keys that such a part leaves out, by its ``model_type``.
 SIZES: Mapping[str, Mapping[str, int]] = {
@@ -248,5 +268,8 @@ SIZES: Mapping[str, Mapping[str, int]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
     }
-    for kind, n_ff in (("llama", 11008), ("mistral", 14336), ("qwen2", 22016))
+    for kind, n_ff in {
+        **{"llama": 11008, "mistral": 14336, "qwen2": 22016, "qwen3": 22016, "exaone4": 16384},
+        **{"granite": 11008, "granite4_vision_text": 11008, "hyperclovax": 11008},
+    }.items()
 }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.convert.hf_family import PAIRS
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs
 from treadle.convert.open import open_model
 from treadle.convert.peft import is_peft, open_peft
@@ -110,11 +111,12 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
             named = renamed(named, theirs, ours)
         rank = a.shape[0] if len(a.shape) == 2 else 0
         move = _heads(named, config) if model.metadata.get(ROPE_KEY) == IN_PLACE else 0
+        moved = partial(_pairs_to_halves, b, move, _share(named, config) if move else 1.0)
         ranks[named] = LowRank(
             rank,
             float(alpha) / rank if alpha and rank else 1.0,
             partial(_floats, a),
-            partial(_pairs_to_halves, b, move) if move else partial(_floats, b),
+            moved if move else partial(_floats, b),
             a.shape,
             b.shape,
         )
@@ -151,7 +153,7 @@ def write_adapter(
     with open_model(base) as gguf:
         config = load_config(gguf)
         peft = open_peft(folder, gguf, config)
-        adapter = _of_peft(peft, config, pairs=True)
+        adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
         for name, low in adapter.ranks.items():
             _check(adapter, name, low, gguf)
     # Not 0, which in such a file stands for factors of 1.
@@ -181,13 +183,19 @@ def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
         raise UnsupportedError(f"{peft.path}: {what}: apply it to the Hugging Face folder")
     for name, low in peft.ranks.items():
         heads = _heads(name, config) if turned and not peft.paired else 0
-        b = partial(_to_pairs, low.b, heads) if heads else low.b
+        b = partial(_to_pairs, low.b, heads, _share(name, config)) if heads else low.b
         ranks[name] = replace(low, b=b)
     return Adapter(peft.path.resolve().name, peft.path, ranks, peft.mark)
 
 
-def _to_pairs(read: Callable[[], Floats], heads: int) -> Floats:
-    return halves_to_pairs(read(), heads)
+def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
+    return halves_to_pairs(read(), heads, share)
+
+
+def _share(name: str, config: Config) -> float:
+    """How much of each head of a matrix in a layer turns."""
+    layer = config.layers[int(name.split(".")[1])]
+    return 1.0 if layer.rope is None else config.ropes[layer.rope].dims / layer.head_dim
 
 
 def _heads(name: str, config: Config) -> int:
@@ -203,11 +211,14 @@ def _heads(name: str, config: Config) -> int:
     return layer.n_head if name.endswith(TURNED[0]) else layer.n_head_kv
 
 
-def _pairs_to_halves(tensor: Tensor, n_head: int) -> Floats:
-    """Rows reordered within each head, for a model that runs in place."""
+def _pairs_to_halves(tensor: Tensor, n_head: int, share: float) -> Floats:
+    """Rows reordered within each head, the ``share`` of it that turns, for a model in place."""
     rows = _floats(tensor)
-    pairs = rows.reshape(n_head, -1, 2, rows.shape[1])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+    heads = rows.reshape(n_head, -1, rows.shape[1])
+    n = round(heads.shape[1] * share)
+    halves = heads[:, :n].reshape(n_head, -1, 2, rows.shape[1]).swapaxes(1, 2)
+    found = np.concatenate([halves.reshape(n_head, n, -1), heads[:, n:]], 1)
+    return np.ascontiguousarray(found).reshape(rows.shape)
 
 
 def _floats(tensor: Tensor) -> Floats:

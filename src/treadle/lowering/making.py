@@ -124,13 +124,13 @@ class Making:
             elif isinstance(x, Activated):
                 x.acts[act] = self._pack(x.label, x.fn, self.floats(x.x), act)
             else:
-                floats = self.floats(x)
-                x.acts[act] = self._pack(f"{x.label}.pack", "copy", floats, act)
+                label, floats = f"{x.label}.pack{_nth(x, act)}", self.floats(x)
+                x.acts[act] = self._pack(label, "copy", floats, act)
         return x.acts[act]
 
     def _norm(self, x: Normed, act: Act) -> Buffer:
         steps, source = self.steps, x.x.x if isinstance(x.x, Outputs) else x.x
-        label = x.label + (f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else "")
+        label = x.label + _nth(x, act)
         out = steps.activations(label, act, outputs=x.outputs)
         self._norm_step(label, x, act, self.floats(source), out)
         return out
@@ -306,3 +306,8 @@ class Making:
                 label = f"{of.label}.pack{i or ''}"
                 x.acts[layout] = self._pack(label, "copy", rows, layout)
         return rows
+
+
+def _nth(x: Value, act: Act) -> str:
+    """What tells the label of a second layout of the same rows from the first one's."""
+    return f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else ""

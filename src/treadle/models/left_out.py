@@ -25,7 +25,7 @@ _REASONS: dict[str, str] = {
     ),
     "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
         "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa dots3note dots3_note "
-        "dots3_note_text"
+        "dots3_note_text axk2 mistral_large4 mistral_large4_text"
     ),
     "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (
         "minimax-m3 minimax_m3_vl minimax_m3_vl_text"
@@ -60,27 +60,79 @@ _REASONS: dict[str, str] = {
     ),
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (
-        "gemma4-assistant gemma4_assistant"
+        "gemma4-assistant gemma4_assistant gemma4_unified_assistant"
     ),
     "it drafts from the states of another model, and is no model alone": "eagle3 dflash",
     "its decoder attends to an encoder, and distances add learned numbers to scores": (
         "t5 mt5 umt5"
     ),
+    "its decoder attends to an encoder": (
+        "bart mbart bigbird_pegasus blenderbot blenderbot-small marian mvp pegasus plbart "
+        "prophetnet t5gemma2"
+    ),
     "it has adapters of its own, one for each task": "jina-bert-v3",
-    "what it writes is read off pictures, which treadle does not read": "paddleocr paddleocr_vl",
+    "what it writes is read off pictures, which treadle does not read": (
+        "paddleocr paddleocr_vl blip blip-2 instructblip instructblipvideo pix2struct kosmos-2 "
+        "kosmos-2.5 udop pp_formulanet pp_chart2table florence2 vision-encoder-decoder trocr git "
+        "unlimited_ocr granite_docling"
+    ),
+    "some of its layers attend to pictures": "mllama mllama_text_model idefics",
+    "the tokens of its prompt all see each other": "paligemma",
+    "its matrices have adapters for pictures and sound": "phi4_multimodal",
+    "it says whether pictures are safe": "shieldgemma2",
     "its layers have further matrices for the tokens of pictures": "cogvlm",
     "its experts are in two groups, one for text and one for pictures": "ernie4_5_vl_moe",
     "its model of text is one of several in a folder; GGUF files of it run": (
-        "qwen2_5_omni qwen3_omni_moe"
+        "qwen2_5_omni qwen3_omni_moe qwen2_5_omni_thinker qwen3_omni_moe_thinker nemotron_h_omni"
     ),
     "it reads pictures of text": "deepseek2-ocr deepseek_ocr2 deepseek_ocr2_text",
-    "it reads and writes pictures, whose tokens stand among those of text": "chameleon",
+    "it reads and writes pictures, whose tokens stand among those of text": (
+        "chameleon emu3 emu3_text_model"
+    ),
     "it makes speech, not text": (
         "qwen3tts qwen3_tts pockettts pocket_tts wavtokenizer-dec wavtokenizer"
     ),
     "it writes down speech: its decoder attends to an encoder of sound": "whisper",
+    "it writes down speech, which treadle does not hear": (
+        "qwen3_asr glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
+        "moss_transcribe_diarize voxtral_realtime"
+    ),
+    "it steers robots": "pi0",
+    "it makes music, not text": "musicgen musicgen_melody",
     "it writes by unmasking many tokens at once (diffusion), not one after the other": (
-        "llada llada-moe llada_moe dream Dream rnd1"
+        "llada llada-moe llada_moe dream Dream rnd1 diffusion_gemma"
+    ),
+    "each head's result has a sigmoid gate, in layers between short convolutions": "lfm3 lfm3_vl",
+    "its experts are chosen before the sigmoid that weighs them": "kolibri1",
+    "its attention is the difference of two": "diffllama",
+    "its delta net lets states change their sign": "olmo_hybrid",
+    "its layers of attention share their weights": "zamba zamba2",
+    "its layers of attention are experts": "jetmoe",
+    "its layers have gates that states decay by (RG-LRU)": "recurrent_gemma",
+    "its states are those of an xLSTM": "xlstm",
+    "its norms have no weights": "nanochat dory",
+    "its output has rows for some of its tokens alone": "apertus1p5 apertus1p5_text",
+    "its layers add what they make of the embeddings, and it writes no text": (
+        "embedding_gemma2 embedding_gemma2_text"
+    ),
+    "it is an encoder that writes text, and no GGUF architecture holds it": "modernbert-decoder",
+    "it norms what its experts give, and has 519 billion parameters": "axk1",
+    "some of its experts give back what they read, and it has 560 billion parameters": (
+        "longcat_flash"
+    ),
+    "it has 105 billion parameters, and keys of its own": "sarvam_mla",
+    "its folder's tokenizer is a program": "kimi_vl",
+    "it reads bytes, and joins them by a model of its own": "blt",
+    "no GGUF architecture holds it": (
+        "opt gpt_neo gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
+        "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
+        "doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop "
+        "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "
+        "cosmos3_omni"
+    ),
+    "no GGUF architecture holds this encoder": (
+        "electra ernie megatron-bert rembert roberta-prelayernorm roc_bert roformer "
+        "xlm-roberta-xl xmod data2vec-text big_bird bert-generation"
     ),
     "it is what makes states of pictures or sound for another model": (
         "clip clip_vision_model siglip siglip_vision_model"

@@ -46,6 +46,18 @@ DECODERS = (
         embd_scale=True,
         width_scaled=frozenset({46}),
     ),
+    # Gemma 2 without the norms behind products; llama.cpp has none
+    Arch(
+        "vaultgemma",
+        activation="gelu",
+        keys=(
+            (WINDOW, 4096),
+            (PATTERN, 2),
+            ("attn_logit_softcapping", 50.0),
+            ("final_logit_softcapping", 30.0),
+        ),
+        embd_scale=True,
+    ),
     Arch(
         "gemma3",
         activation="gelu",

@@ -13,6 +13,7 @@ from treadle.models.archs.arch import (
     PATTERN,
     POST_ATTENTION,
     POST_NORM,
+    PRE_NORM,
     QK_NORM,
     QKV_BIAS,
     TEMPERATURE,
@@ -34,6 +35,7 @@ MIXTURES = (
         divide_logits=True,
     ),
     Arch("olmoe", needs=QK_NORM),
+    Arch("flex_olmo", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # llama.cpp has none
     Arch("bailingmoe", rope="norm"),  # Ling-lite, Ling-Coder
     Arch("bailingmoe2", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),  # Ling and Ring 2
     Arch("dots1", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),

@@ -1,0 +1,19 @@
+"""transformers' classes of the families in ``convert/hf_more.py``, by ``model_type``."""
+
+from __future__ import annotations
+
+MORE_CLASSES = {
+    "helium": "Helium",
+    "ministral": "Ministral",
+    "cwm": "Cwm",
+    "iquestcoder": "IQuestCoder",
+    "vaultgemma": "VaultGemma",
+    "hyperclovax": "HyperCLOVAX",
+    "gpt-sw3": "GPT2",
+    "bamba": "Bamba",
+    "solar_open": "SolarOpen",
+    "youtu": "Youtu",
+    "flex_olmo": "FlexOlmo",
+    "gemma4_unified_text": "Gemma4UnifiedText",
+    "granite4_vision_text": "Granite4VisionText",
+}
