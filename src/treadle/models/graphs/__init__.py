@@ -23,6 +23,7 @@ GRAPHS = Late[Graph](
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "apertus": "apertus.APERTUS",
+        "kimi": "kimi.KIMI",
     },
 )
 
