@@ -50,7 +50,7 @@ TINY: dict[str, Any] = {
     "eos_token_id": 2,
 }
 CASE = own(Case("KimiLinear", ARCH, TINY))
-SIZES = {"n_layer": 2, "n_expert": 8, "n_ff_exp": 32, "n_expert_shared": 1}
+SIZES: dict[str, Any] = {"n_layer": 2, "n_expert": 8, "n_ff_exp": 32, "n_expert_shared": 1}
 
 
 def published(config: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_published_words(folder: Path, tmp_path: Path) -> None:
         with treadle.load(path, threads=1, kv="f32") as model:
             assert model.config.ignored == ()
             logits.append(model.logits(prompt()[:20]))
-    assert np.array_equal(*logits)
+    assert np.array_equal(logits[0], logits[1])
 
 
 def test_the_file_of_llama_cpp(folder: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_file_of_llama_cpp(folder: Path, tmp_path: Path) -> None:
     for path in (folder / "made.gguf", tmp_path / "theirs.gguf"):
         with treadle.load(path, threads=1, kv="f32") as model:
             logits.append(model.logits(prompt()[:20]))
-    assert np.array_equal(*logits)
+    assert np.array_equal(logits[0], logits[1])
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,9 @@ def test_narrow_formats(tmp_path: Path) -> None:
 def test_keys_that_are_refused(change: dict[str, Any], why: str, tmp_path: Path) -> None:
     write_model(tmp_path / "k.gguf", ARCH, n_layer=4)
     with open_gguf(tmp_path / "k.gguf") as file:
-        for key, value in change.items():
-            file.metadata[f"{ARCH}.{key}"] = value
-            if value is None:
-                del file.metadata[f"{ARCH}.{key}"]
+        named = {f"{ARCH}.{key}": value for key, value in change.items()}
+        keys = {**file.metadata, **named}
+        file.metadata = {key: value for key, value in keys.items() if value is not None}
         with pytest.raises((FileError, UnsupportedError), match=why):
             load_config(file)
 
