@@ -13,7 +13,6 @@ def latent(maps: Layer, h: Array) -> Array:
     config, at = maps.config, maps.at
     sizes, blk = at.latent, f"blk.{maps.i}.attn"
     assert sizes is not None
-    assert at.rope is not None
     if sizes.n_q_rank:
         q = maps.linear(h, "attn_q_a")
         q = rms_norm(q, maps.tensor(f"{blk}_q_a_norm.weight"), sizes.norm_eps)
@@ -24,11 +23,11 @@ def latent(maps: Layer, h: Array) -> Array:
     row = rms_norm(row, maps.tensor(f"{blk}_kv_a_norm.weight"), sizes.norm_eps)
     k = np.einsum("tr,hrn->thn", row, maps.tensor(f"{blk}_k_b.weight"))
     v = np.einsum("tr,hvr->thv", row, maps.tensor(f"{blk}_v_b.weight"))
-    inv_freq, factor = config.ropes[at.rope].frequencies(config.n_ctx_train)
     q_plain, q_turned = np.split(q.reshape(len(h), at.n_head, -1), [sizes.n_nope], axis=-1)
-    q_turned, turned = (
-        rope(x, inv_freq, factor, config.arch.rope) for x in (q_turned, turned[:, None])
-    )
+    turned = turned[:, None]
+    if at.rope is not None:
+        inv_freq, factor = config.ropes[at.rope].frequencies(config.n_ctx_train)
+        q_turned, turned = (rope(x, inv_freq, factor, config.arch.rope) for x in (q_turned, turned))
     turned = np.repeat(turned, at.n_head, axis=1)
     q, k = np.concatenate([q_plain, q_turned], -1), np.concatenate([k, turned], -1)
     if at.q_rope is not None:

@@ -107,6 +107,40 @@ def delta(maps: Layer, h: Array) -> Array:
     return maps.linear((y * activate(z, "silu")).reshape(len(h), -1), "ssm_out")
 
 
+def kda(maps: Layer, h: Array) -> Array:
+    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    assert s is not None
+
+    def heads(x: Array) -> Array:
+        return x.reshape(len(h), s.n_head, -1)
+
+    q, k, v = (
+        activate(
+            convolved(
+                maps.linear(h, f"attn_{name}"),
+                maps.tensor(f"{blk}_conv1d_{name}.weight").reshape(s.n_inner, s.n_conv),
+            ),
+            "silu",
+        )
+        for name in "qkv"
+    )
+    q, k = (heads(x) / np.sqrt((heads(x) ** 2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    q, v = q / np.sqrt(s.n_state), heads(v)
+    decay = maps.linear(maps.linear(h, "ssm_f_a"), "ssm_f_b")
+    decay = np.logaddexp(0, decay + maps.tensor(f"{blk}_dt.bias"))
+    decay = np.exp(heads(decay) * maps.tensor(f"{blk}_a").reshape(-1, 1))
+    beta = 1 / (1 + np.exp(-maps.linear(h, "ssm_beta")))
+    state, out = np.zeros((s.n_head, s.n_state, s.head_dim)), np.zeros_like(v)
+    for t in range(len(h)):
+        state = state * decay[t][:, :, None]
+        wrong = beta[t][:, None] * (v[t] - np.einsum("hn,hnp->hp", k[t], state))
+        state = state + k[t][:, :, None] * wrong[:, None]
+        out[t] = np.einsum("hn,hnp->hp", q[t], state)
+    y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
+    gate = heads(maps.linear(maps.linear(h, "ssm_g_a"), "ssm_g_b"))
+    return maps.linear((y / (1 + np.exp(-gate))).reshape(len(h), -1), "attn_output")
+
+
 MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "shortconv": shortconv,
     "mamba2": mamba2,
@@ -115,6 +149,7 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "linear": lambda maps, h: maps.linear(h, "attn_output"),
     "delta": delta,
     "delta_grouped": delta,
+    "kda": kda,
     "latent": latent,
     "latent_q": latent,
 }

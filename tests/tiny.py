@@ -46,6 +46,7 @@ STATES = {  # of layers that have one
     "ssm.state_size": 16,
     "ssm.time_step_rank": 4,
     "ssm.group_count": 2,
+    "kda.head_dim": 32,
 }
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
@@ -74,11 +75,11 @@ def write_model(
         n_ff, n_head_kv = size["n_ff"], size["n_head_kv"]
         size["n_ff"] = ([0, n_ff] * size["n_layer"])[: size["n_layer"]]
         size["n_head_kv"] = ([0, 0, n_head_kv, 0] * size["n_layer"])[: size["n_layer"]]
-    elif ARCHS[arch].state and "n_head_kv" not in sizes:
-        size["n_head_kv"] = [0, size["n_head_kv"]] * size["n_layer"]
-        size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     if ARCHS[arch].mixer == "latent":
         size |= LATENT
+    if ARCHS[arch].graph != "halves" and ARCHS[arch].state and "n_head_kv" not in sizes:
+        size["n_head_kv"] = [0, size["n_head_kv"]] * size["n_layer"]
+        size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     if ARCHS[arch].graph == "gemma3n":
         size["n_own"] = 32
     given = dict(ARCHS[arch].keys)

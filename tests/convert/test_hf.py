@@ -458,6 +458,7 @@ _CLASSES = {
     "granitemoe_swa": "GraniteMoeSWA",
     "hunyuan_vl_text": "HunYuanVLText",
     "hy_v3": "HYV3",
+    "kimi_linear": "KimiLinear",
     "laguna": "Laguna",
     "llama4_text": "Llama4Text",
     "mellum": "Mellum",

@@ -63,6 +63,7 @@ MORE: list[tuple[str, str, dict[str, int]]] = [  # ``python -m tests.gpu`` has t
     ("gemma3", "BF16", {"window": 16}),
     ("deepseek2", "F16", {}),
     ("lfm2", "BF16", {}),
+    ("kimi-linear", "F32", {}),
     ("apertus", "F32", {}),
 ]
 

@@ -12,6 +12,7 @@ import pytest
 from tests.gpu.machine import ISA, some
 from tests.kernels import (
     registry,
+    test_channels,
     test_clamp,
     test_column_norm,
     test_elementwise,
@@ -40,12 +41,12 @@ from tests.kernels.registry import (
 )
 from treadle.gpu.kernels.block import instead
 from treadle.gpu.kernels.route import SimtRoute, SimtSort
-from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2, SimtSelective
+from treadle.gpu.kernels.spread import SCANS, SPREAD, SimtSelective
 from treadle.kernels.act import DWORD
+from treadle.kernels.channels import ChannelDelta, ChannelRates
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.lora import Down, Up
 from treadle.kernels.rates import Gate, Rates, UnitHeads
-from treadle.kernels.recurrences import Delta
 from treadle.kernels.scan import Scan
 from treadle.kernels.selective import Selective
 from treadle.kernels.softcap import Softcap
@@ -55,6 +56,7 @@ from treadle.kernels.sums import Add, AddRows
 TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,
     "add_rows": test_sums.test_add_rows,
+    "channel_rates": test_channels.test_channel_rates,
     "clamp": test_clamp.test_clamp,
     "column_norm": test_column_norm.test_column_norm,
     "combine": test_experts.test_combine,
@@ -72,6 +74,7 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
 SHARED_OUT: list[Any] = [
     *some([s for s in SUMS if isinstance(s, Add)], 1),
     *some([s for s in SUMS if isinstance(s, AddRows)], 3),
+    *some(test_states.of(ChannelRates), 2),
     *some(CLAMPS, 1),
     *some(COLUMN_NORMS, 2),
     *some(COMBINES, 4),
@@ -98,10 +101,13 @@ def test_all_of_them_are_tested() -> None:
     assert set(SPREAD) == set(TESTS) == {spec.op for spec in SHARED_OUT}
 
 
-@pytest.mark.parametrize("spec", some(test_states.of(Scan), 3), ids=registry.name)
+SOME_SCANS = [*some(test_states.of(Scan), 3), *some(test_states.of(ChannelDelta), 2)]
+
+
+@pytest.mark.parametrize("spec", dict.fromkeys(SOME_SCANS), ids=registry.name)
 def test_scan(spec: Scan, memory: Memory, rng: np.random.Generator) -> None:
     """A thread for each column: plain code."""
-    made = instead(SimtDelta if isinstance(spec, Delta) else SimtMamba2, spec)
+    made: Any = instead(SCANS[spec.op], spec)
     assert made.items == spec.n_head * spec.head_dim
     test_states.test_states_are_read_and_written(made, ISA, memory, rng)
 

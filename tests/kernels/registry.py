@@ -11,6 +11,7 @@ from typing import Any
 from treadle.formats import FORMATS, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
+from treadle.kernels.channels import ChannelDelta, ChannelRates
 from treadle.kernels.chunks import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.clamp import Clamp
 from treadle.kernels.column_norm import ColumnNorm
@@ -513,6 +514,7 @@ LATENTS = [
     LatentStore("norm", "f16", 4, 48, 32, 40, 16, 0.2, EPS),
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
+    LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
 ]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
 WEIGHS = [Weigh(96, 16), Weigh(37, 5), Weigh(64, 1)]
@@ -557,13 +559,22 @@ STATES = [
     Delta(4, 64, 7, 2, 2),
     Delta(4, 32, 48, 2, 4, grouped=True),
     Delta(2, 48, 16, 2, passing=True),
+    ChannelDelta(3, 32, 16, 3),
+    ChannelDelta(2, 7, 21, 2),
+    ChannelDelta(2, 64, 7, 2, 2),
+    ChannelDelta(3, 48, 37, 3, 4),
+    ChannelDelta(2, 32, 32, 2, 4),
+    ChannelDelta(2, 48, 16, 2, passing=True),
     Rates(4),
     Rates(37, beta=True),
+    ChannelRates(3, 32),
+    ChannelRates(37, 7),
     UnitHeads(32, 3, 0.25, EPS),
     UnitHeads(7, 2, 1.0, EPS),
     Gate("sigmoid", 172),
     Gate("silu", 96, 3, EPS),
     Gate("silu", 70, 2, EPS, first=True),
+    Gate("sigmoid", 96, 3, EPS),
     Xielu(172),
     Xielu(96, 3),
     Gate("softplus", 172),

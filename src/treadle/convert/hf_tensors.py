@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 # Matrices that GGUF has in F32 whatever the others are in.
 SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
+    *(f"ssm_conv1d_{name}.weight" for name in "qkv"),
     *(f"ffn_{one}_exps.bias" for one in ("gate", "up", "down")),
     "ssm_a",
     "ssm_d",

@@ -17,6 +17,7 @@ from typing import Any
 from treadle.convert.hf_chat import read_templates
 from treadle.convert.hf_chatglm import CHATGLM, read_chatglm
 from treadle.convert.hf_encoder_tokenizer import as_bert, read_unigram, read_wordpiece
+from treadle.convert.hf_kimi_tokenizer import KIMI, RANKS, read_kimi
 from treadle.convert.hf_pretokenizer import find_pre, puts_space
 from treadle.convert.hf_sentences import lower_case, sentences_file
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
@@ -66,6 +67,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         pieces = _with_merges(spec, folder / JSON, n_vocab)
     elif os.path.lexists(folder / SPM) and config.get("model_type") in CHATGLM:
         pieces = Pieces(folder / SPM, **read_chatglm(folder / SPM))
+    elif os.path.lexists(folder / RANKS) and config.get("model_type") in KIMI:
+        pieces = Pieces(folder / RANKS, **read_kimi(folder / RANKS, n_vocab))
     elif os.path.lexists(folder / SPM):
         pieces = _by_legacy(_from_model(folder / SPM), settings)
     elif spec is not None:

@@ -21,11 +21,13 @@ Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
 SWAPS = {
     **dict.fromkeys(
         (
-            *("add", "add_rows", "column_norm", "combine", "convolution", "embed", "gate"),
+            *("add", "add_rows", "channel_rates", "column_norm", "combine", "convolution"),
+            *("embed", "gate"),
             *("gather", "lora_down", "lora_up", "pooling", "rates", "softcap", "unit_heads"),
         ),
         "treadle.gpu.kernels.spread:swap",
     ),
+    "channel_delta": "treadle.gpu.kernels.spread:swap_scan",
     "delta": "treadle.gpu.kernels.spread:swap_scan",
     "gated": "treadle.gpu.kernels.gated:swap",
     "gemm": "treadle.gpu.kernels.gemm:swap",

@@ -24,6 +24,7 @@ Say = Callable[[str], None]
 
 BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it is there
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    "tiktoken.model",
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", MODELOPT, INDEX),
     *("modules.json", "1_Pooling/config.json", *SENTENCES, "config_sentence_transformers.json"),

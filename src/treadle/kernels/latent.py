@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,8 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.act import BLOCK, DWORD, Act, emit_store
 from treadle.kernels.elementwise import map_row, mean_square
 from treadle.kernels.kv import PAGE, Paged
-from treadle.kernels.rope import store_head, turn_pairs, turned
+from treadle.kernels.rope import store_head, turn_pairs
+from treadle.kernels.rope import turned as turned_pairs
 from treadle.kernels.spec import Args, Frame, Spec, numbered
 from treadle.record import dataclass
 
@@ -75,7 +77,7 @@ class PackHeads(Spec):
 @dataclass(frozen=True)
 class LatentStore(Paged):
     """Turn what of queries and keys knows positions, and keep the latent row: its norm, behind it
-    the key's turned dims.
+    the key's turned dims. Of the style ``none`` nothing turns, and there is no table.
 
     A head of ``q`` is ``head_dim_q`` wide, the last ``rope_dims`` of which are turned and scaled,
     and become the last of that head's in ``out``, which is ``head_dim`` wide. ``kv`` is ``[N,
@@ -105,30 +107,47 @@ class LatentStore(Paged):
         return 4 * (self.head_dim + 64)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        tables = frame.run(numbered("rope", self.table), ptr)
+        tables = frame.run(numbered("rope", self.table), ptr) if self.turns else None
         slots = frame.run(numbered("kv_slots", self.pool), ptr)
         half, rank, tmp = self.rope_dims // 2, self.dims_v, frame.scratch
         stride, kv_stride, out_stride = (
             n * 4 for n in (frame.stride, frame.kv_stride, frame.out_stride)
         )
         with k.loop(frame.end, start=frame.begin) as n:
-            table = tables + n * (self.rope_dims * 4)
+            table = None if tables is None else tables + n * (self.rope_dims * 4)
             q = frame.q + n * stride + (frame.q_column + (self.head_dim_q - self.rope_dims)) * 4
             out = frame.out + n * out_stride + rank * 4
             with k.loop(self.n_head) as head:
                 x, to = q + head * (self.head_dim_q * 4), out + head * (self.head_dim * 4)
-                turn_pairs(k, self.style, half, x, to, table, lambda v, i: v * self.scale)
+                self._turn(k, half, x, to, table, lambda v, i=0: v * self.scale)
             row = frame.kv + n * kv_stride + frame.kv_column * 4
             gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
             map_row(k, rank, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm)
-            turn_pairs(k, self.style, half, row + rank * 4, tmp + rank * 4, table, lambda v, i: v)
+            self._turn(k, half, row + rank * 4, tmp + rank * 4, table, lambda v, i=0: v)
             slot = k.load(slots, n.ty, offset=n * 8)
             home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
             store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
 
+    @property
+    def turns(self) -> bool:
+        return self.style != "none"
+
+    def _turn(
+        self, k: Builder, half: int, x: Val, to: Val, table: Val | None, scaled: Callable[..., Val]
+    ) -> None:
+        """As ``turn_pairs``; without a table only scaled."""
+        if table is None:
+            map_row(k, 2 * half, to, scaled, x)
+        else:
+            turn_pairs(k, self.style, half, x, to, table, scaled)
+
     def run_ref(self, args: Any, run: Any) -> None:
         n, dims, rank, turn = int(run["n_tokens"]), self.head_dim, self.dims_v, self.rope_dims
-        table = run.rope(self.table, turn)
+
+        def turned(x: np.ndarray) -> np.ndarray:
+            if not self.turns:
+                return x
+            return turned_pairs(x, run.rope(self.table, turn), self.style)
 
         def columns(x: np.ndarray, stride: int, column: int, width: int) -> np.ndarray:
             rows: np.ndarray = x.reshape(-1, stride)[:n, column : column + width]
@@ -139,12 +158,12 @@ class LatentStore(Paged):
         out = columns(args.out, args.out_stride, 0, self.n_head * dims)
         for head in range(self.n_head):
             to = out[:, (head + 1) * dims - turn : (head + 1) * dims]
-            to[:] = turned(q, table, self.style)[:, head] * self.scale
+            to[:] = turned(q)[:, head] * self.scale
         kv = columns(args.kv, args.kv_stride, args.kv_column, dims).astype(np.float64)
         keys = kv.copy()
         square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
         keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
-        keys[:, rank:] = turned(kv[:, None, rank:], table, self.style)[:, 0]
+        keys[:, rank:] = turned(kv[:, None, rank:])[:, 0]
         for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
             home = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off, 0
             self.page.write_ref(self.page.head_ref(*home), int(slot) % PAGE, keys[i], keys[i])

@@ -57,7 +57,7 @@ class Mamba2(Scan):
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         new = (token.first * token.value)[:, None]
-        s = s * token.decay[:, None] + token.key[:, :, None] * new
+        s = s * token.decay[:, :, None] + token.key[:, :, None] * new
         skip = d[: self.n_head].astype(np.float64)[:, None] * token.value
         return s, np.einsum("hn,hnp->hp", token.query, s) + skip
 
@@ -116,7 +116,7 @@ class Delta(Scan):
             self._learn(k, here, block, at, new)
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
-        s = s * token.decay[:, None]
+        s = s * token.decay[:, :, None]
         add = token.first * (token.value - np.einsum("hn,hnp->hp", token.key, s))
         s = s + token.key[:, :, None] * add[:, None]
         return s, np.einsum("hn,hnp->hp", token.query, s)

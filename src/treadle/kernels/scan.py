@@ -13,7 +13,7 @@ stay in registers and f32).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import add
 from typing import Any, ClassVar, NamedTuple
@@ -46,7 +46,8 @@ class Here(NamedTuple):
 
 class Token(NamedTuple):
     """One token of a head: in a kernel two numbers and three addresses, in a twin arrays of all
-    heads, ``[n_head]`` or ``[n_head, width]``.
+    heads, ``[n_head, 1]`` or ``[n_head, width]``. Where each row of a state has a decay of its own,
+    that is an address too.
     """
 
     first: Any  # dt of Mamba-2, beta of the delta rule
@@ -102,6 +103,11 @@ class Scan(Spec):
         return self.n_head * self.tiles
 
     @property
+    def n_decay(self) -> int:
+        """Numbers that a head's state is multiplied by: one, or one for each row."""
+        return 1
+
+    @property
     def staged(self) -> bool:
         """Whether an item's columns lie in scratch, from ``state_at`` on, while it goes on."""
         return self.block > 1
@@ -147,13 +153,21 @@ class Scan(Spec):
                 for row, n_values in rows:
                     for line in range(0, 4 * n_values, LINE):
                         k.prefetch(row + (ahead + line))
-            left = [[token.decay] for token in tokens]
-            for i, row in enumerate(left):
-                for s in range(i - 1, -1, -1):
-                    row.insert(0, left[i - 1][s] * tokens[i].decay)
-            self._block(k, isa, frame, here, Block(tokens, left, out, ty, n))
+            self._block(k, isa, frame, here, Block(tokens, self._left(tokens), out, ty, n))
             here.source.v = here.state
         return done
+
+    def _left(self, tokens: list[Token]) -> list[list[Val]]:
+        """See ``Block.left``."""
+        left = [[token.decay] for token in tokens]
+        for i, row in enumerate(left):
+            for s in range(i - 1, -1, -1):
+                row.insert(0, left[i - 1][s] * tokens[i].decay)
+        return left
+
+    def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
+        """A token's decay, of the head whose first number is at ``rates``."""
+        return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
 
     def _token_at(self, k: Builder, frame: Frame, here: Here, t: Val) -> tuple[Token, Val]:
         """An item's ``t``-th token, and where its columns go."""
@@ -161,7 +175,7 @@ class Scan(Spec):
         x = frame.x + row * frame.stride * 4
         rates = frame.rates + (row * frame.rates_stride + here.head) * 4
         first = k.load(rates, f32)
-        decay = k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
+        decay = self._decay(k, rates, here.head)
         key, query = (
             x + (at + here.group * self.n_state) * 4 for at in (frame.keys, frame.queries)
         )
@@ -236,6 +250,10 @@ class Scan(Spec):
             step(at, lanes)
         if rest:
             step(k.i64(full * lanes), rest)
+        return self._summed(k, lanes, sums)
+
+    def _summed(self, k: Builder, lanes: int, sums: Sequence[Var]) -> list[Val]:
+        """The sum of each vector's lanes."""
         found: list[Val] = []
         for start in range(0, len(sums), lanes):
             some = [var.v for var in sums[start : start + lanes]]
@@ -281,26 +299,48 @@ class Scan(Spec):
             vectors if part is None else [v * k.splat(part, ty) for v in vectors]
             for vectors, part in zip(new, kept, strict=True)
         ]
-        source, size = here.source.v + 4 * at, 4 * ty.lanes
+        keys = [token.key for token in block.tokens]
+        self._keep_and_add(k, here, block, at, lambda n: keep, keys, new)
+
+    def _keep_and_add(
+        self,
+        k: Builder,
+        here: Here,
+        block: Block,
+        at: int,
+        keep: Callable[[Val], Val],
+        keys: Sequence[Val],
+        new: list[list[Val]],
+    ) -> None:
+        """Row n of a state's columns from ``at`` on becomes ``keep(n)`` of itself, and of each key
+        its n-th value times what is new.
+        """
+        ty, source, size = block.ty, here.source.v + 4 * at, 4 * block.ty.lanes
         with k.loop(self.n_state) as n:
-            home = n * here.pitch
-            s = [k.load(source + (home + size * j), ty) * keep for j in range(block.n)]
-            for token, vectors in zip(block.tokens, new, strict=True):
-                by = k.splat(k.load(token.key + n * 4, f32), ty)
+            home, kept = n * here.pitch, keep(n)
+            s = [k.load(source + (home + size * j), ty) * kept for j in range(block.n)]
+            for key, vectors in zip(keys, new, strict=True):
+                by = k.splat(k.load(key + n * 4, f32), ty)
                 s = [k.fma(v, by, x) for v, x in zip(vectors, s, strict=True)]
             for j, x in enumerate(s):
                 k.store(here.state + (home + 4 * at + size * j), x)
 
+    def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
+        """What a state's row n is multiplied by: all of them by one number."""
+        keep = k.splat(token.decay, ty)
+        return lambda n: keep
+
     def _step(self, k: Builder, here: Here, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
         """The state becomes ``decay`` of itself and ``key add^T``; gives what ``query`` sees."""
-        keep, seen = k.splat(token.decay, ty), [k.var(k.zero(ty)) for _ in add]
+        keep, seen = self._kept(k, token, ty), [k.var(k.zero(ty)) for _ in add]
         source = here.source.v
         with k.loop(self.n_state) as n:
+            kept = keep(n)
             b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
             row = n * here.pitch
             for j, (new, y) in enumerate(zip(add, seen, strict=True)):
                 at = row + 4 * ty.lanes * j
-                s = k.fma(new, b, k.load(source + at, ty) * keep)
+                s = k.fma(new, b, k.load(source + at, ty) * kept)
                 (k.store_passing if self.passing else k.store)(here.state + at, s)
                 y.v = k.fma(s, c, y.v)
         return [y.v for y in seen]
@@ -326,9 +366,9 @@ class Scan(Spec):
                     for at in (args.keys, args.queries)
                 )
                 value = row[args.values : args.values + n_values].reshape(self.n_head, -1)
-                first, decay = (
-                    rates[t, at : at + self.n_head].astype(np.float64)[:, None] for at in (0, pad)
-                )
+                first = rates[t, : self.n_head].astype(np.float64)[:, None]
+                decay = rates[t, pad : pad + self.n_head * self.n_decay].astype(np.float64)
+                decay = decay.reshape(self.n_head, self.n_decay)
                 token = Token(first, decay, value, key, query)
                 s, y = self._token_ref(s, token, args.d)
                 out[t, :n_values] = y.ravel()

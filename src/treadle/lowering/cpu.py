@@ -102,6 +102,7 @@ _STATES = (
     "softplus_gate",
     "halves",
 )
+_CHANNELS = "part_convolution", "channel_rates", "channel_delta", "normed_gate"
 _STREAMS = (
     *("spread", "take", "join", "predict", "correct", "add_beside"),
     *("laurel", "sparse_gate"),
@@ -110,6 +111,7 @@ ELSEWHERE = {
     "experts": "treadle.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.lowering.latent"),
     **dict.fromkeys(_STATES, "treadle.lowering.states"),
+    **dict.fromkeys(_CHANNELS, "treadle.lowering.channels"),
     **dict.fromkeys(("selective", "columns_norm"), "treadle.lowering.selective"),
     **dict.fromkeys(_STREAMS, "treadle.lowering.streams"),
     "embedded_beside": "treadle.lowering.beside",

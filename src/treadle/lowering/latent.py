@@ -40,7 +40,6 @@ def latent(ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: st
     steps, at = ops.steps, ops.config.layers[layer]
     sizes, pool = at.latent, steps.cache.pool_of(layer)
     assert sizes is not None
-    assert at.rope is not None, label
     (rows, column), (kv_rows, kv_column) = ops.place(q), ops.place(kv)
     out, scale = steps.floats(f"{label}.absorbed", at.n_head * at.head_dim), ops.config.attn_scale
     source = rows, column, sizes.n_q
@@ -59,7 +58,7 @@ def latent(ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: st
     steps.emit(
         f"{label}.rope",
         LatentStore(
-            ops.config.arch.rope,
+            "none" if at.rope is None else ops.config.arch.rope,
             steps.cache.kv,
             at.n_head,
             at.head_dim,
@@ -69,7 +68,7 @@ def latent(ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: st
             scale,
             sizes.norm_eps,
             pool.index,
-            at.rope,
+            at.rope or 0,
         ),
         Grid(1, "n_tokens"),
         q=rows,

@@ -124,9 +124,31 @@ class Making:
             elif isinstance(x, Activated):
                 x.acts[act] = self._pack(x.label, x.fn, self.floats(x.x), act)
             else:
-                label, floats = f"{x.label}.pack{_nth(x, act)}", self.floats(x)
-                x.acts[act] = self._pack(label, "copy", floats, act)
+                rows, column = self.place(x)
+                label = f"{x.label}.pack{column or ''}{_nth(x, act)}"
+                if column:
+                    x.acts[act] = self._pack_columns(label, rows, act, column)
+                else:
+                    x.acts[act] = self._pack(label, "copy", rows, act)
         return x.acts[act]
+
+    def _pack_columns(self, label: str, rows: Buffer, act: Act, column: int) -> Buffer:
+        """Columns of one of several products, by itself."""
+        from treadle.kernels.latent import PackHeads  # of few models alone
+
+        out = self.steps.activations(label, act)
+        self.steps.emit(
+            label,
+            PackHeads(act.kind, act.k, act.group, 1, act.sub, unit=act.unit),
+            act.grid(1, "n_tokens"),
+            x=rows,
+            out=out,
+            stride=rows.row_bytes // 4,
+            column=column,
+            pitch=0,
+            head_bytes=0,
+        )
+        return out
 
     def _norm(self, x: Normed, act: Act) -> Buffer:
         steps, source = self.steps, x.x.x if isinstance(x.x, Outputs) else x.x

@@ -33,21 +33,29 @@ UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
 def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Silu of a short convolution of each column, and its bias, if the file has one."""
     bias = ops.has(f"{weight}.bias")
-    spec = Convolution(x.width, _state(ops, layer).n_conv, bias=bias)
+    spec = Convolution(x.width, state_of(ops, layer).n_conv, bias=bias)
     bias_rows = ops.steps.vector(f"{weight}.bias") if bias else None
-    return _convolved(ops, label, spec, x, layer, f"{weight}.weight", bias_rows)
+    return convolved(ops, label, spec, x, layer, f"{weight}.weight", bias_rows)
 
 
 def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Of three parts b, c, v of x: c times the short convolution of b times v."""
-    state = _state(ops, layer)
+    state = state_of(ops, layer)
     spec = Convolution(state.n_channels, state.n_conv, gates=True)
-    return _convolved(ops, label, spec, x, layer, weight, None)
+    return convolved(ops, label, spec, x, layer, weight, None)
 
 
-def _convolved(
-    ops: CpuOps, label: str, spec: Convolution, x: Rows, layer: int, weight: str, bias: Any
+def convolved(
+    ops: CpuOps,
+    label: str,
+    spec: Convolution,
+    x: Rows,
+    layer: int,
+    weight: str,
+    bias: Any,
+    off: int = 0,
 ) -> Rows:
+    """``off``: bytes of the layer's state before what this convolution keeps."""
     steps, (rows, column) = ops.steps, ops.place(x)
     states = steps.cache.states_of(layer)
     steps.emit(
@@ -61,7 +69,7 @@ def _convolved(
         stride=rows.row_bytes // 4,
         column=column,
         cell_bytes=states.cell_bytes,
-        state_off=states.layer_off(layer),
+        state_off=states.layer_off(layer) + off,
     )
     return Floats(label, spec.k, rows, column)
 
@@ -94,49 +102,57 @@ def rates(ops: CpuOps, label: str, x: Rows, beta: Rows | None = None, *, a: str,
 
 def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
     """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
-    state = _state(ops, layer)
+    state = state_of(ops, layer)
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
     by_chunks = _chunked(ops, layer)
-    spec = ChunkedMamba2(*sizes) if by_chunks else Mamba2(*sizes, _block(ops))
-    n = state.n_inner
-    columns = {"values": 0, "keys": n, "queries": n + state.n_keys}
-    return _scanned(ops, label, spec, x, rates, layer, columns, ops.steps.vector(weight))
+    spec = ChunkedMamba2(*sizes) if by_chunks else Mamba2(*sizes, block_of(ops))
+    n, (rows, column) = state.n_inner, ops.place(x)
+    columns = {"values": column, "keys": column + n, "queries": column + n + state.n_keys}
+    return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
 
 
 def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
     """The gated delta rule; ``x``: queries, keys, both made of length 1, and values."""
-    state, steps, (rows, column) = _state(ops, layer), ops.steps, ops.place(x)
+    state, (rows, column) = state_of(ops, layer), ops.place(x)
     for name, scale, at in (("q", state.n_state**-0.5, 0), ("k", 1.0, state.n_keys)):
-        steps.emit(
-            f"{label}.{name}_unit",
-            UnitHeads(state.n_state, state.n_group, scale, UNIT_EPS),
-            Grid(state.n_group, "n_tokens"),
-            x=rows,
-            stride=rows.row_bytes // 4,
-            column=column + at,
-        )
+        part = Floats(label, state.n_keys, rows, column + at)
+        unit_heads(ops, f"{label}.{name}_unit", part, state.n_group, scale)
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
     by_chunks = _chunked(ops, layer)
-    kind, block = (ChunkedDelta, 1) if by_chunks else (Delta, _block(ops))
+    kind, block = (ChunkedDelta, 1) if by_chunks else (Delta, block_of(ops))
     spec = kind(*sizes, block, grouped=grouped)
     columns = {"queries": 0, "keys": state.n_keys, "values": 2 * state.n_keys}
-    return _scanned(ops, label, spec, x, rates, layer, columns, None)
+    columns = {name: column + at for name, at in columns.items()}
+    return scanned(ops, label, spec, rows, rates, layer, columns, None)
 
 
-def _scanned(
+def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> None:
+    """Each of the heads becomes of length ``scale``."""
+    rows, column = ops.place(x)
+    ops.steps.emit(
+        label,
+        UnitHeads(x.width // heads, heads, scale, UNIT_EPS),
+        Grid(heads, "n_tokens"),
+        x=rows,
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
+
+
+def scanned(
     ops: CpuOps,
     label: str,
     spec: Scan,
-    x: Rows,
+    rows: Buffer,
     rates: Rows,
     layer: int,
     columns: dict[str, int],
     d: Any,
 ) -> Rows:
-    steps, (rows, column), state = ops.steps, ops.place(x), _state(ops, layer)
+    """``columns`` of ``rows``: where values, keys and queries begin."""
+    steps, state = ops.steps, state_of(ops, layer)
     states, factors = steps.cache.states_of(layer), ops.floats(rates)
     out, stride = steps.floats(label, state.n_inner), rows.row_bytes // 4
-    columns = {name: column + at for name, at in columns.items()}
     chunks = None
     if isinstance(spec, Chunked):
         n_chunks = -(-steps.plan.n_tokens // CHUNK)
@@ -192,24 +208,25 @@ def silu_gate(
     """``x`` times silu of ``gate``; with ``norm`` (a weight, or "") an RMS norm of each group, of x
     or of the product.
     """
-    eps = _state(ops, layer).norm_eps if norm else 0.0
+    eps = state_of(ops, layer).norm_eps if norm else 0.0
     spec = Gate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
-    return _gated(ops, label, spec, x, gate, norm)
+    return gated(ops, label, spec, x, gate, norm)
 
 
 def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
     """``x`` times the sigmoid of ``gate``."""
-    return _gated(ops, label, Gate("sigmoid", x.width), x, gate, "")
+    return gated(ops, label, Gate("sigmoid", x.width), x, gate, "")
 
 
 def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
     """``x`` times the softplus of ``gate``, which has a value for each of x, or for each head."""
     own = gate.width == x.width
     spec = Gate("softplus", x.width, 1 if own else gate.width, one=not own)
-    return _gated(ops, label, spec, x, gate, "")
+    return gated(ops, label, spec, x, gate, "")
 
 
-def _gated(ops: CpuOps, label: str, spec: Gate, x: Rows, gate: Rows, norm: str) -> Rows:
+def gated(ops: CpuOps, label: str, spec: Gate, x: Rows, gate: Rows, norm: str) -> Rows:
+    """``x`` gated in place, as ``spec`` says; ``norm``: a weight, or ""."""
     steps, rows, (gates, column) = ops.steps, ops.floats(x), ops.place(gate)
     steps.emit(
         label,
@@ -240,7 +257,7 @@ def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
     return Floats(label, n, rows, column), Floats(label, n, rows, column + n)
 
 
-def _block(ops: CpuOps) -> int:
+def block_of(ops: CpuOps) -> int:
     """Tokens that a recurrence takes at a time: one where bits must not depend on how a text is
     cut, and in threads of their own, of which each has one column.
     """
@@ -253,7 +270,7 @@ def _chunked(ops: CpuOps, layer: int) -> bool:
     """Whether a recurrence goes by chunks on matrix registers: where the layer's products of many
     tokens meet bf16 as well.
     """
-    steps, state = ops.steps, _state(ops, layer)
+    steps, state = ops.steps, state_of(ops, layer)
     matrix = steps.isa.matrix
     if matrix is None or steps.deterministic or steps.plan.n_tokens <= matrix.vector_tokens:
         return False
@@ -262,7 +279,8 @@ def _chunked(ops: CpuOps, layer: int) -> bool:
     return narrow and not (state.head_dim % CHUNK or state.n_state % BLOCK)
 
 
-def _state(ops: CpuOps, layer: int) -> Recurrence:
+def state_of(ops: CpuOps, layer: int) -> Recurrence:
+    """The sizes of a layer that has a state."""
     state = ops.config.layers[layer].state
     assert state is not None, layer
     return state

@@ -17,9 +17,10 @@ _REASONS: dict[str, str] = {
         "minicpm3 plm"
     ),
     "its layers are run several times over, with other keys and values each time": "nanbeige",
-    "its states decay by a number for each channel (Kimi Delta Attention)": (
-        "kimi-linear kimi_linear bailingmoe3 bailing_hybrid kimi-k3"
+    "its decays have a lower bound (safe gate), and its latent attention a sigmoid gate": (
+        "bailingmoe3 bailing_hybrid"
     ),
+    "its layers attend to the states of earlier layers (attention residuals)": "kimi-k3",
     "it has a trillion parameters, and its folder's tokenizer is a program": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),

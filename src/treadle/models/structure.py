@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 UNSCALED = (
     *("token_embd", "per_layer_token_embd", "position_embd", "token_types"),
     *("attn_k_b", "attn_v_b", "ssm_conv1d", "shortconv.conv"),
+    *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
 )
 
 Sizes = Mapping[str, int]

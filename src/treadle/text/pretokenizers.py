@@ -36,13 +36,13 @@ def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
     )
 
 
-def _cased(digits: str, suffix: str) -> str:
-    """The GPT-4o expression: a word is capitals, then small letters."""
-    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+def _cased(digits: str, suffix: str, but: str = "", end: str = r"[\r\n/]*") -> str:
+    """The GPT-4o expression: a word is capitals, then small letters, ``but`` not some of them."""
+    upper, lower = (rf"[\p{{{x}}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]" for x in (r"Lu}\p{Lt", "Ll"))
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}"
         rf"|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
-        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+{end}|{_SPACES}"
     )
 
 
@@ -75,6 +75,7 @@ _ONE_DIGIT = PreTokenizer((r"\p{N}", _GPT2))
 _BLOOM = PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",))
 _TEKKEN = PreTokenizer((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True)
 _GPT_4O = PreTokenizer((_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
+_HAN = _cased(r"\p{N}{1,3}", f"{_CONTRACTION}?", r"&&[^\p{Han}]", r"[\r\n]*")
 # Digits in threes from the last one on, whatever stands before them.
 _TINY_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT_4O.patterns))
 _DEEPSEEK_V3 = PreTokenizer(
@@ -192,6 +193,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-v3": _DEEPSEEK_V3,
     "hunyuan-dense": _DEEPSEEK_V3,
     "joyai-llm": _DEEPSEEK_V3,
+    # Kimi: Han apart from other letters. Its ranks know whole words, as tiktoken looks them up.
+    "kimi-k2": PreTokenizer((rf"[\p{{Han}}]+|{_HAN}",), ignore_merges=True),
     # Ling and Ring
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,

@@ -11,6 +11,7 @@ from treadle.gpu.entry import PerBlock
 from treadle.gpu.kernels.block import Block, instead, plus
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.sharing import Sharing
+from treadle.kernels.channels import ChannelDelta, ChannelRates
 from treadle.kernels.clamp import Clamp
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.convolution import Convolution
@@ -64,7 +65,7 @@ def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
 
 # An item is a row of the model's width, or a head's, or some channels.
 ROWS = (Add, AddRows, Clamp, Combine, Embed, Gate, Gather, Pooling, Softcap)
-PARTS = (ColumnNorm, Convolution, Down, Rates, UnitHeads, Up)
+PARTS = (ChannelRates, ColumnNorm, Convolution, Down, Rates, UnitHeads, Up)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
     kind.op: spread(kind, 32) for kind in PARTS
 }
@@ -93,6 +94,17 @@ class SimtDelta(Delta):
 
 
 @dataclass(frozen=True)
+class SimtChannelDelta(ChannelDelta):
+    """``ChannelDelta``. Items: parts x heads x columns."""
+
+    op: ClassVar[str] = "simt_channel_delta"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
 class SimtSelective(Selective):
     """``Selective``. Items: parts x channels."""
 
@@ -108,7 +120,12 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     return replace(step, spec=instead(SPREAD[step.spec.op], step.spec))
 
 
-SCANS = {"mamba2": SimtMamba2, "delta": SimtDelta, "selective": SimtSelective}
+SCANS = {
+    "channel_delta": SimtChannelDelta,
+    "delta": SimtDelta,
+    "mamba2": SimtMamba2,
+    "selective": SimtSelective,
+}
 
 
 def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:

@@ -70,6 +70,14 @@ STATES = (
         nextn="normed",
     ),
     Arch(
+        "kimi-linear",
+        graph="kimi",
+        rope="none",
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        mixer="latent",
+        state="kda",
+    ),
+    Arch(
         "granitehybrid",
         rope="norm",
         keys=((EXPERTS_NORM, True),),

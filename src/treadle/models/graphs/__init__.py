@@ -29,6 +29,7 @@ GRAPHS = Late[Graph](
         "early": "early.EARLY",
         "grove": "grove.GROVE",
         "apertus": "apertus.APERTUS",
+        "kimi": "kimi.KIMI",
     },
 )
 

@@ -20,18 +20,19 @@ KV_RANK, KEY, VALUE = "attention.kv_lora_rank", "attention.key_length", "attenti
 NORM_EPS = 1e-6  # of both ranks, as in transformers, whatever that of the other norms is
 # Rows of a head's matrix come in so many: no tile of the widest registers has rows of two heads.
 HEAD_ROWS = 16
+KV_B = ".attn_kv_b.weight"
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def read_latent(
-    keys: Keys, ropes: tuple[Rope, ...], head_dim: int, head_dim_v: int
+    keys: Keys, ropes: tuple[Rope, ...], n_head_kv: int, head_dim: int, head_dim_v: int
 ) -> tuple[Latent, tuple[Rope, ...], float]:
     """The sizes, the tables of the rope, and the scale of scores.
 
     Raises UnsupportedError for files whose keys and values are one matrix, as they were before
     the spring of 2025, and for heads whose matrices do not end with a tile.
     """
-    if not keys.has(f"{KEY}_mla") or "blk.0.attn_kv_b.weight" in keys.gguf.tensors:
+    if not keys.has(f"{KEY}_mla") or any(n.endswith(KV_B) for n in keys.gguf.tensors):
         keys.refuse(
             f"{KEY}_mla",
             "is missing, or keys and values are one matrix (attn_kv_b): the file is of the old "
@@ -41,7 +42,7 @@ def read_latent(
     n_q = keys.integer(f"{KEY}_mla", lo=1, hi=SIZE_MAX)
     n_rope = keys.integer("rope.dimension_count", lo=2, hi=n_q - 1)
     for key, found, expected in (
-        ("attention.head_count_kv", keys.integer("attention.head_count_kv", lo=1), 1),
+        ("attention.head_count_kv", n_head_kv, 1),
         (VALUE, head_dim_v, kv_rank),
         (KEY, head_dim, kv_rank + n_rope),
     ):
@@ -64,7 +65,7 @@ def read_latent(
         every = keys.integer(TEMPERATURE_LENGTH, 0, lo=0, hi=1 << 31) or plain.n_ctx_orig
         ropes = plain, still(grown.temperature, every)
     scale, multiplier = 1.0 / math.sqrt(n_q), keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
-    if not multiplier or ropes[0].scaling != "yarn":
+    if not (multiplier and ropes) or ropes[0].scaling != "yarn":
         return latent, ropes, scale
     # YaRN's factor stands in the scale, squared, and cosines have none. The key is a tenth of what
     # it is in other architectures' files.

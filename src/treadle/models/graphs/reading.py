@@ -66,7 +66,9 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     if arch.mixer == "latent":
         from treadle.models.graphs.latent import read_latent
 
-        latent, ropes, attn_scale = read_latent(keys, ropes, head_dim, head_dim_v)
+        latent, ropes, attn_scale = read_latent(
+            keys, ropes, max(n_head_kv) or 1, head_dim, head_dim_v
+        )
     mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
 PARTS_NORM, PARTS_EPS = "ssm.dt_b_c_rms", "ssm.dt_b_c_rms_epsilon"  # treadle alone has the second
+KDA_HEAD = "kda.head_dim"  # of keys and of values
 N_CONV_MAX = 64
 
 
@@ -49,6 +50,18 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence | None:
         return None
     if arch.state == "shortconv":
         return Recurrence(keys.integer("shortconv.l_cache", lo=2, hi=N_CONV_MAX), n_embd)
+    if arch.state == "kda":
+        n_head = keys.integer("attention.head_count", lo=1, hi=SIZE_MAX)
+        size = keys.integer(KDA_HEAD, lo=1, hi=SIZE_MAX)
+        return Recurrence(
+            n_conv=keys.integer("ssm.conv_kernel", lo=2, hi=N_CONV_MAX),
+            n_channels=3 * n_head * size,
+            n_head=n_head,
+            head_dim=size,
+            n_state=size,
+            n_group=n_head,
+            norm_eps=read_norm_eps(keys, arch),
+        )
     n_inner = keys.integer("ssm.inner_size", lo=1, hi=SIZE_MAX)
     if arch.state == "mamba1":
         return Recurrence(

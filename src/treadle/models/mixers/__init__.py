@@ -33,5 +33,6 @@ MIXERS = Late[Sublayer](
         "attention_mamba2": "beside.ATTENTION_MAMBA2",
         "delta": "delta.DELTA",
         "delta_grouped": "delta.DELTA_GROUPED",
+        "kda": "kda.KDA",
     },
 )

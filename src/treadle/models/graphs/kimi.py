@@ -1,0 +1,27 @@
+"""Kimi Linear: latent attention without a rope in some layers, and a state in the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.files.keys import SIZE_MAX
+from treadle.models.graphs.decoder import DECODER
+from treadle.models.graphs.latent import KV_RANK, VALUE
+from treadle.models.graphs.reading import read
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config
+    from treadle.models.keys import Keys
+
+
+def _read(keys: Keys, arch: Arch) -> Config:
+    """llama.cpp's converter writes the checkpoint's head_dim as the length of values, which nobody
+    uses: it is the rank.
+    """
+    keys.values = {**keys.values, VALUE: keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)}
+    return read(keys, arch)
+
+
+KIMI = replace(DECODER, read=_read)

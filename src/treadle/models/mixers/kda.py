@@ -1,0 +1,69 @@
+"""Kimi Delta Attention (Kimi Team, 2025): the delta rule, with a decay for each channel of a head's
+key, which a product of two narrow matrices makes of each token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.models.mixers.mamba2 import sizes_of, state_of
+from treadle.models.pools import StateSpec
+from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.config import Layer
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``output(norm(y) * sigmoid(g_b(g_a(h))))``, y being what the states answer to queries."""
+    at, blk = f"L{i}.kda", f"blk.{i}.ssm"
+    names = [f"blk.{i}.attn_{name}" for name in "qkv"]
+    names += [f"{blk}_{name}" for name in ("f_a", "g_a", "beta")]
+    *qkv, decay, gate, beta = g.linears(f"{at}.in", h, names)
+    q, k, v = (
+        g.call(
+            "part_convolution",
+            f"{at}.conv_{name}",
+            x,
+            layer=i,
+            weight=f"{blk}_conv1d_{name}",
+            part=part,
+        )
+        for part, (name, x) in enumerate(zip("qkv", qkv, strict=True))
+    )
+    decay = g.linear(f"{at}.f_b", decay, f"{blk}_f_b")
+    rates = g.call("channel_rates", f"{at}.rates", decay, beta, a=f"{blk}_a", bias=f"{blk}_dt.bias")
+    y = g.call("channel_delta", f"{at}.scan", q, k, v, rates, layer=i)
+    gate = g.linear(f"{at}.g_b", gate, f"{blk}_g_b")
+    y = g.call("normed_gate", f"{at}.gate", y, gate, layer=i, norm=f"{blk}_norm.weight")
+    return g.linear(f"{at}.output", y, f"blk.{i}.attn_output")
+
+
+def _sizes(layer: Layer) -> Sizes:
+    return {**sizes_of(layer), "head_dim": state_of(layer).head_dim}
+
+
+KDA = Sublayer(
+    label="kda",
+    before="attn_norm",
+    after="",
+    behind="",
+    build=build,
+    rows=(
+        *with_bias("attn_norm", "n_embd"),
+        *(TensorRow(f"attn_{name}.weight", ("n_inner", "n_embd")) for name in "qkv"),
+        *(TensorRow(f"ssm_conv1d_{name}.weight", ("n_inner", "one", "n_conv")) for name in "qkv"),
+        TensorRow("ssm_f_a.weight", ("head_dim", "n_embd")),
+        TensorRow("ssm_f_b.weight", ("n_inner", "head_dim")),
+        TensorRow("ssm_beta.weight", ("n_ssm_head", "n_embd")),
+        TensorRow("ssm_a", ("one", "n_ssm_head", "one")),
+        TensorRow("ssm_dt.bias", ("n_inner",)),
+        TensorRow("ssm_g_a.weight", ("head_dim", "n_embd")),
+        *with_bias("ssm_g_b", "n_inner", "head_dim"),
+        TensorRow("ssm_norm.weight", ("head_dim",)),
+        *with_bias("attn_output", "n_embd", "n_inner"),
+    ),
+    sizes=_sizes,
+    memory=lambda layer: (StateSpec("kda", (), state_of(layer).n_values),),
+)
