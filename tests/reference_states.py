@@ -116,4 +116,6 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "delta_grouped": delta,
     "latent": latent,
     "latent_q": latent,
+    "latent_kv_b": latent,
+    "latent_q_kv_b": latent,
 }

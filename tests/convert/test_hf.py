@@ -443,6 +443,7 @@ _CLASSES = {
     "exaone_moe": "ExaoneMoe",
     "granitemoeshared": "GraniteMoeShared",
     "sarvam_moe": "SarvamMoE",
+    "minicpm3": "MiniCPM3",
     "gemma3n_text": "Gemma3nText",
     "bloom": "Bloom",
     "cohere2_moe": "Cohere2Moe",

@@ -21,6 +21,8 @@ from treadle.models.archs import (
     WINDOW,
     Arch,
 )
+from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 
@@ -58,6 +60,8 @@ NORMED = {
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
+FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says
+WITH_Q_RANK = frozenset({"minicpm3"})  # it has no queries that are made of the states at once
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,24 @@ def _sharing(file: Written) -> str:
     return ""
 
 
+def _scales(file: Written) -> str:
+    n_layer, n_embd = (_number(file, key) for key in ("block_count", "embedding_length"))
+    if file.arch.name not in FIXED_SCALES or not n_layer or not n_embd:
+        return ""
+    usual = minicpm_scales(int(n_layer), int(n_embd))
+    given = {key: _number(file, key) or there for key, there in usual.items()}
+    off = [key for key, here in given.items() if not math.isclose(here, usual[key], rel_tol=1e-6)]
+    values = ", ".join(f"{usual[key]:.4g} (here {given[key]:.4g})" for key in off)
+
+    return f"in {file.arch.name} {', '.join(off)} are {values} there" if off else ""
+
+
+def _queries(file: Written) -> str:
+    if file.arch.name not in WITH_Q_RANK or _number(file, Q_RANK):
+        return ""
+    return f"it refuses {file.arch.name} without {Q_RANK}"
+
+
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _fixed,
@@ -185,4 +207,6 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _biases,
     _experts,
     _sharing,
+    _scales,
+    _queries,
 )

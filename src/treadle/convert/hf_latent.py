@@ -123,7 +123,7 @@ def _rules(keys: Keys) -> Sequence[Rule]:
     )
 
 
-_NAMES: Names = {
+LATENT_NAMES: Names = {
     **LLAMA_EXPERTS,
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
@@ -152,7 +152,7 @@ def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) ->
     return Family(
         "deepseek2",
         {**_DEFAULTS, **defaults},
-        _NAMES,
+        LATENT_NAMES,
         {"head_dim": "qk_rope_head_dim"},  # what the rope turns
         paired=True,
         only={**_ONLY, **only},

@@ -33,10 +33,17 @@ def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Row
     return Floats(label, heads * m, out)
 
 
-def latent(ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: str) -> Rows:
+def latent(
+    ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: str, whole: str = ""
+) -> Rows:
     """Attention of ``q``, absorbed by ``weight`` (``k_b``), over latent rows, of which ``kv`` has
-    the batch's own: for each head the sum of these, as wide as ``k_b`` has rows.
+    the batch's own: for each head the sum of these, as wide as ``k_b`` has rows. ``whole``: the
+    matrix that ``k_b`` and ``v_b`` are rows of.
     """
+    if whole:
+        from treadle.lowering.heads import cut_heads
+
+        cut_heads(ops.steps, layer, whole)
     steps, at = ops.steps, ops.config.layers[layer]
     sizes, pool = at.latent, steps.cache.pool_of(layer)
     assert sizes is not None

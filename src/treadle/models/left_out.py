@@ -15,7 +15,7 @@ _REASONS: dict[str, str] = {
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),
     "each head's keys and values are made of a short row and kept, where treadle keeps the row": (
-        "minicpm3 plm"
+        "plm"
     ),
     "its layers are run several times over, with other keys and values each time": "nanbeige",
     "its states decay by a number for each channel (Kimi Delta Attention)": (

@@ -63,10 +63,11 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
     state = read_recurrence(keys, arch, n_embd) if arch.state else None
     attn_scale, latent = keys.number("attention.scale", 0.0, lo=0.0), None
-    if arch.mixer == "latent":
+    if arch.mixer.startswith("latent"):
         from treadle.models.graphs.latent import read_latent
 
-        latent, ropes, attn_scale = read_latent(keys, ropes, head_dim, head_dim_v)
+        latent, ropes, attn_scale = read_latent(keys, arch, ropes, head_dim, head_dim_v)
+        head_dim, head_dim_v, n_head_kv = latent.n_row, latent.n_kv_rank, [1] * n_block
     mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(

@@ -1,0 +1,78 @@
+"""Families near DeepSeek's: latent attention in another architecture, or by another name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.convert.hf_family import Family
+from treadle.convert.hf_latent import LATENT_NAMES
+from treadle.convert.hf_rope import f32
+from treadle.files.keys import Keys
+from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
+
+_WHOLE = {
+    **{name: stem for name, stem in LATENT_NAMES.items() if stem not in ("attn_k_b", "attn_v_b")},
+    "self_attn.kv_b_proj": "attn_kv_b",
+}
+_TURNED = {"head_dim": "qk_rope_head_dim"}
+
+
+def _head_keys(keys: Keys) -> dict[str, Any]:
+    """Sizes of a head where one matrix makes keys and values: llama.cpp keeps these, not rows."""
+    rope = keys.within("rope_parameters") or keys.within("rope_scaling")
+    if rope is not None and rope.get("mscale_all_dim"):  # transformers scales scores by it
+        rope.refuse("mscale_all_dim", "treadle does not have it in this architecture")
+    n_head = keys.integer("num_attention_heads")
+    n_v = max(1, keys.integer("hidden_size") // n_head)
+    made: dict[str, Any] = {
+        "attention.head_count_kv": n_head,
+        KV_RANK: keys.integer("kv_lora_rank"),
+        KEY: keys.integer("qk_nope_head_dim") + keys.integer("qk_rope_head_dim"),
+        VALUE: keys.integer("v_head_dim", n_v),
+    }
+    # null stands for queries made of the states at once; a key left out, for the default
+    if keys.values.get("q_lora_rank", 0) is not None:
+        made[Q_RANK] = keys.integer("q_lora_rank")
+    return made
+
+
+def _minicpm3(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """A scale that is null is none."""
+    n_embd, depth = keys.integer("hidden_size"), 1.0
+    if keys.values.get("scale_depth", 0) is not None:
+        depth = keys.number("scale_depth", lo=1e-6) / n_layer**0.5
+    base = float(n_embd)
+    if keys.values.get("dim_model_base", 0) is not None:
+        base = keys.number("dim_model_base", lo=1e-6)
+    return {
+        **_head_keys(keys),
+        "embedding_scale": f32(keys.number("scale_emb", lo=1e-6)),
+        "residual_scale": f32(depth),
+        "logit_scale": f32(n_embd / base),
+    }
+
+
+LATENT_KIN: dict[str, Family] = {
+    "minicpm3": Family(
+        "minicpm3",
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 73448,
+            "num_key_value_heads": 40,
+            "max_position_embeddings": 32768,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 256,
+        },
+        _WHOLE,
+        _TURNED,
+        more=_minicpm3,
+    ),
+}

@@ -1,0 +1,147 @@
+"""Families near DeepSeek's: Hugging Face folders, run in place and converted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.convert.mlx_files import set_config
+from tests.convert.test_hf import convert
+from tests.convert.test_hf_encoders import save
+from tests.convert.test_hf_mixtures import check_both, own
+from tests.mlx_package import import_mlx, to_numpy
+from tests.models.hf_cases import Case
+from tests.models.hf_tiny import compute_logits
+from tests.models.test_arch_truth import check_truth, ids_of
+from treadle.convert.elsewhere import read_otherwise
+from treadle.convert.hf import open_hf
+from treadle.convert.hf_config import read_config
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import open_gguf
+
+SIZES: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+}
+MINICPM3 = Case("MiniCPM3", "minicpm3", SIZES)
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 32,  # a text of 40 has the long factors
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 3.0, 4.0, 4.0],
+}
+# As llama.cpp's converter names them; and scales that it leaves out.
+KEYS = {
+    "attention.head_count_kv": 4,
+    "attention.q_lora_rank": 32,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 48,
+    "attention.value_length": 16,
+    "rope.dimension_count": 16,
+    "embedding_scale": 12.0,
+    "residual_scale": np.float32(0.7),
+    "logit_scale": 0.25,
+}
+
+
+def test_minicpm3(tmp_path: Path) -> None:
+    """In one go, in chunks, by decode."""
+    model = save(own(MINICPM3), tmp_path / "hf")
+    truth, made = (
+        compute_logits(model, ids_of()),
+        convert(tmp_path / "hf", tmp_path / "made.gguf"),
+    )
+    check_truth(made, truth)
+    check_truth(tmp_path / "hf", truth)
+    with open_gguf(made) as gguf:
+        found = {key.partition(".")[2]: value for key, value in gguf.metadata.items()}
+        assert {key: found[key] for key in KEYS} == KEYS
+        assert gguf.tensors["blk.0.attn_kv_b.weight"].shape == (4 * 48, 32)
+        assert read_otherwise(gguf.metadata, gguf.tensors) == []
+
+
+@pytest.mark.filterwarnings("ignore:a context of .* long factors")
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"tie_word_embeddings": True, "rope_parameters": _LONG}, set()),
+        (
+            {"v_head_dim": 48, "scale_depth": None, "dim_model_base": None},
+            {"residual_scale, logit_scale are 0.7 (here 1), 0.25 (here 1) there"},
+        ),
+        (
+            {"q_lora_rank": None, "scale_emb": 6, "attention_bias": True},
+            {"embedding_scale are 12 (here 6) there", "without attention.q_lora_rank", "_mqa.bias"},
+        ),
+    ],
+)
+def test_other_sizes(more: dict[str, Any], says: set[str], tmp_path: Path) -> None:
+    """And what llama.cpp makes of them."""
+    with open_gguf(check_both(own(MINICPM3, **more), tmp_path)) as gguf:
+        notes = read_otherwise(gguf.metadata, gguf.tensors)
+    assert len(notes) == len(says)
+    assert all(any(text in note for note in notes) for text in says)
+
+
+def test_packed_by_mlx(tmp_path: Path) -> None:
+    """A matrix in several arrays is unpacked to be cut."""
+    from safetensors.numpy import load_file, save_file
+
+    mx, found = import_mlx(), []
+    save(own(MINICPM3), tmp_path)
+    tensors, packed = load_file(tmp_path / "model.safetensors"), {}
+    for name in [name for name in tensors if "kv_b_proj" in name]:
+        parts = mx.quantize(mx.array(tensors[name]), group_size=32, bits=4)
+        for part, value in zip(("weight", "scales", "biases"), parts, strict=True):
+            packed[f"{name.removesuffix('weight')}{part}"] = np.array(value)
+        plain = to_numpy(mx.dequantize(*parts, group_size=32, bits=4))
+        tensors[name] = plain.astype(np.float16).astype(np.float32)
+    for weights in (tensors, {**tensors, **packed}):
+        save_file(weights, tmp_path / "model.safetensors")
+        if weights is not tensors:
+            set_config(tmp_path, quantization={"group_size": 32, "bits": 4})
+        with treadle.load(tmp_path, threads=1, kv="f32") as model:
+            found.append(model.logits(ids_of()))
+            kind = model.gguf.tensors["blk.0.attn_kv_b.weight"].type_name
+    assert kind not in ("F32", "F16")
+    assert np.abs(found[0] - found[1]).max() <= 1e-3 * np.abs(found[0]).max()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({"kv_lora_rank": "many"}, "kv_lora_rank: is 'many'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0}},
+            r"rope_parameters\.mscale_all_dim: treadle does not have it",
+        ),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], why: str) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96}
+    config = {"model_type": "minicpm3", **sizes, "num_attention_heads": 4}
+    read_config(config, Path("config.json"))
+    with pytest.raises((FileError, UnsupportedError), match=why):
+        read_config({**config, **change}, Path("config.json"))
+
+
+def test_what_is_at_odds(tmp_path: Path) -> None:
+    save(own(MINICPM3), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change, says in (
+        ({"v_head_dim": 32}, r"kv_b_proj\.weight: shape \[192, 32\]"),
+        ({"q_lora_rank": None}, r"self_attn\.q_proj\.weight: the tensor is missing"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(FileError, match=says):
+            open_hf(tmp_path)
