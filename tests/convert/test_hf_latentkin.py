@@ -16,7 +16,7 @@ from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_mixtures import check_both, own
 from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_cases import Case
-from tests.models.hf_tiny import compute_logits
+from tests.models.hf_tiny import build, compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import open_hf
@@ -38,6 +38,13 @@ _LONG = {
     "original_max_position_embeddings": 32,  # a text of 40 has the long factors
     "short_factor": [1.0] * 8,
     "long_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 3.0, 4.0, 4.0],
+}
+PLM: dict[str, Any] = {
+    **SIZES,
+    "q_lora_rank": None,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 4,
+    "tie_word_embeddings": True,
 }
 # As llama.cpp's converter names them; and scales that it leaves out.
 KEYS = {
@@ -80,7 +87,7 @@ def test_minicpm3(tmp_path: Path) -> None:
         ),
         (
             {"q_lora_rank": None, "scale_emb": 6, "attention_bias": True},
-            {"embedding_scale are 12 (here 6) there", "without attention.q_lora_rank", "_mqa.bias"},
+            {"embedding_scale are 12 (here 6) there", "with attn_q.weight", "_mqa.bias"},
         ),
     ],
 )
@@ -90,6 +97,43 @@ def test_other_sizes(more: dict[str, Any], says: set[str], tmp_path: Path) -> No
         notes = read_otherwise(gguf.metadata, gguf.tensors)
     assert len(notes) == len(says)
     assert all(any(text in note for note in notes) for text in says)
+
+
+@pytest.mark.parametrize("more", [{}, {"q_lora_rank": 32, "tie_word_embeddings": False}])
+def test_plm(more: dict[str, Any], tmp_path: Path) -> None:
+    """transformers has no such model: DeepSeek's attention, around its own FFN."""
+    folder, model = tmp_path / "hf", squared(Case("DeepseekV2", "plm", {**PLM, **more}))
+    model.float().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "plm", "architectures": ["PLMForCausalLM"], "hidden_act": "relu2"}
+    (folder / "config.json").write_text(json.dumps(config))
+    truth = compute_logits(model.double(), ids_of())
+    made = convert(folder, tmp_path / "made.gguf")
+    check_truth(made, truth)
+    check_truth(folder, truth)
+    with open_gguf(made) as gguf:
+        notes = read_otherwise(gguf.metadata, gguf.tensors)
+        assert [note.partition(" with ")[2] for note in notes] == (
+            ["attn_q_a.weight, output.weight ('wrong number of tensors')"] if more else []
+        )
+
+
+def squared(case: Case) -> Any:
+    """The model, whose FFNs square what is above 0, and have no gate."""
+    import torch
+    from transformers.activations import ACT2FN
+
+    model, rng = build(own(case)), np.random.default_rng(5)
+    for layer in model.model.layers:
+        parts = {"up_proj": (96, 64), "act": None, "down_proj": (64, 96)}
+        layer.mlp = torch.nn.Sequential()
+        for name, shape in parts.items():
+            part = ACT2FN["relu2"] if shape is None else torch.nn.Linear(*shape[::-1], bias=False)
+            if shape is not None:
+                values = rng.standard_normal(shape).astype(np.float32) / shape[1] ** 0.5
+                part.weight = torch.nn.Parameter(torch.from_numpy(values))
+            layer.mlp.add_module(name, part)
+    return model
 
 
 def test_packed_by_mlx(tmp_path: Path) -> None:

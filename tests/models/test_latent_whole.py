@@ -25,7 +25,7 @@ from treadle.models.load import load_config
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
 
-ARCHS = ("minicpm3",)
+ARCHS = (("minicpm3", 0), ("minicpm3", 32), ("plm", 0))
 IDS = ids_of(70)
 
 
@@ -44,8 +44,7 @@ def changed(source: Path, target: Path, keys: dict[str, Any], tensors: dict[str,
     return target
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("n_q_rank", [0, 32])
+@pytest.mark.parametrize(("arch", "n_q_rank"), ARCHS)
 def test_is_what_the_reference_computes(arch: str, n_q_rank: int, tiny: WriteTiny) -> None:
     """In one go and by decode, the same bits for every number of threads."""
     path, bits = tiny(arch, n_q_rank=n_q_rank, n_head=3), []

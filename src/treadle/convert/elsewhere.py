@@ -21,7 +21,6 @@ from treadle.models.archs import (
     WINDOW,
     Arch,
 )
-from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
@@ -61,7 +60,8 @@ NORMED = {
 SHARING = {"gemma3n": (20, 10)}
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says
-WITH_Q_RANK = frozenset({"minicpm3"})  # it has no queries that are made of the states at once
+# Which it does not look for there: queries made in one step or in two, an output's own matrix.
+UNKNOWN = {"minicpm3": ("attn_q.weight",), "plm": ("attn_q_a.weight", "output.weight")}
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ def _scales(file: Written) -> str:
     return f"in {file.arch.name} {', '.join(off)} are {values} there" if off else ""
 
 
-def _queries(file: Written) -> str:
-    if file.arch.name not in WITH_Q_RANK or _number(file, Q_RANK):
-        return ""
-    return f"it refuses {file.arch.name} without {Q_RANK}"
+def _unknown(file: Written) -> str:
+    name, stems = file.arch.name, {layer_of(name)[1] for name in file.tensors}
+    found = [stem for stem in UNKNOWN.get(name, ()) if stem in stems]
+    return f"it refuses {name} with {', '.join(found)} ('wrong number of tensors')" if found else ""
 
 
 ROWS: tuple[Callable[[Written], str], ...] = (
@@ -208,5 +208,5 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _experts,
     _sharing,
     _scales,
-    _queries,
+    _unknown,
 )

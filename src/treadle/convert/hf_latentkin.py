@@ -32,7 +32,7 @@ def _head_keys(keys: Keys) -> dict[str, Any]:
         VALUE: keys.integer("v_head_dim", n_v),
     }
     # null stands for queries made of the states at once; a key left out, for the default
-    if keys.values.get("q_lora_rank", 0) is not None:
+    if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
         made[Q_RANK] = keys.integer("q_lora_rank")
     return made
 
@@ -74,5 +74,26 @@ LATENT_KIN: dict[str, Family] = {
         _WHOLE,
         _TURNED,
         more=_minicpm3,
+    ),
+    "plm": Family(
+        "plm",
+        {
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 100000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 151936,
+            "max_position_embeddings": 4096,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "q_lora_rank": None,
+        },
+        _WHOLE,
+        _TURNED,
+        activation="relu2",
+        paired=True,
+        only={"rope_interleave": True},
+        more=lambda keys, n_layer: _head_keys(keys),
     ),
 }

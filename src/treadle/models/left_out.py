@@ -14,9 +14,6 @@ _REASONS: dict[str, str] = {
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),
-    "each head's keys and values are made of a short row and kept, where treadle keeps the row": (
-        "plm"
-    ),
     "its layers are run several times over, with other keys and values each time": "nanbeige",
     "its states decay by a number for each channel (Kimi Delta Attention)": (
         "kimi-linear kimi_linear bailingmoe3 bailing_hybrid kimi-k3"
