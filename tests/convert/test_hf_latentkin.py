@@ -136,6 +136,111 @@ def squared(case: Case) -> Any:
     return model
 
 
+YOUTU = Case("Youtu", "deepseek2", {**SIZES, "v_head_dim": 32, "tie_word_embeddings": True})
+_YARN = {
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"q_lora_rank": None, "tie_word_embeddings": False}])
+def test_youtu(more: dict[str, Any], tmp_path: Path) -> None:
+    """DeepSeek's graph without experts, with the keys that llama.cpp's converter writes."""
+    with open_gguf(check_both(own(YOUTU, **more), tmp_path)) as gguf:
+        found = {key.partition(".")[2]: value for key, value in gguf.metadata.items()}
+        assert gguf.metadata["general.architecture"] == "deepseek2"
+        assert found["leading_dense_block_count"] == 4
+        assert found["expert_feed_forward_length"] == found["feed_forward_length"] == 96
+        assert found["expert_shared_count"] == 0
+        assert not {"expert_count", "expert_gating_func"} & found.keys()
+        assert ("attention.q_lora_rank" in found) == (not more)
+        notes = read_otherwise(gguf.metadata, gguf.tensors)
+        assert [note.partition("does ")[2] for note in notes] == (
+            ["not load files without attention.q_lora_rank"] if more else []
+        )
+        for layers, n_vocab, n in ((27, 320, 0), (48, 128256, 0), (48, 320, bool(more))):
+            more_keys = {"deepseek2.block_count": layers, "deepseek2.vocab_size": n_vocab}
+            assert len(read_otherwise({**gguf.metadata, **more_keys}, gguf.tensors)) == n
+
+
+def test_sarvam_as_its_own_code_spelt_it(tmp_path: Path) -> None:
+    """transformers computes it by its class of DeepSeek V3."""
+    options = {
+        **SIZES,
+        "q_lora_rank": None,
+        "v_head_dim": 32,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, **_YARN},
+    }
+    model = save(own(Case("DeepseekV3", "deepseek2", options)), tmp_path / "hf")
+    path = tmp_path / "hf" / "config.json"
+    config = json.loads(path.read_text())
+    for old, new in (
+        ("n_routed_experts", "num_experts"),
+        ("n_shared_experts", "num_shared_experts"),
+    ):
+        config[new] = config.pop(old)
+    for key in (
+        "rope_parameters",
+        "n_group",
+        "topk_group",
+        "q_lora_rank",
+        "num_nextn_predict_layers",
+    ):
+        config.pop(key, None)
+    config |= {"model_type": "sarvam_mla", "head_dim": 48, "q_head_dim": 48, "rope_theta": 10000.0}
+    path.write_text(json.dumps({**config, "rope_scaling": {"type": "deepseek_yarn", **_YARN}}))
+    made, truth = convert(path.parent, tmp_path / "made.gguf"), compute_logits(model, ids_of())
+    check_truth(made, truth)
+    check_truth(path.parent, truth)
+
+
+@pytest.mark.parametrize("more", [{}, {"attention_bias": True, "n_shared_experts": 2}])
+def test_solar_open(more: dict[str, Any], tmp_path: Path) -> None:
+    """GLM 4.5's graph: all layers have experts, whole heads turn, and nothing norms them."""
+    options = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "head_dim": 32,
+        "routed_scaling_factor": 1.5,
+        **more,
+    }
+    case = own(Case("SolarOpen", "glm4moe", options))
+    with open_gguf(check_both(case, tmp_path)) as gguf:
+        assert gguf.metadata["glm4moe.rope.dimension_count"] == 32
+        assert "blk.0.ffn_up.weight" not in gguf.tensors
+        assert read_otherwise(gguf.metadata, gguf.tensors) == []
+
+
+def test_solar_open_as_it_is_published() -> None:
+    """With keys that say what it has not."""
+    config = {
+        "model_type": "solar_open",
+        "num_hidden_layers": 2,
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "partial_rotary_factor": 1.0,
+        "use_qk_norm": False,
+        "first_k_dense_replace": 0,
+        "rope_theta": 1000000,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 65536},
+    }
+    assert read_config(config, Path("config.json")).metadata["glm4moe.rope.freq_base"] == 1e6
+    for change in ({"use_qk_norm": True}, {"first_k_dense_replace": 1}):
+        with pytest.raises(UnsupportedError, match=next(iter(change))):
+            read_config({**config, **change}, Path("config.json"))
+
+
 def test_packed_by_mlx(tmp_path: Path) -> None:
     """A matrix in several arrays is unpacked to be cut."""
     from safetensors.numpy import load_file, save_file

@@ -21,6 +21,7 @@ from treadle.models.archs import (
     WINDOW,
     Arch,
 )
+from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
@@ -62,6 +63,9 @@ ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a win
 FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says
 # Which it does not look for there: queries made in one step or in two, an output's own matrix.
 UNKNOWN = {"minicpm3": ("attn_q.weight",), "plm": ("attn_q_a.weight", "output.weight")}
+# Where queries may be made in one step by the model's layers alone: of how many, and with how many
+# tokens (0: any).
+IN_ONE_STEP = {"deepseek2": {26: 0, 27: 0, 48: 128256}}
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,16 @@ def _unknown(file: Written) -> str:
     return f"it refuses {name} with {', '.join(found)} ('wrong number of tensors')" if found else ""
 
 
+def _queries(file: Written) -> str:
+    name, n_layer = file.arch.name, file.keys.get("block_count")
+    if name not in IN_ONE_STEP or not isinstance(n_layer, int) or _number(file, Q_RANK):
+        return ""
+    n_tokens = IN_ONE_STEP[name].get(n_layer)
+    if n_tokens == 0 or (n_tokens and n_tokens == file.keys.get("vocab_size")):
+        return ""
+    return f"of {name} with {n_layer} layers it does not load files without {Q_RANK}"
+
+
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _fixed,
@@ -209,4 +223,5 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _sharing,
     _scales,
     _unknown,
+    _queries,
 )

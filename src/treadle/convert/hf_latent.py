@@ -36,7 +36,7 @@ def _latent_keys(keys: Keys, n_layer: int, gating: int) -> dict[str, Any]:
         **_yarn_keys(keys),
     }
     # null stands for queries made of the states at once; a key left out, for the default
-    if keys.values.get("q_lora_rank", 0) is not None:
+    if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
         made[Q_RANK] = keys.integer("q_lora_rank")
     return made
 
@@ -47,7 +47,7 @@ def _yarn_keys(keys: Keys) -> dict[str, Any]:
     kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
     if rope is None or kind == "default":
         return {}
-    if kind != "yarn":
+    if kind not in ("yarn", "deepseek_yarn"):
         if rope.get("mscale_all_dim"):
             rope.refuse("mscale_all_dim", f"treadle has it with yarn, and this is {kind!r:.60}")
         return {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from treadle.convert.hf_family import Family
-from treadle.convert.hf_latent import LATENT_NAMES
+from treadle.convert.hf_latent import LATENT_NAMES, LATENTS
+from treadle.convert.hf_mixtures import MIXTURES
 from treadle.convert.hf_rope import f32
 from treadle.files.keys import Keys
+from treadle.models.archs import EXPERTS_GATING, LEADING_DENSE
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 
@@ -16,6 +19,7 @@ _WHOLE = {
     "self_attn.kv_b_proj": "attn_kv_b",
 }
 _TURNED = {"head_dim": "qk_rope_head_dim"}
+_V3, _GLM4 = LATENTS["deepseek_v3"], MIXTURES["glm4_moe"]
 
 
 def _head_keys(keys: Keys) -> dict[str, Any]:
@@ -51,6 +55,33 @@ def _minicpm3(keys: Keys, n_layer: int) -> dict[str, Any]:
         "residual_scale": f32(depth),
         "logit_scale": f32(n_embd / base),
     }
+
+
+def _of_heads(family: Family) -> dict[str, Any]:
+    """Defaults without those of experts."""
+    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    return {key: family.defaults[key] for key in (*names, "rms_norm_eps", "rope_theta")}
+
+
+def _dense(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """No layer has experts; llama.cpp wants the keys of theirs all the same."""
+    made = _V3.more(keys, n_layer)
+    del made[EXPERTS_GATING]
+    width = keys.integer("intermediate_size")
+    return {
+        **made,
+        LEADING_DENSE: n_layer,
+        "expert_feed_forward_length": width,
+        "expert_shared_count": 0,
+    }
+
+
+def _sarvam(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Its first folders have a word of their own."""
+    made = _V3.more(keys, n_layer)
+    if keys.get("num_shared_experts") is not None:
+        made["expert_shared_count"] = keys.integer("num_shared_experts", lo=0)
+    return made
 
 
 LATENT_KIN: dict[str, Family] = {
@@ -95,5 +126,46 @@ LATENT_KIN: dict[str, Family] = {
         paired=True,
         only={"rope_interleave": True},
         more=lambda keys, n_layer: _head_keys(keys),
+    ),
+    "youtu": replace(
+        _V3,
+        defaults={
+            **_of_heads(_V3),
+            "vocab_size": 128256,
+            "max_position_embeddings": 131072,
+            "q_lora_rank": 1536,
+            "tie_word_embeddings": True,
+        },
+        only={"rope_interleave": True},
+        extra_layers="",
+        more=_dense,
+    ),
+    "sarvam_mla": replace(
+        _V3,
+        defaults={
+            **_V3.defaults,
+            "vocab_size": 262144,
+            "q_lora_rank": None,
+            "n_routed_experts": 128,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        more=_sarvam,
+    ),
+    "solar_open": replace(
+        _GLM4,
+        defaults={
+            **_GLM4.defaults,
+            "rope_theta": 1e6,
+            "vocab_size": 196608,
+            "head_dim": 128,
+            "partial_rotary_factor": 1.0,
+            "intermediate_size": 10240,  # of no layer
+            "moe_intermediate_size": 1280,
+            "first_k_dense_replace": 0,
+        },
+        only={"first_k_dense_replace": 0, "use_qk_norm": False},
+        extra_layers="",
     ),
 }

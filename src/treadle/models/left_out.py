@@ -14,6 +14,8 @@ _REASONS: dict[str, str] = {
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),
+    "what its experts give has a norm of its own, and it has 519 billion parameters": "axk1",
+    "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
     "its layers are run several times over, with other keys and values each time": "nanbeige",
     "its states decay by a number for each channel (Kimi Delta Attention)": (
         "kimi-linear kimi_linear bailingmoe3 bailing_hybrid kimi-k3"
@@ -23,7 +25,7 @@ _REASONS: dict[str, str] = {
     ),
     "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
         "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa dots3note dots3_note "
-        "dots3_note_text"
+        "dots3_note_text axk2"
     ),
     "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (
         "minimax-m3 minimax_m3_vl minimax_m3_vl_text"
