@@ -10,44 +10,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.files.tensor import Bytes, Tensor
 from treadle.formats import by_name
 
 if TYPE_CHECKING:
+    from treadle.files.tensor import Bytes, Tensor
     from treadle.formats import Format
-    from treadle.lowering.steps import Steps
 
 F16_MOST = 65504.0
 
 
-def cut_heads(steps: Steps, layer: int, whole: str) -> None:
-    """Make ``k_b`` and ``v_b`` of a layer's ``whole``, in memory, once a model.
+def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Tensor, Tensor]:
+    """``k_b`` and ``v_b``, in memory; ``n_nope``: rows of a head that make its key.
 
     Values keep their format. Keys keep it where a weight is a number by itself. Blocks lie along
     rows, so what is turned leaves them: it becomes F16, whose 11 bits are more than codes have.
     """
-    weights, sizes = steps.weights, steps.config.layers[layer].latent
-    assert sizes is not None
-    steps.plan.tensors_used.add(f"{whole}.weight")
-    names = [f"{whole.removesuffix('kv_b')}{map_}.weight" for map_ in ("k_b", "v_b")]
-    if names[1] in weights.made:
-        return
-    tensor, fmt = weights.tensor(f"{whole}.weight"), weights.format(f"{whole}.weight")
-    n_head = steps.config.layers[layer].n_head
-    rows = fmt.join(tensor.arrays).reshape(n_head, sizes.n_nope + sizes.n_v, -1)
+    rows = fmt.join(whole.arrays).reshape(n_head, whole.shape[0] // n_head, -1)
+    made = []
     for name, part, turned in (
-        (names[0], rows[:, : sizes.n_nope], True),
-        (names[1], rows[:, sizes.n_nope :], False),
+        ("k_b", rows[:, :n_nope], True),
+        ("v_b", rows[:, n_nope:], False),
     ):
         to, part = fmt, np.ascontiguousarray(part)
-        if len(tensor.arrays) > 1 or (turned and fmt.block > 1):
+        if len(whole.arrays) > 1 or (turned and fmt.block > 1):
             to, part = _numbers(fmt, part)
         if turned:
             part = np.ascontiguousarray(part.view(to.dtype).swapaxes(1, 2)).view(np.uint8)
         shape = (*part.shape[:2], part.shape[2] // to.dtype.itemsize * to.block)
         part.flags.writeable = False
-        at = tensor.path, 0, part.reshape(-1)
-        weights.made[name] = Tensor(name, shape, to.ggml_id, to, part.nbytes, *at)
+        made.append(whole.made(whole.name.replace("kv_b", name), shape, to, part.reshape(-1)))
+    keys, values = made
+    return keys, values
 
 
 def _numbers(fmt: Format, rows: Bytes) -> tuple[Format, Bytes]:

@@ -19,6 +19,7 @@ from treadle.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.lowering.cpu import CpuOps
+    from treadle.lowering.steps import Steps
     from treadle.models.ops import Rows
 
 
@@ -41,9 +42,7 @@ def latent(
     matrix that ``k_b`` and ``v_b`` are rows of.
     """
     if whole:
-        from treadle.lowering.heads import cut_heads
-
-        cut_heads(ops.steps, layer, whole)
+        _cut(ops.steps, layer, f"{whole}.weight")
     steps, at = ops.steps, ops.config.layers[layer]
     sizes, pool = at.latent, steps.cache.pool_of(layer)
     assert sizes is not None
@@ -93,6 +92,19 @@ def latent(
         layer_off=pool.layer_off(layer),
     )
     return ops.attention(label, layer, out)
+
+
+def _cut(steps: Steps, layer: int, name: str) -> None:
+    """Make the matrices of heads of the one that has both, once a model."""
+    from treadle.lowering.heads import cut_heads
+
+    at, weights = steps.config.layers[layer], steps.weights
+    assert at.latent is not None
+    steps.plan.tensors_used.add(name)
+    if name.replace("kv_b", "v_b") not in weights.made:
+        tensor, fmt = weights.tensor(name), weights.format(name)
+        for made in cut_heads(tensor, fmt, at.n_head, at.latent.n_nope):
+            weights.made[made.name] = made
 
 
 def _multiply(
