@@ -21,8 +21,12 @@ def latent(maps: Layer, h: Array) -> Array:
         q = maps.linear(h, "attn_q")
     row, turned = np.split(maps.linear(h, "attn_kv_a_mqa"), [sizes.n_kv_rank], axis=-1)
     row = rms_norm(row, maps.tensor(f"{blk}_kv_a_norm.weight"), sizes.norm_eps)
-    k = np.einsum("tr,hrn->thn", row, maps.tensor(f"{blk}_k_b.weight"))
-    v = np.einsum("tr,hvr->thv", row, maps.tensor(f"{blk}_v_b.weight"))
+    if at.mixer.endswith("_kv_b"):
+        both = maps.linear(row, "attn_kv_b").reshape(len(h), at.n_head, -1)
+        k, v = np.split(both, [sizes.n_nope], axis=-1)
+    else:
+        k = np.einsum("tr,hrn->thn", row, maps.tensor(f"{blk}_k_b.weight"))
+        v = np.einsum("tr,hvr->thv", row, maps.tensor(f"{blk}_v_b.weight"))
     q_plain, q_turned = np.split(q.reshape(len(h), at.n_head, -1), [sizes.n_nope], axis=-1)
     turned = turned[:, None]
     if at.rope is not None:

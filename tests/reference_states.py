@@ -152,4 +152,6 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "kda": kda,
     "latent": latent,
     "latent_q": latent,
+    "latent_kv_b": latent,
+    "latent_q_kv_b": latent,
 }

@@ -75,8 +75,8 @@ def write_model(
         n_ff, n_head_kv = size["n_ff"], size["n_head_kv"]
         size["n_ff"] = ([0, n_ff] * size["n_layer"])[: size["n_layer"]]
         size["n_head_kv"] = ([0, 0, n_head_kv, 0] * size["n_layer"])[: size["n_layer"]]
-    if ARCHS[arch].mixer == "latent":
-        size |= LATENT
+    if ARCHS[arch].mixer.startswith("latent"):
+        size |= LATENT | {"kv_b": ARCHS[arch].mixer.endswith("kv_b")}
     if ARCHS[arch].graph != "halves" and ARCHS[arch].state and "n_head_kv" not in sizes:
         size["n_head_kv"] = [0, size["n_head_kv"]] * size["n_layer"]
         size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
@@ -162,7 +162,11 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         made["rope.dimension_count"] = LATENT["head_dim"] - LATENT["head_dim_v"]
         made["attention.q_lora_rank"] = size["n_q_rank"]
         made["attention.kv_lora_rank"] = LATENT["head_dim_v"]
-        made["attention.key_length_mla"], made["attention.value_length_mla"] = 128, 32
+        heads = {"attention.key_length_mla": 128, "attention.value_length_mla": 32}
+        if size.get("kv_b"):  # the sizes of heads alone: nothing says how wide a row is
+            heads = {key.removesuffix("_mla"): n for key, n in heads.items()}
+            heads["attention.head_count_kv"] = size["n_head"]
+        made |= heads
     if size["window"] or size.get("windowed"):
         made["attention.sliding_window"] = size["window"]
     if size["n_expert"]:

@@ -11,8 +11,6 @@ MORE_CLASSES = {
     "hyperclovax": "HyperCLOVAX",
     "gpt-sw3": "GPT2",
     "bamba": "Bamba",
-    "solar_open": "SolarOpen",
-    "youtu": "Youtu",
     "flex_olmo": "FlexOlmo",
     "gemma4_unified_text": "Gemma4UnifiedText",
     "granite4_vision_text": "Granite4VisionText",

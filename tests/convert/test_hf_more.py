@@ -36,21 +36,6 @@ _BAMBA = {
     "mamba_d_state": 32,
 }
 _CLOVA = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 0.25}
-_EXPERTS = {
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "experts_implementation": "eager",
-}
-_LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-}
 _UNIFIED = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -94,9 +79,6 @@ CASES: dict[str, Case] = {
         {**_CLOVA, "use_post_norm": False, "attention_multiplier": 0.2},
     ),
     "bamba": Case("Bamba", "granitehybrid", _BAMBA),
-    "solar_open": Case("SolarOpen", "glm4moe", {**_EXPERTS, "head_dim": 16}),
-    "youtu": Case("Youtu", "deepseek2", {**_LATENT, "tie_word_embeddings": True}),
-    "youtu-whole-queries": Case("Youtu", "deepseek2", {**_LATENT, "q_lora_rank": None}),
     "flex_olmo": Case(
         "FlexOlmo",
         "flex_olmo",
@@ -160,7 +142,6 @@ def test_windows_that_are_listed_or_not() -> None:
         ("iquestcoder", "clip_qkv", 8.0),
         ("iquestcoder", "use_sliding_window", True),
         ("bamba", "mamba_n_groups", 2),
-        ("youtu", "rope_interleave", False),
     ],
 )
 def test_what_would_be_wrong_is_refused(kind: str, key: str, value: Any) -> None:

@@ -1,5 +1,5 @@
 """Latent attention: DeepSeek V2 Lite as transformers computes it, texts that share pages, what the
-cache takes, files of the old kind, and what tools make of the matrices of heads.
+cache takes, and what tools make of the matrices of heads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.models.test_arch_truth import ids_of
 from tests.reference import Layer, attention, forward, normed, rms_norm, rope, tensor_of
 from tests.tiny import rounding
 from treadle.batch import Part
-from treadle.errors import UnsupportedError
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.imatrix.collect import collect
@@ -170,7 +170,7 @@ def test_v2_lite_agrees_with_transformers(tmp_path: Path) -> None:
         assert np.abs(model.logits(ids) - truth).max() > 100 * allowed
 
 
-def test_files_of_the_old_kind_are_refused(data: Path, tmp_path: Path) -> None:
+def test_files_without_sizes_of_heads_are_refused(data: Path, tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "old.gguf")
     with open_gguf(data / "arch" / "glm4moelite.gguf") as gguf:
         for key, value in gguf.metadata.items():
@@ -179,7 +179,7 @@ def test_files_of_the_old_kind_are_refused(data: Path, tmp_path: Path) -> None:
         for name, tensor in gguf.tensors.items():
             writer.add_tensor(name, tensor.shape, "F32", tensor.dequantize())
     writer.write()
-    with pytest.raises(UnsupportedError, match=r"key_length_mla: .*attn_kv_b.*old kind"):
+    with pytest.raises(FileError, match=r"attention\.key_length_mla: the key is missing"):
         treadle.load(tmp_path / "old.gguf")
 
 

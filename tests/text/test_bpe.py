@@ -51,6 +51,8 @@ def test_every_family_keeps_every_character(pre: str, text: str) -> None:
         ("viking", "ab 12 x, y", "ab| |1|2| x|,| y"),
         ("laguna", "I'VE 12 x!\n\nyY", "I|'VE| |1|2| x|!|\n\n|yY"),
         ("jais-2", "I'VE 1234     x\n\nyY", "I|'VE| |123|4|    | x|\n\n|yY"),
+        ("solar-open", "I'VE 12 x!\n\nyY", "I|'VE| |1|2| x|!\n\n|yY"),
+        ("youtu", "I've 12 x/\nyY가漢カ、！ㄅ", "I've| |1|2| x|/\n|y|Y|가|漢カ|、！|ㄅ"),
         ("falcon", "I've 1234 x!`", "I|'|ve| |123|4| x|!`"),
         ("default", "I've 1234 x!`", "I|'|ve| |123|4| x|!|`"),
         ("deepseek-coder", "I've 12 x!\n\nyY", "I|'|ve| |1|2| x|!|\n|\n|yY"),

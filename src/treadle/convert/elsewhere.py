@@ -21,6 +21,8 @@ from treadle.models.archs import (
     WINDOW,
     Arch,
 )
+from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 
@@ -66,6 +68,12 @@ NORMED = {
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
+FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says
+# Which it does not look for there: queries made in one step or in two, an output's own matrix.
+UNKNOWN = {"minicpm3": ("attn_q.weight",), "plm": ("attn_q_a.weight", "output.weight")}
+# Where queries may be made in one step by the model's layers alone: of how many, and with how many
+# tokens (0: any).
+IN_ONE_STEP = {"deepseek2": {26: 0, 27: 0, 48: 128256}}
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,34 @@ def _sharing(file: Written) -> str:
     return ""
 
 
+def _scales(file: Written) -> str:
+    n_layer, n_embd = (_number(file, key) for key in ("block_count", "embedding_length"))
+    if file.arch.name not in FIXED_SCALES or not n_layer or not n_embd:
+        return ""
+    usual = minicpm_scales(int(n_layer), int(n_embd))
+    given = {key: _number(file, key) or there for key, there in usual.items()}
+    off = [key for key, here in given.items() if not math.isclose(here, usual[key], rel_tol=1e-6)]
+    values = ", ".join(f"{usual[key]:.4g} (here {given[key]:.4g})" for key in off)
+
+    return f"in {file.arch.name} {', '.join(off)} are {values} there" if off else ""
+
+
+def _unknown(file: Written) -> str:
+    name, stems = file.arch.name, {layer_of(name)[1] for name in file.tensors}
+    found = [stem for stem in UNKNOWN.get(name, ()) if stem in stems]
+    return f"it refuses {name} with {', '.join(found)} ('wrong number of tensors')" if found else ""
+
+
+def _queries(file: Written) -> str:
+    name, n_layer = file.arch.name, file.keys.get("block_count")
+    if name not in IN_ONE_STEP or not isinstance(n_layer, int) or _number(file, Q_RANK):
+        return ""
+    n_tokens = IN_ONE_STEP[name].get(n_layer)
+    if n_tokens == 0 or (n_tokens and n_tokens == file.keys.get("vocab_size")):
+        return ""
+    return f"of {name} with {n_layer} layers it does not load files without {Q_RANK}"
+
+
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _fixed,
@@ -203,4 +239,7 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _experts,
     _trained,
     _sharing,
+    _scales,
+    _unknown,
+    _queries,
 )

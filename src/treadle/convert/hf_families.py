@@ -25,6 +25,7 @@ from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_kimi import KIMI
 from treadle.convert.hf_kin import KIN, OWN_CODE
 from treadle.convert.hf_latent import LATENTS
+from treadle.convert.hf_latentkin import LATENT_KIN
 from treadle.convert.hf_llama4 import LLAMA4
 from treadle.convert.hf_made import norms_of_heads
 from treadle.convert.hf_mamba import MAMBA_VARIANTS, MAMBAS
@@ -320,7 +321,7 @@ FAMILIES: dict[str, Family] = {
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
 FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS | MORE
-FAMILIES |= KIMI
+FAMILIES |= KIMI | LATENT_KIN
 FAMILIES["granite4_vision_text"] = FAMILIES["granite"]
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

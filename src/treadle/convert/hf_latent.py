@@ -36,7 +36,7 @@ def _latent_keys(keys: Keys, n_layer: int, gating: int) -> dict[str, Any]:
         **_yarn_keys(keys),
     }
     # null stands for queries made of the states at once; a key left out, for the default
-    if keys.values.get("q_lora_rank", 0) is not None:
+    if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
         made[Q_RANK] = keys.integer("q_lora_rank")
     return made
 
@@ -47,7 +47,7 @@ def _yarn_keys(keys: Keys) -> dict[str, Any]:
     kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
     if rope is None or kind == "default":
         return {}
-    if kind != "yarn":
+    if kind not in ("yarn", "deepseek_yarn"):
         if rope.get("mscale_all_dim"):
             rope.refuse("mscale_all_dim", f"treadle has it with yarn, and this is {kind!r:.60}")
         return {}
@@ -123,7 +123,7 @@ def _rules(keys: Keys) -> Sequence[Rule]:
     )
 
 
-_NAMES: Names = {
+LATENT_NAMES: Names = {
     **LLAMA_EXPERTS,
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
@@ -152,7 +152,7 @@ def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) ->
     return Family(
         "deepseek2",
         {**_DEFAULTS, **defaults},
-        _NAMES,
+        LATENT_NAMES,
         {"head_dim": "qk_rope_head_dim"},  # what the rope turns
         paired=True,
         only={**_ONLY, **only},

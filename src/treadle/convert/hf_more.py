@@ -13,10 +13,9 @@ from treadle.convert.hf_classics import CLASSICS
 from treadle.convert.hf_family import PAIRS, Family, Windowed
 from treadle.convert.hf_gemma import GEMMAS
 from treadle.convert.hf_gemma4 import GEMMA4
-from treadle.convert.hf_latent import LATENTS
 from treadle.convert.hf_made import Rule
 from treadle.convert.hf_mamba import STATE, STATE_DEFAULTS, state_keys, state_names, state_rules
-from treadle.convert.hf_mixtures import GRANITE_SCALES, MIXTURES
+from treadle.convert.hf_mixtures import GRANITE_SCALES
 from treadle.convert.hf_names import LLAMA, LLAMA_EXPERTS, Names
 from treadle.convert.hf_rope import f32
 from treadle.convert.hf_windowed import first_of_four
@@ -80,16 +79,6 @@ def _bamba_rules(keys: Keys) -> Sequence[Rule]:
     return state_rules("mamba", keys.integer("mamba_n_groups"))
 
 
-def _all_dense(keys: Keys, n_layer: int) -> dict[str, Any]:
-    """llama.cpp wants to be told the width of experts that there are none of."""
-    return {
-        **(LATENTS["deepseek_v3"].more(keys, n_layer)),
-        "leading_dense_block_count": n_layer,
-        "expert_feed_forward_length": keys.integer("intermediate_size"),
-        "expert_shared_count": 0,
-    }
-
-
 # -- names ------------------------------------------------------------------------------------
 
 _CLOVA: Names = {**LLAMA, "post_norm1": "post_attention_norm", "post_norm2": "post_ffw_norm"}
@@ -108,10 +97,6 @@ _FLEX: Names = {
 
 # -- the rows ---------------------------------------------------------------------------------
 
-_OF_EXPERTS = (
-    *("moe_intermediate_size", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
-    *("n_group", "topk_group", "first_k_dense_replace", "routed_scaling_factor", "norm_topk_prob"),
-)
 _UNIFIED = {
     "hidden_size_per_layer_input": 0,
     "sliding_window": 1024,
@@ -202,32 +187,6 @@ MORE: dict[str, Family] = {
         _BAMBA,
         made=_bamba_rules,
         more=_bamba_keys,
-    ),
-    "solar_open": replace(
-        MIXTURES["glm4_moe"],
-        defaults={
-            **MIXTURES["glm4_moe"].defaults,
-            "rope_theta": 1e6,
-            "vocab_size": 196608,
-            "head_dim": 128,
-            "partial_rotary_factor": 1.0,
-            "moe_intermediate_size": 1280,
-            "first_k_dense_replace": 0,
-        },
-        extra_layers="",
-    ),
-    "youtu": replace(
-        LATENTS["deepseek_v3"],
-        defaults={
-            **{k: v for k, v in LATENTS["deepseek_v3"].defaults.items() if k not in _OF_EXPERTS},
-            "vocab_size": 128256,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": True,
-        },
-        only={"rope_interleave": True},
-        experts=False,
-        extra_layers="",
-        more=_all_dense,
     ),
     "flex_olmo": Family(
         "flex_olmo",

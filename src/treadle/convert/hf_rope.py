@@ -88,6 +88,7 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
 def _kind(rope: Keys) -> str:
     kind = rope.text("rope_type", rope.text("type", "default"))
     # Phi 3 had several names for it; the factors say which it is.
+    kind = "yarn" if kind == "deepseek_yarn" else kind  # Sarvam's name for it
     return "longrope" if kind == "yarn" and rope.get("short_factor") is not None else kind
 
 

@@ -91,6 +91,10 @@ class Tensor(Stored):
         fmt = self._known()
         return fmt.dequantize_rows(fmt.join(self.arrays)).reshape(self.shape)
 
+    def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
+        """One that is made of this one, in memory."""
+        return Tensor(name, shape, fmt.ggml_id, fmt, data.nbytes, self.path, 0, data)
+
     def _known(self) -> Format:
         if self.format is None:
             raise UnsupportedError(f"{self.name}: treadle cannot read {self.type_name} weights yet")

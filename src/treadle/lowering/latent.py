@@ -19,6 +19,7 @@ from treadle.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.lowering.cpu import CpuOps
+    from treadle.lowering.steps import Steps
     from treadle.models.ops import Rows
 
 
@@ -33,10 +34,15 @@ def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Row
     return Floats(label, heads * m, out)
 
 
-def latent(ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: str) -> Rows:
+def latent(
+    ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: str, whole: str = ""
+) -> Rows:
     """Attention of ``q``, absorbed by ``weight`` (``k_b``), over latent rows, of which ``kv`` has
-    the batch's own: for each head the sum of these, as wide as ``k_b`` has rows.
+    the batch's own: for each head the sum of these, as wide as ``k_b`` has rows. ``whole``: the
+    matrix that ``k_b`` and ``v_b`` are rows of.
     """
+    if whole:
+        _cut(ops.steps, layer, f"{whole}.weight")
     steps, at = ops.steps, ops.config.layers[layer]
     sizes, pool = at.latent, steps.cache.pool_of(layer)
     assert sizes is not None
@@ -85,6 +91,19 @@ def latent(ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: st
         layer_off=pool.layer_off(layer),
     )
     return ops.attention(label, layer, out)
+
+
+def _cut(steps: Steps, layer: int, name: str) -> None:
+    """Make the matrices of heads of the one that has both, once a model."""
+    from treadle.lowering.heads import cut_heads
+
+    at, weights = steps.config.layers[layer], steps.weights
+    assert at.latent is not None
+    steps.plan.tensors_used.add(name)
+    if name.replace("kv_b", "v_b") not in weights.made:
+        tensor, fmt = weights.tensor(name), weights.format(name)
+        for made in cut_heads(tensor, fmt, at.n_head, at.latent.n_nope):
+            weights.made[made.name] = made
 
 
 def _multiply(

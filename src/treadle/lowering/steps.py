@@ -177,8 +177,9 @@ class Steps:
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
     def weight(self, name: str) -> tuple[Const, ...]:
-        """A matrix as it is in the file: a constant for each of its arrays."""
-        self.plan.tensors_used.add(whole(name))
+        """A matrix as it is in the file, or made of one: a constant for each of its arrays."""
+        if name not in self.weights.made:
+            self.plan.tensors_used.add(whole(name))
         return self.weights[name]
 
     def has_factor(self, name: str) -> bool:

@@ -48,6 +48,8 @@ class Weights:
     # Of each adapter what it adds, by the matrix' name; and these packed (``lowering/lora.py``).
     adapters: Sequence[Mapping[str, LowRank]] = ()
     packed: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    # Of rows of the file's, in memory; see ``lowering/heads.py``.
+    made: dict[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> tuple[Const, ...]:
         """A constant for each array that the tensor has."""
@@ -102,8 +104,8 @@ class Weights:
         return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of the file, also where ``name`` names rows of it."""
-        return self.gguf.tensors[whole(name)]
+        """The tensor of the file, also where ``name`` names rows of it, or one made of such."""
+        return self.made.get(name) or self.gguf.tensors[whole(name)]
 
     def n_rows(self, name: str) -> int:
         """Of a matrix, or of several in one tensor; a vector is a matrix of one row."""

@@ -83,6 +83,11 @@ class Latent:
         """Dims of a head's query."""
         return self.n_nope + self.n_rope
 
+    @property
+    def n_row(self) -> int:
+        """Values that a token keeps."""
+        return self.n_kv_rank + self.n_rope
+
 
 @dataclass(frozen=True)
 class Layer:

@@ -13,9 +13,8 @@ _REASONS: dict[str, str] = {
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
     ),
-    "each head's keys and values are made of a short row and kept, where treadle keeps the row": (
-        "minicpm3 plm"
-    ),
+    "what its experts give has a norm of its own, and it has 519 billion parameters": "axk1",
+    "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
     "its layers are run several times over, with other keys and values each time": "nanbeige",
     "its decays have a lower bound (safe gate), and its latent attention a sigmoid gate": (
         "bailingmoe3 bailing_hybrid"
@@ -117,11 +116,6 @@ _REASONS: dict[str, str] = {
         "embedding_gemma2 embedding_gemma2_text"
     ),
     "it is an encoder that writes text, and no GGUF architecture holds it": "modernbert-decoder",
-    "it norms what its experts give, and has 519 billion parameters": "axk1",
-    "some of its experts give back what they read, and it has 560 billion parameters": (
-        "longcat_flash"
-    ),
-    "it has 105 billion parameters, and keys of its own": "sarvam_mla",
     "its folder's tokenizer is a program": "kimi_vl",
     "it reads bytes, and joins them by a model of its own": "blt",
     "no GGUF architecture holds it": (

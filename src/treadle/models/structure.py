@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Matrices that are read by row, met by head, or no product's at all.
 UNSCALED = (
     *("token_embd", "per_layer_token_embd", "position_embd", "token_types"),
-    *("attn_k_b", "attn_v_b", "ssm_conv1d", "shortconv.conv"),
+    *("attn_k_b", "attn_v_b", "attn_kv_b", "ssm_conv1d", "shortconv.conv"),
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
 )
 

@@ -127,6 +127,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-r1-qwen": _QWEN2,
     "stablelm2": _QWEN2,
     "hunyuan": _QWEN2,
+    "solar-open": _QWEN2,
     "megrez": _QWEN2,
     "kormo": _QWEN2,
     "f2llmv2": _QWEN2,
@@ -206,6 +207,16 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}"
             rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",
         )
+    ),
+    # Youtu
+    "youtu": PreTokenizer(
+        (
+            r"[\uac00-\ud7a3\u3131-\u318e]+"
+            r"|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+            r"|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            _cased(r"\p{N}", f"{_CONTRACTION}?"),
+        ),
+        ignore_merges=True,
     ),
     # Cohere 2 with experts
     "cohere2moe": _TINY_AYA,

@@ -62,6 +62,8 @@ MIXTURES = (
     ),
     # DeepSeek V2 and V3, GLM-4.7-Flash
     Arch("deepseek2", rope="norm", mixer="latent", nextn="plain"),
+    Arch("minicpm3", graph="minicpm", mixer="latent_kv_b", divide_logits=True),
+    Arch("plm", rope="norm", activation="relu2", gated=False, mixer="latent_kv_b"),
     Arch("mistral4", rope="norm", mixer="latent"),
     Arch(
         "minimax-m2",

@@ -86,4 +86,4 @@ def _lacking_gating(keys: Keys, arch: Arch, i: int) -> int:
     and without this key, has sigmoids, as all of it that choose by a bias.
     """
     by_bias = f"blk.{i}.exp_probs_b.bias" in keys.gguf.tensors
-    return SIGMOID if arch.mixer == "latent" and by_bias else 0
+    return SIGMOID if arch.mixer.startswith("latent") and by_bias else 0

@@ -28,6 +28,7 @@ POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 RANK = 4
 Q_NORM = "attn_q_norm.weight"
 Q_RANK = "attention.q_lora_rank"
+LATENT, KV_B = "latent", "_kv_b"  # one matrix makes keys and values
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 NOPE_PERIOD = 4  # layers, of which the last does not turn, in archs with ``nope="fourth"``
@@ -118,8 +119,9 @@ def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str
         return arch.state
     if arch.mixer == SOFTPLUS and keys.n_rows(f"blk.{i}.attn_gate.weight") == n_head:
         return SOFTPLUS_HEADS
-    if arch.mixer == "latent":
-        return "latent" if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
+    if arch.mixer.startswith(LATENT):
+        kind = LATENT if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
+        return kind + KV_B * has_kv_b(keys, arch)
     if arch.mixer != "attention":
         return arch.mixer
     if i and arch.needs >= DISTANCES and f"blk.{i}.attn_rel_b.weight" in keys.gguf.tensors:
@@ -128,6 +130,13 @@ def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str
         return FUSED_MIXER
     norm = keys.gguf.tensors.get(f"blk.{i}.{Q_NORM}")
     return HEAD_NORMS if norm is not None and len(norm.shape) == 2 else arch.mixer
+
+
+def has_kv_b(keys: Keys, arch: Arch) -> bool:
+    """Whether latent attention has one matrix that makes keys and values: in some architectures,
+    and in files of the others that are older than the spring of 2025.
+    """
+    return arch.mixer.endswith(KV_B) or f"blk.0.attn{KV_B}.weight" in keys.gguf.tensors
 
 
 def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:

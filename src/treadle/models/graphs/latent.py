@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import TEMPERATURE_LENGTH
 from treadle.models.config import Latent
-from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.kinds import Q_RANK, has_kv_b
 from treadle.models.rope import still
 
 if TYPE_CHECKING:
+    from treadle.models.archs import Arch
     from treadle.models.keys import Keys
     from treadle.models.rope import Rope
 
@@ -20,36 +21,42 @@ KV_RANK, KEY, VALUE = "attention.kv_lora_rank", "attention.key_length", "attenti
 NORM_EPS = 1e-6  # of both ranks, as in transformers, whatever that of the other norms is
 # Rows of a head's matrix come in so many: no tile of the widest registers has rows of two heads.
 HEAD_ROWS = 16
-KV_B = ".attn_kv_b.weight"
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def read_latent(
-    keys: Keys, ropes: tuple[Rope, ...], n_head_kv: int, head_dim: int, head_dim_v: int
+    keys: Keys,
+    arch: Arch,
+    ropes: tuple[Rope, ...],
+    n_head_kv: int,
+    head_dim: int,
+    head_dim_v: int,
 ) -> tuple[Latent, tuple[Rope, ...], float]:
     """The sizes, the tables of the rope, and the scale of scores.
 
-    Raises UnsupportedError for files whose keys and values are one matrix, as they were before
-    the spring of 2025, and for heads whose matrices do not end with a tile.
+    Where one matrix makes keys and values, ``head_dim`` and ``head_dim_v`` are those of a head;
+    else they are the row's, and the heads' have keys of their own.
+
+    Raises UnsupportedError for heads whose matrices do not end with a tile.
     """
-    if not keys.has(f"{KEY}_mla") or any(n.endswith(KV_B) for n in keys.gguf.tensors):
-        keys.refuse(
-            f"{KEY}_mla",
-            "is missing, or keys and values are one matrix (attn_kv_b): the file is of the old "
-            "kind; treadle has attn_k_b and attn_v_b, which converters write since 2025",
-        )
-    kv_rank = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)
-    n_q = keys.integer(f"{KEY}_mla", lo=1, hi=SIZE_MAX)
+    kv_rank, own = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX), "_mla"
+    if has_kv_b(keys, arch) and not keys.has(f"{KEY}{own}"):
+        own = ""
+    n_q = keys.integer(f"{KEY}{own}", lo=1, hi=SIZE_MAX)
     n_rope = keys.integer("rope.dimension_count", lo=2, hi=n_q - 1)
     for key, found, expected in (
-        ("attention.head_count_kv", n_head_kv, 1),
-        (VALUE, head_dim_v, kv_rank),
-        (KEY, head_dim, kv_rank + n_rope),
+        ()
+        if not own
+        else (
+            ("attention.head_count_kv", n_head_kv, 1),
+            (VALUE, head_dim_v, kv_rank),
+            (KEY, head_dim, kv_rank + n_rope),
+        )
     ):
         if found != expected:
             keys.fail(key, f"is {found}", f"{expected}: one row that all heads share")
-    n_v = keys.integer(f"{VALUE}_mla", lo=1, hi=SIZE_MAX)
-    for key, size in ((KV_RANK, kv_rank), (f"{VALUE}_mla", n_v)):
+    n_v = keys.integer(f"{VALUE}{own}", None if own else head_dim_v, lo=1, hi=SIZE_MAX)
+    for key, size in ((KV_RANK, kv_rank), (f"{VALUE}{own}", n_v)):
         if size % HEAD_ROWS:
             keys.refuse(key, f"{size}: treadle has multiples of {HEAD_ROWS}")
     latent = Latent(

@@ -63,12 +63,14 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
     state = read_recurrence(keys, arch, n_embd)
     attn_scale, latent = keys.number("attention.scale", 0.0, lo=0.0), None
-    if arch.mixer == "latent":
+    if arch.mixer.startswith("latent"):
         from treadle.models.graphs.latent import read_latent
 
         latent, ropes, attn_scale = read_latent(
-            keys, ropes, max(n_head_kv) or 1, head_dim, head_dim_v
+            keys, arch, ropes, max(n_head_kv) or 1, head_dim, head_dim_v
         )
+        head_dim, head_dim_v = latent.n_row, latent.n_kv_rank
+        n_head_kv = [min(n, 1) for n in n_head_kv]  # of a row that all heads share
     mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(

@@ -24,16 +24,22 @@ _PHIMOE_FACTOR = 1.243163121016122
 
 
 def _minicpm(keys: Keys, arch: Arch) -> Config:
-    """Files of 2024 lack the three scales. All models of that time have the same ones."""
+    """Files of 2024, and those of MiniCPM 3, lack the three scales. All these models have the
+    same ones.
+    """
     n_layer = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
-    scales = {
+    keys.defaults = {**keys.defaults, **minicpm_scales(n_layer, n_embd)}
+    return read(keys, arch)
+
+
+def minicpm_scales(n_layer: int, n_embd: int) -> dict[str, float]:
+    """Of embeddings, of what a layer adds, and by which logits are divided."""
+    return {
         "embedding_scale": 12.0,
         "residual_scale": 1.4 / math.sqrt(n_layer),
         "logit_scale": n_embd / 256.0,
     }
-    keys.defaults = {**keys.defaults, **scales}
-    return read(keys, arch)
 
 
 def _baichuan(keys: Keys, arch: Arch) -> Config:

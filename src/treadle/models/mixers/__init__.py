@@ -27,6 +27,8 @@ MIXERS = Late[Sublayer](
         "linear": "linear.LINEAR",
         "latent": "latent.LATENT",
         "latent_q": "latent.LATENT_Q",
+        "latent_kv_b": "latent.LATENT_KV_B",
+        "latent_q_kv_b": "latent.LATENT_Q_KV_B",
         "shortconv": "shortconv.SHORTCONV",
         "mamba2": "mamba2.MAMBA2",
         "mamba1": "mamba1.MAMBA1",

@@ -2,12 +2,14 @@
 which each head's keys and values are linear maps.
 
 A key's map is applied to the query instead (``k_b``), and a value's to what attention gives
-(``v_b``): so heads attend to the rows themselves, and no key or value is ever made.
+(``v_b``): so heads attend to the rows themselves, and no key or value is ever made. Files with
+both maps in one matrix (``kv_b``) are computed in the same way, of the two halves of its heads.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from treadle.models.pools import PoolSpec
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 
-def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(v_b(attention(k_b(q), rows)))``."""
+def build(g: Ops, i: int, h: Rows, *, whole: str = "") -> Rows:
+    """``output(v_b(attention(k_b(q), rows)))``; ``whole``: the one that both maps are rows of."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     first = "q_a" if _latent_of(layer).n_q_rank else "q"
     q, kv = g.linears(f"{at}.{first}_kv_a", h, [f"{blk}_{first}", f"{blk}_kv_a_mqa"])
@@ -28,7 +30,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         q = g.linear(f"{at}.q_b", q, f"{blk}_q_b")
     if layer.q_rope is not None:
         q = g.call("tempered", f"{at}.temper", q, table=layer.q_rope)
-    y = g.call("latent", at, q, kv, layer=i, weight=f"{blk}_k_b")
+    of = {"whole": f"{blk}_{whole}"} if whole else {}
+    y = g.call("latent", at, q, kv, layer=i, weight=f"{blk}_k_b", **of)
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
     return g.linear(f"{at}.output", y, f"{blk}_output")
 
@@ -45,6 +48,7 @@ def _sizes(layer: Layer) -> Sizes:
         "n_q_rank": sizes.n_q_rank,
         "n_kv_rank": sizes.n_kv_rank,
         "n_q": layer.n_head * sizes.n_q,
+        "n_kv": layer.n_head * (sizes.n_nope + sizes.n_v),
         "n_row": layer.head_dim,
         "n_nope": sizes.n_nope,
         "n_v": sizes.n_v,
@@ -58,27 +62,37 @@ def _memory(layer: Layer) -> tuple[PoolSpec]:
 
 
 _BEFORE = with_bias("attn_norm", "n_embd")
-_AFTER = (
+_QUERIES = (
+    *with_bias("attn_q_a", "n_q_rank", "n_embd"),
+    TensorRow("attn_q_a_norm.weight", ("n_q_rank",)),
+    TensorRow("attn_q_b.weight", ("n_q", "n_q_rank")),
+)
+_QUERIES_AT_ONCE = (TensorRow("attn_q.weight", ("n_q", "n_embd")),)
+_ROW = (
     *with_bias("attn_kv_a_mqa", "n_row", "n_embd"),
     TensorRow("attn_kv_a_norm.weight", ("n_kv_rank",)),
+)
+_MAPS = (
     TensorRow("attn_k_b.weight", ("n_head", "n_kv_rank", "n_nope")),
     TensorRow("attn_v_b.weight", ("n_head", "n_v", "n_kv_rank")),
-    *with_bias("attn_output", "n_embd", "n_attn"),
 )
+_WHOLE = (TensorRow("attn_kv_b.weight", ("n_kv", "n_kv_rank")),)
+_OUTPUT = with_bias("attn_output", "n_embd", "n_attn")
 LATENT = Sublayer(
     label="attn",
     before="attn_norm",
     after="",
     behind="",
     build=build,
-    rows=(
-        *_BEFORE,
-        *with_bias("attn_q_a", "n_q_rank", "n_embd"),
-        TensorRow("attn_q_a_norm.weight", ("n_q_rank",)),
-        TensorRow("attn_q_b.weight", ("n_q", "n_q_rank")),
-        *_AFTER,
-    ),
+    rows=(*_BEFORE, *_QUERIES, *_ROW, *_MAPS, *_OUTPUT),
     sizes=_sizes,
     memory=_memory,
 )
-LATENT_Q = replace(LATENT, rows=(*_BEFORE, TensorRow("attn_q.weight", ("n_q", "n_embd")), *_AFTER))
+LATENT_Q = replace(LATENT, rows=(*_BEFORE, *_QUERIES_AT_ONCE, *_ROW, *_MAPS, *_OUTPUT))
+LATENT_KV_B = replace(
+    LATENT,
+    build=partial(build, whole="kv_b"),
+    rows=(*_BEFORE, *_QUERIES, *_ROW, *_WHOLE, *_OUTPUT),
+    unread=frozenset(row.name for row in _MAPS),  # some files have them beside it
+)
+LATENT_Q_KV_B = replace(LATENT_KV_B, rows=(*_BEFORE, *_QUERIES_AT_ONCE, *_ROW, *_WHOLE, *_OUTPUT))
