@@ -445,6 +445,8 @@ _CLASSES = {
     "sarvam_moe": "SarvamMoE",
     "gemma3n_text": "Gemma3nText",
     "bloom": "Bloom",
+    "distilbert": "DistilBert",
+    "electra": "Electra",
     "cohere2_moe": "Cohere2Moe",
     "falcon": "Falcon",
     "glm4v_moe_text": "Glm4vMoeText",
@@ -481,6 +483,8 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "gemma4_text": {},
     "gemma3n_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
+    "distilbert": {},
+    "electra": {"embedding_size": 256},
     "dots1": {**_SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
 }
 # What transformers writes of these, and does not put in a file that leaves it out.

@@ -72,6 +72,7 @@ from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY, say_text_alone
 from treadle.models.rope import DYNAMIC
+from treadle.models.sentence import HEAD_ACTIVATION
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 from treadle.sampling.recommended import read_generation
@@ -282,6 +283,9 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     notes += [checkpoint.lost] * bool(checkpoint.lost)
     if n_others := count_other_parts(checkpoint.weights, hyper):
         notes.append(f"the parts for pictures or sound ({n_others} tensors) are left out")
+    if HEAD_ACTIVATION in checkpoint.metadata:
+        kind = checkpoint.metadata[HEAD_ACTIVATION]
+        notes.append(f"the head that scores has {kind}; llama.cpp has tanh, and other scores")
     if DYNAMIC in checkpoint.metadata:
         notes.append(
             "rope_type is 'dynamic': the file is right for texts that fit the model's context; "

@@ -27,7 +27,6 @@ from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.left_out import LEFT_OUT
-from treadle.models.rope import DYNAMIC
 from treadle.record import dataclass
 
 
@@ -167,9 +166,10 @@ def _n_ff(keys: Keys, family: Family, n_layer: int, n_embd: int) -> tuple[int, l
 
 
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Keys as the file has them: behind the architecture's name, but for treadle's own."""
+    """Keys as the file has them: behind the architecture's name, but for treadle's and text's."""
     found = {key: value for key, value in keys.items() if value is not None}
-    return {key if key == DYNAMIC else f"{arch}.{key}": value for key, value in found.items()}
+    whole = ("treadle.", "tokenizer.")
+    return {key if key.startswith(whole) else f"{arch}.{key}": v for key, v in found.items()}
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from treadle.convert.hf_afmoe import AFMOE
 from treadle.convert.hf_bailing import BAILING_VARIANTS, BAILINGS
+from treadle.convert.hf_bertkin import BERTKIN
 from treadle.convert.hf_classics import CLASSIC_VARIANTS, CLASSICS
 from treadle.convert.hf_dots import DOTS
 from treadle.convert.hf_encoders import ENCODERS
@@ -314,6 +315,6 @@ FAMILIES: dict[str, Family] = {
 }
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
-FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED
+FAMILIES |= BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | BERTKIN
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -156,6 +156,7 @@ SCORE: Names = {"score": "cls.output"}
 HEADS = (
     "lm_head",
     "embed_out",
+    "pre_classifier",
     "classifier",
     "head",
     "score",
@@ -164,7 +165,8 @@ HEADS = (
 # A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
     r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
-    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\.)?"
+    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\."
+    r"|distilbert\.transformer\.|distilbert\.|electra\.)?"
 )
 _LAYER = r"(?P<layers>(?:encoder\.)?layers?|h|blocks)\.(?P<layer>0|[1-9]\d{0,5})\."
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
@@ -181,6 +183,7 @@ FURTHER = re.compile(
 # Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
+    r"|(?:pre_classifier|vocab_\w+|\w+_predictions|generator_lm_head)\..*"
 )
 NOT_TEXT = re.compile(
     r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|mlp1"

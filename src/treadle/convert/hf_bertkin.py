@@ -1,0 +1,91 @@
+"""Encoders near BERT: further rows of ``hf_families``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from treadle.convert.hf_encoders import ENCODERS
+from treadle.convert.hf_family import Family
+from treadle.convert.hf_names import BERT, ROBERTA_SCORE, Names
+from treadle.convert.hf_rope import f32
+from treadle.files.keys import Keys
+from treadle.models.graphs.encoder import N_TYPES
+from treadle.models.sentence import HEAD_ACTIVATION
+
+_PLAIN = replace(ENCODERS["bert"], score_names={}, variant=lambda keys: None)
+
+_DISTILBERT: Names = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "attention.q_lin": "attn_q",
+    "attention.k_lin": "attn_k",
+    "attention.v_lin": "attn_v",
+    "attention.out_lin": "attn_output",
+    "sa_layer_norm": "attn_output_norm",
+    "ffn.lin1": "ffn_up",
+    "ffn.lin2": "ffn_down",
+    "output_layer_norm": "layer_output_norm",
+}
+
+
+def _distilbert_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Its epsilon is in the code. There are no types, and the head has ReLU in place of tanh."""
+    scores = {HEAD_ACTIVATION: "relu"} if _scores(keys) else {}
+    return {"attention.layer_norm_epsilon": f32(1e-12), N_TYPES: 1, **scores}
+
+
+def _electra_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """The small ones make states of narrower embeddings with a matrix, which GGUF's BERT lacks."""
+    width = keys.integer("embedding_size")
+    if width != (n_embd := keys.integer("hidden_size")):
+        what = f"is {width}, and hidden_size {n_embd}: GGUF has no matrix between them"
+        keys.refuse("embedding_size", what)
+    return {HEAD_ACTIVATION: "gelu_erf"} if _scores(keys) else {}
+
+
+def _scores(keys: Keys) -> bool:
+    kinds = keys.get("architectures") or []
+    return any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
+
+
+BERTKIN: dict[str, Family] = {
+    "distilbert": replace(
+        _PLAIN,
+        names=_DISTILBERT,
+        words={
+            **_PLAIN.words,
+            "hidden_size": "dim",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim",
+            "hidden_act": "activation",
+        },
+        defaults={
+            "vocab_size": 30522,
+            "dim": 768,
+            "n_layers": 6,
+            "n_heads": 12,
+            "hidden_dim": 3072,
+            "max_position_embeddings": 512,
+            "layer_norm_eps": 1e-12,
+            "tie_word_embeddings": True,
+        },
+        score_names={"pre_classifier": "cls", "classifier": "cls.output"},
+        more=_distilbert_keys,
+    ),
+    "electra": replace(
+        _PLAIN,
+        defaults={
+            **_PLAIN.defaults,
+            "embedding_size": 128,
+            "hidden_size": 256,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+        },
+        names=BERT,
+        score_names=ROBERTA_SCORE,
+        more=_electra_keys,
+    ),
+}
