@@ -201,7 +201,7 @@ def _gelu(x: Floats) -> Floats:
 
 
 def _relu(x: Floats) -> Floats:
-    return np.maximum(x, 0.0)
+    return np.asarray(np.maximum(x, 0.0), np.float32)
 
 
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {

@@ -12,11 +12,12 @@ import pytest
 
 import treadle
 from tests.convert.test_hf import convert, prompt, worst
-from tests.convert.test_hf_encoders import TEXTS, save, wordpiece
+from tests.convert.test_hf_encoders import TEXTS, save, unigram, wordpiece
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.test_rerank import DOCUMENTS, QUERY, theirs
 from tests.tiny import rounding
+from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import open_hf, open_hf_source
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
@@ -38,6 +39,13 @@ CASES: dict[str, Case] = {
         "Electra", "bert", {**_ELECTRA, "tie_word_embeddings": True}, "ForMaskedLM"
     ),
 }
+_JINA = {"num_key_value_heads": 4, "pad_token_id": 1}
+CASES |= {
+    "jina-v3": Case("JinaEmbeddingsV3", "jina-bert-v3", _JINA, "Model"),
+    "jina-v3-masked": Case(
+        "JinaEmbeddingsV3", "jina-bert-v3", {**_JINA, "tie_word_embeddings": True}, "ForMaskedLM"
+    ),
+}
 SCORING: dict[str, tuple[Case, Callable[[], Any]]] = {
     "distilbert": (
         Case("DistilBert", "bert", {**_DISTIL, "num_labels": 1}, "ForSequenceClassification"),
@@ -46,6 +54,15 @@ SCORING: dict[str, tuple[Case, Callable[[], Any]]] = {
     "electra": (
         Case("Electra", "bert", {**_ELECTRA, "num_labels": 1}, "ForSequenceClassification"),
         wordpiece,
+    ),
+    "jina-v3": (
+        Case(
+            "JinaEmbeddingsV3",
+            "jina-bert-v3",
+            {**_JINA, "num_labels": 1},
+            "ForSequenceClassification",
+        ),
+        unigram,
     ),
 }
 
@@ -94,7 +111,7 @@ def rewritten(path: Path, made: Path, **keys: Any) -> Path:
     """The same file with other keys; None takes one away."""
     writer = GGUFWriter(made)
     with open_gguf(path) as file:
-        for key, value in (file.metadata | keys).items():
+        for key, value in {**file.metadata, **keys}.items():
             if value is not None:
                 writer.add(key, value)
         for name, tensor in file.tensors.items():
@@ -106,10 +123,10 @@ def rewritten(path: Path, made: Path, **keys: Any) -> Path:
 def test_what_is_between_the_matrices_of_a_head(tmp_path: Path) -> None:
     """llama.cpp's converter does not say it: a file of DistilBERT is known by its lack of types."""
     score("distilbert", tmp_path / "hf")
-    source = open_hf_source(tmp_path / "hf")
-    assert [note for note in source.notes if "has relu; llama.cpp has tanh" in note]
-    source.close()
     whole = convert(tmp_path / "hf", tmp_path / "whole.gguf")
+    with open_gguf(whole) as file:
+        (note,) = read_otherwise(file.metadata, file.tensors)
+        assert "scores are of a head with tanh there, and of relu here" in note
     found: dict[str | None, Any] = {}
     for said in (None, "relu", "tanh", "gelu_erf", "swish"):
         changes: dict[str, Any] = {HEAD_ACTIVATION: said}
@@ -178,3 +195,146 @@ def test_their_tokenizers_are_berts(name: str, says: dict[str, bool], tmp_path: 
     with open_hf(tmp_path) as model:
         found = [load_tokenizer(model).encode(text) for text in texts]
     assert found == [tokenizer(text).input_ids for text in texts]
+
+
+# -- Jina's own spelling -------------------------------------------------------------------------
+
+FLASH = {
+    "embeddings.LayerNorm": "emb_ln",
+    "attention.self.qkv": "mixer.Wqkv",
+    "attention.output.dense": "mixer.out_proj",
+    "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "output.LayerNorm": "norm2",
+    "encoder.layer.": "encoder.layers.",
+}
+
+
+def in_flash(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """XLM-RoBERTa's tensors as its second code spells them, behind "roberta."."""
+    made = {}
+    for name, values in tensors.items():
+        if ".self.key" in name or ".self.value" in name:
+            continue
+        if ".self.query" in name:
+            others = (name.replace("query", other) for other in ("key", "value"))
+            values = np.concatenate([values, *(tensors[other] for other in others)])
+            name = name.replace("query", "qkv")
+        for old, new in FLASH.items():
+            name = name.replace(old, new)
+        made[name if name.startswith(("roberta.", "classifier.")) else f"roberta.{name}"] = values
+    return made
+
+
+def with_tasks(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same with five adapters of each matrix, beside which it is called the original."""
+    rng, made = np.random.default_rng(3), {}
+    for name, values in tensors.items():
+        if values.ndim < 2:
+            made[name] = values
+            continue
+        at = f"{name.removesuffix('weight')}parametrizations.weight"
+        made[f"{at}.original"] = values
+        table = "embeddings." in name
+        sides = ((len(values), 2), (2, values.shape[1]))
+        for one, shape in zip("AB" if table else "BA", sides, strict=True):
+            made[f"{at}.0.lora_{one}"] = rng.standard_normal((5, *shape)).astype(np.float32)
+    return made
+
+
+def respell(folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(tensors, folder / "model.safetensors")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+
+
+def test_jina_as_it_was_published(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With adapters of tasks inside, which are left out: states are those of no task."""
+    from safetensors.numpy import load_file
+
+    folder, ids = tmp_path / "hf", prompt()
+    model = save(CASES["jina-v3"], folder)
+    expected = compute_logits(model, ids)
+    tensors = load_file(folder / "model.safetensors")
+    respell(
+        folder,
+        with_tasks({f"roberta.{name}": values for name, values in tensors.items()}),
+        model_type="xlm-roberta",
+        architectures=["XLMRobertaModel"],
+        position_embedding_type="rotary",
+        rotary_emb_base=20000.0,
+        rope_parameters=None,
+        lora_adaptations=["retrieval.query", "classification"],
+    )
+    source = open_hf_source(folder)
+    assert sum("left out: vectors are those of no task" in note for note in source.notes) == 1
+    source.close()
+    open_hf(folder).close()
+    assert "one for each task, are left out" in caplog.text
+    made = convert(folder, tmp_path / "made.gguf")
+    with open_gguf(made) as file:
+        assert file.metadata["general.architecture"] == "jina-bert-v3"
+        assert file.metadata["jina-bert-v3.context_length"] == 126
+        assert file.metadata["jina-bert-v3.rope.freq_base"] == 20000.0
+        assert "blk.0.attn_qkv.bias" in file.tensors
+        assert read_otherwise(file.metadata, file.tensors) == []
+    for path in (folder, made):
+        with treadle.load(path, threads=2, kv="f32") as loaded:
+            assert loaded.config.ignored == ()
+            assert worst(loaded.states(ids), expected) <= rounding(loaded.config)
+
+
+def in_own_words(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As transformers calls them inside; it writes Jina's names."""
+    words = {
+        "emb_ln": "embeddings.LayerNorm",
+        "encoder.layers": "layers",
+        "mixer.out_proj": "self_attn.o_proj",
+        "norm1": "post_attention_layernorm",
+        "norm2": "post_mlp_layernorm",
+    }
+    made = {}
+    for name, values in tensors.items():
+        for old, new in words.items():
+            name = name.replace(old, new)
+        parts = np.split(values, 3) if "mixer.Wqkv" in name else []
+        for one, part in zip("qkv", parts, strict=False):
+            made[name.replace("mixer.Wqkv", f"self_attn.{one}_proj")] = part
+        if not parts:
+            made[name] = values
+    return made
+
+
+def test_jina_in_transformers_own_words(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    save(CASES["jina-v3"], tmp_path / "hf")
+    ids, bits = prompt(), []
+    for _ in range(2):
+        with treadle.load(tmp_path / "hf", threads=1, kv="f32") as loaded:
+            bits.append(loaded.states(ids))
+            mixer = loaded.config.layers[0].mixer
+        own = in_own_words(load_file(tmp_path / "hf" / "model.safetensors"))
+        respell(tmp_path / "hf", own)
+    assert mixer == "attention"
+    assert np.array_equal(bits[0], bits[1])
+
+
+def test_a_reranker_in_the_second_spelling(tmp_path: Path) -> None:
+    """As jina-reranker-v2: learned positions, and one matrix for queries, keys and values."""
+    from safetensors.numpy import load_file
+
+    options = {**_JINA, "type_vocab_size": 1, "num_labels": 1}
+    folder = tmp_path / "hf"
+    save(Case("XLMRoberta", "bert", options, "ForSequenceClassification"), folder)
+    unigram().save(str(folder / "tokenizer.json"))
+    with treadle.load(folder, threads=1, kv="f32") as loaded:
+        expected = loaded.rerank(QUERY, DOCUMENTS)
+    respell(folder, in_flash(load_file(folder / "model.safetensors")))
+    for path in (folder, convert(folder, tmp_path / "made.gguf")):
+        with treadle.load(path, threads=1, kv="f32") as loaded:
+            assert loaded.config.layers[0].mixer == "attention_qkv"
+            assert np.abs(loaded.rerank(QUERY, DOCUMENTS) - expected).max() < 1e-5

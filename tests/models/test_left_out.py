@@ -18,7 +18,7 @@ from treadle.models.load import load_config
 # Row 22 of the design's table, and what else people ask for.
 NAMED = """
     deepseek32 deepseek4 glm-dsa kimi-linear kimi-k2 rwkv6 rwkv7 dbrx grok phimoe t5 t5encoder
-    whisper clip gemma4-assistant jina-bert-v3 kimi_linear kimi_k2 deepseek_v32 glm_moe_dsa
+    whisper clip gemma4-assistant kimi_linear kimi_k2 deepseek_v32 glm_moe_dsa
     grok-1 gemma4_assistant
 """
 

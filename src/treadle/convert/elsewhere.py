@@ -21,6 +21,7 @@ from treadle.models.archs import (
     WINDOW,
     Arch,
 )
+from treadle.models.sentence import HEAD_ACTIVATION
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 
@@ -31,7 +32,7 @@ ANY_BIAS = frozenset(
 # Architectures whose files have them or may have them; the others take those of FEW_BIASES.
 WITH_BIASES = frozenset(
     {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
-    | {"bert", "jina-bert-v2", "nomic-bert-moe", "jais2", "granite_swa"}
+    | {"bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert-moe", "jais2", "granite_swa"}
 )
 # Where the file says which layers have the window (as all do that have a usual pattern), and where
 # it says the scale of scores.
@@ -76,6 +77,8 @@ def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> lis
         return []
     prefix = f"{arch.name}."
     keys = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
+    if HEAD_ACTIVATION in metadata:
+        keys[HEAD_ACTIVATION] = metadata[HEAD_ACTIVATION]
     found = (row(Written(arch, keys, tensors)) for row in ROWS)
     return [f"llama.cpp will read this file differently: {text}" for text in found if text]
 
@@ -175,6 +178,11 @@ def _sharing(file: Written) -> str:
     return ""
 
 
+def _head(file: Written) -> str:
+    kind = file.keys.get(HEAD_ACTIVATION, "tanh")
+    return "" if kind == "tanh" else f"scores are of a head with tanh there, and of {kind} here"
+
+
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _fixed,
@@ -185,4 +193,5 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _biases,
     _experts,
     _sharing,
+    _head,
 )

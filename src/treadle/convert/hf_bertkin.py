@@ -28,6 +28,55 @@ _DISTILBERT: Names = {
     "ffn.lin2": "ffn_down",
     "output_layer_norm": "layer_output_norm",
 }
+# Of XLM-RoBERTa's second code (flash attention), which Jina's models have.
+_FLASH: Names = {
+    "emb_ln": "token_embd_norm",
+    "mixer.Wqkv": "attn_qkv",
+    "mixer.out_proj": "attn_output",
+    "norm1": "attn_output_norm",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "norm2": "layer_output_norm",
+}
+_JINA3: Names = {
+    **BERT,
+    **_FLASH,
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "attn_output_norm",
+    "post_mlp_layernorm": "layer_output_norm",
+}
+_XLM_ROBERTA = ENCODERS["xlm-roberta"]
+# A rope in place of positions; their number counts two that no token has, all the same.
+_JINA = replace(
+    _XLM_ROBERTA,
+    arch="jina-bert-v3",
+    defaults={
+        **_PLAIN.defaults,
+        "vocab_size": 250002,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 8194,
+        "layer_norm_eps": 1e-5,
+        "rope_theta": 20000.0,
+    },
+    names=_JINA3,
+    only={"is_decoder": False},
+)
+# The folder that Jina published; what its tasks add to the matrices is left out.
+_JINA_TASKS = replace(
+    _JINA,
+    words={**_JINA.words, "rope_theta": "rotary_emb_base"},
+    defaults={**_JINA.defaults, "rotary_emb_base": 10000.0},
+)
+
+
+def _xlm_roberta(keys: Keys) -> Family | None:
+    return _JINA_TASKS if keys.get("position_embedding_type") == "rotary" else None
 
 
 def _distilbert_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
@@ -51,6 +100,10 @@ def _scores(keys: Keys) -> bool:
 
 
 BERTKIN: dict[str, Family] = {
+    "xlm-roberta": replace(
+        _XLM_ROBERTA, names={**_XLM_ROBERTA.names, **_FLASH}, variant=_xlm_roberta
+    ),
+    "jina_embeddings_v3": _JINA,
     "distilbert": replace(
         _PLAIN,
         names=_DISTILBERT,

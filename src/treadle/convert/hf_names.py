@@ -170,7 +170,11 @@ _PREFIX = re.compile(
 )
 _LAYER = r"(?P<layers>(?:encoder\.)?layers?|h|blocks)\.(?P<layer>0|[1-9]\d{0,5})\."
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
-NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.{_KIND}")
+# Jina's matrices that tasks add to: "parametrizations.weight.original".
+_KEPT = r"(?:(?<=\.parametrizations\.weight)\.original)?"
+NAME = re.compile(
+    rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+?)(?:\.parametrizations)?\.{_KIND}{_KEPT}"
+)
 OLDER_KINDS = {"gamma": "weight", "beta": "bias"}  # of BERT's first checkpoints
 # What the configuration says anyway, and GPT's masks.
 NOT_WEIGHTS = re.compile(
@@ -184,7 +188,9 @@ FURTHER = re.compile(
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
     r"|(?:pre_classifier|vocab_\w+|\w+_predictions|generator_lm_head)\..*"
+    r"|.*\.\d+\.lora_[AB]"
 )
+ADAPTED = re.compile(r".*\.parametrizations\.weight\.\d+\.lora_A")
 NOT_TEXT = re.compile(
     r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|mlp1"
     r"|audio_tower|embed_vision|embed_audio)\..*|(?:model\.)?image_newline"

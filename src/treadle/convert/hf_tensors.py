@@ -21,6 +21,7 @@ from treadle.convert.hf_made import (
     name_in_layer,
 )
 from treadle.convert.hf_names import (
+    ADAPTED,
     FURTHER,
     HEADS,
     NAME,
@@ -203,6 +204,13 @@ def further_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, SafeTensor]
 def count_other_parts(weights: SafeTensors, hyper: Hyper) -> int:
     """How many tensors are of the parts for pictures and sound, which are left out."""
     return sum(bool(NOT_TEXT.fullmatch(name)) for name in weights.tensors) if hyper.nested else 0
+
+
+def tasks_left_out(weights: SafeTensors) -> str:
+    """What a user should know of a model with adapters inside, one for each task; or nothing."""
+    if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
+        return ""
+    return "the adapters inside, one for each task, are left out: vectors are those of no task"
 
 
 def check_named(

@@ -58,7 +58,7 @@ _REASONS: dict[str, str] = {
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose adapters that stand inside it": "graniteswitch",
     "its model is a program in its folder: transformers has none that treadle can be checked by": (
-        "llama-embed maincoder neo-bert openelm plamo plamo3 qwen"
+        "llama-embed maincoder openelm plamo plamo3 qwen"
     ),
     "its scores are divided by the size of a head, and no key of its files says so": "jais",
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
@@ -71,7 +71,6 @@ _REASONS: dict[str, str] = {
         "t5 mt5 umt5"
     ),
     "distances add learned numbers to its scores (T5)": "t5encoder",
-    "it has adapters of its own, one for each task": "jina-bert-v3",
     "what it writes is read off pictures, which treadle does not read": "paddleocr paddleocr_vl",
     "its layers have further matrices for the tokens of pictures": "cogvlm",
     "its experts are in two groups, one for text and one for pictures": "ernie4_5_vl_moe",

@@ -40,6 +40,21 @@ ENCODERS = (
         keys=((ALIBI, 8.0),),
     ),
     Arch(
+        "jina-bert-v3",
+        graph="encoder",
+        activation="gelu_erf",
+        gated=False,
+        norm="layer",
+        needs=EMBD_NORM_BIAS | TYPES | BEHIND,
+        lacks=PRE_NORM | OUTPUT_NORM,
+    ),
+    Arch(
+        "neo-bert",
+        graph="encoder",
+        rope="norm",
+        names=(("enc.output_norm.weight", "output_norm.weight"),),
+    ),
+    Arch(
         "nomic-bert",
         graph="encoder",
         norm="layer",
