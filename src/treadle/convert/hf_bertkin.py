@@ -79,6 +79,25 @@ def _xlm_roberta(keys: Keys) -> Family | None:
     return _JINA_TASKS if keys.get("position_embedding_type") == "rotary" else None
 
 
+FIRST = 2  # GGUF's number of a pooling
+_NEO: Names = {
+    "encoder": "token_embd",
+    "layer_norm": "output_norm",
+    "attention_norm": "attn_norm",
+    "qkv": "attn_qkv",
+    "wo": "attn_output",
+    "ffn_norm": "ffn_norm",
+    "ffn.w12": "ffn_up",  # and its gate, which comes first
+    "ffn.w3": "ffn_down",
+}
+
+
+def _neo_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """The code makes the FFN two thirds as wide as it is said to be, in steps of 8."""
+    n_ff = int(2 * keys.integer("intermediate_size") / 3)
+    return {"feed_forward_length": 8 * -(-n_ff // 8), "pooling_type": FIRST}
+
+
 def _distilbert_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     """Its epsilon is in the code. There are no types, and the head has ReLU in place of tanh."""
     scores = {HEAD_ACTIVATION: "relu"} if _scores(keys) else {}
@@ -104,6 +123,27 @@ BERTKIN: dict[str, Family] = {
         _XLM_ROBERTA, names={**_XLM_ROBERTA.names, **_FLASH}, variant=_xlm_roberta
     ),
     "jina_embeddings_v3": _JINA,
+    "neobert": Family(
+        "neo-bert",
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "vocab_size": 30522,
+            "max_length": 1024,
+            "norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+        },
+        _NEO,
+        {"rms_norm_eps": "norm_eps", "max_position_embeddings": "max_length"},
+        paired=True,
+        by_head=True,
+        only={"rope": True, "rms_norm": True, "ngpt": False},
+        score_names={"dense": "cls", "classifier": "cls.output"},
+        more=_neo_keys,
+    ),
     "distilbert": replace(
         _PLAIN,
         names=_DISTILBERT,

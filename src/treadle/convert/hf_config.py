@@ -231,9 +231,9 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
 
 
 _SAME = {"gelu_new": GELU_TANH, "swiglu": "silu"}  # two names of one function
-_READING = ("Model",)
+_READING = ("Model", "BERT")
 _WRITING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_MASKED = ("ForMaskedLM", "ForPreTraining")
+_MASKED = ("ForMaskedLM", "ForPreTraining", "BERTLMHead")
 _SCORING = "ForSequenceClassification"
 
 

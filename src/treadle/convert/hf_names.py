@@ -168,7 +168,9 @@ _PREFIX = re.compile(
     r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\."
     r"|distilbert\.transformer\.|distilbert\.|electra\.)?"
 )
-_LAYER = r"(?P<layers>(?:encoder\.)?layers?|h|blocks)\.(?P<layer>0|[1-9]\d{0,5})\."
+_LAYER = (
+    r"(?P<layers>(?:encoder\.)?layers?|h|blocks|transformer_encoder)\.(?P<layer>0|[1-9]\d{0,5})\."
+)
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
 # Jina's matrices that tasks add to: "parametrizations.weight.original".
 _KEPT = r"(?:(?<=\.parametrizations\.weight)\.original)?"

@@ -336,6 +336,7 @@ def _hf_name(name: str, hyper: Hyper, found: Mapping[str, Named]) -> str:
     own = next((hf for hf, gguf in _names(hyper).items() if gguf == stem), None)
     if own is None:
         return name
-    others = (n.tensor.name for n in found.values() if n.name != OUTPUT)
-    sibling = next((other for other in others if layer < 0 or ".layer" in other), "model.")
+    others = (n for n in found.values() if n.name != OUTPUT)
+    likes = (n.tensor.name for n in others if layer < 0 or layer_of(n.name)[0] >= 0)
+    sibling = next(likes, "model.")
     return spelt_as(f"{own}.{kind}", sibling, layer)
