@@ -447,6 +447,7 @@ _CLASSES = {
     "bloom": "Bloom",
     "distilbert": "DistilBert",
     "electra": "Electra",
+    "gte": "Gte",
     "jina_embeddings_v3": "JinaEmbeddingsV3",
     "cohere2_moe": "Cohere2Moe",
     "falcon": "Falcon",

@@ -19,6 +19,7 @@ from tests.test_rerank import DOCUMENTS, QUERY, theirs
 from tests.tiny import rounding
 from treadle.convert.elsewhere import read_otherwise
 from treadle.convert.hf import open_hf, open_hf_source
+from treadle.convert.hf_config import read_config
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.sentence import HEAD_ACTIVATION
@@ -46,6 +47,10 @@ CASES |= {
         "JinaEmbeddingsV3", "jina-bert-v3", {**_JINA, "tie_word_embeddings": True}, "ForMaskedLM"
     ),
 }
+CASES |= {
+    "gte": Case("Gte", "nomic-bert", _JINA, "Model"),
+    "gte-without-types": Case("Gte", "nomic-bert", {**_JINA, "type_vocab_size": 0}, "Model"),
+}
 SCORING: dict[str, tuple[Case, Callable[[], Any]]] = {
     "distilbert": (
         Case("DistilBert", "bert", {**_DISTIL, "num_labels": 1}, "ForSequenceClassification"),
@@ -62,6 +67,10 @@ SCORING: dict[str, tuple[Case, Callable[[], Any]]] = {
             {**_JINA, "num_labels": 1},
             "ForSequenceClassification",
         ),
+        unigram,
+    ),
+    "gte": (
+        Case("Gte", "nomic-bert", {**_JINA, "num_labels": 1}, "ForSequenceClassification"),
         unigram,
     ),
 }
@@ -338,3 +347,74 @@ def test_a_reranker_in_the_second_spelling(tmp_path: Path) -> None:
         with treadle.load(path, threads=1, kv="f32") as loaded:
             assert loaded.config.layers[0].mixer == "attention_qkv"
             assert np.abs(loaded.rerank(QUERY, DOCUMENTS) - expected).max() < 1e-5
+
+
+# -- Alibaba's ------------------------------------------------------------------------------------
+
+NTK: dict[str, Any] = {"type": "ntk", "factor": 8.0}
+
+
+def as_new(folder: Path, **config: Any) -> None:
+    """transformers' folder of a GTE as Alibaba's code has it: as gte-multilingual-base."""
+    from safetensors.numpy import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    respell(
+        folder,
+        {f"new.{name}": values for name, values in tensors.items()},
+        **{
+            "model_type": "new",
+            "architectures": ["NewModel"],
+            "position_embedding_type": "rope",
+            "layer_norm_type": "layer_norm",
+            "logn_attention_scale": False,
+            "rope_theta": 20000.0,
+            "rope_scaling": NTK,
+            "rope_parameters": None,
+            **config,
+        },
+    )
+
+
+def test_gte_as_it_was_published(tmp_path: Path) -> None:
+    """Its rope has a larger base, and all pairs turn slower. llama.cpp has no such model."""
+    import torch
+
+    folder, ids = tmp_path / "hf", prompt()
+    model = save(CASES["gte"], folder)
+    as_new(folder)
+    plain = compute_logits(model, ids)
+    base, dims = 20000.0 * NTK["factor"], 16
+    turns = base ** (-np.arange(0, dims, 2) / dims) / NTK["factor"] ** (2 / dims)
+    with torch.no_grad():
+        model.rotary_emb.inv_freq.copy_(torch.from_numpy(turns))
+    expected = compute_logits(model, ids)
+    assert worst(plain, expected) > 0.01  # the test would see it
+    made = convert(folder, tmp_path / "made.gguf")
+    for path in (folder, made):
+        with treadle.load(path, threads=2, kv="f32") as loaded:
+            assert loaded.config.ignored == ()
+            assert worst(loaded.states(ids), expected) <= rounding(loaded.config)
+    with open_gguf(made) as file:
+        (note,) = read_otherwise(file.metadata, file.tensors)
+        assert "refuses nomic-bert with attn_output.bias, ffn_down.bias" in note
+
+
+def test_gte_that_is_refused(tmp_path: Path) -> None:
+    save(CASES["gte"], tmp_path / "hf")
+    for changes, why in (
+        ({"logn_attention_scale": True}, "logn_attention_scale: is True"),
+        ({"position_embedding_type": "absolute"}, "position_embedding_type: is 'absolute'"),
+        ({"rope_scaling": {**NTK, "mixed_b": 0.6}}, "without mixed_b"),
+    ):
+        path = tmp_path / "hf" / "config.json"
+        before = path.read_text()
+        said = {"model_type": "new", "rope_parameters": None, **changes}
+        path.write_text(json.dumps({**json.loads(before), **said}))
+        with pytest.raises(UnsupportedError, match=why):
+            open_hf(tmp_path / "hf")
+        path.write_text(before)
+    llama = {"model_type": "llama", "rope_scaling": NTK, "hidden_size": 64}
+    llama |= {"num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    with pytest.raises(UnsupportedError, match="'ntk': treadle has it in GTE"):
+        read_config(llama, Path("config.json"))

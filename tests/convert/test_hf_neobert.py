@@ -1,6 +1,4 @@
-"""NeoBERT: folders in place and converted, against what its formulae give in float64. The code is no
-part of transformers.
-"""
+"""NeoBERT, which transformers lacks: folders against its formulae in float64."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_family import Family
-from treadle.convert.hf_names import BERT, ROBERTA_SCORE, Names
+from treadle.convert.hf_made import Rule, lower, upper
+from treadle.convert.hf_names import BERT, BERT_SCORE, ROBERTA_SCORE, Names
 from treadle.convert.hf_rope import f32
 from treadle.files.keys import Keys
 from treadle.models.graphs.encoder import N_TYPES
@@ -98,6 +99,63 @@ def _neo_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return {"feed_forward_length": 8 * -(-n_ff // 8), "pooling_type": FIRST}
 
 
+_GTE: Names = {
+    **BERT,
+    "attention.qkv_proj": "attn_qkv",
+    "attention.q_proj": "attn_q",
+    "attention.k_proj": "attn_k",
+    "attention.v_proj": "attn_v",
+    "attention.o_proj": "attn_output",
+    "attn_ln": "attn_output_norm",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.down_proj": "ffn_down",
+    "mlp_ln": "layer_output_norm",
+    # transformers' own.
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "attn_output_norm",
+    "post_mlp_layernorm": "layer_output_norm",
+}
+_UP_FIRST = Rule(
+    ("mlp.up_gate_proj.weight",),
+    {"mlp.up_proj.weight": upper, "mlp.gate_proj.weight": lower},
+    side="B",
+)
+
+
+def _gte_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Nomic's BERT in all but its activation and biases; gte-base-en has no types."""
+    bare = {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
+    return {"hidden_activation": "gelu", **bare}
+
+
+_GTE_FAMILY = Family(
+    "nomic-bert",
+    {
+        **_PLAIN.defaults,
+        "vocab_size": 250048,
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 1,
+        "rope_theta": 160000.0,
+        "rope_scaling": None,
+    },
+    _GTE,
+    _PLAIN.words,
+    activation="gelu",
+    only={
+        "position_embedding_type": "rope",
+        "layer_norm_type": "layer_norm",
+        "logn_attention_scale": False,
+    },
+    made=lambda keys: (_UP_FIRST,),
+    score_names=BERT_SCORE,
+    more=_gte_keys,
+)
+
+
 def _distilbert_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     """Its epsilon is in the code. There are no types, and the head has ReLU in place of tanh."""
     scores = {HEAD_ACTIVATION: "relu"} if _scores(keys) else {}
@@ -123,6 +181,17 @@ BERTKIN: dict[str, Family] = {
         _XLM_ROBERTA, names={**_XLM_ROBERTA.names, **_FLASH}, variant=_xlm_roberta
     ),
     "jina_embeddings_v3": _JINA,
+    "gte": _GTE_FAMILY,
+    # Alibaba's own code.
+    "new": replace(
+        _GTE_FAMILY,
+        defaults={
+            **_GTE_FAMILY.defaults,
+            "vocab_size": 30528,
+            "max_position_embeddings": 2048,
+            "rope_theta": 10000.0,
+        },
+    ),
     "neobert": Family(
         "neo-bert",
         {

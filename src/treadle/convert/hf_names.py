@@ -166,7 +166,7 @@ HEADS = (
 _PREFIX = re.compile(
     r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
     r"|transformer\.|gpt_neox\.|bert\.|roberta\.|nomic_bert\.|backbone\."
-    r"|distilbert\.transformer\.|distilbert\.|electra\.)?"
+    r"|distilbert\.transformer\.|distilbert\.|electra\.|new\.|gte\.)?"
 )
 _LAYER = (
     r"(?P<layers>(?:encoder\.)?layers?|h|blocks|transformer_encoder)\.(?P<layer>0|[1-9]\d{0,5})\."
