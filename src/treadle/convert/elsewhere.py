@@ -32,7 +32,7 @@ ANY_BIAS = frozenset(
 # Architectures whose files have them or may have them; the others take those of FEW_BIASES.
 WITH_BIASES = frozenset(
     {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
-    | {"bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert-moe", "jais2", "granite_swa"}
+    | {"gte", "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert-moe", "jais2", "granite_swa"}
 )
 # Where the file says which layers have the window (as all do that have a usual pattern), and where
 # it says the scale of scores.
@@ -58,6 +58,7 @@ NORMED = {
 # It wants keys and values of every layer there, also of those that read others' and have none; it
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
+UNKNOWN = frozenset({"gte"})
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 
 
@@ -178,6 +179,10 @@ def _sharing(file: Written) -> str:
     return ""
 
 
+def _unknown(file: Written) -> str:
+    return f"it refuses {file.arch.name}, of which it has none" if file.arch.name in UNKNOWN else ""
+
+
 def _head(file: Written) -> str:
     kind = file.keys.get(HEAD_ACTIVATION, "tanh")
     return "" if kind == "tanh" else f"scores are of a head with tanh there, and of {kind} here"
@@ -194,4 +199,5 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _experts,
     _sharing,
     _head,
+    _unknown,
 )

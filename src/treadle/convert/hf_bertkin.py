@@ -127,13 +127,12 @@ _UP_FIRST = Rule(
 
 
 def _gte_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
-    """Nomic's BERT in all but its activation and biases; gte-base-en has no types."""
-    bare = {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
-    return {"hidden_activation": "gelu", **bare}
+    """gte-base-en has no types."""
+    return {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
 
 
 _GTE_FAMILY = Family(
-    "nomic-bert",
+    "gte",
     {
         **_PLAIN.defaults,
         "vocab_size": 250048,

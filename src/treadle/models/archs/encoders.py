@@ -54,6 +54,14 @@ ENCODERS = (
         rope="norm",
         names=(("enc.output_norm.weight", "output_norm.weight"),),
     ),
+    Arch(  # treadle's own name: llama.cpp has no such model
+        "gte",
+        graph="encoder",
+        activation="gelu_erf",
+        norm="layer",
+        needs=EMBD_NORM_BIAS | TYPES | BEHIND,
+        lacks=PRE_NORM | OUTPUT_NORM,
+    ),
     Arch(
         "nomic-bert",
         graph="encoder",
