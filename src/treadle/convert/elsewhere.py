@@ -58,7 +58,7 @@ NORMED = {
 # It wants keys and values of every layer there, also of those that read others' and have none; it
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
-UNKNOWN = frozenset({"gte"})
+UNKNOWN = frozenset({"gte"})  # architectures that it does not have
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 
 
