@@ -2,7 +2,8 @@
 
 A cross-encoder reads both in one text, and its head makes a number of the state that is pooled:
 ``cls`` with tanh, then ``cls.output`` (BERT, RoBERTa); with GELU and a norm between (ModernBERT);
-or ``cls.output`` alone, of one row, or of two for "yes" and "no" (Qwen3).
+with ReLU or GELU (DistilBERT, ELECTRA); or ``cls.output`` alone, of one row, or of two for "yes"
+and "no" (Qwen3).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 from treadle.arguments import read_each
 from treadle.batch import NEVER
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.models.sentence import default_prompt
+from treadle.files.keys import Keys
+from treadle.models.sentence import HEAD_ACTIVATION, default_prompt
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -72,8 +74,6 @@ class Reranker:
         if len(out) > 2 or (len(out) == 2 and not self._causal):
             what = f"cls.output.weight has {len(out)} rows: a classifier, no reranker"
             raise UnsupportedError(f"{model.path}: {what}")
-        if config.n_positions and not config.n_types:
-            raise UnsupportedError(f"{model.path}: no reranker: the file lost its token types")
         self._out, self._bias = out, self._vector("cls.output.bias", len(out))
         self._cls, self._norm = self._tensor("cls.weight"), self._tensor("cls.norm.weight")
         if self._cls is not None and self._cls.shape != (config.n_embd,) * 2:
@@ -82,6 +82,7 @@ class Reranker:
             self._fail("cls.norm.weight", self._norm, f"[{config.n_embd}]")
         self._cls_bias = self._vector("cls.bias", config.n_embd)
         self._norm_bias = self._vector("cls.norm.bias", config.n_embd)
+        self._activate = _activation(model.gguf, config, normed=self._norm is not None)
 
     def pair(self, query: str, document: str) -> Pair:
         """The ids of both as the model reads them, and where those of the second type begin."""
@@ -152,7 +153,8 @@ class Reranker:
         """Scores float32 ``[n]`` of pooled states ``[n, n_embd]``; of two rows the share of one."""
         if self._cls is not None:
             x = x @ self._cls.T + self._cls_bias
-            x = np.tanh(x) if self._norm is None else self._normed(_gelu(x))
+            x = self._activate(x)
+            x = x if self._norm is None else self._normed(x)
         logits: Floats = x @ self._out.T + self._bias
         if len(self._out) == 1:
             return np.asarray(logits[:, 0])
@@ -179,6 +181,31 @@ class Reranker:
         raise FileError(what, path=self._model.path, where=name, expected=expected)
 
 
+def _activation(gguf: GGUF, config: Config, *, normed: bool) -> Callable[[Floats], Floats]:
+    """What is between the head's matrices. llama.cpp's files do not say it; with positions and
+    without types they are DistilBERT's.
+    """
+    usual = "gelu_erf" if normed else "tanh"
+    if config.n_positions and not config.n_types:
+        usual = "relu"
+    keys = Keys(gguf.metadata, gguf.path)
+    name = keys.text(HEAD_ACTIVATION, usual)
+    if name not in _ACTIVATIONS:
+        keys.refuse(HEAD_ACTIVATION, f"is {name!r:.60}: treadle has {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
 def _gelu(x: Floats) -> Floats:
     erf = np.array([math.erf(v) for v in (x / math.sqrt(2.0)).ravel().tolist()], np.float32)
     return np.asarray(0.5 * x * (1.0 + erf.reshape(x.shape)), np.float32)
+
+
+def _relu(x: Floats) -> Floats:
+    return np.asarray(np.maximum(x, 0.0), np.float32)
+
+
+_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "tanh": np.tanh,
+    "relu": _relu,
+    "gelu_erf": _gelu,
+}

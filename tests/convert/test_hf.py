@@ -452,6 +452,10 @@ _CLASSES = {
     "bloom": "Bloom",
     "codegen": "CodeGen",
     "gptj": "GPTJ",
+    "distilbert": "DistilBert",
+    "electra": "Electra",
+    "gte": "Gte",
+    "jina_embeddings_v3": "JinaEmbeddingsV3",
     "cohere2_moe": "Cohere2Moe",
     "falcon": "Falcon",
     "glm4v_moe_text": "Glm4vMoeText",
@@ -496,6 +500,8 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "gpt-sw3": {},
     "gemma3n_text": {},
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
+    "distilbert": {},
+    "electra": {"embedding_size": 256},
     "dots1": {**_SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
 }
 # What transformers writes of these, and does not put in a file that leaves it out.

@@ -23,6 +23,7 @@ from treadle.models.archs import (
 )
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.unsaid import minicpm_scales
+from treadle.models.sentence import HEAD_ACTIVATION
 from treadle.models.structure import layer_of
 from treadle.record import dataclass
 
@@ -33,7 +34,7 @@ ANY_BIAS = frozenset(
 # Architectures whose files have them or may have them; the others take those of FEW_BIASES.
 WITH_BIASES = frozenset(
     {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
-    | {"bert", "jina-bert-v2", "nomic-bert-moe", "jais2", "granite_swa"}
+    | {"gte", "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert-moe", "jais2", "granite_swa"}
 )
 # Where the file says which layers have the window (as all do that have a usual pattern), and where
 # it says the scale of scores.
@@ -67,6 +68,7 @@ NORMED = {
 # It wants keys and values of every layer there, also of those that read others' and have none; it
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
+LACKING = frozenset({"gte"})  # architectures that it does not have
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says
 # Which it does not look for there: queries made in one step or in two, an output's own matrix.
@@ -92,6 +94,8 @@ def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> lis
         return []
     prefix = f"{arch.name}."
     keys = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
+    if HEAD_ACTIVATION in metadata:
+        keys[HEAD_ACTIVATION] = metadata[HEAD_ACTIVATION]
     found = (row(Written(arch, keys, tensors)) for row in ROWS)
     return [f"llama.cpp will read this file differently: {text}" for text in found if text]
 
@@ -208,7 +212,6 @@ def _scales(file: Written) -> str:
     given = {key: _number(file, key) or there for key, there in usual.items()}
     off = [key for key, here in given.items() if not math.isclose(here, usual[key], rel_tol=1e-6)]
     values = ", ".join(f"{usual[key]:.4g} (here {given[key]:.4g})" for key in off)
-
     return f"in {file.arch.name} {', '.join(off)} are {values} there" if off else ""
 
 
@@ -228,6 +231,15 @@ def _queries(file: Written) -> str:
     return f"of {name} with {n_layer} layers it does not load files without {Q_RANK}"
 
 
+def _lacking(file: Written) -> str:
+    return f"it refuses {file.arch.name}, of which it has none" if file.arch.name in LACKING else ""
+
+
+def _head(file: Written) -> str:
+    kind = file.keys.get(HEAD_ACTIVATION, "tanh")
+    return "" if kind == "tanh" else f"scores are of a head with tanh there, and of {kind} here"
+
+
 ROWS: tuple[Callable[[Written], str], ...] = (
     _window,
     _fixed,
@@ -242,4 +254,6 @@ ROWS: tuple[Callable[[Written], str], ...] = (
     _scales,
     _unknown,
     _queries,
+    _head,
+    _lacking,
 )

@@ -10,6 +10,7 @@ and says in ``treadle.rope`` how they turn.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import warnings
@@ -40,6 +41,7 @@ from treadle.convert.hf_tensors import (
     further_tensors,
     name_tensors,
     renamed,
+    tasks_left_out,
     without_copy,
 )
 from treadle.convert.hf_tokenizer import read_tokenizer
@@ -98,6 +100,8 @@ def open_hf(path: str | os.PathLike[str]) -> HFModel:
     missing or at odds, and UnsupportedError for a model or tokenizer that treadle does not have.
     """
     checkpoint = read_checkpoint(path)
+    if said := tasks_left_out(checkpoint.weights):
+        logging.getLogger("treadle").warning("%s: %s", checkpoint.path, said)
     if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
         warnings.warn(checkpoint.lost, stacklevel=2)
     if count_other_parts(checkpoint.weights, checkpoint.hyper):
@@ -283,7 +287,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     for name, values in hyper.factors.items():
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
-    notes += [checkpoint.lost] * bool(checkpoint.lost)
+    notes += filter(None, (checkpoint.lost, tasks_left_out(checkpoint.weights)))
     if n_others := count_other_parts(checkpoint.weights, hyper):
         notes.append(f"the parts for pictures or sound ({n_others} tensors) are left out")
     if DYNAMIC in checkpoint.metadata:

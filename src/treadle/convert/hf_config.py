@@ -28,8 +28,6 @@ from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.kinds import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.left_out import LEFT_OUT
-from treadle.models.load import ROPE_KEY
-from treadle.models.rope import DYNAMIC
 from treadle.record import dataclass
 
 
@@ -187,10 +185,10 @@ def _size(keys: Keys, word: str, n_layer: int, default: int | None = None) -> Si
 
 
 def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Keys as the file has them: behind the architecture's name, but for treadle's own."""
+    """Keys as the file has them: behind the architecture's name, but for treadle's and text's."""
     found = {key: value for key, value in keys.items() if value is not None}
-    own = (DYNAMIC, ROPE_KEY)
-    return {key if key in own else f"{arch}.{key}": value for key, value in found.items()}
+    whole = ("treadle.", "tokenizer.")
+    return {key if key.startswith(whole) else f"{arch}.{key}": v for key, v in found.items()}
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
@@ -254,9 +252,9 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
 
 
 _SAME = {"gelu_new": GELU_TANH, "swiglu": "silu"}  # two names of one function
-_READING = ("Model",)
+_READING = ("Model", "BERT")
 _WRITING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_MASKED = ("ForMaskedLM", "ForPreTraining")
+_MASKED = ("ForMaskedLM", "ForPreTraining", "BERTLMHead")
 _SCORING = "ForSequenceClassification"
 
 

@@ -27,7 +27,9 @@ from treadle.text.vocab import TokenType
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
-_BERT = ("BertTokenizer", "BertTokenizerFast")
+_BERT = tuple(
+    f"{name}Tokenizer{fast}" for name in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast")
+)
 _WORDS = {
     "model.max_input_chars_per_word": 100,
     "pre_tokenizer.type": "BertPreTokenizer",

@@ -156,6 +156,7 @@ SCORE: Names = {"score": "cls.output"}
 HEADS = (
     "lm_head",
     "embed_out",
+    "pre_classifier",
     "classifier",
     "head",
     "score",
@@ -164,11 +165,19 @@ HEADS = (
 # A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
     r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
-    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|mpnet\.|nomic_bert\.|backbone\.)?"
+    r"|transformer\.|gpt_neox\.|bert\.|roberta\.|mpnet\.|nomic_bert\.|backbone\."
+    r"|distilbert\.transformer\.|distilbert\.|electra\.|new\.|gte\.)?"
 )
-_LAYER = r"(?P<layers>(?:encoder\.)?(?:layers?|block)|h|blocks)\.(?P<layer>0|[1-9]\d{0,5})\."
+_LAYER = (
+    r"(?P<layers>(?:encoder\.)?(?:layers?|block)|h|blocks|transformer_encoder)"
+    r"\.(?P<layer>0|[1-9]\d{0,5})\."
+)
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
-NAME = re.compile(rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+)\.{_KIND}")
+# Jina's matrices that tasks add to: "parametrizations.weight.original".
+_KEPT = r"(?:(?<=\.parametrizations\.weight)\.original)?"
+NAME = re.compile(
+    rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+?)(?:\.parametrizations)?\.{_KIND}{_KEPT}"
+)
 OLDER_KINDS = {"gamma": "weight", "beta": "bias"}  # of BERT's first checkpoints
 # What the configuration says anyway, GPT's masks, and slopes of ALiBi.
 NOT_WEIGHTS = re.compile(
@@ -182,7 +191,10 @@ FURTHER = re.compile(
 # Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
+    r"|(?:pre_classifier|vocab_\w+|\w+_predictions|generator_lm_head)\..*"
+    r"|.*\.\d+\.lora_[AB]"
 )
+ADAPTED = re.compile(r".*\.parametrizations\.weight\.\d+\.lora_A")
 NOT_TEXT = re.compile(
     r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|mlp1"
     r"|audio_tower|embed_vision|embed_audio|vision_embedder|vision_encoder|vision_projection|video_tower"

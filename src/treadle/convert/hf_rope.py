@@ -234,6 +234,15 @@ def wide_heads(keys: Keys) -> tuple[int, int]:
     return head_dim, n_kv
 
 
+def _ntk(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Alibaba's: for texts of all lengths a larger base, and all waves are a little longer."""
+    if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
+        rope.refuse("type", "'ntk': treadle has it in GTE, without mixed_b")
+    factor = rope.number("factor", lo=1e-3, hi=1e6)
+    longer = np.full(dims // 2, factor ** (2.0 / dims), np.float32)
+    return {"rope.freq_base": f32(base * factor)}, {FACTORS: longer}
+
+
 _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
     "default": _unscaled,
     "mrope": _unscaled,  # of text: see hf_pictures.py
@@ -245,6 +254,7 @@ _SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
     "su": _longrope,  # Phi 3's first name for it
     "dynamic": _dynamic,
     "proportional": _proportional,
+    "ntk": _ntk,
 }
 
 

@@ -21,6 +21,7 @@ from treadle.convert.hf_made import (
     name_in_layer,
 )
 from treadle.convert.hf_names import (
+    ADAPTED,
     FURTHER,
     HEADS,
     NAME,
@@ -206,6 +207,13 @@ def count_other_parts(weights: SafeTensors, hyper: Hyper) -> int:
     return sum(bool(NOT_TEXT.fullmatch(name)) for name in weights.tensors) if hyper.nested else 0
 
 
+def tasks_left_out(weights: SafeTensors) -> str:
+    """What a user should know of a model with adapters inside, one for each task; or nothing."""
+    if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
+        return ""
+    return "the adapters inside, one for each task, are left out: vectors are those of no task"
+
+
 def check_named(
     weights: SafeTensors, hyper: Hyper, found: Mapping[str, Named], model: GGUF
 ) -> dict[str, Named]:
@@ -331,6 +339,7 @@ def _hf_name(name: str, hyper: Hyper, found: Mapping[str, Named]) -> str:
     own = next((hf for hf, gguf in _names(hyper).items() if gguf == stem), None)
     if own is None:
         return name
-    others = (n.tensor.name for n in found.values() if n.name != OUTPUT)
-    sibling = next((other for other in others if layer < 0 or ".layer" in other), "model.")
+    others = (n for n in found.values() if n.name != OUTPUT)
+    likes = (n.tensor.name for n in others if layer < 0 or layer_of(n.name)[0] >= 0)
+    sibling = next(likes, "model.")
     return spelt_as(f"{own}.{kind}", sibling, layer)

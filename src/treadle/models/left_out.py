@@ -56,7 +56,7 @@ _REASONS: dict[str, str] = {
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose adapters that stand inside it": "graniteswitch",
     "its model is a program in its folder: transformers has none that treadle can be checked by": (
-        "llama-embed neo-bert plamo plamo3"
+        "llama-embed plamo plamo3"
     ),
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (
@@ -70,7 +70,6 @@ _REASONS: dict[str, str] = {
         "bart mbart bigbird_pegasus blenderbot blenderbot-small marian mvp pegasus plbart "
         "prophetnet t5gemma2"
     ),
-    "it has adapters of its own, one for each task": "jina-bert-v3",
     "what it writes is read off pictures, which treadle does not read": (
         "paddleocr paddleocr_vl blip blip-2 instructblip instructblipvideo pix2struct kosmos-2 "
         "kosmos-2.5 udop pp_formulanet pp_chart2table florence2 vision-encoder-decoder trocr git "
@@ -126,7 +125,7 @@ _REASONS: dict[str, str] = {
         "cosmos3_omni"
     ),
     "no GGUF architecture holds this encoder": (
-        "electra ernie megatron-bert rembert roberta-prelayernorm roc_bert roformer "
+        "ernie megatron-bert rembert roberta-prelayernorm roc_bert roformer "
         "xlm-roberta-xl xmod data2vec-text big_bird bert-generation"
     ),
     "it is what makes states of pictures or sound for another model": (

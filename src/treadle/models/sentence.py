@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 PROMPT = "treadle.embedding.default_prompt"  # put before each text
+HEAD_ACTIVATION = "treadle.classifier.activation"  # between the matrices of a head that scores
 MAX_TOKENS = "treadle.embedding.max_seq_length"  # of a text, its special tokens included
 
 

@@ -102,8 +102,11 @@ def read_temperature(keys: Keys, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
 
 
 def pooling_of(keys: Keys, arch: Arch) -> str:
-    """How a text's states become one vector. What scores pairs ("rank") looks at one of them."""
-    kind = keys.integer("pooling_type", 1, lo=0, hi=RANK)
+    """How a text's states become one vector. What scores pairs ("rank") looks at one of them, also
+    where llama.cpp's converter has not said that it scores.
+    """
+    scores = keys.n_rows("cls.output.weight") == 1
+    kind = keys.integer("pooling_type", RANK if scores else 1, lo=0, hi=RANK)
     if kind == RANK:
         usual = 2 if arch.graph == "encoder" else 3
         kind = keys.integer("classifier.pooling_type", usual, lo=1, hi=3)
