@@ -70,7 +70,7 @@ class _Mixture:
 
     def __init__(self, ops: Making, label: str, layer: int, at: Experts) -> None:
         self.ops, self.steps, self.label, self.at = ops, ops.steps, label, at
-        self.fn, self.blk = ops.config.arch.activation, f"blk.{layer}.ffn"
+        self.fn, self.blk = at.activation or ops.config.arch.activation, f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
         self.n_slots = at.n_used * self.steps.plan.n_tokens
         n = self.steps.plan.n_tokens
