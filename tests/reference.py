@@ -265,7 +265,7 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     elif at.mixer == "attention_keys":
         q, k = (maps.linear(h, f"attn_{name}") for name in "qk")
         qkv = [q, k, k]
-    elif at.mixer != "attention_qkv":
+    elif not at.mixer.startswith("attention_qkv"):
         qkv = [maps.linear(h, f"attn_{name}") for name in "qkv"]
     else:
         parts = zip(ends - sizes, ends, strict=True)
@@ -277,11 +277,12 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     if at.mixer == "attention_gate":
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
-    elif maps.has("attn_gate.weight"):
+    elif maps.has("attn_gate.weight") or at.mixer == "attention_sigmoid":
         gate = 1 / (1 + np.exp(-maps.linear(h, "attn_gate")))
 
     if at.mixer.startswith("attention_softplus"):
         gate = np.logaddexp(0, maps.linear(h, "attn_gate"))
+    if at.mixer.startswith(("attention_softplus", "attention_sigmoid")):
         gate = gate.repeat(at.n_head * at.head_dim_v // gate.shape[1], 1)
 
     def placed(x: Array, stem: str, n_head: int) -> Array:
@@ -314,10 +315,11 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     if kept is not None:
         kept[maps.i] = k, v
     name = "attn_sinks.weight"
-    sinks = maps.tensor(f"blk.{maps.i}.{name}") if maps.has(name) else None
+    has_sinks = maps.has(name) or at.mixer.endswith("_sinks")
+    sinks = maps.tensor(f"blk.{maps.i}.{name}") if has_sinks else None
     chunk, scale, cap = at.window * at.chunked, config.attn_scale, config.attn_softcap
     a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi)
-    a = maps.norm(a.reshape(len(h), -1) * gate, "attn_sub_norm")
+    a = maps.norm(a.reshape(len(h), -1) * gate * config.value_scale, "attn_sub_norm")
     return maps.linear(a, "attn_output")
 
 
@@ -325,8 +327,9 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     """What experts make of normed states, a token after the other; ``routed``: the states that the
     router sees, if others.
     """
-    at, fn = maps.at.experts, maps.config.arch.activation
+    at, own = maps.at.experts, maps.at.activation or maps.config.arch.activation
     assert at is not None
+    fn = at.activation or maps.config.arch.activation
 
     def tensor(name: str, e: int) -> Array:
         return maps.tensor(f"blk.{maps.i}.{name}")[e] if maps.has(name) else np.zeros(1)
@@ -380,11 +383,11 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     up = maps.linear(h, "ffn_up_shexp")
     if at.shared_fused:
         gate, up = np.split(up, 2, axis=-1)
-        made = gate_of(gate, up, fn)
+        made = gate_of(gate, up, own)
     elif maps.config.arch.gated:
-        made = gate_of(maps.linear(h, "ffn_gate_shexp"), up, fn)
+        made = gate_of(maps.linear(h, "ffn_gate_shexp"), up, own)
     else:
-        made = activate(up, fn)
+        made = activate(up, own)
     shared = maps.linear(made, "ffn_down_shexp")
     if maps.has("ffn_gate_inp_shexp.weight"):
         shared = shared / (1 + np.exp(-maps.linear(h, "ffn_gate_inp_shexp")))
@@ -396,12 +399,15 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
     if fn == "swiglu_clamped":  # gpt-oss
         gate = np.minimum(gate, 7.0)
         return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1))
+    if fn.startswith("silu_to_"):  # Step 3.5
+        limit = float(fn.removeprefix("silu_to_"))
+        return np.minimum(activate(gate, "silu"), limit) * np.clip(up, -limit, limit)
     return np.asarray(activate(gate, fn) * up)
 
 
 def gated(maps: Layer, h: Array) -> Array:
     """What the FFN makes of normed states."""
-    fn, n_ff = maps.config.arch.activation, maps.at.n_ff
+    fn, n_ff = maps.at.activation or maps.config.arch.activation, maps.at.n_ff
     if maps.at.experts is not None:
         return mixture(maps, h)
     if maps.at.ffn == "xielu":

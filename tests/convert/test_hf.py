@@ -481,6 +481,8 @@ _CLASSES = {
     "qwen3_vl_moe_text": "Qwen3VLMoeText",
     "qwen3_vl_text": "Qwen3VLText",
     **MORE_CLASSES,
+    "step3p5": "Step3p7Text",
+    "mimo_v2_flash": "MiMoV2Flash",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
@@ -502,6 +504,12 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_SIZES, "num_experts_per_tok": 6},
     "distilbert": {},
     "electra": {"embedding_size": 256},
+    "step3p5": {
+        **_SIZES,
+        "layer_types": ["full_attention", "sliding_attention"] * 4,
+        "partial_rotary_factors": [0.5, 1.0] * 4,
+        "sliding_window": 16,
+    },
     "dots1": {**_SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
 }
 # What transformers writes of these, and does not put in a file that leaves it out.

@@ -30,7 +30,7 @@ from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
-from treadle.kernels.scaled import Temper, Weigh
+from treadle.kernels.scaled import Temper, Times, Weigh
 from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
@@ -509,6 +509,8 @@ EXPERTS = [
     Gemv("Q8_0", "q8", 352, 4, 1, segments=2, bias=True, experts=8, ahead=2048),
     Pack("silu", "q8", 352, 6, per=12, counted=True),
     Pack("swiglu_clamped", "f32", 172, 1, per=4),
+    Pack("silu_to_0.5", "q8", 352, 6, per=12),
+    Pack("silu_to_0.25", "f32", 172, 1, per=4),
 ]
 LATENTS = [
     LatentStore("norm", "f16", 4, 48, 32, 40, 16, 0.2, EPS),
@@ -517,6 +519,7 @@ LATENTS = [
     LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
 ]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
+TIMES = [Times(96, 0.707), Times(37, 2.0)]
 WEIGHS = [Weigh(96, 16), Weigh(37, 5), Weigh(64, 1)]
 PACK_HEADS = [
     PackHeads("q8", 64, 4, 5),
@@ -579,6 +582,7 @@ STATES = [
     Xielu(96, 3),
     Gate("softplus", 172),
     Gate("softplus", 111, 3, one=True),
+    Gate("sigmoid", 111, 3, one=True),
     Halves(16, 4),
     Halves(5, 3),
 ]
@@ -637,6 +641,7 @@ ALL: list[Spec] = [
     *LATENTS,
     *PACK_HEADS,
     *TEMPERS,
+    *TIMES,
     *WEIGHS,
     *HEADS,
     *LORAS,

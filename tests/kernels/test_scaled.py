@@ -7,9 +7,9 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.registry import TEMPERS, WEIGHS
+from tests.kernels.registry import TEMPERS, TIMES, WEIGHS
 from treadle.isa.isa import Isa
-from treadle.kernels.scaled import Temper, Weigh
+from treadle.kernels.scaled import Temper, Times, Weigh
 from treadle.models.rope import still
 
 
@@ -24,6 +24,23 @@ def test_temper(spec: Temper, isa: Isa, memory: Memory, rng: np.random.Generator
     expected = x.copy()
     expected[:, column : column + spec.k] *= gains[:, None]
     twin = x.copy()
+    spec.run_ref(spec.args(x=twin, **args), run)
+    assert np.array_equal(twin, expected)
+    for front in (False, True):
+        made = memory.copy(x, name="x", front=front)
+        call(spec, isa, memory, {**args, "x": made}, run, n)
+        assert np.array_equal(made, expected)
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", TIMES, ids=registry.name)
+def test_times(spec: Times, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """One product each: the same bits."""
+    n, column, stride = 5, 3, spec.k + 6
+    x = rng.standard_normal((n, stride)).astype(np.float32)
+    run, args = Run(n), {"stride": stride, "column": column}
+    expected, twin = x.copy(), x.copy()
+    expected[:, column : column + spec.k] *= np.float32(spec.gain)
     spec.run_ref(spec.args(x=twin, **args), run)
     assert np.array_equal(twin, expected)
     for front in (False, True):

@@ -38,7 +38,9 @@ WITH_BIASES = frozenset(
 )
 # Where the file says which layers have the window (as all do that have a usual pattern), and where
 # it says the scale of scores.
-WITH_WINDOWS = frozenset({"gemma4", "olmo2", "granite_swa", "cohere2moe", "mellum", "laguna"})
+WITH_WINDOWS = frozenset(
+    {"gemma4", "olmo2", "granite_swa", "cohere2moe", "mellum", "laguna", "step35", "mimo2"}
+)
 WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS
 # Those that it asks all files for.
@@ -64,6 +66,7 @@ NORMED = {
     "qwen2moe": False,
     "olmoe": False,
     "deepseek": False,
+    "mimo2": True,
 }
 # It wants keys and values of every layer there, also of those that read others' and have none; it
 # takes the first so many layers to have some, and the first so many gates to be sparse.

@@ -218,7 +218,8 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
     defaults = dict(family.defaults)
     if part is not None:
         defaults = {**SIZES.get(name, {}), **defaults, **part.defaults}
-    return family, Keys(keys.values, path, defaults, keys.prefix)
+    keys = Keys(keys.values, path, defaults, keys.prefix)
+    return family, Keys(family.respelt(keys), path, defaults, keys.prefix)
 
 
 def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:

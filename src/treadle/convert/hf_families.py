@@ -18,6 +18,7 @@ from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_exaone_moe import EXAONE_MOE
 from treadle.convert.hf_falcon_h1 import FALCON_H1
 from treadle.convert.hf_family import GELU_TANH, Family
+from treadle.convert.hf_flash import FLASH
 from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
 from treadle.convert.hf_gemma3n import GEMMA3N
 from treadle.convert.hf_gemma4 import GEMMA4
@@ -322,7 +323,7 @@ FAMILIES: dict[str, Family] = {
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
 FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS | MORE
-FAMILIES |= KIMI | LATENT_KIN | BERTKIN
+FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH
 FAMILIES["granite4_vision_text"] = FAMILIES["granite"]
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -41,6 +41,7 @@ class Family:
     score_names: of the tensors of a head that scores pairs of texts, if it may have one.
     positions_behind_pad: learned positions begin behind that of ``pad_token_id``.
     in_place: GGUF has no architecture for it: it runs from its folder alone.
+    respelt: its keys, where some are spelt in several ways, in the words of this row.
     variant: what it is by its keys, where one name stands for several; None: this.
     n_ff_default: ``intermediate_size`` where it is null, in units of ``hidden_size``.
     experts: it has some.
@@ -74,6 +75,7 @@ class Family:
     score_names: Names = field(default_factory=dict)
     positions_behind_pad: bool = False
     in_place: bool = False
+    respelt: Callable[[Keys], Mapping[str, Any]] = lambda keys: keys.values
     variant: Callable[[Keys], Family | None] = lambda keys: None
     n_ff_default: int = 0
     experts: bool = False

@@ -186,7 +186,7 @@ NOT_WEIGHTS = re.compile(
 )
 # Layers that predict further tokens: behind the last one, or in a part of their own.
 FURTHER = re.compile(
-    r"(?:mtp\.|model\.mtp_\w+\.|model\.(?:language_model\.)?layers\.(?P<layer>\d+)\.)"
+    r"(?:mtp\.|model\.mtp(?:_\w+)?\.|model\.(?:language_model\.)?layers\.(?P<layer>\d+)\.)"
 )
 # Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
 NOT_STATES = re.compile(
@@ -196,7 +196,7 @@ NOT_STATES = re.compile(
 )
 ADAPTED = re.compile(r".*\.parametrizations\.weight\.\d+\.lora_A")
 NOT_TEXT = re.compile(
-    r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|mlp1"
+    r"(?:model\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|vit_large_projector|mlp1"
     r"|audio_tower|embed_vision|embed_audio|vision_embedder|vision_encoder|vision_projection|video_tower"
     r"|image_tower|encoder|projector|aligner|vqmodel|generation_\w+|merger|high_res_vision_\w+"
     r"|visual_embeddings_table|layerwise_projectors|spatial_projectors)\..*"

@@ -228,6 +228,7 @@ OUTER: Mapping[str, Part] = {
     "glm_ocr": Part("text_config", "glm_ocr_text"),
     "glm4v_moe": Part("text_config", "glm4v_moe_text"),
     "hunyuan_vl": Part("text_config", "hunyuan_vl_text", tied=True),
+    "step3p7": Part("text_config", "step3p5"),
     "llava": _LLAMA,
     "llava_next": _LLAMA,
     "vipllava": _LLAMA,

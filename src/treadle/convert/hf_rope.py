@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from treadle.convert.hf_family import Family
 from treadle.files.keys import POSITION_MAX, Keys
-from treadle.models.archs import ARCHS, YARN_TRUNCATE
+from treadle.models.archs import ARCHS, ROPE_HALVED, YARN_TRUNCATE
 from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
 
@@ -82,7 +82,19 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
     if temperature := full.number("llama_4_scaling_beta", 0.0, lo=0.0, hi=1e6):
         scaling["attention.temperature_scale"] = f32(temperature)
         scaling[_N_CTX] = _n_ctx_orig(full, keys)
+    if dict(ARCHS[family.arch].keys).get(ROPE_HALVED):
+        own = local.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) if local else 1.0
+        if (share, own) != (0.5, 1.0):
+            what = f"is {share:g}, and {own:g} of layers with a window: treadle has 0.5 and 1"
+            full.refuse("partial_rotary_factor", what)
+        made["rope.dimension_count"] = head_dim
+        factors = {name: _neutral(each, head_dim // 2) for name, each in factors.items()}
     return {**made, **scaling}, factors
+
+
+def _neutral(factors: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
+    """Factors of ``n`` pairs: those that are not given are 1."""
+    return np.concatenate([factors, np.ones(n - len(factors), np.float32)])
 
 
 def _kind(rope: Keys) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from math import erfc
 
 import numpy as np
@@ -64,7 +65,7 @@ def _sigmoid(y: F64Array) -> F64Array:
     return np.asarray(np.exp(-np.logaddexp(0, -y)))
 
 
-ACTIVATIONS = {
+_ROWS = {
     "silu": Activation(math.silu, _silu),
     "gelu": Activation(math.gelu, _gelu),  # the tanh form
     "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # as it is defined
@@ -76,6 +77,39 @@ ACTIVATIONS = {
     "sigmoid": Activation(math.sigmoid, _sigmoid),
     "softplus": Activation(math.softplus, lambda y: np.logaddexp(0, y)),
 }
+
+
+class Activations(dict[str, Activation]):
+    """By name. Behind a name there may be a limit: of silu_to_7 a gate is at most 7, and what it
+    gates between -7 and 7.
+    """
+
+    def __missing__(self, name: str) -> Activation:
+        fn, _, limit = name.rpartition("_to_")
+        if not fn:
+            raise KeyError(name)
+        return _limited(self[fn], float(limit))
+
+
+@cache
+def _limited(of: Activation, limit: float) -> Activation:
+    def emit(k: Builder, x: Val) -> Val:
+        # What is computed comes second: where it is NaN, so is the result.
+        return k.min(k.const(limit, x.ty), of.emit(k, x))
+
+    def emit_up(k: Builder, x: Val) -> Val:
+        return k.max(k.const(-limit, x.ty), k.min(k.const(limit, x.ty), x))
+
+    def exact(y: F64Array) -> F64Array:
+        return np.minimum(of.exact(y), limit)
+
+    def exact_up(y: F64Array) -> F64Array:
+        return np.clip(y, -limit, limit)
+
+    return Activation(emit, exact, emit_up, exact_up)
+
+
+ACTIVATIONS = Activations(_ROWS)
 
 
 def activated(fn: str, y: F64Array) -> F64Array:

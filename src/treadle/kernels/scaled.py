@@ -38,6 +38,25 @@ class Temper(Spec):
 
 
 @dataclass(frozen=True)
+class Times(Spec):
+    """``k`` columns of each row from ``column`` on, times ``gain``, in place. Items: tokens."""
+
+    op: ClassVar[str] = "times"
+    args = Args("x:inout stride column")
+    k: int
+    gain: float
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        with k.loop(frame.end, start=frame.begin) as n:
+            x = frame.x + (n * frame.stride + frame.column) * 4
+            map_row(k, self.k, x, times(k, k.const(self.gain, f32)), x)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
+        rows[:, args.column : args.column + self.k] *= np.float32(self.gain)
+
+
+@dataclass(frozen=True)
 class Weigh(Spec):
     """``out = x * sigmoid(max(scores))``: a token's states, times what its best expert weighs.
 

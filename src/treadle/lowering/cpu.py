@@ -115,7 +115,9 @@ ELSEWHERE = {
     **dict.fromkeys(("selective", "columns_norm"), "treadle.lowering.selective"),
     **dict.fromkeys(_STREAMS, "treadle.lowering.streams"),
     "embedded_beside": "treadle.lowering.beside",
-    **dict.fromkeys(("tempered", "normed_heads", "weighed"), "treadle.lowering.scaled"),
+    **dict.fromkeys(
+        ("tempered", "multiplied", "normed_heads", "weighed"), "treadle.lowering.scaled"
+    ),
     "xielu": "treadle.lowering.xielu",
     "clamped": "treadle.lowering.clamp",
 }

@@ -77,7 +77,7 @@ class _Mixture:
             self.per, self.exps = at.per_chunk, "chexps"
             self.routed = replace(at, scale=at.scale * at.chunk_scale)
             self.at = replace(at, n=at.n // at.per_chunk, n_ff=at.n_ff_chunk)
-        self.fn, self.blk = ops.config.arch.activation, f"blk.{layer}.ffn"
+        self.fn, self.blk = at.activation or ops.config.arch.activation, f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
         self.n_slots = at.n_used * self.steps.plan.n_tokens
         n = self.steps.plan.n_tokens

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from treadle.kernels.rates import UnitHeads
-from treadle.kernels.scaled import Temper, Weigh
+from treadle.kernels.scaled import Temper, Times, Weigh
 from treadle.kernels.spec import Grid
 from treadle.lowering.values import Floats
 
@@ -21,6 +21,14 @@ def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
     spec, stride = Temper(x.width, table), rows.row_bytes // 4
     ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
     return x
+
+
+def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
+    """``x`` times ``gain``, in place: what it is given is used up."""
+    rows, column = ops.place(x)
+    spec, stride = Times(x.width, gain), rows.row_bytes // 4
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return Floats(label, x.width, rows, column)
 
 
 def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int) -> Rows:

@@ -214,14 +214,18 @@ def silu_gate(
 
 
 def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """``x`` times the sigmoid of ``gate``."""
-    return gated(ops, label, Gate("sigmoid", x.width), x, gate, "")
+    """``x`` times the sigmoid of ``gate``, which has a value for each of x, or for each head."""
+    return _by_head(ops, label, "sigmoid", x, gate)
 
 
 def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """``x`` times the softplus of ``gate``, which has a value for each of x, or for each head."""
+    """The same with its softplus."""
+    return _by_head(ops, label, "softplus", x, gate)
+
+
+def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
     own = gate.width == x.width
-    spec = Gate("softplus", x.width, 1 if own else gate.width, one=not own)
+    spec = Gate(fn, x.width, 1 if own else gate.width, one=not own)
     return gated(ops, label, spec, x, gate, "")
 
 

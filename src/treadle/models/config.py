@@ -35,6 +35,7 @@ class Experts:
     n_groups: int = 1  # of neighbours: a token's experts are in few of them
     n_groups_used: int = 1
     n_latent: int = 0  # width of the space that they work in; 0: that of the states
+    activation: str = ""  # of those chosen; "": the architecture's
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Layer:
     q_rope: int | None = None  # of queries, where they have another; with pairs that turn or not
     mixer: str = "attention"
     ffn: str = "gated"
+    activation: str = ""  # of an FFN without experts, and of the shared one; "": the architecture's
     experts: Experts | None = None  # of an FFN that has some
     wide_norm: bool = False  # q/k norms, if any, are of all heads together
     v_norm: bool = False  # values have a norm without weight
@@ -144,6 +146,7 @@ class Config:
     alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
     n_buckets: int = 0  # of distances, with numbers to add to scores (T5); 0: there are none
     clamp: float = 0.0  # queries, keys and values are kept between -clamp and clamp; 0.0: off
+    value_scale: float = 1.0  # values are multiplied by it
     scores: bool = False  # its head makes a number of a text, and it writes none
     n_streams: int = 1  # of states, of which layers compute one (AltUp)
     n_rows_own: int = 0  # tokens that have values of layers' own, where that is not all

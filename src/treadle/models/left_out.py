@@ -42,12 +42,6 @@ _REASONS: dict[str, str] = {
     "embeddings have a norm without weights, and norms behind products an epsilon of their own": (
         "muse-glimmer muse_glimmer muse_glimmer_text"
     ),
-    "in layers with a window alone it has sinks and more heads of keys, and values are scaled": (
-        "mimo2 mimo_v2_flash"
-    ),
-    "its FFNs are clamped, layer by layer, and each head's result has a sigmoid gate": (
-        "step35 step3p5 step3p7"
-    ),
     "each head's result has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
     "its experts read the states from before attention, and it has 480 billion parameters": (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import LOCAL_BASE, YARN_TRUNCATE
+from treadle.models.archs import LOCAL_BASE, ROPE_HALVED, YARN_TRUNCATE
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Rope:
     scale: float = 1.0  # positions are divided by it
     attn_factor: float = 1.0  # cos and sin are multiplied by it
     factors: tuple[float, ...] | None = None  # [dims / 2] of rope_freqs.weight: divide inv_freq
+    n_factors: int = 0  # that the file has, where those of pairs that do not turn are there; 0: all
     long_factors: tuple[float, ...] | None = None  # in their place in contexts over n_ctx_orig
     n_ctx_orig: int = 0  # the context before it was stretched
     yarn_ext_factor: float = 1.0
@@ -45,6 +46,11 @@ class Rope:
     temperature: float = 0.0  # of queries: they grow by it for each e-fold of n_ctx_orig
     ahead: int = 0  # positions by which they do so early
     dynamic: bool = False  # longer texts than n_ctx_orig turn otherwise, which treadle does not do
+
+    @property
+    def n_pairs(self) -> int:
+        """For which the file has factors."""
+        return self.n_factors or self.dims // 2
 
     def has_long(self, n_ctx: int) -> bool:
         """Whether texts in a context of ``n_ctx`` tokens turn by the long factors."""
@@ -104,7 +110,9 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
     of these: scaling (linear, YaRN, factors) stretches the first alone, for layers with a window
     never look farther than in training.
     """
-    rope_dims = keys.integer("rope.dimension_count", head_dim, lo=2, hi=head_dim)
+    most = rope_dims = keys.integer("rope.dimension_count", head_dim, lo=2, hi=head_dim)
+    if halved := keys.flag(ROPE_HALVED, False):
+        rope_dims //= 2
     if rope_dims % 2:
         keys.fail("rope.dimension_count", f"{rope_dims} is odd", "pairs")
     scaling = keys.text("rope.scaling.type", "linear")
@@ -122,6 +130,9 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
         keys.fail("rope.scaling.type", f"is {scaling}", f"both {SHORT} and {LONG}")
     if scaling in ("none", "llama3", "longrope") or (scaling == "linear" and factor == 1.0):
         scaling, factor = "none", 1.0
+    n_factors = most // 2 if halved and factors else 0
+    if factors and halved:
+        factors = factors[: rope_dims // 2]
     ext_factor = keys.number("rope.scaling.yarn_ext_factor", -1.0, lo=-1.0, hi=1.0)
     base = keys.number("rope.freq_base", 10000.0, lo=1.001)
     if alpha := keys.number("rope.scaling.alpha", 0.0, lo=0.0, hi=1e9):  # Hunyuan's
@@ -133,6 +144,7 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
         scale=factor,
         attn_factor=keys.number("rope.scaling.attn_factor", 1.0, lo=0.0),
         factors=short or factors,
+        n_factors=n_factors,
         long_factors=long,
         n_ctx_orig=keys.integer(
             "rope.scaling.original_context_length", n_ctx_train, lo=1, hi=1 << 31
@@ -147,7 +159,7 @@ def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
     if keys.get(LOCAL_BASE) is None:
         return (full,)
     head_dim = keys.integer("attention.key_length_swa", head_dim, lo=2, hi=SIZE_MAX)
-    dims = keys.integer("rope.dimension_count_swa", min(rope_dims, head_dim), lo=2, hi=head_dim)
+    dims = keys.integer("rope.dimension_count_swa", min(most, head_dim), lo=2, hi=head_dim)
     if dims % 2:
         keys.fail("rope.dimension_count_swa", f"{dims} is odd", "pairs")
     own = keys.get(LOCAL_BASE) != 0  # which stands for the base of the others

@@ -7,6 +7,7 @@ from treadle.models.archs.arch import (
     EXPERTS_JITTER,
     EXPERTS_MEAN,
     EXPERTS_NORM,
+    EXPERTS_ROUTED,
     FFN_NORM,
     LEADING_DENSE,
     LOCAL_BASE,
@@ -16,6 +17,7 @@ from treadle.models.archs.arch import (
     PRE_NORM,
     QK_NORM,
     QKV_BIAS,
+    ROPE_HALVED,
     TEMPERATURE,
     TEMPERATURE_LENGTH,
     WINDOW,
@@ -46,6 +48,27 @@ MIXTURES = (
         keys=((PATTERN, 4), (EXPERTS_GATING, 2)),
         embd_scale=True,
         nope="global",
+    ),
+    Arch(  # Step 3.5 and 3.7
+        "step35",
+        needs=QK_NORM,
+        keys=(
+            (LOCAL_BASE, 10000.0),
+            (ROPE_HALVED, True),
+            (EXPERTS_GATING, 2),
+            (EXPERTS_ROUTED, True),
+        ),
+        mixer="attention_sigmoid",
+    ),
+    Arch(  # MiMo V2
+        "mimo2",
+        keys=(
+            (LOCAL_BASE, 10000.0),
+            (EXPERTS_GATING, 2),
+            (EXPERTS_NORM, True),
+            (EXPERTS_ROUTED, True),
+        ),
+        mixer="attention_sinks",
     ),
     Arch(  # K-EXAONE
         "exaone-moe",

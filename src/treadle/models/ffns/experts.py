@@ -41,7 +41,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
     """What the shared expert makes of ``h``, and the score that weighs it, if there is one."""
-    fn, blk, experts = g.config.arch.activation, f"blk.{i}.ffn", g.config.layers[i].experts
+    layer, blk = g.config.layers[i], f"blk.{i}.ffn"
+    fn, experts = layer.activation or g.config.arch.activation, layer.experts
     assert experts is not None
     if g.config.arch.gated:
         names, n = [f"{blk}_gate_shexp", f"{blk}_up_shexp"], experts.n_ff_shared

@@ -20,7 +20,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
     """The same; ``at``: what its steps are called."""
     layer, blk = g.config.layers[i], f"blk.{i}.ffn"
-    fn, names = g.config.arch.activation, [f"{blk}_gate", f"{blk}_up"]
+    fn, names = layer.activation or g.config.arch.activation, [f"{blk}_gate", f"{blk}_up"]
     if layer.ffn in (FUSED, FUSED_UP_FIRST):
         firsts = (layer.n_ff, 0) if layer.ffn == FUSED_UP_FIRST else (0, layer.n_ff)
         names = [part(f"{blk}_up", first, layer.n_ff) for first in firsts]

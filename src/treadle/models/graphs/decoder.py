@@ -127,7 +127,7 @@ DECODER = Graph(
         "one": 1,
         "n_vocab": config.n_vocab,
         "n_embd": config.n_embd,
-        "n_rope_freq": config.ropes[0].dims // 2 if config.ropes else 0,
+        "n_rope_freq": config.ropes[0].n_pairs if config.ropes else 0,
         "n_positions": config.n_positions,
         "n_types": config.n_types,
     },

@@ -13,6 +13,7 @@ from treadle.models.archs import (
     LEADING_DENSE,
 )
 from treadle.models.config import Experts
+from treadle.models.graphs.limits import LIMIT, activation_of
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -78,6 +79,7 @@ def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
         n_groups=n_groups,
         n_groups_used=used,
         n_latent=keys.integer(LATENT_SIZE, 0, lo=0, hi=SIZE_MAX),
+        activation=activation_of(keys, arch, i, LIMIT),
     )
 
 

@@ -14,7 +14,14 @@ from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
 from treadle.models.keys import N_LAYER_MAX, Keys
 from treadle.models.mixers.attention import FUSED as FUSED_MIXER
-from treadle.models.mixers.attention import HEAD_NORMS, OWN_DISTANCES, SOFTPLUS, SOFTPLUS_HEADS
+from treadle.models.mixers.attention import (
+    HEAD_NORMS,
+    OWN_DISTANCES,
+    SINKS,
+    SINKS_FUSED,
+    SOFTPLUS,
+    SOFTPLUS_HEADS,
+)
 from treadle.models.rope import Rope, read_ropes
 
 if TYPE_CHECKING:
@@ -34,10 +41,11 @@ GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 NOPE_PERIOD = 4  # layers, of which the last does not turn, in archs with ``nope="fourth"``
 
 
-def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
+def read_windows(keys: Keys, n_layer: int, n_block: int) -> tuple[int, tuple[bool, ...]]:
     """The window, and which layers have it: the key of the pattern is a period, of which the last
-    sees everything (the first, if it is negative), or one flag per layer. Without that key no
-    layer has one, as in llama.cpp: Qwen2 files carry a window that the model does not use.
+    sees everything (the first, if it is negative), or one flag per layer, perhaps of those too that
+    predict further tokens. Without that key no layer has one, as in llama.cpp: Qwen2 files carry a
+    window that the model does not use.
     """
     flags = keys.get(PATTERN)
     # Of a pattern without a window nothing says how far those layers see.
@@ -45,7 +53,8 @@ def read_windows(keys: Keys, n_layer: int) -> tuple[int, tuple[bool, ...]]:
     if not window or flags is None:
         return 0, (False,) * n_layer
     if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
-        return window, keys.flags(PATTERN, n_layer, False)
+        n_flags = n_block if len(flags) == n_block else n_layer
+        return window, keys.flags(PATTERN, n_flags, False)[:n_layer]
     period = keys.integer(PATTERN, lo=-N_LAYER_MAX, hi=N_LAYER_MAX)
     return window, tuple(by_period(period, n_layer))
 
@@ -113,10 +122,12 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
     return POOLINGS.get(kind, "mean")
 
 
-def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str:
+def mixer_of(
+    keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int, local: bool = False
+) -> str:
     """That of the architecture; or whether queries, keys and values are one matrix, their norms
     have weights for each head, a gate one value for each, distances numbers of the layer's own,
-    or queries are made of the states at once.
+    or queries are made of the states at once. Sinks are of layers with a window, ``local``.
     """
     if not n_head_kv:
         return arch.state
@@ -125,12 +136,15 @@ def mixer_of(keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int) -> str
     if arch.mixer.startswith(LATENT):
         kind = LATENT if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
         return kind + KV_B * has_kv_b(keys, arch)
-    if arch.mixer != "attention":
+    if arch.mixer not in ("attention", SINKS):
         return arch.mixer
     if i and arch.needs >= DISTANCES and f"blk.{i}.attn_rel_b.weight" in keys.gguf.tensors:
         return OWN_DISTANCES
+    sinks = arch.mixer == SINKS and local
     if f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors:
-        return FUSED_MIXER
+        return SINKS_FUSED if sinks else FUSED_MIXER
+    if arch.mixer == SINKS:
+        return SINKS if sinks else "attention"
     norm = keys.gguf.tensors.get(f"blk.{i}.{Q_NORM}")
     return HEAD_NORMS if norm is not None and len(norm.shape) == 2 else arch.mixer
 

@@ -21,6 +21,7 @@ from treadle.models.graphs.kinds import (
     read_temperature,
     read_windows,
 )
+from treadle.models.graphs.limits import SHARED_LIMIT, activation_of
 from treadle.models.graphs.recurrence import (
     read_heads,
     read_norm_eps,
@@ -57,7 +58,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
     head_dim_v = keys.integer("attention.value_length", n_embd // heads, lo=1, hi=SIZE_MAX)
     n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
-    window, local = read_windows(keys, n_layer)
+    window, local = read_windows(keys, n_layer, n_block)
     plain, tables = read_tables(keys, arch, window, local, head_dim, n_ctx_train)
     ropes = read_temperature(keys, plain)
     n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
@@ -71,7 +72,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         )
         head_dim, head_dim_v = latent.n_row, latent.n_kv_rank
         n_head_kv = [min(n, 1) for n in n_head_kv]  # of a row that all heads share
-    mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i]) for i in range(n_layer)]
+    mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i], local[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(
             n_head=n_head[i],
@@ -85,6 +86,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
             q_rope=len(plain) if len(ropes) > len(plain) else None,
             mixer=mixers[i],
             ffn=ffn_of(keys, arch, i, n_ff[i]),
+            activation=activation_of(keys, arch, i, SHARED_LIMIT),
             experts=read_experts(keys, arch, i, n_ff[i]),
             wide_norm=has_wide_norm(keys, i, mixers[i], n_head[i] * head_dim, head_dim),
             state=state,
@@ -112,6 +114,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         attn_scale=attn_scale or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
         clamp=_clamp(keys, arch),
+        value_scale=keys.number("attention.value_scale", 0.0, lo=0.0) or 1.0,
         alibi=keys.number(ALIBI, 0.0, lo=0.0, hi=64.0),
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),

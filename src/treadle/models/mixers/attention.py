@@ -53,6 +53,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     v = g.norm(f"{at}.v_norm", v, "", heads=layer.n_head_kv) if v and layer.v_norm else v
     sinks = f"{blk}_sinks" if g.has(f"{blk}_sinks.weight") else ""
     y = g.attend(at, i, q, k, v, sinks=sinks, distances=_distances(g, i))
+    if (gain := g.config.value_scale) != 1.0:
+        y = g.call("multiplied", f"{at}.value_scale", y, gain=gain)
     if gate is not None:
         word = "softplus_gate" if layer.mixer in (SOFTPLUS, SOFTPLUS_HEADS) else "sigmoid_gate"
         y = g.call(word, f"{at}.gate", y, gate)
@@ -87,7 +89,7 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
 
 def _matrices(layer: Layer, stem: str) -> list[str]:
     """Of queries, keys and values; where they are one in the file, rows of it."""
-    if layer.mixer != FUSED:
+    if layer.mixer not in (FUSED, SINKS_FUSED):
         return [stem + name for name in "qkv"]
     sizes = _sizes(layer)
     q, k, v = sizes["n_q"], sizes["n_k"], sizes["n_v"]
@@ -133,6 +135,8 @@ GATE = "attention_gate"  # behind each head's queries there is a gate of its out
 SOFTPLUS = "attention_softplus"  # a matrix makes a gate, of which the softplus counts
 SOFTPLUS_HEADS = "attention_softplus_heads"  # one value for each head
 OWN_DISTANCES = "attention_distances"  # scores have numbers of its own added by distance
+SIGMOID_HEADS = "attention_sigmoid"  # the same, of which the sigmoid counts
+SINKS, SINKS_FUSED = "attention_sinks", "attention_qkv_sinks"  # none is without sinks
 HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (

@@ -1,5 +1,5 @@
-"""Attention whose gate needs a matrix of its own, and is a softplus: of as many values as attention
-gives, or of one for each head (Laguna).
+"""Attention whose gate needs a matrix of its own: a softplus of as many values as attention gives,
+or of one for each head (Laguna), or the sigmoid of one for each head (Step 3.5).
 """
 
 from __future__ import annotations
@@ -14,3 +14,4 @@ SOFTPLUS = replace(ATTENTION, rows=(*_OTHERS, TensorRow("attn_gate.weight", ("n_
 SOFTPLUS_HEADS = replace(
     ATTENTION, rows=(*_OTHERS, TensorRow("attn_gate.weight", ("n_head", "n_embd")))
 )
+SIGMOID_HEADS = SOFTPLUS_HEADS
