@@ -12,7 +12,7 @@ from treadle.convert.hf_names import LLAMA_EXPERTS, Names
 from treadle.convert.hf_rope import f32
 from treadle.files.keys import Keys
 from treadle.models.archs import EXPERTS_NORM
-from treadle.models.graphs.kinds import by_period
+from treadle.models.graphs.positions import by_period
 
 _NAMES: Names = {
     **LLAMA_EXPERTS,

@@ -25,7 +25,7 @@ from treadle.convert.quantised import METHODS, said_in
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import POSITION_MAX, SIZE_MAX, Keys
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
-from treadle.models.graphs.kinds import by_period
+from treadle.models.graphs.positions import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.left_out import LEFT_OUT
 from treadle.record import dataclass

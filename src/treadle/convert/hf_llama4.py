@@ -10,8 +10,8 @@ from treadle.convert.hf_names import LLAMA, Names
 from treadle.convert.hf_rope import f32, fourth_still
 from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS, TEMPERATURE, TEMPERATURE_LENGTH, WINDOW
-from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
 from treadle.models.graphs.llama4 import has_norms
+from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 
 ARCH, _CHUNK, _STEP = "llama4", "attention_chunk_size", "interleave_moe_layer_step"
 _AT = "feed_forward."

@@ -13,7 +13,7 @@ from treadle.files.keys import Keys
 from treadle.models.archs import EXPERTS_GATING, EXPERTS_JITTER, EXPERTS_NORM
 from treadle.models.graphs.experts import SIGMOID
 from treadle.models.graphs.grove import PER, SCALE, WIDTH
-from treadle.models.graphs.kinds import by_period
+from treadle.models.graphs.positions import by_period
 
 # -- Phi --------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from treadle.convert.hf_family import Family
 from treadle.files.keys import POSITION_MAX, Keys
 from treadle.models.archs import ARCHS, ROPE_HALVED, YARN_TRUNCATE
-from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
+from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
 
 # What transformers has where a folder of these families names no rope.

@@ -12,7 +12,7 @@ from treadle.convert.hf_names import LLAMA, LLAMA_EXPERTS, Names
 from treadle.convert.hf_rope import f32
 from treadle.files.keys import Keys
 from treadle.models.archs import EXPERTS_GATING, EXPERTS_NORM, ROPE_PATTERN
-from treadle.models.graphs.kinds import by_period
+from treadle.models.graphs.positions import by_period
 
 SINKS = Rule(("self_attn.sinks",), {"self_attn.sinks.weight": same})
 

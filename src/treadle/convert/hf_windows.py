@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from treadle.convert.hf_family import Windowed
 from treadle.files.keys import Keys
-from treadle.models.graphs.kinds import NOPE_PERIOD, by_period
+from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.graphs.recurrence import INTERVAL
 
 ATTENTION = ("full_attention", "attention")  # words for layers with keys and values

@@ -28,7 +28,7 @@ from treadle.models.ffns.sparse import SPARSE
 from treadle.models.ffns.streams import ALTUP, HALF, LAUREL, corrected, joined, predicted, spread
 from treadle.models.graphs import gemma4, reading
 from treadle.models.graphs.decoder import DECODER, halves_of
-from treadle.models.mixers.attention import SHARED
+from treadle.models.mixers.names import SHARED
 from treadle.models.structure import Sizes, Sublayer, TensorRow
 
 if TYPE_CHECKING:

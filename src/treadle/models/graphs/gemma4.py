@@ -13,7 +13,7 @@ from treadle.models.ffns.beside import BESIDE
 from treadle.models.ffns.own import OWN
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, build, halves_of
-from treadle.models.mixers.attention import KEYS_ALONE, SHARED
+from treadle.models.mixers.names import KEYS_ALONE, SHARED
 from treadle.models.structure import Sizes, Sublayer, TensorRow
 
 if TYPE_CHECKING:

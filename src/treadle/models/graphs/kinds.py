@@ -1,20 +1,18 @@
-"""What kind each layer is of: its window, its rope, and what its tensors say of its halves."""
+"""What kind each layer is of: what its tensors say of its halves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
-from treadle.models.archs import DISTANCES, PATTERN, ROPE_PATTERN, WINDOW, Arch
+from treadle.models.archs import DISTANCES, Arch
 from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
-from treadle.models.keys import N_LAYER_MAX, Keys
-from treadle.models.mixers.attention import FUSED as FUSED_MIXER
-from treadle.models.mixers.attention import (
+from treadle.models.keys import Keys
+from treadle.models.mixers.names import FUSED as FUSED_MIXER
+from treadle.models.mixers.names import (
     HEAD_NORMS,
     OWN_DISTANCES,
     SINKS,
@@ -22,7 +20,6 @@ from treadle.models.mixers.attention import (
     SOFTPLUS,
     SOFTPLUS_HEADS,
 )
-from treadle.models.rope import Rope, read_ropes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,76 +35,6 @@ Q_RANK = "attention.q_lora_rank"
 LATENT, KV_B = "latent", "_kv_b"  # one matrix makes keys and values
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
-NOPE_PERIOD = 4  # layers, of which the last does not turn, in archs with ``nope="fourth"``
-
-
-def read_windows(keys: Keys, n_layer: int, n_block: int) -> tuple[int, tuple[bool, ...]]:
-    """The window, and which layers have it: the key of the pattern is a period, of which the last
-    sees everything (the first, if it is negative), or one flag per layer, perhaps of those too that
-    predict further tokens. Without that key no layer has one, as in llama.cpp: Qwen2 files carry a
-    window that the model does not use.
-    """
-    flags = keys.get(PATTERN)
-    # Of a pattern without a window nothing says how far those layers see.
-    window = keys.integer(WINDOW, 0 if flags is None else None, lo=0, hi=1 << 31)
-    if not window or flags is None:
-        return 0, (False,) * n_layer
-    if isinstance(flags, Sequence) and not isinstance(flags, (str, bytes)):
-        n_flags = n_block if len(flags) == n_block else n_layer
-        return window, keys.flags(PATTERN, n_flags, False)[:n_layer]
-    period = keys.integer(PATTERN, lo=-N_LAYER_MAX, hi=N_LAYER_MAX)
-    return window, tuple(by_period(period, n_layer))
-
-
-def by_period(period: int, n_layer: int) -> list[bool]:
-    """Which layers have the window where the last of each period sees everything, or the first if
-    the period is negative; all of them if it is 0.
-    """
-    if period < 0:
-        return [i % -period > 0 for i in range(n_layer)]
-    return [period == 0 or i % period < period - 1 for i in range(n_layer)]
-
-
-def read_tables(
-    keys: Keys,
-    arch: Arch,
-    window: int,
-    local: Sequence[bool],
-    head_dim: int,
-    n_ctx_train: int,
-) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
-    """The tables of the rope, and which of them each layer has. Layers with a window have one of
-    their own where there is a base for it. ``window`` is the file's, even where no layer has it.
-    """
-    told = arch.nope == "told" and not keys.flag("rope.scaling.finetuned", True)
-    if arch.rope == "none" or told:
-        return (), (None,) * len(local)
-    ropes = read_ropes(keys, head_dim, n_ctx_train)
-    own = len(ropes) > 1 and any(local)
-    tables: list[int | None] = [int(own and here) for here in local]
-    turned = by_period(NOPE_PERIOD, len(local))
-    flags = keys.flags(ROPE_PATTERN, len(local), True)
-    for i, here in enumerate(local):
-        if not flags[i]:
-            tables[i] = None
-        if arch.nope == "fourth" and not turned[i]:
-            tables[i] = None
-        wide = window and not here
-        if wide and (arch.nope == "global" or (arch.nope == "sparse" and has_experts(keys, i))):
-            tables[i] = None
-    return ropes[: 1 + own], tuple(tables)
-
-
-def read_temperature(keys: Keys, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
-    """The same, and a table of queries that grow with their position, where the file asks for it:
-    the temperature of attention, as Ministral 3 has it.
-    """
-    temperature = keys.number("attention.temperature_scale", 0.0, lo=0.0)
-    if not temperature:
-        return ropes
-    if len(ropes) != 1:
-        keys.refuse("attention.temperature_scale", "treadle has it with one rope for all layers")
-    return *ropes, replace(ropes[0], temperature=temperature)
 
 
 def pooling_of(keys: Keys, arch: Arch) -> str:

@@ -17,11 +17,9 @@ from treadle.models.graphs.kinds import (
     has_wide_norm,
     mixer_of,
     pooling_of,
-    read_tables,
-    read_temperature,
-    read_windows,
 )
 from treadle.models.graphs.limits import SHARED_LIMIT, activation_of
+from treadle.models.graphs.positions import read_tables, read_temperature, read_windows
 from treadle.models.graphs.recurrence import (
     read_heads,
     read_norm_eps,
@@ -53,10 +51,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
     n_head, n_head_kv = read_heads(keys, arch, n_block)
     heads = next(filter(None, n_head), 1)
-    if n_embd % heads and not keys.has("attention.key_length"):
-        keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
-    head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
-    head_dim_v = keys.integer("attention.value_length", n_embd // heads, lo=1, hi=SIZE_MAX)
+    head_dim, head_dim_v = _head_dims(keys, n_embd, heads)
     n_ctx_train = keys.integer("context_length", lo=1, hi=1 << 31)
     window, local = read_windows(keys, n_layer, n_block)
     plain, tables = read_tables(keys, arch, window, local, head_dim, n_ctx_train)
@@ -101,9 +96,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     residual = keys.number("residual_scale", 0.0, lo=0.0) or 1.0
     embd_scale = math.sqrt(n_embd) if arch.embd_scale else 1.0
     logit_scale = keys.number("logit_scale", 0.0, lo=0.0) or 1.0
-    if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
-        what, expected = "is of no matrix", "output.weight beside it"
-        raise FileError(what, path=keys.gguf.path, where="output.bias", expected=expected)
+    _check_output(keys)
     return Config(
         arch=arch,
         n_embd=n_embd,
@@ -128,6 +121,21 @@ def read_config(keys: Keys, arch: Arch) -> Config:
         n_positions=keys.n_rows(POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
         n_types=keys.n_rows("token_types.weight"),
     )
+
+
+def _head_dims(keys: Keys, n_embd: int, heads: int) -> tuple[int, int]:
+    """Of a key, and of a value."""
+    if n_embd % heads and not keys.has("attention.key_length"):
+        keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
+    head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
+    return head_dim, keys.integer("attention.value_length", n_embd // heads, lo=1, hi=SIZE_MAX)
+
+
+def _check_output(keys: Keys) -> None:
+    """Raise FileError for a bias without a matrix."""
+    if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
+        what, expected = "is of no matrix", "output.weight beside it"
+        raise FileError(what, path=keys.gguf.path, where="output.bias", expected=expected)
 
 
 def _clamp(keys: Keys, arch: Arch) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.models.mixers.attention import (
-    ATTENTION,
-    ATTENTION_GATE,
-    ATTENTION_QKV,
+from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV
+from treadle.models.mixers.names import (
     FUSED,
     GATE,
     OWN_DISTANCES,

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treadle.models.mixers.names import (
+    FUSED,
+    GATE,
+    HEAD_NORMS,
+    KEYS_ALONE,
+    SINKS_FUSED,
+    SOFTPLUS,
+    SOFTPLUS_HEADS,
+)
 from treadle.models.ops import part
 from treadle.models.pools import PoolSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
@@ -128,16 +137,6 @@ def _memory(layer: Layer) -> tuple[PoolSpec]:
     return (pool,)
 
 
-FUSED = "attention_qkv"  # queries, keys and values are one matrix
-SHARED = "attention_shared"  # keys and values are another layer's
-KEYS_ALONE = "attention_keys"  # there is no matrix for values
-GATE = "attention_gate"  # behind each head's queries there is a gate of its output
-SOFTPLUS = "attention_softplus"  # a matrix makes a gate, of which the softplus counts
-SOFTPLUS_HEADS = "attention_softplus_heads"  # one value for each head
-OWN_DISTANCES = "attention_distances"  # scores have numbers of its own added by distance
-SIGMOID_HEADS = "attention_sigmoid"  # the same, of which the sigmoid counts
-SINKS, SINKS_FUSED = "attention_sinks", "attention_qkv_sinks"  # none is without sinks
-HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms
 _BEFORE = with_bias("attn_norm", "n_embd")
 _KV = (
     *with_bias("attn_k", "n_k", "n_embd"),
@@ -166,12 +165,7 @@ ATTENTION = Sublayer(
     memory=_memory,
 )
 ATTENTION_QKV = replace(
-    ATTENTION,
-    rows=(
-        *_BEFORE,
-        *with_bias("attn_qkv", "n_qkv", "n_embd"),
-        *_AFTER,
-    ),
+    ATTENTION, rows=(*_BEFORE, *with_bias("attn_qkv", "n_qkv", "n_embd"), *_AFTER)
 )
 ATTENTION_GATE = replace(
     ATTENTION,
