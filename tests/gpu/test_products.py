@@ -93,6 +93,15 @@ def test_gemm(w: str, blocks: Memory, rng: np.random.Generator) -> None:
             check(spec, n, [50, 33][: spec.segments], blocks, rng)
 
 
+@pytest.mark.parametrize("k", [24, 88])
+@pytest.mark.parametrize(("w", "act"), [("F32", "f32"), ("BF16", "bf16")])
+def test_rows_whose_last_values_are_half_a_product(
+    w: str, act: str, k: int, blocks: Memory, rng: np.random.Generator
+) -> None:
+    """Of 16 values that are multiplied together a row ends with eight."""
+    check(SimtGemm(w, act, k, *SMALL), 5, [33], blocks, rng)
+
+
 @pytest.mark.parametrize(
     "spec",
     [SimtGemv("Q4_0", "f32", 96, 2, 1), SimtGemm("Q8_0", "bf16", 96, *SMALL)],

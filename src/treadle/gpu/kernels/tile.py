@@ -200,9 +200,9 @@ class BlockTile:
         first = s * (SPAN * self.shape.parts) + self.part * SPAN
         if fmt.codes is None:
             at = self.at.block(first)
-            return [
-                (i, read_floats(k, at.block(i), self.n_values, min(FLOATS, n - i)))
-                for i in range(0, n, FLOATS)
+            return [  # and nothing, where a product reads on
+                (i, read_floats(k, at.block(i), self.n_values, min(FLOATS, n - i)) if i < n else [])
+                for i in range(0, round_up(n, DEEP), FLOATS)
             ]
         if fmt.block > SPAN:
             block = self.at.block(first // fmt.block)
@@ -217,8 +217,8 @@ class BlockTile:
         to = self.memory + stage + self.own * shape.pitch + self.part * (2 * SPAN)
         for first, run in read:
             values = run if isinstance(run, list) else self._weights(run)
-            fill = round_up(len(values), DEEP) if len(values) < FLOATS else len(values)
-            values = values + [k.const(0.0, f32)] * (fill - len(values))
+            missing = -len(values) % FLOATS or FLOATS * (not values)
+            values = values + [k.const(0.0, f32)] * missing
             for i in range(0, len(values), FLOATS):
                 self._put(to + 2 * (first + i), shape.w_bytes, values[i : i + FLOATS])
 
