@@ -154,8 +154,11 @@ def find_manner(template: ChatTemplate) -> Manner:
 def find_thought(template: ChatTemplate) -> Thought | None:
     """The marks around reasoning that a template knows."""
     source = f"{template.source}{template.tool_source or ''}"
-    asked = _rendered(template, [], tools=False, asks=True)  # where marks are put together
-    return next((t for text in (source, asked) for t in THOUGHTS if t.close in text), None)
+    found = next((t for t in THOUGHTS if t.close in source), None)
+    if found is not None or "</think" not in source:
+        return found
+    asked = _rendered(template, [], tools=False, asks=True)  # Hy3's puts the mark together
+    return next((t for t in THOUGHTS if t.close in asked), None)
 
 
 def _find_row(template: ChatTemplate, form: Form, *, tools: bool) -> Row | None:
