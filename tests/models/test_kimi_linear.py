@@ -234,7 +234,7 @@ def test_narrow_formats(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"kda.head_dim": 0}, r"kimi-linear\.kda\.head_dim: is 0"),
-        ({"attention.key_length_mla": None}, r"attention\.key_length_mla: is missing, or keys"),
+        ({"attention.key_length_mla": None}, r"attention\.key_length_mla: the key is missing"),
         ({"attention.head_count_kv": [0, 2, 0, 1]}, r"head_count_kv: is 2 \(expected 1"),
     ],
 )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -307,12 +309,25 @@ def _package() -> Any:
     return wgpu
 
 
+@contextmanager
+def _a_folder_for_displays() -> Iterator[None]:
+    """Vulkan's drivers look for a display in this one, and write an error where none is named."""
+    name = "XDG_RUNTIME_DIR"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = gettempdir()
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
 def find_adapter(wgpu: Any) -> Any:
     """The fastest there is, as WebGPU chooses; DeviceError where there is none."""
-    # Vulkan's drivers look for a display in this folder, and write an error where none is named.
-    os.environ.setdefault("XDG_RUNTIME_DIR", gettempdir())
     try:
-        return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+        with _a_folder_for_displays():
+            return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except (RuntimeError, wgpu.GPUError) as error:
         raise DeviceError(
             "device wgpu: no adapter: neither Metal, Vulkan nor DX12 is there (on Linux: the "
