@@ -39,6 +39,12 @@ SIZES = {
     "head_norms": 0,  # 1: q/k norms have weights for each head
     "tied": 1,  # the embeddings are the output matrix as well
 }
+ALL_EXPERTS = ("early", "grove")  # graphs whose layers all have some
+SMALL_EXPERTS = {
+    "experts_per_group": 2,
+    "expert_group_scale": 0.05,
+    "expert_chunk_feed_forward_length": 32,
+}
 STATES = {  # of layers that have one
     "shortconv.l_cache": 3,
     "ssm.conv_kernel": 4,
@@ -82,6 +88,8 @@ def write_model(
         size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     if ARCHS[arch].graph == "gemma3n":
         size["n_own"] = 32
+    if ARCHS[arch].graph in ALL_EXPERTS:
+        size |= {"n_expert": 4, "n_ff_exp": 64} | sizes
     given = dict(ARCHS[arch].keys)
     if PATTERN in given and WINDOW not in given:  # else the file must say that it has none
         size["windowed"] = True
@@ -136,9 +144,12 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
 
 def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
     """GGUF's keys; those of an activation have no architecture in front."""
-    curves = {f"xielu.{key}": value for key, value in CURVES.items()}
     made = {f"{arch}.{key}": value for key, value in keys(size).items()}
-    return made | curves if ARCHS[arch].graph == "apertus" else made
+    if ARCHS[arch].graph == "apertus":
+        made |= {f"xielu.{key}": value for key, value in CURVES.items()}
+    if ARCHS[arch].graph == "grove":
+        made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
+    return made
 
 
 def keys(size: dict[str, Any]) -> dict[str, Any]:
