@@ -16,6 +16,7 @@ import treadle
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_bailing import names_are_known
 from tests.convert.test_hf_encoders import save
+from tests.convert.test_hf_flash import run
 from tests.convert.test_hf_mixtures import own
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
@@ -58,13 +59,6 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """A folder that transformers has written, and its logits of ``ids_of()``."""
     folder = tmp_path_factory.mktemp("mimo") / "hf"
     return folder, compute_logits(save(own(CASE), folder), ids_of())
-
-
-def run(path: Path) -> np.ndarray:
-    with treadle.load(path, threads=2, kv="f32") as loaded:
-        assert [name for name in loaded.config.ignored if "nextn" not in name] == []
-        rows: np.ndarray = loaded.logits(ids_of())
-        return rows
 
 
 def test_in_every_way(mimo: Saved, tmp_path: Path) -> None:

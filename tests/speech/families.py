@@ -120,7 +120,10 @@ FAMILIES = {
     "tool-calls": wrapped("<tool_calls>[", _OBJECT, ", ", "]</tool_calls>"),
     "tool-lines": wrapped("<tool_calls>\n", _OBJECT, "\n", "\n</tool_calls>"),
     "granite": wrapped("<|tool_call|>[", _OBJECT, ", ", "]"),
-    "phi": wrapped("<|tool_call|>[", _OBJECT, ", ", "]<|/tool_call|>"),
+    "phi": twice(
+        f"<|tool_call|>{_OBJECT.format('f', JSON)}<|/tool_call|>",
+        f"<|tool_call|>{_OBJECT.format('g', '{}')}<|/tool_call|>",
+    ),
     "by-name": wrapped("<|tools_prefix|>[", '{{"{}": {}}}', ", ", "]<|tools_suffix|>"),
     "function-call": twice(
         "<|function_call|>" + _OBJECT.format("f", JSON),
@@ -268,6 +271,7 @@ TEMPLATES = {
     "tool-lines": template(
         _OBJECTS + "\n", before="<tool_calls>\n", behind="</tool_calls>"
     ),
+    "phi": template(f"<|tool_call|>{_OBJECTS}<|/tool_call|>"),
     "by-name": template(
         '{"{{ f.name }}": {{ f.arguments | tojson }}}',
         before="<|tools_prefix|>[", between=", ", behind="]<|tools_suffix|>",

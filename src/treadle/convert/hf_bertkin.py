@@ -29,6 +29,15 @@ _DISTILBERT: Names = {
     "ffn.lin2": "ffn_down",
     "output_layer_norm": "layer_output_norm",
 }
+# transformers', of encoders of late.
+_OWN: Names = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "attn_output_norm",
+    "post_mlp_layernorm": "layer_output_norm",
+}
 # Of XLM-RoBERTa's second code (flash attention), which Jina's models have.
 _FLASH: Names = {
     "emb_ln": "token_embd_norm",
@@ -42,12 +51,7 @@ _FLASH: Names = {
 _JINA3: Names = {
     **BERT,
     **_FLASH,
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "attn_output_norm",
-    "post_mlp_layernorm": "layer_output_norm",
+    **_OWN,
 }
 _XLM_ROBERTA = ENCODERS["xlm-roberta"]
 # A rope in place of positions; their number counts two that no token has, all the same.
@@ -111,13 +115,7 @@ _GTE: Names = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.down_proj": "ffn_down",
     "mlp_ln": "layer_output_norm",
-    # transformers' own.
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "attn_output_norm",
-    "post_mlp_layernorm": "layer_output_norm",
+    **_OWN,
 }
 _UP_FIRST = Rule(
     ("mlp.up_gate_proj.weight",),

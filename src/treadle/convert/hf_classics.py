@@ -48,6 +48,15 @@ MPT: Names = {
     "ffn.up_proj": "ffn_up",
     "ffn.down_proj": "ffn_down",
 }
+GPT_WORDS = {
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "hidden_act": "activation_function",
+}
 _KV_HEADS = "num_key_value_heads"
 
 
@@ -98,15 +107,7 @@ _GPT2 = Family(
         "layer_norm_epsilon": 1e-5,
     },
     GPT2,
-    {
-        "rms_norm_eps": "layer_norm_epsilon",
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-        "intermediate_size": "n_inner",
-        "hidden_act": "activation_function",
-    },
+    GPT_WORDS,
     activation="gelu_new",
     only={
         "scale_attn_weights": True,

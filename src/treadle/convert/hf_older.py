@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.convert.hf_classics import GPT_WORDS
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_made import Rows, Rule, lower, upper
 from treadle.convert.hf_names import GPT2, LLAMA, Names
@@ -167,15 +168,6 @@ def _distances(keys: Keys, n_layer: int) -> dict[str, Any]:
     return {"context_length": longest, ALIBI: 8.0}
 
 
-_GPT_WORDS = {
-    "rms_norm_eps": "layer_norm_epsilon",
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "intermediate_size": "n_inner",
-    "hidden_act": "activation_function",
-}
 _HEAD = "scaled_head.weight"
 _JAIS: Names = {**GPT2, "scaled_head": "output", "mlp.c_fc2": "ffn_gate"}
 
@@ -222,7 +214,7 @@ _GPTJ = Family(
         "partial_rotary_factor": None,
     },
     _GPTJ_NAMES,
-    _GPT_WORDS,
+    GPT_WORDS,
     activation="gelu_new",
     paired=True,
     n_ff_default=4,
@@ -294,7 +286,7 @@ OLDER: dict[str, Family] = {
             "layer_norm_epsilon": 1e-5,
         },
         _JAIS,
-        _GPT_WORDS,
+        GPT_WORDS,
         only={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,

@@ -167,7 +167,7 @@ def relu(k: Builder, x: Val) -> Val:
 
 def relu2(k: Builder, x: Val) -> Val:
     """``max(0, x)**2``; NaN for NaN."""
-    above = k.max(k.const(0.0, x.ty), x)  # x comes second: where it is NaN, so is the result
+    above = relu(k, x)
     return above * above
 
 

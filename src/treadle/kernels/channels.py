@@ -119,19 +119,7 @@ class ChannelDelta(Delta):
         for at in range(0, self.tile, block.n * ty.lanes):
             columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
             both = self._see(k, here, block, at, rows[: 2 * n])
-            known, seen = both[:n], both[n:]
-            new: list[list[Val]] = []
-            for t, token in enumerate(tokens):
-                beta = k.splat(token.first, ty)
-                new.append([])
-                for j, column in enumerate(columns):
-                    left, y = k.load(token.value + column, ty) - known[t][j], seen[t][j]
-                    for weight, vectors in zip(known_by[t], new, strict=False):
-                        left = left - vectors[j] * weight
-                    new[t].append(left * beta)
-                    for weight, vectors in zip(seen_by[t], new, strict=True):
-                        y = k.fma(vectors[j], weight, y)
-                    k.store(block.out[t] + column, y)
+            new = self._answer(k, block, columns, both, known_by, seen_by)
 
             def keep(i: Val) -> Val:
                 return k.splat(k.load(rows[-1] + i * 4, f32), ty)

@@ -99,21 +99,41 @@ class Delta(Scan):
         for at in range(0, self.tile, block.n * ty.lanes):
             columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
             both = self._see(k, here, block, at, [*keys, *queries])
-            known, seen = both[: self.block], both[self.block :]
-            new: list[list[Val]] = []
-            for t, token in enumerate(tokens):
-                beta, keep = k.splat(token.first, ty), k.splat(block.left[t][0], ty)
-                new.append([])
-                for j, column in enumerate(columns):
-                    left = k.load(token.value + column, ty) - known[t][j] * keep
-                    y = seen[t][j] * keep
-                    for weight, vectors in zip(known_by[t], new, strict=False):
-                        left = left - vectors[j] * weight
-                    new[t].append(left * beta)
-                    for weight, vectors in zip(seen_by[t], new, strict=True):
-                        y = k.fma(vectors[j], weight, y)
-                    k.store(block.out[t] + column, y)
-            self._learn(k, here, block, at, new)
+            self._learn(
+                k, here, block, at, self._answer(k, block, columns, both, known_by, seen_by)
+            )
+
+    def _answer(
+        self,
+        k: Builder,
+        block: Block,
+        columns: list[int],
+        both: list[list[Val]],
+        known_by: list[list[Val]],
+        seen_by: list[list[Val]],
+    ) -> list[list[Val]]:
+        """Write what each token's query sees, of the columns; gives what each adds to the state.
+        ``both``: what the keys, then what the queries see of the state before them all, which is
+        multiplied by what is left of it, where that is not in them.
+        """
+        known, seen = both[: self.block], both[self.block :]
+        new: list[list[Val]] = []
+        for t, token in enumerate(block.tokens):
+            beta = k.splat(token.first, block.ty)
+            keep = k.splat(block.left[t][0], block.ty) if block.left else None
+            new.append([])
+            for j, column in enumerate(columns):
+                there, y = known[t][j], seen[t][j]
+                value = k.load(token.value + column, block.ty)
+                left = value - (there if keep is None else there * keep)
+                y = y if keep is None else y * keep
+                for weight, vectors in zip(known_by[t], new, strict=False):
+                    left = left - vectors[j] * weight
+                new[t].append(left * beta)
+                for weight, vectors in zip(seen_by[t], new, strict=True):
+                    y = k.fma(vectors[j], weight, y)
+                k.store(block.out[t] + column, y)
+        return new
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
         s = s * token.decay[:, :, None]

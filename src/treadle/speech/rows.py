@@ -266,8 +266,8 @@ ROWS = (
     ),
     Row(  # Phi 4 mini
         "phi",
-        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
-        wrap=("<|tool_call|>[", "]<|/tool_call|>"), style="object", told_by="<|/tool|>",
+        open="<|tool_call|>", before=_NAME, after=_ARGUMENTS, behind="}<|/tool_call|>",
+        style="object", told_by="<|/tool|>",
     ),
     Row(  # Apertus
         "by-name",
