@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-from llvmlite import ir
 
 from treadle.isa.isa import Isa
+from treadle.jit import ir
 from treadle.jit.builder import Builder
 from treadle.jit.compile import Linker, emit_object, is_native
 from treadle.jit.types import ptr
@@ -29,7 +29,7 @@ def _linker() -> Linker:
 def ir_text(isa: Isa, n_args: int, build: Callable[..., None], symbol: str = "f") -> str:
     """The IR of a function of ``n_args`` pointers whose body is ``build(k, *pointers)``."""
     module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ptr.ir] * n_args), symbol)
+    function = module.function(symbol, ir.VOID, [ptr.ir] * n_args)
     k = Builder(function, isa)
     build(k, *(Val(k, arg, ptr) for arg in function.args))
     k.ret()
@@ -55,5 +55,5 @@ def compiled(isa: Isa, n_args: int, build: Callable[..., None]) -> Callable[...,
 
 def scratch_builder(isa: Isa) -> Builder:
     """A builder whose code nobody runs, for what is to be refused while building."""
-    function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), []), "f")
+    function = ir.Module().function("f", ir.VOID, [])
     return Builder(function, isa)

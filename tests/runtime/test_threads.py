@@ -62,12 +62,12 @@ class Held(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin):
             k.store(frame.scratch, k.load(frame.scratch, i64) + 1)
-            again, done = (k.function.append_basic_block(name) for name in ("again", "done"))
-            k.b.branch(again)
-            k.b.position_at_end(again)
+            again, done = k.label("again"), k.label("done")
+            k.goto(again)
+            k.at(again)
             isa.pause(k)
-            k.b.cbranch(k.atomic_load(frame.word, i64).eq(0).ir, again, done)
-            k.b.position_at_end(done)
+            k.branch(k.atomic_load(frame.word, i64).eq(0), again, done)
+            k.at(done)
 
 
 class Chain:

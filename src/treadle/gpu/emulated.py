@@ -137,7 +137,7 @@ def _warp_barrier(k: Builder) -> None:
 
 def _aligned(k: Builder, p: Val, n_bytes: int) -> None:
     """Note an address that is not a multiple of ``n_bytes``."""
-    address = Val(k, k.b.ptrtoint(p.ir, i64.ir), i64)
+    address = k.address(p)
     places = coroutine(k).places
     places.append(_where())
     here = len(places)
@@ -160,7 +160,7 @@ def _ask(k: Builder, mine_at: Val, to: Val, frm: Val, n_bytes: Val) -> None:
         mine["n_done"] = n
     copy = Record(k, mine.get("copies") + n % MOST_COPIES * COPY.itemsize, COPY)
     for name, p in (("to", to), ("frm", frm)):
-        copy[name] = Val(k, k.b.ptrtoint(p.ir, i64.ir), i64)
+        copy[name] = k.address(p)
     copy["n_bytes"], copy["group"] = n_bytes, mine["n_groups"]
     mine["n_copies"] = n + 1
     with k.if_((mine["seed"] + n) * 0x1E3779B97F4A7C15 < 0):

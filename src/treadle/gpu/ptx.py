@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.kernels.spec import Spec
 
-NAME = r'%"[^"]+"'
+NAME = r"%[\w.]+"
 POINTER = re.compile(rf"^( +)({NAME}) = load ptr, ptr ({NAME})(.*)$", re.MULTILINE)
 SLOT = re.compile(rf"^ +({NAME}) = alloca ptr", re.MULTILINE)
 SHIFT = re.compile(
@@ -44,7 +44,7 @@ def _told(text: str) -> str:
         space, name, at, rest = found.groups()
         if at in variables:
             return found[0]
-        far = f'{name[:-1]}.global"'
+        far = f"{name}.global"
         return (
             f"{space}{far} = load ptr addrspace(1), ptr {at}{rest}\n"
             f"{space}{name} = addrspacecast ptr addrspace(1) {far} to ptr"
@@ -59,7 +59,7 @@ def _told(text: str) -> str:
         every, mask = (
             f"<{', '.join([f'i32 {number}'] * n)}>" for number in (bits, byte * 0x01010101)
         )
-        a, b, c = (f'{name[:-1]}.{part}"' for part in ("words", "moved", "kept"))
+        a, b, c = (f"{name}.{part}" for part in ("words", "moved", "kept"))
         return "\n".join(
             f"{space}{line}"
             for line in (

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir
-
+from treadle.jit import ir
 from treadle.jit.sharing import Sharing
 from treadle.jit.spaces import Spaces
 from treadle.jit.types import Ty, i8, i32, i64, ptr
@@ -24,53 +23,42 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
 
 
-class _Callee:
-    """A pointer with a signature, as llvmlite's ``call`` wants one: opaque pointers carry none."""
-
-    def __init__(self, pointer: Any, signature: Any) -> None:
-        self.type, self.function_type = pointer.type, signature
-        self.get_reference = pointer.get_reference
-
-
 class Builder(Spaces):
-    """Emits one function. ``b`` is llvmlite's builder, for the few places that need it bare (isa
-    rows, the runner).
-    """
+    """Emits one function. ``b`` takes lines of IR, for the few places that need it bare."""
 
     sharing: Sharing | None = None
 
-    def __init__(self, function: Any, isa: Isa) -> None:
+    def __init__(self, function: ir.Function, isa: Isa) -> None:
         self.isa = isa
         self.function = function
         self.module = function.module
         # Slots go to a block of their own, so that a slot made inside a loop is made once.
-        self._entry = function.append_basic_block("entry")
-        start = function.append_basic_block("start")
-        super().__init__(ir.IRBuilder(self._entry))
-        self._slots = ir.IRBuilder(self._entry)
-        self._enter = self.b.branch(start)
-        self._slots.position_before(self._enter)
-        self.b.position_at_end(start)
+        self._slots = ir.Writer(function, function.block("entry"))
+        self._rooms: dict[str, ir.Ref] = {}
+        start = function.block("start")
+        self._slots.branch(start)
+        super().__init__(ir.Writer(function, start))
 
     # -- values ---------------------------------------------------------------------------------
 
     def zero(self, ty: Ty) -> Val:
-        return Val(self, ir.Constant(ty.ir, None), ty)
+        return Val(self, ir.zero(ty.ir), ty)
 
     def var(self, init: Val) -> Var:
         """A variable that starts as ``init``."""
-        slot = self._slots.alloca(init.ty.ir)
+        slot = self._slots.made(ir.POINTER, f"alloca {init.ty.ir}")
         made = Var(self, slot, init.ty)
         made.v = init
         return made
 
     def room(self, n_bytes: int, name: str = "") -> Val:
         """A pointer to memory that lasts as long as the function runs; of one name there is one."""
-        slots = self._entry.instructions
-        made = next((slot for slot in slots if name and slot.name == name), None)
+        made = self._rooms.get(name)
         if made is None:
-            made = self._slots.alloca(ir.ArrayType(ir.IntType(8), n_bytes), name=name)
-            made.align, made.type = 64, ptr.ir  # bytes, whatever is put there
+            line = f"alloca {ir.array_of_bytes(n_bytes)}, align 64"
+            made = self._slots.made(ir.POINTER, line)
+            if name:
+                self._rooms[name] = made
         return Val(self, made, ptr)
 
     def i64(self, x: int) -> Val:
@@ -82,12 +70,13 @@ class Builder(Spaces):
         """A ``ty`` at ``p + offset`` bytes."""
         if not (isinstance(offset, int) and offset == 0):
             p = self.gep(p, offset)
-        return Val(self, self.b.load(p.ir, align=self._aligned(ty, align), typ=ty.ir), ty)
+        line = f"load {ty.ir}, {p.ir}, align {self._aligned(ty, align)}"
+        return Val(self, self.b.made(ty.ir, line), ty)
 
     def store(self, p: Val, x: Val, *, align: int = 1, offset: Operand = 0) -> None:
         if not (isinstance(offset, int) and offset == 0):
             p = self.gep(p, offset)
-        self.b.store(x.ir, p.ir, align=self._aligned(x.ty, align))
+        self.b.write(f"store {x.ir}, {p.ir}, align {self._aligned(x.ty, align)}")
 
     def _aligned(self, ty: Ty, align: int) -> int:
         """What the row knows of where a ``ty`` lies, if that is more than ``align``."""
@@ -115,7 +104,7 @@ class Builder(Spaces):
 
     def prefetch(self, p: Val, locality: int = 3, *, write: bool = False) -> None:
         """Ask for the cache line at ``p``, perhaps to write it."""
-        c = [ir.Constant(ir.IntType(32), v) for v in (int(write), locality, 1)]
+        c = [ir.number(ir.DWORD, v) for v in (int(write), locality, 1)]
         self.call("llvm.prefetch.p0", None, [p.ir, *c])
 
     def table(self, array: NDArray[Any]) -> Val:
@@ -124,20 +113,15 @@ class Builder(Spaces):
         """
         data = array.tobytes()
         name = f"table.{sha256(data).hexdigest()[:16]}"
-        made = self.module.globals.get(name)
+        made = self.module.names.get(name)
         if made is None:
-            ty = ir.ArrayType(ir.IntType(8), len(data))
-            made = ir.GlobalVariable(self.module, ty, name)
-            made.linkage, made.global_constant, made.align = "private", True, 64
-            made.initializer = ir.Constant(ty, bytearray(data))
+            ty = ir.array_of_bytes(len(data))
+            made = self.module.data(name, ty, "private constant", 64, ir.bytes_text(data))
         return Val(self, made, ptr)
 
     def static(self, name: str) -> Val:
         """A pointer to 8 bytes in the object that last as long as the code does, zero at first."""
-        made = ir.GlobalVariable(self.module, i64.ir, name)
-        made.linkage, made.initializer, made.align = "internal", ir.Constant(i64.ir, 0), 8
-        made.type = ptr.ir  # bytes, whatever is put there
-        return Val(self, made, ptr)
+        return Val(self, self.module.data(name, i64.ir, "internal global", 8, "0"), ptr)
 
     def gather(self, table: Val, index: Val, ty: Ty) -> Val:
         """Lane i is element ``index[i]`` (never negative) of a table of ``ty``'s scalars: an
@@ -147,13 +131,13 @@ class Builder(Spaces):
 
     def masked_gather(self, table: Val, index: Val, ty: Ty) -> Val:
         """The same as LLVM's own operation, for rows whose machines have an instruction for it."""
-        lanes, flag = ty.lanes, ir.IntType(1)
-        at = self.b.gep(table.ir, [index.ir], source_etype=ty.scalar.ir)
-        at.type = ir.VectorType(ptr.ir, lanes)  # llvmlite takes it for one pointer
-        every = ir.Constant(ir.VectorType(flag, lanes), [ir.Constant(flag, 1)] * lanes)
-        align = ir.Constant(ir.IntType(32), ty.scalar.n_bytes)
+        lanes = ty.lanes
+        line = f"getelementptr {ty.scalar.ir}, {table.ir}, {index.ir}"
+        at = self.b.made(ir.vector(ir.POINTER, lanes), line)
+        every = ir.numbers(ir.FLAG, ir.vector(ir.FLAG, lanes), (1,) * lanes)
+        align = ir.number(ir.DWORD, ty.scalar.n_bytes)
         name = f"llvm.masked.gather.{ty.mangled}.v{lanes}p0"
-        return self.call(name, ty, [at, align, every, ir.Constant(ty.ir, ir.Undefined)])
+        return self.call(name, ty, [at, align, every, ir.undefined(ty.ir)])
 
     # -- vectors --------------------------------------------------------------------------------
 
@@ -166,20 +150,20 @@ class Builder(Spaces):
         x = self.val(x, ty.scalar)
         if x.ty != ty.scalar:
             raise TypeError(f"splat of {x.ty} into {ty}")
-        first = self.insert(Val(self, ir.Constant(ty.ir, ir.Undefined), ty), x, 0)
+        first = self.insert(Val(self, ir.undefined(ty.ir), ty), x, 0)
         return self.shuffle(first, first, [0] * ty.lanes)
 
     def insert(self, v: Val, x: Val, lane: int) -> Val:
-        return Val(self, self.b.insert_element(v.ir, x.ir, ir.Constant(ir.IntType(32), lane)), v.ty)
+        return Val(self, self.b.made(v.ty.ir, f"insertelement {v.ir}, {x.ir}, i32 {lane}"), v.ty)
 
     def extract(self, v: Val, lane: int) -> Val:
-        lane_ir = ir.Constant(ir.IntType(32), lane)
-        return Val(self, self.b.extract_element(v.ir, lane_ir), v.ty.scalar)
+        ty = v.ty.scalar
+        return Val(self, self.b.made(ty.ir, f"extractelement {v.ir}, i32 {lane}"), ty)
 
     def shuffle(self, a: Val, b: Val, mask: Sequence[int]) -> Val:
         """Lanes of ``a`` (0..) and ``b`` (lanes of a..) picked by ``mask``."""
-        index = constant(i32 * len(mask), tuple(mask))
-        return Val(self, self.b.shuffle_vector(a.ir, b.ir, index), a.ty.scalar * len(mask))
+        index, ty = constant(i32 * len(mask), tuple(mask)), a.ty.scalar * len(mask)
+        return Val(self, self.b.made(ty.ir, f"shufflevector {a.ir}, {b.ir}, {index}"), ty)
 
     def concat(self, *parts: Val) -> Val:
         """Vectors of one type, end to end (a power of two of them)."""
@@ -212,7 +196,7 @@ class Builder(Spaces):
         """``a`` where ``cond`` holds, else ``b``."""
         if a.ty != b.ty:
             raise TypeError(f"mixed types: {a.ty} and {b.ty}; convert one with .to()")
-        return Val(self, self.b.select(cond.ir, a.ir, b.ir), a.ty)
+        return Val(self, self.b.made(a.ty.ir, f"select {cond.ir}, {a.ir}, {b.ir}"), a.ty)
 
     def max(self, a: Val, b: Operand) -> Val:
         """The larger; ``b`` where either is NaN (as SSE has it)."""
@@ -261,8 +245,9 @@ class Builder(Spaces):
         Adding and taking away 1.5 * 2**23 leaves no fraction bits; it needs no SSE4.1 and no libm.
         """
         magic = self.const(12582912.0, v.ty)
-        plus = self.b.fadd(v.ir, magic.ir)  # no flags: this must not be simplified
-        return Val(self, self.b.fsub(plus, magic.ir), v.ty)
+        # Not ``contract``, as sums elsewhere are: this must not be simplified.
+        plus = self.b.made(v.ty.ir, f"fadd {v.ir}, {magic.ir.ref}")
+        return Val(self, self.b.made(v.ty.ir, f"fsub {plus}, {magic.ir.ref}"), v.ty)
 
     # -- control --------------------------------------------------------------------------------
 
@@ -271,16 +256,16 @@ class Builder(Spaces):
         """``for i in range(start, stop, step)`` at run time; yields ``i`` (i64)."""
         stop_v, step_v = self.val(stop, i64), self.val(step, i64)
         index = self.var(self.val(start, i64))
-        head, body, done = (self.function.append_basic_block(n) for n in ("loop", "body", "done"))
-        self.b.branch(head)
-        self.b.position_at_end(head)
+        head, body, done = (self.label(n) for n in ("loop", "body", "done"))
+        self.goto(head)
+        self.at(head)
         i = index.v
-        self.b.cbranch((i < stop_v).ir, body, done)
-        self.b.position_at_end(body)
+        self.branch(i < stop_v, body, done)
+        self.at(body)
         yield i
         index.v = i + step_v
-        self.b.branch(head)
-        self.b.position_at_end(done)
+        self.goto(head)
+        self.at(done)
 
     @contextmanager
     def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
@@ -304,8 +289,11 @@ class Builder(Spaces):
     @contextmanager
     def if_(self, cond: Val) -> Iterator[None]:
         """Run the body where ``cond`` (a scalar bool) holds."""
-        with self.b.if_then(cond.ir):
+        body, after = self.label("if"), self.label("endif")
+        self.branch(cond, body, after)
+        with self._within(body, after):
             yield
+        self.at(after)
 
     @contextmanager
     def once(self) -> Iterator[None]:
@@ -319,23 +307,28 @@ class Builder(Spaces):
     @contextmanager
     def if_else(self, cond: Val) -> Iterator[tuple[Any, Any]]:
         """``with k.if_else(c) as (then, other): with then: ...; with other: ...``."""
-        with self.b.if_else(cond.ir) as both:
-            yield both
+        then, other, after = (self.label(n) for n in ("if", "else", "endif"))
+        self.branch(cond, then, other)
+        yield self._within(then, after), self._within(other, after)
+        self.at(after)
 
-    def call(self, name: str, ret: Ty | None, args: Sequence[Any]) -> Val:
+    @contextmanager
+    def _within(self, body: ir.Block, after: ir.Block) -> Iterator[None]:
+        """Emit at ``body``, which goes on at ``after`` unless it leaves the function."""
+        self.at(body)
+        yield
+        if not self.b.block.end:
+            self.goto(after)
+
+    def call(self, name: str, ret: Ty | None, args: Sequence[ir.Ref]) -> Val:
         """Call an intrinsic or other external function with raw IR arguments."""
-        ret_ir = ret.ir if ret else ir.VoidType()
-        fn = self.module.globals.get(name)
-        if fn is None:
-            fn = ir.Function(self.module, ir.FunctionType(ret_ir, [a.type for a in args]), name)
-        return Val(self, self.b.call(fn, args), ret or i8)
+        return Val(self, self.b.call_named(name, ret.ir if ret else ir.VOID, args), ret or i8)
 
     def call_pointer(self, function: Val, ret: Ty | None, args: Sequence[Val]) -> Val:
         """Call the function at an address."""
-        signature = ir.FunctionType(ret.ir if ret else ir.VoidType(), [a.ty.ir for a in args])
-        return Val(
-            self, self.b.call(_Callee(function.ir, signature), [a.ir for a in args]), ret or i8
-        )
+        given = [a.ir for a in args]
+        made = self.b.call(ret.ir if ret else ir.VOID, function.ir.ref, given)
+        return Val(self, made, ret or i8)
 
     def outlined(
         self,
@@ -351,41 +344,39 @@ class Builder(Spaces):
         before is the same function.
         """
         name = f"{self.function.name}_{name}"
-        function = self.module.globals.get(name)
+        given = [a.ir for a in args]
+        function = self.module.names.get(name)
         if function is None:
-            signature = ir.FunctionType(ir.VoidType(), [a.ty.ir for a in args])
-            function = ir.Function(self.module, signature, name=name)
-            function.linkage = "internal"
-            for attribute in ("nounwind", "noinline", *attributes):
-                set.add(function.attributes, attribute)  # llvmlite's own knows few names
+            types = [a.type for a in given]
+            function = self.module.function(name, ir.VOID, types, linkage="internal")
+            function.attributes = ["nounwind", "noinline", *attributes]
             k = Builder(function, self.isa)
             build(k, *(Val(k, made, a.ty) for made, a in zip(function.args, args, strict=True)))
             k.ret()
-        self.b.call(function, [a.ir for a in args])
+        self.b.call(ir.VOID, function.ref, given)
 
     # -- blocks, for control flow that loops and conditions cannot express ----------------------
 
-    def label(self, name: str) -> Any:
-        return self.function.append_basic_block(name)
+    def label(self, name: str) -> ir.Block:
+        return self.function.block(name)
 
-    def goto(self, label: Any) -> None:
+    def goto(self, label: ir.Block) -> None:
         self.b.branch(label)
 
-    def branch(self, cond: Val, yes: Any, no: Any) -> None:
-        self.b.cbranch(cond.ir, yes, no)
+    def branch(self, cond: Val, yes: ir.Block, no: ir.Block) -> None:
+        self.b.end(f"br {cond.ir}, {yes}, {no}")
 
-    def at(self, label: Any) -> None:
+    def at(self, label: ir.Block) -> None:
         """Go on emitting at ``label``."""
-        self.b.position_at_end(label)
+        self.b.block = label
 
     def fence(self, *rooms: Val) -> None:
         """An empty statement that LLVM's scheduler may not move memory operations across: a whole
         unrolled block's loads, that would be spilt. ``rooms``: what was stored there is loaded
         again afterwards, not remembered.
         """
-        ty = ir.FunctionType(ir.VoidType(), [room.ty.ir for room in rooms])
-        given = [room.ir for room in rooms]
-        self.b.asm(ty, "", ",".join(["r"] * len(rooms) + ["~{memory}"]), given, True)
+        registers = ",".join(["r"] * len(rooms) + ["~{memory}"])
+        self.b.call(ir.VOID, f'asm sideeffect "", "{registers}"', [room.ir for room in rooms])
 
     def pin(self, v: Val, register: str) -> Val:
         """``v`` by way of an empty statement on a register (the target's letter for its class).
@@ -393,8 +384,9 @@ class Builder(Spaces):
         LLVM's scheduler may put an unrolled block's integer sums off until its end, and spill all
         their parts until then; not through this.
         """
-        same = ir.FunctionType(v.ty.ir, [v.ty.ir])  # with side effects: in the order of the program
-        return Val(self, self.b.asm(same, "", f"={register},0", [v.ir], True), v.ty)
+        # With side effects: in the order of the program.
+        same = f'asm sideeffect "", "={register},0"'
+        return Val(self, self.b.call(v.ty.ir, same, [v.ir]), v.ty)
 
     def ret(self) -> None:
-        self.b.ret_void()
+        self.b.end("ret void")

@@ -39,7 +39,7 @@ def trace(spec: Spec, isa: Isa) -> str:
 
     k, given = begin(spec, isa, (ptr, ptr, i64, i64, ptr))
     for i in (0, 1, 4):
-        k.function.args[i].add_attribute("noalias")
+        k.function.told[i] = "noalias"
     spec.emit(k, isa, *given)
     k.ret()
     return str(k.module)
@@ -51,16 +51,13 @@ def begin(
     """A function that is named for the kernel, in a module of its own: where it is emitted, and its
     arguments.
     """
-    from llvmlite import ir
-
+    from treadle.jit import ir
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-    module = ir.Module(name=spec.name)
-    signature = ir.FunctionType(ir.VoidType(), [ty.ir for ty in types])
-    function = ir.Function(module, signature, name=symbol(spec))
-    function.calling_convention = convention
-    function.attributes.add("nounwind")
+    given = [ty.ir for ty in types]
+    function = ir.Module().function(symbol(spec), ir.VOID, given, convention=convention)
+    function.attributes.append("nounwind")
     k = Builder(function, isa)
     return k, [Val(k, arg, ty) for arg, ty in zip(function.args, types, strict=True)]
 

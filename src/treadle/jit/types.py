@@ -8,42 +8,13 @@ differently.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property
 
+from treadle.jit import ir
 from treadle.record import dataclass
 
-
-@lru_cache(maxsize=1)
-def _scalars() -> dict[str, Any]:
-    """llvmlite's types by name; imported late, because a warm start emits nothing and needs none of
-    it.
-    """
-    from llvmlite import ir
-
-    class BFloat(ir.Type):  # type: ignore[misc]  # the one float llvmlite lacks
-        def _to_string(self) -> str:
-            return "bfloat"
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, BFloat)
-
-        def __hash__(self) -> int:
-            return hash(BFloat)
-
-    floats = {"f16": ir.HalfType(), "bf16": BFloat(), "f32": ir.FloatType(), "f64": ir.DoubleType()}
-    return {**floats, "ptr": ir.PointerType()}
-
-
-def _scaled(scalar: Any, lanes: int) -> Any:
-    """The vector type that llvmlite lacks: as long as a register."""
-    from llvmlite import ir
-
-    class Scaled(ir.VectorType):  # type: ignore[misc]
-        def _to_string(self) -> str:
-            return f"<vscale x {self.count} x {self.element}>"
-
-    return Scaled(scalar, lanes)
+# LLVM's names of scalars, but for integers.
+LLVM = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double", "ptr": ir.POINTER}
 
 
 @dataclass(frozen=True)
@@ -56,14 +27,10 @@ class Ty:
     is_scaled: bool = False  # registers hold a multiple of ``lanes``, which the machine knows
 
     @cached_property
-    def ir(self) -> Any:
-        """The llvmlite type."""
-        from llvmlite import ir
-
-        scalar = _scalars().get(self.scalar_name) or ir.IntType(self.bits)
-        if self.is_scaled:
-            return _scaled(scalar, self.lanes)
-        return ir.VectorType(scalar, self.lanes) if self.lanes else scalar
+    def ir(self) -> str:
+        """LLVM's spelling of it."""
+        scalar = LLVM.get(self.scalar_name, f"i{self.bits}")
+        return ir.vector(scalar, self.lanes, is_scaled=self.is_scaled) if self.lanes else scalar
 
     @property
     def scalar_name(self) -> str:

@@ -8,30 +8,27 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from llvmlite import ir
-
+from treadle.jit import ir
 from treadle.jit.types import Ty, boolean, i64, ptr
 
 Binary: TypeAlias = "Callable[[Val, Operand], Val]"
 
 
 @lru_cache(maxsize=1 << 14)
-def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> Any:
-    """llvmlite's constant, the same object each time: a vector's is one of objects for all lanes,
-    and a kernel has thousands. ``text`` tells apart what is equal and not the same.
+def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Ref:
+    """A constant as LLVM has it, the same object each time: a kernel has thousands. ``text`` tells
+    apart what is equal and not the same.
     """
-    if not ty.lanes:
-        return ir.Constant(ty.ir, lanes[0])
     scalar = ty.scalar.ir
-    return ir.Constant(ty.ir, [ir.Constant(scalar, v) for v in lanes])
+    return ir.numbers(scalar, ty.ir, lanes) if ty.lanes else ir.number(scalar, lanes[0])
 
 
 class Emitter:
-    """What values need of the builder that they belong to; ``b`` is llvmlite's."""
+    """What values need of the builder that they belong to: ``b``, where lines are written."""
 
-    def __init__(self, b: Any) -> None:
+    def __init__(self, b: ir.Writer) -> None:
         self.b = b
 
     def val(self, x: Operand, ty: Ty) -> Val:
@@ -58,11 +55,11 @@ class Emitter:
     def gep(self, p: Val, n_bytes: Operand) -> Val:
         """The pointer ``n_bytes`` further on."""
         off = self.val(n_bytes, i64)
-        return Val(self, self.b.gep(p.ir, [off.ir], source_etype=ir.IntType(8)), ptr)
+        return Val(self, self.b.made(ir.POINTER, f"getelementptr i8, {p.ir}, {off.ir}"), ptr)
 
 
 def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: str | None) -> Binary:
-    """What ``sign`` emits, by llvmlite's names; None for kinds of numbers that do not have it."""
+    """What ``sign`` emits, by LLVM's names; None for kinds of numbers that do not have it."""
 
     def emit(self: Val, other: Operand) -> Val:
         ty = self.ty
@@ -70,11 +67,8 @@ def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: st
         if name is None:
             kind, instead = ("floats", "") if ty.is_float else ("integers", ": use //")
             raise TypeError(f"{sign} is not for {kind} ({ty}){instead}")
-        # FMAs may form; nothing may be reordered, so every sum has the one order that the source
-        # gives it.
-        flags = {"flags": ("contract",)} if ty.is_float else {}
-        made = getattr(self.k.b, name)(self.ir, self._other(other), **flags)
-        return Val(self.k, made, ty)
+        line = f"{name} {self.ir}, {self._other(other).ref}"
+        return Val(self.k, self.k.b.made(ty.ir, line), ty)
 
     return emit
 
@@ -84,12 +78,13 @@ def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
     return lambda self, other: op(self.k.val(other, self.ty), self)
 
 
-def _comparison(sign: str) -> Binary:
+def _comparison(of_floats: str, signed: str, unsigned: str) -> Binary:
     def emit(self: Val, other: Operand) -> Val:
-        b, ty = self.k.b, self.ty
-        integers = b.icmp_signed if ty.is_signed or ty == ptr else b.icmp_unsigned
-        made = (b.fcmp_ordered if ty.is_float else integers)(sign, self.ir, self._other(other))
-        return Val(self.k, made, boolean.like(ty))
+        ty, to = self.ty, boolean.like(self.ty)
+        integers = signed if ty.is_signed or ty == ptr else unsigned
+        name = f"fcmp {of_floats}" if ty.is_float else f"icmp {integers}"
+        line = f"{name} {self.ir}, {self._other(other).ref}"
+        return Val(self.k, self.k.b.made(to.ir, line), to)
 
     return emit
 
@@ -101,13 +96,13 @@ class Val:
 
     __slots__ = ("ir", "k", "ty")
 
-    def __init__(self, k: Emitter, value: Any, ty: Ty) -> None:
+    def __init__(self, k: Emitter, value: ir.Ref, ty: Ty) -> None:
         self.k, self.ir, self.ty = k, value, ty
 
     def __bool__(self) -> bool:
         raise TypeError(f"a run-time value ({self.ty}) in a Python if: use k.if_ or k.select")
 
-    def _other(self, other: Operand) -> Any:
+    def _other(self, other: Operand) -> ir.Ref:
         """The IR of ``other``, as a value of this very type."""
         other = self.k.val(other, self.ty)
         if other.ty != self.ty:
@@ -119,18 +114,19 @@ class Val:
 
     def __neg__(self) -> Val:
         if self.ty.is_float:
-            return Val(self.k, self.k.b.fneg(self.ir), self.ty)
+            return Val(self.k, self.k.b.made(self.ty.ir, f"fneg {self.ir}"), self.ty)
         return 0 - self
 
-    # By llvmlite's names: of floats, of signed and of unsigned integers.
-    _plus = _operator("+", "fadd", "add", "add")
-    __sub__ = _operator("-", "fsub", "sub", "sub")
-    __mul__ = _operator("*", "fmul", "mul", "mul")
-    __truediv__ = _operator("/", "fdiv", None, None)
+    # By LLVM's names: of floats, of signed and of unsigned integers. FMAs may form (``contract``);
+    # nothing may be reordered, so every sum has the one order that the source gives it.
+    _plus = _operator("+", "fadd contract", "add", "add")
+    __sub__ = _operator("-", "fsub contract", "sub", "sub")
+    __mul__ = _operator("*", "fmul contract", "mul", "mul")
+    __truediv__ = _operator("/", "fdiv contract", None, None)
     __floordiv__ = _operator("//", None, "sdiv", "udiv")
     __mod__ = _operator("%", None, "srem", "urem")
-    __and__ = _operator("&", None, "and_", "and_")
-    __or__ = _operator("|", None, "or_", "or_")
+    __and__ = _operator("&", None, "and", "and")
+    __or__ = _operator("|", None, "or", "or")
     __xor__ = _operator("^", None, "xor", "xor")
     __lshift__ = _operator("<<", None, "shl", "shl")
     __rshift__ = _operator(">>", None, "ashr", "lshr")
@@ -138,11 +134,12 @@ class Val:
     __rsub__ = _reflected(operator.sub)
     __rmul__ = _reflected(operator.mul)
     __rtruediv__ = _reflected(operator.truediv)
-    __lt__ = _comparison("<")
-    __le__ = _comparison("<=")
-    __gt__ = _comparison(">")
-    __ge__ = _comparison(">=")
-    eq = _comparison("==")  # lane by lane; a method, so that ``==`` keeps its Python meaning
+    __lt__ = _comparison("olt", "slt", "ult")
+    __le__ = _comparison("ole", "sle", "ule")
+    __gt__ = _comparison("ogt", "sgt", "ugt")
+    __ge__ = _comparison("oge", "sge", "uge")
+    # Lane by lane; a method, so that ``==`` keeps its Python meaning.
+    eq = _comparison("oeq", "eq", "eq")
 
     def to(self, ty: Ty) -> Val:
         """Convert the number: widen by the source's sign, narrow by truncation, round float to
@@ -152,7 +149,10 @@ class Val:
             ty = ty.like(self.ty)
         if ty.lanes != self.ty.lanes:
             raise TypeError(f"{self.ty} to {ty}: the lanes differ; use k.splat or k.shuffle")
-        return Val(self.k, _convert(self.k.b, self.ir, self.ty, ty), ty)
+        if ty.ir == self.ty.ir:
+            return Val(self.k, self.ir, ty)
+        line = f"{_conversion(self.ty, ty)} {self.ir} to {ty.ir}"
+        return Val(self.k, self.k.b.made(ty.ir, line), ty)
 
     def bits(self, ty: Ty) -> Val:
         """The same bits as another type of the same size."""
@@ -160,22 +160,20 @@ class Val:
             raise TypeError(f"{self.ty} and {ty} differ in size")
         if ty.ir == self.ty.ir:
             return Val(self.k, self.ir, ty)
-        return Val(self.k, self.k.b.bitcast(self.ir, ty.ir), ty)
+        return Val(self.k, self.k.b.made(ty.ir, f"bitcast {self.ir} to {ty.ir}"), ty)
 
 
-def _convert(b: Any, value: Any, src: Ty, dst: Ty) -> Any:
-    """Emit the conversion of ``value`` from ``src`` to ``dst`` (same lanes)."""
-    if src.ir == dst.ir:
-        return value
+def _conversion(src: Ty, dst: Ty) -> str:
+    """LLVM's name of the conversion of numbers from ``src`` to ``dst`` (same lanes)."""
     if src.is_float and dst.is_float:
-        return (b.fpext if dst.bits > src.bits else b.fptrunc)(value, dst.ir)
+        return "fpext" if dst.bits > src.bits else "fptrunc"
     if src.is_float:
-        return (b.fptosi if dst.is_signed else b.fptoui)(value, dst.ir)
+        return "fptosi" if dst.is_signed else "fptoui"
     if dst.is_float:
-        return (b.sitofp if src.is_signed else b.uitofp)(value, dst.ir)
+        return "sitofp" if src.is_signed else "uitofp"
     if dst.bits < src.bits:
-        return b.trunc(value, dst.ir)
-    return (b.sext if src.is_signed else b.zext)(value, dst.ir)
+        return "trunc"
+    return "sext" if src.is_signed else "zext"
 
 
 class Var:
@@ -183,20 +181,20 @@ class Var:
 
     __slots__ = ("k", "slot", "ty")
 
-    def __init__(self, k: Emitter, slot: Any, ty: Ty) -> None:
+    def __init__(self, k: Emitter, slot: ir.Ref, ty: Ty) -> None:
         self.k, self.slot, self.ty = k, slot, ty
 
     @property
     def v(self) -> Val:
         """The value now."""
-        return Val(self.k, self.k.b.load(self.slot, typ=self.ty.ir), self.ty)
+        return Val(self.k, self.k.b.made(self.ty.ir, f"load {self.ty.ir}, {self.slot}"), self.ty)
 
     @v.setter
     def v(self, value: Operand) -> None:
         value = self.k.val(value, self.ty)
         if value.ty != self.ty:
             raise TypeError(f"a {self.ty} variable set to {value.ty}")
-        self.k.b.store(value.ir, self.slot)
+        self.k.b.write(f"store {value.ir}, {self.slot}")
 
     def __iadd__(self, other: Operand) -> Var:
         self.v = self.v + other
