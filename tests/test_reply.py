@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
 
 import treadle
@@ -16,6 +17,7 @@ from tests.speech.families import HERMES_TEMPLATE
 from treadle.errors import TemplateError, TreadleError
 from treadle.reply import Reply
 from treadle.speech.functions import result_of, tool_of
+from treadle.text.json_schema import kept_schema
 from treadle.text.template import ChatTemplate
 
 HI = [{"role": "user", "content": "hi"}]
@@ -112,6 +114,66 @@ def test_what_is_no_tool() -> None:
     for thing in (5, lambda: 1):
         with pytest.raises(TreadleError, match="named functions"):
             tool_of(thing)  # type: ignore[arg-type]
+
+
+class City(pydantic.BaseModel):
+    name: Literal["Oslo", "Rome"]
+
+
+class Trip(pydantic.BaseModel):
+    stops: list[City]
+
+
+class Stay(pydantic.BaseModel):
+    n: int
+
+
+def travel(trip: Trip, more: list[City] | None = None, way: Stay | City | None = None) -> list[str]:
+    cities = [*trip.stops, *(more or []), *([way] if isinstance(way, City) else [])]
+    return [city.name for city in cities]
+
+
+async def wait(n: int) -> int:
+    await asyncio.sleep(0)
+    return n + 1
+
+
+def test_classes_of_pydantic() -> None:
+    """References lead from the root on, and a function gets what its annotations say."""
+    parameters = tool_of(travel)["function"]["parameters"]
+    assert set(parameters["$defs"]) == {"City"}
+    _, left_out = kept_schema(parameters)
+    assert left_out == ()
+    oslo = {"name": "Oslo"}
+    said = json.dumps({"trip": {"stops": [oslo]}, "more": [oslo], "way": oslo})
+    assert json.loads(result_of(travel, said)) == ["Oslo"] * 3
+    assert json.loads(result_of(travel, json.dumps({"trip": {"stops": []}, "way": {"n": 1}}))) == []
+    assert result_of(travel, '{"trip": {"stops": [{"name": "Bonn"}]}}').startswith("error: Valid")
+
+
+def test_two_classes_of_one_name() -> None:
+    def other() -> Any:
+        class City(pydantic.BaseModel):
+            n: int
+
+        class Other(pydantic.BaseModel):
+            city: City
+
+        return Other
+
+    def f(a: Any, b: Any) -> None: ...
+
+    f.__annotations__ |= {"a": Trip, "b": other()}
+    with pytest.raises(TreadleError, match="tool f: b: two classes have the name City"):
+        tool_of(f)
+
+
+def test_functions_that_wait() -> None:
+    async def within() -> str:
+        return result_of(wait, '{"n": 3}')
+
+    assert result_of(wait, '{"n": 3}') == "4"
+    assert asyncio.run(within()) == "4"
 
 
 def test_results() -> None:

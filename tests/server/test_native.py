@@ -121,6 +121,9 @@ def test_tokens(client: TestClient, model: treadle.Model) -> None:
     assert raw.decode() == "héllo"
     assert any(isinstance(piece["piece"], list) for piece in pieces)  # é is two tokens
     assert post(client, "/detokenize", tokens=ids) == {"content": "héllo"}
+    mixed = post(client, "/tokenize", content=["hé", 5, "llo"], add_special=True)["tokens"]
+    assert mixed == [*model.tokenize("hé"), 5, *model.tokenize("llo", bos=False)]
+    assert post(client, "/tokenize", content=[]) == {"tokens": []}
 
 
 def test_control_tokens_are_text_where_asked(client: TestClient, model: treadle.Model) -> None:
@@ -136,6 +139,8 @@ def test_control_tokens_are_text_where_asked(client: TestClient, model: treadle.
     [
         ("/tokenize", {}),
         ("/tokenize", {"content": 5}),
+        ("/tokenize", {"content": ["x", True]}),
+        ("/tokenize", {"content": ["x", 10**6]}),
         ("/detokenize", {}),
         ("/detokenize", {"tokens": ["x"]}),
         ("/detokenize", {"tokens": [10**6]}),

@@ -129,6 +129,20 @@ def test_named(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
     assert call.name == "f"
 
 
+def test_the_number_of_a_call_ends(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    """A model that likes digits would write them up to its limit, and no call."""
+    plan = planned(own_manner("kimi"), grammars, forced=("f",), parallel=False)
+    guide, text = guide_of(plan), ""
+    while len(text) < 200 and not text.endswith("<|tool_call_argument_begin|>"):
+        logits = np.zeros(tokenizer.n_vocab, np.float32)
+        digits = [id for id in range(tokenizer.n_vocab) if tokenizer.piece(id).strip().isdigit()]
+        logits[digits] += 1.0
+        guide.mask(logits)
+        guide.accept(id := int(logits.argmax()))
+        text += tokenizer.piece(id)
+    assert re.search(r"functions\.f:\d{1,6}<\|tool_call_argument_begin\|>$", text)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_auto_binds_behind_the_mark(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
     own = row(name)

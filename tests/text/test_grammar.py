@@ -234,6 +234,7 @@ def test_schema_cases(data: Path, bytes_tokenizer: Tokenizer) -> None:
         "[1]",
         {"type": {1, 2}},
         {"type": "string", "format": "date", "allOf": 5},
+        {"type": "object", "properties": {"a": {}}, "required": [["a"]]},
     ],
 )
 def test_what_cannot_be_honoured_is_an_error(bytes_tokenizer: Tokenizer, schema: Any) -> None:
@@ -389,6 +390,7 @@ def test_errors_name_the_keyword(bytes_tokenizer: Tokenizer, schema: Any, keywor
     [
         ({"type": "string", "pattern": "^(?!x)[a-z]{2}$"}, '"pattern": "^(?!x)'),
         ({"type": "string", "pattern": r"^(a)\1$"}, '"pattern": "^(a)'),
+        ({"type": "string", "pattern": "^[^\ud800]*$"}, '"pattern": "^[^\\ud800'),
         ({"$ref": "https://example.com/other.json"}, '"$ref": "https://example'),
         ({"$ref": "#/$defs/none"}, '"$ref": "#/$defs/none"'),
         ({"type": "string", "format": "unknown"}, '"format": "unknown"'),

@@ -198,20 +198,29 @@ def sampling_dict(sampling: Sampling) -> dict[str, Any]:
 
 
 async def tokenize(request: Request) -> Response:
-    """``POST /tokenize``: content; add_special, parse_special, with_pieces."""
+    """``POST /tokenize``: content (texts and ids may be mixed); add_special, and others."""
     service, body = service_of(request), await read_json(request)
     table: Table = dict.fromkeys(("add_special", "parse_special", "with_pieces"), flag)
-    given = read_fields(body, {"content": text, **table})
-    if "content" not in given:
+    given, content = read_fields(body, table), body.get("content")
+    if content is None:
         raise ApiError(400, "content: required", param="content")
     bos = None if given.get("add_special", False) else False
+    parts = content if isinstance(content, list) else [text("content", content)]
+    if not all(type(part) in (int, str) for part in parts):
+        raise wrong("content", content, "a string, or texts and token ids")
 
-    def ids_of(content: str) -> list[int]:
-        check_text(content, service.model)
+    def ids_of(part: str | int, bos: bool | None) -> list[int]:
+        if isinstance(part, int):
+            service.model.engine.check_ids([part])
+            return [part]
         special = given.get("parse_special", True)
-        return service.model.tokenize(content, bos=bos, special=special)
+        return service.model.tokenize(part, bos=bos, special=special)
 
-    ids = await service.prepare(ids_of, given["content"])
+    def read() -> list[int]:
+        check_text("".join(part for part in parts if isinstance(part, str)), service.model)
+        return [id for i, part in enumerate(parts) for id in ids_of(part, False if i else bos)]
+
+    ids = await service.prepare(read)
     if not given.get("with_pieces", False):
         return Json({"tokens": ids})
     return Json({"tokens": [{"id": id, "piece": _piece(service, id)} for id in ids]})

@@ -188,7 +188,7 @@ ROWS = (
     HARMONY,
     Row(  # Kimi K2 and Linear
         "kimi",
-        open="<|tool_call_begin|>", before="functions.", id_mark=":", id_form="[0-9]+",
+        open="<|tool_call_begin|>", before="functions.", id_mark=":", id_form="[0-9]{1,6}",
         after="<|tool_call_argument_begin|>", behind="<|tool_call_end|>",
         wrap=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), named_ids=True,
     ),

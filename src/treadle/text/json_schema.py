@@ -234,6 +234,9 @@ def _pattern_fault(pattern: str) -> str:
     """Why a pattern cannot be enforced, or nothing."""
     from llguidance import LLMatcher
 
-    source = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    try:
+        source = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    except ValueError:  # llguidance reads it as UTF-8
+        return "cannot be enforced: it has half a surrogate pair"
     message = LLMatcher.validate_grammar(source).rpartition("error: ")[2]
     return f"cannot be enforced: {' '.join(message.split())}" if message else ""

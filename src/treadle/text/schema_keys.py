@@ -43,7 +43,8 @@ class ClosedObjects:
         required, least = part.get("required", ()), part.get("minProperties", 0)
         if not isinstance(required, list | tuple) or not isinstance(least, int):
             return False
-        return all(name in names for name in required) and least <= len(names)
+        known = all(isinstance(name, str) and name in names for name in required)
+        return known and least <= len(names)
 
     def _is_shared(self, part: Mapping[str, Any]) -> bool:
         """Whether more than one part describes the same object; alternatives do not."""
