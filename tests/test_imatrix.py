@@ -160,6 +160,28 @@ def test_what_experts_are_given(
         assert off <= share + 3 * moved / len(rows), (name, e, off)
 
 
+@pytest.mark.parametrize("with_output", [False, True])
+def test_what_an_encoder_is_given(tiny: WriteTiny, with_output: bool) -> None:
+    """Each window in one run, although it makes no logits."""
+    windows = np.random.default_rng(6).integers(5, 200, (2, 24)).astype(np.int32)
+    with treadle.load(tiny("bert", "F32"), context=24, threads=1) as model:
+        matrix = collect(model.engine, windows, "", bos=None, with_output=with_output)
+        gguf, eps = model.gguf, model.config.norm_eps
+        names = {n for n, t in gguf.tensors.items() if n.startswith("blk.") and len(t.shape) == 2}
+
+        def of(name: str) -> np.ndarray:
+            return gguf.tensors[name].dequantize().astype(np.float64)
+
+        x = of("token_embd.weight")[windows] + of("position_embd.weight")[:24]
+        x = x + of("token_types.weight")[0]
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+        x = x * of("token_embd_norm.weight") + of("token_embd_norm.bias")
+    assert matrix.entries.keys() == names
+    assert {float(e.counts[0]) for e in matrix.entries.values()} == {48.0}
+    sums = (x**2).sum((0, 1))
+    np.testing.assert_allclose(matrix.entries["blk.0.attn_q.weight"].sums[0], sums, rtol=1e-4)
+
+
 def test_taps_see_what_int8_would_lose(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first product of a Q8_0 model: nothing before it is rounded but the embeddings."""
     windows = np.arange(5, 69, dtype=np.int32)[None]

@@ -309,9 +309,9 @@ class Engine:
 
     def steps(self, parts: Ids[Part]) -> tuple[Plan, Run]:
         """The plan for a batch, and its inputs laid out, for whoever runs a plan piece by piece:
-        hold ``lock``, and let the cache commit each sequence afterwards.
+        hold ``lock``, and let the cache commit each sequence afterwards. It gives the main output.
         """
-        ready = self._plan_of(parts)
+        ready = self._plan_of(parts, main_output(self.config))
         self._prepare(ready, parts)
         ready.run.write_late()
         return ready.plan, ready.run
