@@ -13,9 +13,10 @@ import pytest
 import treadle
 from tests import reference
 from tests.conftest import WriteTiny
+from tests.loras import with_names
 from treadle.batch import Part
 from treadle.errors import FileError
-from treadle.files.gguf import GGUFWriter
+from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
 from treadle.imatrix.collect import collect
 from treadle.imatrix.matrix import Entry, ImportanceMatrix, read
@@ -180,6 +181,17 @@ def test_what_an_encoder_is_given(tiny: WriteTiny, with_output: bool) -> None:
     assert {float(e.counts[0]) for e in matrix.entries.values()} == {48.0}
     sums = (x**2).sum((0, 1))
     np.testing.assert_allclose(matrix.entries["blk.0.attn_q.weight"].sums[0], sums, rtol=1e-4)
+
+
+def test_entries_have_the_names_of_the_file(tiny: WriteTiny, tmp_path: Path) -> None:
+    """Not the graph's: `quantize` looks for the file's."""
+    names = {"blk.": "enc.blk.", "attn_output": "attn_o"}
+    path = with_names(tiny("t5encoder", "F32"), tmp_path / "model.gguf", names)
+    with treadle.load(path, context=24, threads=1) as model:
+        matrix = collect(model.engine, np.arange(5, 29, dtype=np.int32)[None], "", bos=None)
+    assert "enc.blk.0.attn_o.weight" in matrix.entries
+    with open_gguf(path) as gguf:
+        assert matrix.entries.keys() < gguf.tensors.keys()
 
 
 def test_taps_see_what_int8_would_lose(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:
