@@ -31,7 +31,6 @@ from treadle.kernels.latent import PackHeads
 from treadle.kernels.matmul import Matmul
 from treadle.kernels.route import Sort
 from treadle.kernels.spec import Grid
-from treadle.models.graphs import main_output
 from treadle.plan import Buffer, Plan, Step
 from treadle.record import dataclass
 from treadle.runtime.interrupts import interrupts_held
@@ -105,15 +104,13 @@ class Collector:
         finite.
         """
         engine, step = self.engine, self.engine.max_tokens
-        # An encoder has no logits, and reads a text in one run.
-        with_output = self.with_output and main_output(engine.config) == "logits"
-        if with_output:  # a run gives few logits, and what makes them must be seen at work
+        if self.with_output:  # a run gives few logits, and what makes them must be seen at work
             step = min(step, OUTPUTS)
         seq = engine.cache.sequence()
         try:
             for at in range(0, len(window), step):
                 ids = window[at : at + step]
-                part = Part(seq, ids, len(ids) if with_output else 0)
+                part = Part(seq, ids, len(ids) if self.with_output else 0)
                 with engine.lock, interrupts_held():
                     self._run([part], pool)
                     engine.cache.commit(seq)
