@@ -101,3 +101,17 @@ def merged(
             tensors[name] = SimpleNamespace(dequantize=lambda w=w: w)
         both: Any = SimpleNamespace(tensors=tensors)
         return np.asarray(forward(both, config, ids))
+
+
+def with_names(model: Path, path: Path, names: Mapping[str, str]) -> Path:
+    """The model with parts of its tensors' names replaced, as a converter spells them."""
+    writer = GGUFWriter(path)
+    with open_gguf(model) as gguf:
+        for key, value in gguf.metadata.items():
+            writer.add(key, value)
+        for name, tensor in gguf.tensors.items():
+            for ours, theirs in names.items():
+                name = name.replace(ours, theirs)
+            writer.add_tensor(name, tensor.shape, "F32", tensor.dequantize())
+        writer.write()
+    return path

@@ -13,9 +13,10 @@ import pytest
 import treadle
 from tests import reference
 from tests.conftest import WriteTiny
+from tests.loras import with_names
 from treadle.batch import Part
-from treadle.errors import FileError
-from treadle.files.gguf import GGUFWriter
+from treadle.errors import FileError, TreadleError
+from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
 from treadle.imatrix.collect import collect
 from treadle.imatrix.matrix import Entry, ImportanceMatrix, read
@@ -158,6 +159,40 @@ def test_what_experts_are_given(
         assert abs(found.counts[e] - len(rows)) <= moved
         off = np.abs(found.sums[e] - sums).sum() / sums.sum()
         assert off <= share + 3 * moved / len(rows), (name, e, off)
+
+
+def test_what_an_encoder_is_given(tiny: WriteTiny) -> None:
+    """Although it makes no logits; those it has not, and says so."""
+    windows = np.random.default_rng(6).integers(5, 200, (2, 24)).astype(np.int32)
+    with treadle.load(tiny("bert", "F32"), context=24, threads=1) as model:
+        with pytest.raises(TreadleError, match="bert writes no text"):
+            collect(model.engine, windows, "", bos=None, with_output=True)
+        matrix = collect(model.engine, windows, "", bos=None)
+        gguf, eps = model.gguf, model.config.norm_eps
+        names = {n for n, t in gguf.tensors.items() if n.startswith("blk.") and len(t.shape) == 2}
+
+        def of(name: str) -> np.ndarray:
+            return gguf.tensors[name].dequantize().astype(np.float64)
+
+        x = of("token_embd.weight")[windows] + of("position_embd.weight")[:24]
+        x = x + of("token_types.weight")[0]
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+        x = x * of("token_embd_norm.weight") + of("token_embd_norm.bias")
+    assert matrix.entries.keys() == names
+    assert {float(e.counts[0]) for e in matrix.entries.values()} == {48.0}
+    sums = (x**2).sum((0, 1))
+    np.testing.assert_allclose(matrix.entries["blk.0.attn_q.weight"].sums[0], sums, rtol=1e-4)
+
+
+def test_entries_have_the_names_of_the_file(tiny: WriteTiny, tmp_path: Path) -> None:
+    """Not the graph's: `quantize` looks for the file's."""
+    names = {"blk.": "enc.blk.", "attn_output": "attn_o"}
+    path = with_names(tiny("t5encoder", "F32"), tmp_path / "model.gguf", names)
+    with treadle.load(path, context=24, threads=1) as model:
+        matrix = collect(model.engine, np.arange(5, 29, dtype=np.int32)[None], "", bos=None)
+    assert "enc.blk.0.attn_o.weight" in matrix.entries
+    with open_gguf(path) as gguf:
+        assert matrix.entries.keys() < gguf.tensors.keys()
 
 
 def test_taps_see_what_int8_would_lose(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.loras import MATRICES, draw_pairs, merged, peft_names, write_gguf, write_peft
+from tests.loras import (
+    MATRICES,
+    draw_pairs,
+    merged,
+    peft_names,
+    with_names,
+    write_gguf,
+    write_peft,
+)
 from tests.tiny import rounding
 from treadle.batch import Part
 from treadle.cli import main
@@ -502,6 +510,31 @@ def test_quantize_merges(base: Path, files: dict[str, Path], tmp_path: Path, mix
             assert fmt is not None
             step = np.abs(w).max() * (1 / 127 if fmt.name == "Q8_0" else 1e-6)
             assert np.abs(made.tensors[name].dequantize() - w).max() <= step, name
+
+
+@pytest.mark.parametrize(
+    ("arch", "sizes", "names", "only"),
+    [
+        ("t5encoder", {}, {"blk.": "enc.blk.", "attn_output": "attn_o"}, ("attn_o", "ffn_up")),
+        (
+            "gemma4", {"n_expert": 4, "n_ff_exp": 32},
+            {"ffn_gate_inp_norm.weight": "ffn_gate_inp.scale"}, ("ffn_gate_inp",),
+        ),
+    ],
+)  # fmt: skip
+def test_quantize_merges_by_the_names_of_the_file(
+    tiny: WriteTiny, tmp_path: Path, arch: str, sizes: dict[str, int], names: dict[str, str],
+    only: tuple[str, ...],
+) -> None:  # fmt: skip
+    """T5's names are not the graph's; the scale of Gemma 4's router is one of its input."""
+    model = with_names(tiny(arch, "F32", **sizes), tmp_path / "model.gguf", names)
+    pairs, target = draw_pairs(model, 3, 5, only), tmp_path / "merged.gguf"
+    file = write_gguf(tmp_path / "lora.gguf", pairs, arch=arch, alpha=3.0)
+    assert main(["quantize", str(model), str(target), "F32", "--lora", str(file)]) == 0
+    with open_gguf(model) as gguf, open_gguf(target) as made:
+        for name, (a, b) in pairs.items():
+            w = gguf.tensors[name].dequantize() + b @ a
+            np.testing.assert_allclose(made.tensors[name].dequantize(), w, atol=1e-5)
 
 
 def test_perplexity_is_that_of_the_merged_weights(

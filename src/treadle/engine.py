@@ -309,9 +309,11 @@ class Engine:
 
     def steps(self, parts: Ids[Part]) -> tuple[Plan, Run]:
         """The plan for a batch, and its inputs laid out, for whoever runs a plan piece by piece:
-        hold ``lock``, and let the cache commit each sequence afterwards.
+        hold ``lock``, and let the cache commit each sequence afterwards. It gives the logits
+        that a part wants, else the main output.
         """
-        ready = self._plan_of(parts)
+        wanted = any(part.n_outputs for part in parts)
+        ready = self._plan_of(parts, "logits" if wanted else main_output(self.config))
         self._prepare(ready, parts)
         ready.run.write_late()
         return ready.plan, ready.run

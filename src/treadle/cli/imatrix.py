@@ -70,7 +70,7 @@ def command(
         own = matrix.n_chunks
         for other in earlier:
             matrix = matrix + other
-        names = [n for n, t in loaded.gguf.tensors.items() if is_matrix(n, t.shape)]
+        names = [t.name for t in loaded.gguf.tensors.values() if is_matrix(t.name, t.shape)]
         left_out = missing(matrix, names)
     matrix.write(output)
     report: dict[str, Any] = {

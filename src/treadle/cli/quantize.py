@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,9 +111,14 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
     from treadle.files.gguf import open_gguf
     from treadle.models.load import load_config
 
+    made = []
     with open_gguf(path) as gguf:  # its tensors get the graph's names: not for writing
         config = load_config(gguf)
-        return [(open_adapter(file, gguf, config), scale) for file, scale in given]
+        for file, scale in given:
+            adapter = open_adapter(file, gguf, config)
+            ranks = {gguf.tensors[name].name: low for name, low in adapter.ranks.items()}
+            made.append((replace(adapter, ranks=ranks), scale))
+    return made
 
 
 def gguf_of(src: str, meter: ProgressBar) -> Path:

@@ -200,7 +200,12 @@ def collect(
             collector.run(ids, pool)
             if progress is not None:
                 progress((i + 1) * len(ids), windows.size)
-    return ImportanceMatrix(collector.entries, (dataset,), len(windows), windows.shape[1])
+    tensors = engine.gguf.tensors  # by the graph's names; `quantize` knows the file's
+    entries = {
+        tensors[name].name if name in tensors else name: entry
+        for name, entry in collector.entries.items()
+    }
+    return ImportanceMatrix(entries, (dataset,), len(windows), windows.shape[1])
 
 
 class _Tapped:

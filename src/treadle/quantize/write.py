@@ -108,7 +108,8 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
     names = {name for adapter, _ in merged for name in adapter.ranks}
     for entry in recipe.targets:
         stem = entry.tensor.name.removesuffix(".scale")
-        if stem != entry.tensor.name and f"{stem}.weight" in names:
+        one = prod(entry.tensor.shape) == 1  # not Gemma 4's, which its router's input is scaled by
+        if one and stem != entry.tensor.name and f"{stem}.weight" in names:
             what = f"what {stem}.weight gives is multiplied by it, and that of an adapter is not"
             raise UnsupportedError(f"{entry.tensor.origin}: {what}")
 
