@@ -208,6 +208,14 @@ def test_embed(tiny: WriteTiny) -> None:
         for texts in ([None], ["one", None]):
             with pytest.raises(TreadleError, match="the text is NoneType: expected a str"):
                 model.embed(texts)  # type: ignore[arg-type]
+        assert np.array_equal(model.embed([ids]), model.embed("one text"))
+        for wrong, why in (
+            ([[]], "no tokens"),
+            ([[-1]], "outside 0"),
+            (["a", [1, "b"]], r"\[1\]: "),
+        ):
+            with pytest.raises(TreadleError, match=why):
+                model.embed(wrong)  # type: ignore[arg-type]
         with pytest.raises(TreadleError, match="texts: expected a list, found bytes"):
             model.embed(b"one")  # type: ignore[arg-type]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from treadle.session import Session
 
 T = TypeVar("T")
+Given = TypeVar("Given")
 Scales = Mapping[Any, float] | None  # of adapters, by their names or numbers
 USUAL_CONTEXT = 4096
 WHOLE_TEXT = 8192  # the same of models that read a text at once
@@ -64,7 +65,7 @@ def check_choices(
 
 
 def read_each(
-    texts: Sequence[str], read: Callable[[str], T], name: Callable[[int], str]
+    texts: Sequence[Given], read: Callable[[Given], T], name: Callable[[int], str]
 ) -> list[T]:
     """What ``read`` makes of each text. Where one of several is wrong, the error has its name."""
     made = []

@@ -19,7 +19,7 @@ from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.models.dense import dense_of
 from treadle.models.sentence import default_prompt as prompt_of
 from treadle.models.sentence import max_seq_length
-from treadle.values import flag, listed, positive
+from treadle.values import flag, listed, positive, token_ids
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from treadle.text.tokenizer import Tokenizer
 
 Floats = np.ndarray
+Text = str | Sequence[int]
 EUCLIDEAN = 2  # llama.cpp's numbers for what a vector is divided by: the p of a p-norm,
 LARGEST = 0  # its largest value, which becomes 32760,
 NOTHING = -1
@@ -80,23 +81,29 @@ class Embedder:
                 "token, which no text may: default_prompt=False leaves it out"
             )
 
-    def of(self, texts: str | Sequence[str]) -> Floats:
+    def of(self, texts: str | Sequence[Text]) -> Floats:
         """Float32 ``[n_texts, n]``; errors as ``read``'s."""
         return self.vectors(self.read(texts))
 
     def read(
-        self, texts: str | Sequence[str], name: Callable[[int], str] = "texts[{}]".format
+        self, texts: str | Sequence[Text], name: Callable[[int], str] = "texts[{}]".format
     ) -> list[list[int]]:
-        """The ids of a text, or of several. Raises TreadleError for one without tokens,
-        ContextFullError for one that is too long; of several with its ``name``.
+        """The ids of a text, or of several, which may be ids. Raises TreadleError for one without
+        tokens, ContextFullError for one that is too long; of several with its ``name``.
         """
         given = [texts] if isinstance(texts, str) else listed("texts", texts)
         return read_each(given, self._read, name)
 
-    def _read(self, text: str) -> list[int]:
-        if not isinstance(text, str):
-            raise TreadleError(f"the text is {type(text).__name__}: expected a str")
-        ids = self._model._read(self.prompt + text)
+    def _read(self, text: Text) -> list[int]:
+        if isinstance(text, str):
+            ids = self._model._read(self.prompt + text)
+        else:  # as they are; the only texts of a file without a vocabulary
+            if not hasattr(text, "__iter__"):
+                what = f"the text is {type(text).__name__}"
+                raise TreadleError(f"{what}: expected a str, or a list of token ids")
+            if not (ids := token_ids(text)):
+                raise TreadleError("no tokens")
+            self._model.engine.check_ids(ids)
         cache = self._model.engine.cache
         if len(ids) > cache.n_ctx == self._limit:
             raise ContextFullError(

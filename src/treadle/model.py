@@ -338,10 +338,12 @@ class Model:
             return self.engine.states(ids)
 
     def embed(
-        self, texts: str | Sequence[str], *, normalize: bool = True, dimensions: int | None = None,
-        default_prompt: bool = True,
+        self, texts: str | Sequence[str | Sequence[int]], *, normalize: bool = True,
+        dimensions: int | None = None, default_prompt: bool = True,
     ) -> np.ndarray:  # fmt: skip
-        """A vector for each text, float32 ``[n_texts, dimensions]``; see ``embedding.py``."""
+        """A vector for each text, or list of ids, float32 ``[n_texts, dimensions]``; see
+        ``embedding.py``.
+        """
         from treadle.embedding import Embedder
 
         return Embedder(self, normalize, dimensions, default_prompt=default_prompt).of(texts)

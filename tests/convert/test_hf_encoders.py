@@ -28,6 +28,7 @@ _ALL = {"num_key_value_heads": 4, "pad_token_id": 0}
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
 CASES: dict[str, Case] = {
     "bert": Case("Bert", "bert", _ALL, "Model"),
+    "bert-tanh": Case("Bert", "bert", {**_ALL, "hidden_act": "gelu_new"}, "Model"),
     "bert-masked": Case("Bert", "bert", {**_ALL, "tie_word_embeddings": True}, "ForMaskedLM"),
     "xlm-roberta": Case("XLMRoberta", "bert", {**_ALL, "pad_token_id": 1}, "Model"),
     "nomic-bert": Case("NomicBert", "nomic-bert", _ALL, "Model"),

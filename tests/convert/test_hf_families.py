@@ -142,6 +142,16 @@ OTHERS = {
     "ministral3-window": Case(
         "Ministral3", "mistral3", {"head_dim": 32, "sliding_window": 16, "pad_token_id": 0}
     ),
+    # GPT-NeoX-20B has the tanh form, which has many names, and Cerebras-GPT the other.
+    "gptneox-20b": Case(
+        "GPTNeoX", "gptneox", {"num_key_value_heads": 4, "hidden_act": "gelu_fast"}
+    ),
+    "cerebras": Case(
+        "GPT2",
+        "gpt2",
+        {**MORE_CASES["gpt2"].options, "activation_function": "gelu"},
+        "LMHeadModel",
+    ),
     # Queries grow with positions whatever scales the rope.
     "ministral3-default": Case(
         "Ministral3",

@@ -132,6 +132,8 @@ def test_states_of_encoders_agree_with_transformers(name: str, data: Path) -> No
             exact = pooled[model.config.pooling]
             exact = exact / np.linalg.norm(exact)
             assert np.abs(vectors[1] - exact).max() <= allowed
+            given = [ids_of(7)[::-1], ids, ids_of(3)]  # no texts: no vocabulary
+            assert np.array_equal(model.embed(given), vectors)
             bits.append(np.concatenate([states, vectors]))
             with pytest.raises(UnsupportedError, match=r"no logits: .* writes no text"):
                 model.logits(ids)

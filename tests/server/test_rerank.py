@@ -67,6 +67,17 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
             wrong = {"query": QUERY, "documents": ["a", "a " * 200]}
             error = client.post("/v1/rerank", json=wrong).json()["error"]
             assert error["message"].startswith("documents[1]: prompt is too long: ")
+            # As Text Embeddings Inference's clients ask, and llama.cpp answers.
+            asked: dict[str, Any] = {"query": QUERY, "texts": DOCUMENTS, "top_n": 2}
+            rows = [{"index": row["index"], "score": row["relevance_score"]} for row in best]
+            assert client.post("/rerank", json=asked).json() == rows
+            asked["return_text"] = True
+            for row in rows:
+                row["text"] = DOCUMENTS[row["index"]]
+            assert client.post("/rerank", json=asked).json() == rows
+            for texts, at in (([], "texts: "), (["a", "a " * 200], "texts[1]: ")):
+                answer = client.post("/rerank", json={"query": QUERY, "texts": texts})
+                assert answer.json()["error"]["message"].startswith(at)
             # An encoder writes no text, says so, and goes on.
             said = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert said.status_code == 400

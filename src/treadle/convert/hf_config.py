@@ -25,6 +25,7 @@ from treadle.convert.quantised import METHODS, said_in
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import POSITION_MAX, SIZE_MAX, Keys
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
+from treadle.models.graphs.limits import ACTIVATION, takes_activation
 from treadle.models.graphs.positions import by_period
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.left_out import LEFT_OUT
@@ -85,6 +86,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         "attention.value_length": head_dim,
         f"attention.{norm}_epsilon": f32(keys.number(word("rms_norm_eps"), lo=0.0, hi=1.0)),
     }
+    made.update(_activation(keys, family))
     made.update(_softcaps(keys, family))
     made.update(_attention_scale(keys, family, n_layer, n_embd, n_head, head_dim))
     for key, name in family.copied.items():
@@ -223,7 +225,7 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
 
 
 def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:
-    """What would load and be wrong: other heads, other activations, packed weights."""
+    """What would load and be wrong: other heads, packed weights."""
     heads = (*_READING, *((_SCORING,) if family.score_names else ()))
     encodes = ARCHS[family.arch].graph == "encoder"
     heads = (*heads, *(_MASKED if encodes else _WRITING))
@@ -236,11 +238,6 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
     if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
         name = packed.get("quant_method") or f"{packed.get('bits')} bits"
         packed.refuse("quant_method", f"treadle does not read weights quantised so ({name})")
-    for key in (family.word("hidden_act"), "hidden_activation"):
-        found = keys.text(key, family.activation)
-        found = family.activation if found == family.older_activation else found
-        if _SAME.get(found, found) != _SAME.get(family.activation, family.activation):
-            keys.refuse(key, f"{found!r:.60}: treadle has {family.activation} in this architecture")
     if keys.get("is_causal") is False and not encodes:  # transformers masks no token then
         keys.refuse("is_causal", f"is false: treadle's {family.arch} is a decoder")
     both_ways = keys.get("use_bidirectional_attention")
@@ -252,7 +249,25 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
             keys.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")
 
 
-_SAME = {"gelu_new": GELU_TANH, "swiglu": "silu"}  # two names of one function
+def _activation(keys: Keys, family: Family) -> dict[str, str]:
+    """A key for the function of the FFN, where it is not the one that GGUF's architecture has:
+    GPT-NeoX-20B, Cerebras-GPT.
+    """
+    usual = _SAME.get(family.activation, family.activation)
+    said = {}
+    for key in (family.word("hidden_act"), ACTIVATION):
+        given = keys.text(key, family.activation)
+        given = family.activation if given == family.older_activation else given
+        if (found := _SAME.get(given, given)) == usual:
+            continue
+        if not (takes_activation(ARCHS[family.arch]) and {found, usual} == {"gelu", GELU_TANH}):
+            keys.refuse(key, f"{given!r:.60}: treadle has {family.activation} in this architecture")
+        said[ACTIVATION] = found
+    return said
+
+
+# Several names of one function.
+_SAME = {"gelu_new": GELU_TANH, "gelu_fast": GELU_TANH, "gelu_python": "gelu", "swiglu": "silu"}
 _READING = ("Model", "BERT")
 _WRITING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _MASKED = ("ForMaskedLM", "ForPreTraining", "BERTLMHead")

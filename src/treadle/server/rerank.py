@@ -1,4 +1,6 @@
-"""``/v1/rerank``: how well documents answer a query, as llama.cpp, Jina and Cohere spell it."""
+"""``/v1/rerank``: how well documents answer a query, as llama.cpp, Jina and Cohere spell it;
+with ``texts`` for ``documents``, as Text Embeddings Inference does.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
     from treadle.kvtree import Lora
     from treadle.model import Model
 
-FIELDS: Table = {"query": text, "top_n": whole(1), "return_documents": flag, "lora": adapters}
+FIELDS: Table = {
+    "query": text,
+    "top_n": whole(1),
+    "return_documents": flag,
+    "return_text": flag,
+    "lora": adapters,
+}
 
 
 async def rerank(request: Request) -> Response:
@@ -30,13 +38,14 @@ async def rerank(request: Request) -> Response:
     return Json(await result(request, rerank_answer(service, body)))
 
 
-async def rerank_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
     """The whole answer, the best document first. Raises ApiError, TreadleError."""
-    given, documents = read_fields(body, FIELDS), _documents(body.get("documents"))
+    name = "texts" if "texts" in body else "documents"
+    given, documents = read_fields(body, FIELDS), _documents(body.get(name), name)
     if "query" not in given:
         raise ApiError(400, "query: expected a string", param="query")
     lora = lora_scales(given.get("lora"), service.model.engine)
-    asked = service.model, given["query"], documents, lora
+    asked = service.model, given["query"], documents, lora, name
     reranker, pairs = await service.prepare(_read, *asked)
     scores: list[float] = []
     for batch in reranker.together(pairs):
@@ -45,6 +54,12 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> dict[str, Any
     n_tokens = sum(len(ids) for ids, _ in pairs)
     service.tally.n_embedded += n_tokens
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: given.get("top_n", len(scores))]
+    if name == "texts":  # a bare list
+        whole = bool(given.get("return_text"))
+        return [
+            {"index": i, "score": scores[i]} | ({"text": documents[i]} if whole else {})
+            for i in best
+        ]
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in best]
     if given.get("return_documents"):
         for found in results:
@@ -57,19 +72,19 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _documents(value: Any) -> list[str]:
+def _documents(value: Any, name: str) -> list[str]:
     """Texts, or objects with a text."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INPUTS:
-        raise wrong("documents", value, f"1 to {MAX_INPUTS} texts")
+        raise wrong(name, value, f"1 to {MAX_INPUTS} texts")
     texts = [item.get("text") if isinstance(item, dict) else item for item in value]
     found = [item for item in texts if isinstance(item, str)]
     if len(found) < len(texts):
-        raise wrong("documents", value, "texts, or objects with a text")
+        raise wrong(name, value, "texts, or objects with a text")
     return found
 
 
 def _read(
-    model: Model, query: str, documents: list[str], lora: Lora
+    model: Model, query: str, documents: list[str], lora: Lora, name: str
 ) -> tuple[Reranker, list[Pair]]:
     try:
         reranker = Reranker(model, lora)
@@ -78,7 +93,7 @@ def _read(
     pairs = []
     check_text(query, model)
     for i, document in enumerate(documents):
-        with within(f"documents[{i}]"):
+        with within(f"{name}[{i}]"):
             check_text(document, model)
             ids, second = reranker.pair(query, document)
             pairs.append((check_length(ids, model), second))

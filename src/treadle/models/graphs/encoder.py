@@ -14,9 +14,6 @@ from treadle.models.graphs.reading import read_config
 from treadle.models.keys import Keys
 from treadle.models.structure import Sizes, TensorRow
 
-ACTIVATION = "hidden_activation"
-# transformers' words, which llama.cpp's converter writes of ModernBERT.
-ACTIVATIONS = {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu", "silu": "silu"}
 N_TYPES = "tokenizer.ggml.token_type_count"
 
 
@@ -24,8 +21,6 @@ def read(keys: Keys, arch: Arch) -> Config:
     """As a decoder's; a window reaches half of the key's number to each side."""
     if keys.flag("attention.causal", False):
         keys.refuse("attention.causal", "an encoder's tokens see each other both ways in treadle")
-    if keys.has(ACTIVATION):
-        arch = replace(arch, activation=_activation(keys))
     n_types = keys.gguf.metadata.get(N_TYPES)
     if n_types == 1 and not keys.gguf.tensors.keys() >= TYPES:
         arch = replace(arch, needs=arch.needs - TYPES)  # DistilBERT has none
@@ -42,14 +37,6 @@ def read(keys: Keys, arch: Arch) -> Config:
         for at in config.layers
     )
     return replace(config, layers=tuple(layers))
-
-
-def _activation(keys: Keys) -> str:
-    """That of the file, whatever the others of its architecture have: Granite's ModernBERT."""
-    word = keys.text(ACTIVATION)
-    if word not in ACTIVATIONS:
-        keys.refuse(ACTIVATION, f"{word!r:.60}: treadle has {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[word]
 
 
 def _sizes(config: Config) -> Sizes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,3 +32,23 @@ def activation_of(keys: Keys, arch: Arch, i: int, key: str) -> str:
     if not 0.0 <= limit < math.inf:
         keys.fail(key, f"holds {found[i]!r:.60}", "numbers from 0")
     return f"{arch.activation}_to_{limit:.9g}" if limit > _LEAST else ""
+
+
+ACTIVATION = "hidden_activation"
+# transformers' words, which llama.cpp's converter writes of ModernBERT.
+ACTIVATIONS = {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu", "silu": "silu"}
+
+
+def takes_activation(arch: Arch) -> bool:
+    """Whether the file may say which function its FFN has: some of an architecture have another."""
+    return arch.graph == "encoder" or (not arch.gated and arch.activation.startswith("gelu"))
+
+
+def with_activation(keys: Keys, arch: Arch) -> Arch:
+    """The architecture with the file's own activation: Granite's ModernBERT, GPT-NeoX-20B."""
+    if not (keys.has(ACTIVATION) and takes_activation(arch)):
+        return arch
+    word = keys.text(ACTIVATION)
+    if word not in ACTIVATIONS:
+        keys.refuse(ACTIVATION, f"{word!r:.60}: treadle has {', '.join(ACTIVATIONS)}")
+    return replace(arch, activation=ACTIVATIONS[word])

@@ -18,7 +18,7 @@ from treadle.models.graphs.kinds import (
     mixer_of,
     pooling_of,
 )
-from treadle.models.graphs.limits import SHARED_LIMIT, activation_of
+from treadle.models.graphs.limits import SHARED_LIMIT, activation_of, with_activation
 from treadle.models.graphs.positions import read_tables, read_temperature, read_windows
 from treadle.models.graphs.recurrence import (
     read_heads,
@@ -44,7 +44,7 @@ def read(keys: Keys, arch: Arch) -> Config:
 
 def read_config(keys: Keys, arch: Arch) -> Config:
     """All that the keys say, and the factors of the rope."""
-    arch = with_norm(keys, arch)
+    arch = with_activation(keys, with_norm(keys, arch))
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     # Layers that predict further tokens stand behind the others, and are left out.
     n_layer = n_block - keys.integer(NEXTN, 0, lo=0, hi=n_block - 1)
