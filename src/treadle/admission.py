@@ -8,8 +8,8 @@ from any thread.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, TreadleError
@@ -35,6 +35,7 @@ class Admission:
         self.running: list[Request] = []  # by rank; each has a sequence
         self._failed: list[Request] = []  # that nobody has been told of
         self._n_added = 0
+        self._turns: dict[Hashable, int] = {}  # of each key the last that was let in
         self.n_preempted = 0  # since the start: requests that gave their pages to others
 
     # -- in and out -------------------------------------------------------------------------------
@@ -89,15 +90,18 @@ class Admission:
     # -- who runs -------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Let waiting requests run: by priority, which grows with age; then those of whose text
-        the cache has most; then as they came. The first that has no room stops those behind it.
+        """Let waiting requests run: by priority, which grows with age, keys taking turns; then
+        those of whose text the cache has most; then as they came. The first that has no room stops
+        those behind it.
         """
         now = self.clock()
         for at, request in enumerate(self.waiting):
             request.level = request.priority - int((now - request.arrived) / AGE_S)
             if at < CONSIDERED and len(self.waiting) > 1:
                 request.look_up(self.engine.cache)
-        self.waiting.sort(key=lambda request: (request.level, -request.n_known, request.number))
+        self._take_turns()
+        turns = self._turns
+        self.waiting.sort(key=lambda r: (r.level, turns.get(r.key, 0), -r.n_known, r.number))
         for place, request in enumerate(self.waiting, 1):
             request.place = place
         for request in list(self.waiting):
@@ -105,6 +109,16 @@ class Admission:
                 continue
             if not self._start(request):
                 break
+
+    def _take_turns(self) -> None:
+        """A key's second request stands one step behind its first, and so on; of equals that goes
+        first whose key has waited longest. So one with hundreds does not hold up another's first.
+        """
+        ahead = Counter(request.key for request in self.running)
+        for request in sorted(self.waiting, key=lambda request: (request.level, request.number)):
+            if request.key is not None:
+                request.level += ahead[request.key]
+                ahead[request.key] += 1
 
     def closed(self, request: Request) -> bool:
         """Whether its session is closed: then it has failed."""
@@ -152,6 +166,8 @@ class Admission:
                     self.engine.cache.let_go(seq)
                 return False
         self.waiting.remove(request)
+        if request.key is not None:
+            self._turns[request.key] = max(self._turns.values(), default=0) + 1
         request.place, request.started = 0, request.started or self.clock()
         insort(self.running, request, key=lambda other: other.rank)
         return True
