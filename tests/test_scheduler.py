@@ -351,6 +351,19 @@ def test_keys_take_turns() -> None:
     assert ended(world, late) == ["U", "other", "a", "b", "c", "d"]
 
 
+def test_a_key_that_waits_long_holds_up_no_other() -> None:
+    """What has waited for many steps' age is not before another key's first."""
+    world = World(n_sequences=1, cost=lambda *_: AGE_S)
+    n = N_CTX - PAGE
+    late = {name: world.add(range(i, i + n), max_tokens=4) for i, name in enumerate("abcdefgh")}
+    for request in late.values():
+        request.key = 0
+    world.run(late["c"])
+    late["other"] = world.add(range(50, 50 + n), max_tokens=4)
+    late["other"].key = 1
+    assert ended(world, late)[:5] == ["a", "b", "c", "d", "other"]
+
+
 def test_keys_have_equal_shares_however_many_clients_they_have() -> None:
     shares = KeyShares()
     wanted = [("many", f"c{i}", f"r{i}", 1000) for i in range(7)] + [("one", "c0", "s", 1000)]

@@ -8,7 +8,7 @@ from any thread.
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ class Admission:
         self._failed: list[Request] = []  # that nobody has been told of
         self._n_added = 0
         self._turns: dict[Hashable, int] = {}  # of each key the last that was let in
+        self._served: dict[Hashable, float] = {}  # and when that was
         self.n_preempted = 0  # since the start: requests that gave their pages to others
 
     # -- in and out -------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class Admission:
             request.level = request.priority - int((now - request.arrived) / AGE_S)
             if at < CONSIDERED and len(self.waiting) > 1:
                 request.look_up(self.engine.cache)
-        self._take_turns()
+        self._take_turns(now)
         turns = self._turns
         self.waiting.sort(key=lambda r: (r.level, turns.get(r.key, 0), -r.n_known, r.number))
         for place, request in enumerate(self.waiting, 1):
@@ -110,15 +111,21 @@ class Admission:
             if not self._start(request):
                 break
 
-    def _take_turns(self) -> None:
-        """A key's second request stands one step behind its first, and so on; of equals that goes
-        first whose key has waited longest. So one with hundreds does not hold up another's first.
+    def _take_turns(self, now: float) -> None:
+        """A key is as urgent as what is most urgent of it, and ages from when it was last served:
+        so one with hundreds that have waited long does not hold up another's first. Its second
+        stands one step behind its first, and so on.
         """
-        ahead = Counter(request.key for request in self.running)
+        of_key: dict[Hashable, list[Request]] = {}
         for request in sorted(self.waiting, key=lambda request: (request.level, request.number)):
             if request.key is not None:
-                request.level += ahead[request.key]
-                ahead[request.key] += 1
+                of_key.setdefault(request.key, []).append(request)
+        for key, its in of_key.items():
+            since = max(min(r.arrived for r in its), self._served.get(key, 0.0))
+            level = min(r.priority for r in its) - int((now - since) / AGE_S)
+            ahead = sum(r.key == key for r in self.running)
+            for request in its:
+                request.level, ahead = level + ahead, ahead + 1
 
     def closed(self, request: Request) -> bool:
         """Whether its session is closed: then it has failed."""
@@ -168,6 +175,7 @@ class Admission:
         self.waiting.remove(request)
         if request.key is not None:
             self._turns[request.key] = max(self._turns.values(), default=0) + 1
+            self._served[request.key] = self.clock()
         request.place, request.started = 0, request.started or self.clock()
         insort(self.running, request, key=lambda other: other.rank)
         return True
