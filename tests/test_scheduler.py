@@ -19,7 +19,7 @@ from tests.fake_engine import N_VOCAB, Bytes, FakeEngine, check_scheduler
 from treadle.admission import AGE_S
 from treadle.answer import Answer
 from treadle.batch import Part
-from treadle.budget import LEAST, QUANTUM, REMEMBERED, TARGET_S, TILE, Pace, Shares
+from treadle.budget import LEAST, QUANTUM, REMEMBERED, TARGET_S, TILE, KeyShares, Pace, Shares
 from treadle.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
 from treadle.kernels.kv import PAGE
@@ -337,6 +337,45 @@ def ended(world: World, requests: dict[str, Request]) -> list[str]:
         world.scheduler.step()
         done += [name for name, r in requests.items() if r.answer.done and name not in done]
     return done
+
+
+def test_keys_take_turns() -> None:
+    """One at a time has room. Within a key what is urgent comes first, as always."""
+    world = World(n_sequences=1)
+    n = N_CTX - PAGE
+    world.add(range(100, 100 + n), max_tokens=4)
+    late = {name: world.add(range(i, i + n), max_tokens=2) for i, name in enumerate("abcdU")}
+    late["other"] = world.add(range(50, 50 + n), max_tokens=2)
+    for name, request in late.items():
+        request.key, request.priority = int(name == "other"), -int(name == "U")
+    assert ended(world, late) == ["U", "other", "a", "b", "c", "d"]
+
+
+def test_a_key_that_waits_long_holds_up_no_other() -> None:
+    """What has waited for many steps' age is not before another key's first."""
+    world = World(n_sequences=1, cost=lambda *_: AGE_S)
+    n = N_CTX - PAGE
+    late = {name: world.add(range(i, i + n), max_tokens=4) for i, name in enumerate("abcdefgh")}
+    for request in late.values():
+        request.key = 0
+    world.run(late["c"])
+    late["other"] = world.add(range(50, 50 + n), max_tokens=4)
+    late["other"].key = 1
+    assert ended(world, late)[:5] == ["a", "b", "c", "d", "other"]
+
+
+def test_keys_have_equal_shares_however_many_clients_they_have() -> None:
+    shares = KeyShares()
+    wanted = [("many", f"c{i}", f"r{i}", 1000) for i in range(7)] + [("one", "c0", "s", 1000)]
+    served = dict.fromkeys(("many", "one"), 0)
+    clients = set()
+    for _ in range(8):
+        for what, n in shares.split(wanted, 2 * QUANTUM):
+            served["one" if what == "s" else "many"] += n
+            clients.add(what)
+    assert served["one"] == served["many"] == 8 * QUANTUM
+    assert len(clients) == 8
+    assert KeyShares().split(wanted[:2], 300) == Shares().split([w[1:] for w in wanted[:2]], 300)
 
 
 def test_nobody_waits_for_ever_behind_what_is_more_urgent() -> None:

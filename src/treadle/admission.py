@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, TreadleError
@@ -35,6 +35,8 @@ class Admission:
         self.running: list[Request] = []  # by rank; each has a sequence
         self._failed: list[Request] = []  # that nobody has been told of
         self._n_added = 0
+        self._turns: dict[Hashable, int] = {}  # of each key the last that was let in
+        self._served: dict[Hashable, float] = {}  # and when that was
         self.n_preempted = 0  # since the start: requests that gave their pages to others
 
     # -- in and out -------------------------------------------------------------------------------
@@ -89,15 +91,18 @@ class Admission:
     # -- who runs -------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Let waiting requests run: by priority, which grows with age; then those of whose text
-        the cache has most; then as they came. The first that has no room stops those behind it.
+        """Let waiting requests run: by priority, which grows with age, keys taking turns; then
+        those of whose text the cache has most; then as they came. The first that has no room stops
+        those behind it.
         """
         now = self.clock()
         for at, request in enumerate(self.waiting):
             request.level = request.priority - int((now - request.arrived) / AGE_S)
             if at < CONSIDERED and len(self.waiting) > 1:
                 request.look_up(self.engine.cache)
-        self.waiting.sort(key=lambda request: (request.level, -request.n_known, request.number))
+        self._take_turns(now)
+        turns = self._turns
+        self.waiting.sort(key=lambda r: (r.level, turns.get(r.key, 0), -r.n_known, r.number))
         for place, request in enumerate(self.waiting, 1):
             request.place = place
         for request in list(self.waiting):
@@ -105,6 +110,22 @@ class Admission:
                 continue
             if not self._start(request):
                 break
+
+    def _take_turns(self, now: float) -> None:
+        """A key is as urgent as what is most urgent of it, and ages from when it was last served:
+        so one with hundreds that have waited long does not hold up another's first. Its second
+        stands one step behind its first, and so on.
+        """
+        of_key: dict[Hashable, list[Request]] = {}
+        for request in sorted(self.waiting, key=lambda request: (request.level, request.number)):
+            if request.key is not None:
+                of_key.setdefault(request.key, []).append(request)
+        for key, its in of_key.items():
+            since = max(min(r.arrived for r in its), self._served.get(key, 0.0))
+            level = min(r.priority for r in its) - int((now - since) / AGE_S)
+            ahead = sum(r.key == key for r in self.running)
+            for request in its:
+                request.level, ahead = level + ahead, ahead + 1
 
     def closed(self, request: Request) -> bool:
         """Whether its session is closed: then it has failed."""
@@ -152,6 +173,9 @@ class Admission:
                     self.engine.cache.let_go(seq)
                 return False
         self.waiting.remove(request)
+        if request.key is not None:
+            self._turns[request.key] = max(self._turns.values(), default=0) + 1
+            self._served[request.key] = self.clock()
         request.place, request.started = 0, request.started or self.clock()
         insort(self.running, request, key=lambda other: other.rank)
         return True

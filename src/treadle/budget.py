@@ -213,3 +213,22 @@ class Shares:
                 if not turn:
                     self._order.rotate(-1)
         return list(given.values())
+
+
+class KeyShares:
+    """Whose prompts are read: keys take turns, and within a key its clients."""
+
+    def __init__(self) -> None:
+        self._keys, self._clients = Shares(), dict[Hashable, Shares]()
+
+    def split(
+        self, wanted: Iterable[tuple[Hashable, Hashable, T, int]], budget: int
+    ) -> list[tuple[T, int]]:
+        """Divide ``budget`` tokens among what is ``wanted`` (key, client, what, tokens)."""
+        of_key: dict[Hashable, list[tuple[Hashable, T, int]]] = {}
+        for key, *rest in wanted:
+            of_key.setdefault(key, []).append(tuple(rest))  # type: ignore[arg-type]
+        self._clients = {key: self._clients.get(key) or Shares() for key in of_key}
+        sums = [(key, key, sum(n for *_, n in its)) for key, its in of_key.items()]
+        parts = self._keys.split(sums, budget)
+        return [each for key, n in parts for each in self._clients[key].split(of_key[key], n)]

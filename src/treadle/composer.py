@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from treadle.batch import Part
-from treadle.budget import LEAST, Pace, Shares
+from treadle.budget import LEAST, KeyShares, Pace
 from treadle.drafts import Drafting
 from treadle.kernels.kv import PAGE
 
@@ -24,7 +24,7 @@ class Composer:
     """Makes batches of the requests that are let in. ``pace`` predicts what a step takes."""
 
     def __init__(self, admission: Admission, pace: Pace) -> None:
-        self._admission, self._pace, self._shares = admission, pace, Shares()
+        self._admission, self._pace, self._shares = admission, pace, KeyShares()
         self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
 
     def compose(self) -> Batch:
@@ -33,7 +33,7 @@ class Composer:
         if queue.waiting:
             queue.admit()
         decoding: list[Request] = []
-        reading: list[tuple[Hashable, Request, int]] = []
+        reading: list[tuple[Hashable, Hashable, Request, int]] = []
         until, late = self._until(), False
         for request in self._wanting():
             if request.seq is None:  # it gave way to one before it
@@ -51,12 +51,12 @@ class Composer:
             if left == 1 or request.goes_on(left):
                 decoding.append(request)
             else:
-                reading.append((request.client, request, left))
+                reading.append((request.key, request.client, request, left))
         most = budget = queue.engine.max_tokens
         if decoding and reading:
             budget = most = max(most - len(decoding), LEAST)
             if any(request.awaited for request in decoding):
-                context, before = sum(len(r.ids) for r in decoding), len(reading[0][1].seq or ())
+                context, before = sum(len(r.ids) for r in decoding), len(reading[0][2].seq or ())
                 budget = self._pace.tokens(len(decoding), context, before, most)
         # Never beside prompts, whose step is as long as its tokens are many.
         drafts = {} if reading else self.drafting.make(decoding, queue.running)

@@ -48,6 +48,7 @@ class Request:
         self.ids = list(ids)  # of the prompt and the text
         self.sampler, self.answer, self.n_top, self.session = sampler, answer, logprobs, session
         self.priority, self.client = priority, self if client is None else client
+        self.key: Hashable = None  # whose clients take turns with those of other keys
         self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
         self.lora = lora if session is None else session.seq.lora  # adapters it is read with
         self.reuse = reuse

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle.sampling import repetition
 from treadle.sampling.candidates import Candidates, probabilities
 from treadle.sampling.repetition import Breakers, dry, find_breakers, penalties
 
@@ -217,3 +218,13 @@ def test_breakers_are_found_once_for_a_vocabulary() -> None:
 
 def test_a_breaker_is_not_cut_within_a_character() -> None:
     assert dict(find_breakers(Letters(), ["é"])) == {}
+
+
+def test_breakers_that_nobody_names_any_more_are_forgotten() -> None:
+    """Clients of a server make up any number of them."""
+    letters = Letters()
+    for i in range(300):
+        find_breakers(letters, [f"{i}", "\n"])
+    kept = repetition._FOUND[letters]
+    assert "299" in kept
+    assert len(kept) <= repetition._MOST_FOUND

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import running, talking
 from treadle.errors import ContextFullError, FileError, NoRoomError, SamplingError
+from treadle.request import Request
 from treadle.server import wire
 from treadle.server.app import GET, NOT_YET, POST, is_known, paths
 from treadle.server.problems import problem_of
@@ -276,3 +277,23 @@ def test_health_while_loading_and_when_the_model_is_broken(model: treadle.Model)
         assert answer.status_code == 500
         assert "shrank" in error_of(answer)["message"]
     service.close()
+
+
+def test_calls_of_several_keys_take_turns_by_key(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for keys, found in ((("a", "b"), [0, 1]), (("a",), [None])):
+        with running(model, api_keys=keys) as service, talking(service) as client:
+            told, add = list[int | None](), service.engine.scheduler.add
+
+            def noted(request: Request, add: Any = add, told: list[int | None] = told) -> None:
+                told.append(request.key)  # type: ignore[arg-type]
+                add(request)
+
+            monkeypatch.setattr(service.engine.scheduler, "add", noted)
+            for key in keys:
+                headers = {"x-api-key": key}
+                body = {"prompt": "x", "max_tokens": 1, "user": "same"}
+                assert client.post("/v1/completions", json=body, headers=headers).is_success
+            assert told == found
+            monkeypatch.undo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import N_CTX, running, talking
+from treadle.server import texts
 from treadle.server.service import Service
 from treadle.server.texts import NONE, Slots, alike
 
@@ -217,3 +219,45 @@ def test_which_place_a_text_takes() -> None:
     assert wanted.slot == 1
     assert alike([1, 2, 3], [1, 9]) == 0
     assert alike([1, 2, 3], [1, 2, 9]) == 2
+
+
+def test_the_place_is_that_of_the_longest_equal_beginning() -> None:
+    """Whatever the order in which slots are looked at."""
+    draw = random.Random(5)
+    for _ in range(300):
+        places: Any = Slots(5)
+        for slot in places:
+            slot.used = draw.randrange(3)
+            slot.ids = [draw.randrange(2) for _ in range(draw.randrange(7))]
+        text = Text(*(draw.randrange(2) for _ in range(6)))
+        best = max(places, key=lambda s: (plainly_alike(s.ids, text.request.ids), -s.used))
+        places.take(text)
+        assert text.slot == best.id
+    a = [*range(1000)]
+    for n in (0, 1, 255, 256, 257, 999, 1000):
+        assert alike(a, [*a[:n], -1]) == plainly_alike(a, [*a[:n], -1])
+
+
+def plainly_alike(a: list[int], b: list[int]) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n if 2 * n >= len(a) else 0
+
+
+def test_many_texts_that_are_alike_are_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 texts of a long prompt held up the event loop for seconds."""
+    places: Any = Slots(100)
+    for slot in places:
+        slot.ids = [*range(50), 51, 52]
+    n_compared = 0
+
+    def counted(a: list[int], b: list[int]) -> int:
+        nonlocal n_compared
+        n_compared += 1
+        return alike(a, b)
+
+    monkeypatch.setattr(texts, "alike", counted)
+    for _ in places:
+        places.take(Text(*range(50)))
+    assert n_compared <= 2 * len(places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -127,9 +127,10 @@ def _replace(c: Candidates, at: Ints, new: Doubles | npt.NDArray[np.float32]) ->
     return Candidates(logits, c.ids)
 
 
-_FOUND: WeakKeyDictionary[Vocabulary, dict[str, dict[int, set[tuple[int, ...]]]]] = (
-    WeakKeyDictionary()
-)
+_Heads = dict[int, Set[tuple[int, ...]]]
+_FOUND: WeakKeyDictionary[Vocabulary, dict[str, _Heads]] = WeakKeyDictionary()
+_MOST_FOUND = 128  # texts; clients of a server can make up more
+_WHOLE: Set[tuple[int, ...]] = frozenset([()])
 
 
 def find_breakers(vocabulary: Vocabulary, texts: Sequence[str]) -> Breakers:
@@ -138,12 +139,14 @@ def find_breakers(vocabulary: Vocabulary, texts: Sequence[str]) -> Breakers:
     A token that contains the text has an empty rest; one that ends as the text begins needs the
     tokens of what is missing. The work, about 2 us a token, is done once for a vocabulary and text.
     """
-    found = _FOUND.setdefault(vocabulary, {})
+    kept = _FOUND.setdefault(vocabulary, {})
+    found = {text: kept[text] for text in texts if text in kept}
     missing = [text for text in texts if text not in found]
     if missing:
         pieces = [vocabulary.token_bytes(token) for token in range(vocabulary.n_vocab)]
         for text in missing:
             found[text] = _heads(vocabulary, pieces, text.encode())
+        _FOUND[vocabulary] = dict(list((kept | found).items())[-_MOST_FOUND:])
     merged: dict[int, set[tuple[int, ...]]] = {}
     for text in texts:
         for token, tails in found[text].items():
@@ -151,12 +154,8 @@ def find_breakers(vocabulary: Vocabulary, texts: Sequence[str]) -> Breakers:
     return {token: tuple(tails) for token, tails in merged.items()}
 
 
-def _heads(
-    vocabulary: Vocabulary, pieces: Sequence[bytes], text: bytes
-) -> dict[int, set[tuple[int, ...]]]:
-    heads: dict[int, set[tuple[int, ...]]] = {
-        token: {()} for token, piece in enumerate(pieces) if text in piece
-    }
+def _heads(vocabulary: Vocabulary, pieces: Sequence[bytes], text: bytes) -> _Heads:
+    heads: _Heads = {token: _WHOLE for token, piece in enumerate(pieces) if text in piece}
     for n in range(1, len(text)):
         rest = text[n:].decode(errors="ignore")
         if rest.encode() != text[n:]:
@@ -166,5 +165,5 @@ def _heads(
             if piece.endswith(text[:n]) and text not in piece:
                 if tail is None:
                     tail = tuple(vocabulary.encode(rest, bos=False)[:_LONGEST_TAIL])
-                heads.setdefault(token, set()).add(tail)
+                heads[token] = heads.get(token, frozenset()) | {tail}
     return heads

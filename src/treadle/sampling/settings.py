@@ -33,6 +33,7 @@ NAMES = (*DEFAULT_ORDER, "infill", "adaptive_p", "custom")
 _OTHER_NAMES = {"nucleus": "top_p", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"} | {
     "temp": "temperature"
 }
+MOST_NAMES = 64  # samplers in an order, and breakers
 # As llama.cpp's --sampler-seq has them, and its server in a string.
 _LETTERS = dict(zip("edskypmxtia", (*DEFAULT_ORDER, "infill", "adaptive_p"), strict=True))
 
@@ -187,13 +188,14 @@ def _order(names: Sequence[str] | str) -> tuple[str, ...]:
     if isinstance(names, str):
         names = [name.strip() for name in names.split(";") if name.strip()]
         if len(names) == 1 and _named(names[0]) not in NAMES and set(names[0]) <= _LETTERS.keys():
-            return tuple(_LETTERS[letter] for letter in names[0])
+            names = [_LETTERS[letter] for letter in names[0]]
     order = []
     for given in _each("samplers", names):
         name = _named(given) if isinstance(given, str) else ""
         if name not in NAMES:
             raise SamplingError(f"no sampler is called {given!r} (there are {', '.join(NAMES)})")
         order.append(name)
+        _check_many("samplers", order)
     return tuple(order)
 
 
@@ -201,10 +203,17 @@ def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(texts, str):
         raise SamplingError("dry_sequence_breakers must be a list of texts, not one text")
     texts = tuple(_each("dry_sequence_breakers", texts))
+    _check_many("dry_sequence_breakers", texts)
     for text in texts:
         if not isinstance(text, str) or not 1 <= _n_bytes(text) <= 40:
             raise SamplingError(f"a DRY sequence breaker must be 1 to 40 bytes of text: {text!r}")
     return texts
+
+
+def _check_many(name: str, given: Sequence[str]) -> None:
+    """A sampler takes its time for each token, a breaker for the whole vocabulary."""
+    if len(given) > MOST_NAMES:
+        raise SamplingError(f"{name} may be {MOST_NAMES} at most")
 
 
 def _n_bytes(text: str) -> int:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from treadle.arguments import lora_scales
 from treadle.server.asked import adapters
 from treadle.server.service import service_of
-from treadle.server.wire import Json, Response, parse_any, read_body
+from treadle.server.wire import Json, Response, read_any
 
 
 async def show(request: Request) -> Response:
@@ -25,6 +25,6 @@ async def show(request: Request) -> Response:
 async def change(request: Request) -> Response:
     """``POST /lora-adapters``: scales of texts from now on; adapters not named get 0."""
     engine = service_of(request).model.engine
-    body = parse_any(await read_body(request))
+    body = await read_any(request)
     engine.cache.lora = lora_scales(adapters("body", body), engine)
     return Json({"success": True})

@@ -211,6 +211,8 @@ class Guard:
         self._service.n_open += waited_for
         try:
             problem = self.refusal(scope["path"], headers)
+            keys = self._service.settings.api_keys
+            scope["treadle.key"] = which_key(headers, keys) if len(keys) > 1 else None
             if problem is None:
                 await self._app(scope, receive, noted)
             else:
@@ -235,7 +237,7 @@ class Guard:
         if path in self._public:
             return None
         if keys:
-            if not right_key(headers, keys):
+            if which_key(headers, keys) is None:
                 return ApiError(
                     401, "a wrong API key, or none: send Authorization: Bearer KEY, or x-api-key",
                     code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
@@ -290,14 +292,14 @@ def is_known(host: str, hosts: frozenset[str]) -> bool:
     return True
 
 
-def right_key(headers: Headers, keys: tuple[str, ...]) -> bool:
-    """Whether a call has one of the keys; in a time that tells nothing of them."""
+def which_key(headers: Headers, keys: tuple[str, ...]) -> int | None:
+    """Which of the keys a call has; in a time that tells nothing of them."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = headers.get("x-api-key", "")
     said = given.strip().encode("latin-1", "replace")  # as headers are decoded
     found = [hmac.compare_digest(said, key.encode()) for key in keys]
-    return any(found)
+    return found.index(True) if any(found) else None
 
 
 def request_id(given: str) -> str:

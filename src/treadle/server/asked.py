@@ -277,6 +277,7 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
             made[int(token)] = amount
         elif isinstance(token, str) and not isinstance(value, dict):
+            check_text(token, model)
             made |= {id: amount for id in model.tokenize(token, bos=False)}
         else:
             made[whole(0)("logit_bias", token)] = amount

@@ -96,10 +96,13 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
             variables.setdefault("enable_thinking", False)
     prompt = given.get("add_generation_prompt", True)
     if given.get("continue_final_message", prompt):
-        return model.chat_prompt(messages, tools=shown, template=variables)
-    return model.template.render(
-        messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
-    )
+        made = model.chat_prompt(messages, tools=shown, template=variables)
+    else:
+        made = model.template.render(
+            messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
+        )
+    check_text(made, model)  # tools, calls and variables are in it too
+    return made
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:

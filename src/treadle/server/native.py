@@ -40,16 +40,37 @@ from treadle.server.openai_answer import error_event, timings, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
-from treadle.server.wire import PING, Json, Response, Stream, event, finished, read_json, ticking
+from treadle.server.wire import (
+    PING,
+    Json,
+    Response,
+    Stream,
+    event,
+    finished,
+    read_json,
+    ticking,
+    whole_json,
+)
 from treadle.text.infill import infill_ids
 
 STOP_TYPES = {"length": "limit", "context": "limit"}
+
+MOST_NAMES = 256  # of fields of an answer
+
+
+def _names(name: str, value: Any) -> list[str]:
+    """They are looked for in each event of a stream."""
+    found = texts(name, value)
+    if len(found) > MOST_NAMES:
+        raise ApiError(400, f"{name}: {len(found)}, at most {MOST_NAMES}", param=name)
+    return found
+
 
 COMPLETION: Table = {
     "n_probs": whole(0, MAX_TOP),
     "timings_per_token": flag,
     "return_progress": flag,
-    "response_fields": texts,
+    "response_fields": _names,
     "n_cmpl": whole(1),
 }
 
@@ -109,8 +130,12 @@ async def completion(request: Request) -> Response:
 async def _completed(request: Request, service: Service, call: Call) -> Response:
     if call.stream:
         return Stream(call, _chunks(service, call), error_event)
-    made = [_whole(service, call, piece) for piece in await finished(request, call)]
-    return Json(made[0] if len(made) == 1 else made)
+
+    def answer(pieces: list[Piece]) -> Any:
+        made = [_whole(service, call, piece) for piece in pieces]
+        return made[0] if len(made) == 1 else made
+
+    return await whole_json(answer, await finished(request, call))
 
 
 def _whole(service: Service, call: Call, piece: Piece) -> dict[str, Any]:

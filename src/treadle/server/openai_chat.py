@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import Asked, read_asked
@@ -17,13 +18,13 @@ from treadle.server.service import Service, service_of
 from treadle.server.wire import (
     DONE,
     PING,
-    Json,
     Response,
     Stream,
     event,
     finished,
     read_json,
     ticking,
+    whole_json,
 )
 from treadle.speech import Said, Told
 
@@ -84,7 +85,8 @@ async def chat_completions(request: Request) -> Response:
     call = await service.begin(request, read_chat, body)
     if call.stream:
         return Stream(call, _chunks(service, call), error_event)
-    return Json(chat_answer(service, call, await finished(request, call)))
+    pieces = await finished(request, call)
+    return await whole_json(partial(chat_answer, service, call), pieces)
 
 
 def chat_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:

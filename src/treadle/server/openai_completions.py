@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
@@ -33,7 +34,6 @@ from treadle.server.service import Service, service_of
 from treadle.server.wire import (
     DONE,
     PING,
-    Json,
     Response,
     Stream,
     event,
@@ -41,6 +41,7 @@ from treadle.server.wire import (
     read_json,
     result,
     ticking,
+    whole_json,
 )
 from treadle.text.infill import infill_ids
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from treadle.model import Model
 
+MOST_ECHOED = 4_000_000  # log-probabilities of prompts: some hundred MB
 FIELDS: Table = {
     "stream_options": STREAM_OPTIONS,
     "logprobs": whole(0, MAX_TOP),
@@ -68,7 +70,12 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
         raise ApiError(400, "best_of: only the same as n", param="best_of")
     echo = given.get("echo", False)
     if "logprobs" in given:
-        asked.settings["logprobs"] = min(given["logprobs"], model.config.n_vocab)
+        asked.settings["logprobs"] = top = min(given["logprobs"], model.config.n_vocab)
+        if echo and asked.n * (1 + top) * sum(map(len, asked.prompts)) > MOST_ECHOED:
+            raise ApiError(
+                400, f"logprobs: with echo more than {MOST_ECHOED} for the prompts: ask for fewer",
+                param="logprobs",
+            )  # fmt: skip
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(model)
     options = given.get("stream_options", {})
@@ -107,7 +114,8 @@ async def completions(request: Request) -> Response:
     await result(request, measure_prompts(service, call))
     if call.stream:
         return Stream(call, _chunks(call, _head(service)), error_event)
-    return Json(completion_answer(service, call, await finished(request, call)))
+    pieces = await finished(request, call)
+    return await whole_json(partial(completion_answer, service, call), pieces)
 
 
 def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:

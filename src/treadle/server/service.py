@@ -22,6 +22,7 @@ from treadle.server.log import log
 from treadle.server.problems import ApiError, busy
 from treadle.server.talks import Talks
 from treadle.server.tally import Tally
+from treadle.server.wire import Bodies, seconds_of
 from treadle.speech import Manner, manner_of
 from treadle.version import __version__
 
@@ -65,7 +66,7 @@ class Service:
         self.name = self.settings.alias or own
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
-        self.tally, self.talks = Tally(), Talks()
+        self.tally, self.talks, self.bodies = Tally(), Talks(), Bodies()
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling
         self.writes = main_output(self.model.config) == "logits"  # texts
@@ -120,7 +121,8 @@ class Service:
     async def begin(self, request: HttpRequest, read: Callable[..., Asked], *args: Any) -> Call:
         """``start`` for a call over HTTP, whose header may bound its time."""
         came_s = request.scope["treadle.came"]
-        call = await self.start(read, *args, within_s=_timeout(request), came_s=came_s)
+        key = request.scope.get("treadle.key")
+        call = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
         request.scope["treadle.call"] = call  # for the log
         return call
 
@@ -130,9 +132,11 @@ class Service:
         *args: Any,
         within_s: float = math.inf,
         came_s: float | None = None,
+        key: int | None = None,
     ) -> Call:
         """Read what is asked, ``read(service, *args)``, and have it written. ``came_s``: when it
-        came, by ``perf_counter``; ``within_s`` counts from then on. Raises ApiError, TreadleError.
+        came, by ``perf_counter``; ``within_s`` counts from then on; ``key``: whose turn it
+        takes, where there are several. Raises ApiError, TreadleError.
         """
 
         if not self.writes:  # said before a stream begins
@@ -157,6 +161,8 @@ class Service:
             came_s=came_s,
             timeout_s=None if seconds == math.inf else seconds,
         )
+        for made, _ in requests:
+            made.key = key
         call.texts = [Text(call, made, i, at) for i, (made, at) in enumerate(requests)]
         self.calls.add(call)
         call.on_close = lambda: self.calls.discard(call)
@@ -188,20 +194,6 @@ class Service:
         """End the threads; the model is its owner's."""
         self.engine.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _timeout(request: HttpRequest) -> float:
-    """Seconds that a call may take by its header, from its arrival on. Raises ApiError."""
-    said = request.headers.get("x-request-timeout")
-    if said is None:
-        return math.inf
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:
-        raise ApiError(400, "X-Request-Timeout: expected a number of seconds above 0")
-    return seconds
 
 
 def service_of(request: HttpRequest) -> Service:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from treadle.request import Request
 
 NONE = -1  # of a text without a slot
+BLOCK = 256
 
 
 class Text(Protocol):
@@ -50,10 +51,22 @@ class Slots:
         free = [slot for slot in self._slots if slot.text is None]
         if not free:
             return
-        ids = text.request.ids
-        slot = max(free, key=lambda s: (s.id == wanted, alike(s.ids, ids), -s.used))
+        slot = next((slot for slot in free if slot.id == wanted), None) or self._best(free, text)
         self._n_taken += 1
         slot.text, slot.used, text.slot = text, self._n_taken, slot.id
+
+    def _best(self, free: list[Slot], text: Text) -> Slot:
+        """Where most of the text was, of equals the one that was longest none's. Called for each of
+        a call's texts, which may be as many as the slots, and all alike.
+        """
+        ids = text.request.ids
+        best, *others = sorted(free, key=lambda slot: slot.used)
+        most = alike(best.ids, ids)
+        for slot in others:
+            longer = most < len(slot.ids) and most < len(ids) and slot.ids[most] == ids[most]
+            if longer and (n := alike(slot.ids, ids)) > most:
+                best, most = slot, n
+        return best
 
     def leave(self, text: Text) -> None:
         """It is written, or given up: its place is free."""
@@ -64,5 +77,10 @@ class Slots:
 
 def alike(a: list[int], b: list[int]) -> int:
     """Tokens that two texts begin with, where that is half of the first at least; else 0."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    n = min(len(a), len(b))
+    if a[:n] != b[:n]:  # slices are compared much quicker than numbers
+        at = 0
+        while a[at : at + BLOCK] == b[at : at + BLOCK]:
+            at += BLOCK
+        n = next(i for i in range(at, n) if a[i] != b[i])
     return n if 2 * n >= len(a) else 0

@@ -9,22 +9,26 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.call import Call, GoneError, Piece, Text
-from treadle.server.problems import ApiError, problem_of
+from treadle.server.call import Call, GoneError, Piece, Text, late
+from treadle.server.problems import ApiError, busy, problem_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
 MAX_BODY = 16 << 20  # bytes
+MAX_BODIES = 256 << 20  # of all large bodies that are being read: many slow writers fill no memory
 BODY_S = 30.0  # a client that sends nothing for so long is not waited for
 WHOLE_BODY_S = 120.0  # nor one that sends a little now and then
 PING_S = 1.0  # after so long without a piece a stream shows that it is alive
 LARGE = 1 << 16  # bytes of JSON that are read in another thread: 1 MB takes 10 ms
+MANY = 20_000  # log-probabilities, which take some 0.1 s
 Render = Callable[[ApiError], bytes]  # of an error within a stream
 
 
@@ -46,6 +50,18 @@ def event(value: Any, name: str = "") -> bytes:
     """A server-sent event."""
     head = b"event: " + name.encode() + b"\n" if name else b""
     return head + b"data: " + encode(value) + b"\n\n"
+
+
+def encode_large(value: Any, depth: int = 5) -> bytes:
+    """The same, a part after another: json's encoder lets no other thread run before it is done,
+    which may take seconds.
+    """
+    if depth and isinstance(value, dict):
+        made = [encode(key) + b":" + encode_large(each, depth - 1) for key, each in value.items()]
+        return b"{" + b",".join(made) + b"}"
+    if depth and isinstance(value, list):
+        return b"[" + b",".join(encode_large(each, depth - 1) for each in value) + b"]"
+    return encode(value)
 
 
 PING = b": ping\n\n"
@@ -92,10 +108,55 @@ class Json(Response):
         super().__init__(encode(value), status, headers, "application/json")
 
 
+async def whole_json(make: Callable[[list[Piece]], Any], pieces: list[Piece]) -> Response:
+    """What is made of a call's texts. Where they have many log-probabilities that takes seconds:
+    then it is done in another thread.
+    """
+    tops = [piece.text.request.n_top or 0 for piece in pieces]
+    n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
+    if sum(n * (1 + top) for n, top in zip(n_told, tops, strict=True)) < MANY:
+        return Json(make(pieces))
+    body = await asyncio.to_thread(lambda: encode_large(make(pieces)))
+    return Response(body, media_type="application/json")
+
+
+def n_echoed(piece: Piece) -> int:
+    """Tokens of its prompt that are told with their log-probabilities."""
+    measured = piece.text.call.asked.more.get("measured")
+    return len(measured[piece.text.prompt]) if measured else 0
+
+
 # -- bodies ---------------------------------------------------------------------------------------
 
 
-async def read_body(request: Request) -> bytes:
+class Bodies:
+    """Bytes of large bodies that are being read. Small ones are not counted: who sends slowly is
+    to keep out none but other large ones.
+    """
+
+    n_bytes = 0
+
+    @contextmanager
+    def weighing(self) -> Iterator[Callable[[int], None]]:
+        """A scale for one body, to be told how long it is; raises ApiError where that is too much
+        with the others. At the block's end it is gone.
+        """
+        held = 0
+
+        def weigh(n: int) -> None:
+            nonlocal held
+            if n > LARGE:
+                held, self.n_bytes = n, self.n_bytes + n - held
+            if held and self.n_bytes > MAX_BODIES:
+                raise busy("too many large bodies are being read")
+
+        try:
+            yield weigh
+        finally:
+            self.n_bytes -= held
+
+
+async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
     """The whole body. Raises ApiError where it is too large, packed, or does not come."""
     most = MAX_BODY
     packed = request.headers.get("content-encoding", "identity")
@@ -117,6 +178,7 @@ async def read_body(request: Request) -> bytes:
         out += message.get("body", b"")
         if len(out) > most:
             raise _too_large()
+        weigh(len(out))
         if not message.get("more_body", False):
             return bytes(out)
 
@@ -127,13 +189,23 @@ def _too_large() -> ApiError:
 
 async def read_json(request: Request) -> dict[str, Any]:
     """The body as an object of JSON, whatever its content type says. Raises ApiError."""
-    raw = await read_body(request)
-    return await asyncio.to_thread(parse, raw) if len(raw) > LARGE else parse(raw)
+    return _object(await read_any(request))
+
+
+async def read_any(request: Request) -> Any:
+    """The body as a value of JSON. Raises ApiError."""
+    bodies: Bodies = request.app.state.service.bodies
+    with bodies.weighing() as weigh:
+        raw = await read_body(request, weigh)
+        return await asyncio.to_thread(parse_any, raw) if len(raw) > LARGE else parse_any(raw)
 
 
 def parse(raw: bytes) -> dict[str, Any]:
     """An object of JSON. Raises ApiError that says where it is broken."""
-    found = parse_any(raw)
+    return _object(parse_any(raw))
+
+
+def _object(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ApiError(400, f"the body is {type(found).__name__}: expected an object")
     return found
@@ -201,12 +273,36 @@ async def read_to_end(call: Call) -> list[Piece]:
     return [Piece.joined(pieces) for pieces in got.values()]
 
 
-async def result(request: Request, work: Awaitable[Any]) -> Any:
-    """What ``work`` gives, which is cancelled when the client goes."""
+def seconds_of(request: Request) -> float:
+    """Seconds that a call may take by its header, from its arrival on. Raises ApiError."""
+    said = request.headers.get("x-request-timeout")
+    if said is None:
+        return math.inf
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ApiError(400, "X-Request-Timeout: expected a number of seconds above 0")
+    return seconds
+
+
+async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What ``work`` gives, which is cancelled when the client goes. Raises ApiError where the time
+    that the call's header gives it is over before.
+    """
+    try:
+        seconds = seconds_of(request)
+    except ApiError:
+        work.close()
+        raise
     task = asyncio.ensure_future(work)
+    left_s = request.scope["treadle.came"] + seconds - time.perf_counter()
     async with watched(request.receive, task.cancel):
         try:
-            return await task
+            return await asyncio.wait_for(task, None if seconds == math.inf else left_s)
+        except asyncio.TimeoutError:
+            raise late(seconds) from None
         except asyncio.CancelledError:
             raise GoneError from None
 

@@ -1,0 +1,130 @@
+"""Calls that ask for more than others should wait for, and how little of the machine they get."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import treadle
+from tests.server.test_openai import post
+from treadle.server import openai_completions, wire
+from treadle.server.asked import read_asked
+from treadle.server.problems import ApiError
+from treadle.server.wire import Bodies, encode, encode_large
+
+HI = [{"role": "user", "content": "hi"}]
+COMPLETIONS = "/v1/completions"
+
+
+def test_large_bodies_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else many slow writers would fill the memory. A small one is never kept out."""
+    monkeypatch.setattr(wire, "LARGE", 10)
+    monkeypatch.setattr(wire, "MAX_BODIES", 100)
+    bodies = Bodies()
+    with bodies.weighing() as first:
+        for n in (5, 40, 60):
+            first(n)
+        assert bodies.n_bytes == 60
+        with bodies.weighing() as second:
+            second(40)
+            with pytest.raises(ApiError) as caught:
+                second(41)
+            assert caught.value.status == 503
+            assert caught.value.headers["Retry-After"]
+            with bodies.weighing() as small:
+                small(10)
+        assert bodies.n_bytes == 60
+    assert not bodies.n_bytes
+
+
+def test_a_body_that_finds_no_room(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LARGE", 100)
+    monkeypatch.setattr(wire, "MAX_BODIES", 200)
+    for length, status in ((300, 503), (120, 200), (50, 200)):
+        body = json.dumps({"prompt": "x", "max_tokens": 1}).encode().ljust(length)
+        assert client.post(COMPLETIONS, content=body).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "x", "samplers": ["top_k"] * 65}, "samplers"),
+        (COMPLETIONS, {"prompt": "x", "samplers": "k" * 65}, "samplers"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "dry_sequence_breakers": ["a"] * 65},
+            "dry_sequence_breakers",
+        ),
+        ("/completion", {"prompt": "x", "response_fields": ["a"] * 257}, "response_fields"),
+    ],
+)
+def test_names_are_bounded(path: str, body: dict[str, Any], param: str, client: TestClient) -> None:
+    """They were looked at for each token, or for each of the vocabulary's: for minutes."""
+    error = post(client, path, 400, max_tokens=1, **body)["error"]
+    assert error["param"] == param
+    assert "at most" in error["message"]
+
+
+def test_texts_that_are_no_prompt_are_not_tokenized_either(
+    client: TestClient, model: treadle.Model
+) -> None:
+    long = "x " * (512 * model.n_ctx)
+    with pytest.raises(ApiError, match="at least"):
+        read_asked({"logit_bias": [[long, 1]]}, model, model.sampling)
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    error = post(client, "/v1/chat/completions", 400, messages=HI, tools=[tool])["error"]
+    assert "at least" in error["message"]
+
+
+def test_prompts_that_are_told_with_log_probabilities(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body: dict[str, Any] = {"prompt": "def f(x)", "max_tokens": 0, "echo": True, "n": 2}
+    monkeypatch.setattr(openai_completions, "MOST_ECHOED", 40)
+    assert post(client, COMPLETIONS, logprobs=1, **body)["choices"][1]["logprobs"]["tokens"]
+    error = post(client, COMPLETIONS, 400, logprobs=20, **body)["error"]
+    assert error["param"] == "logprobs"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/completion", "/v1/chat/completions"])
+def test_an_answer_of_many_numbers_is_made_beside_the_others(
+    path: str, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "n": 2, "n_probs": 3}
+    body |= {"messages": HI} if "chat" in path else {"prompt": "def f("}
+    body |= {"logprobs": True, "top_logprobs": 3} if "chat" in path else {"logprobs": 3}
+    made: list[int] = []
+
+    def noted(value: Any, depth: int = 5) -> bytes:
+        made.append(depth)
+        return encode_large(value, depth)
+
+    kept = ("index", "text", "content", "message", "logprobs", "completion_probabilities")
+    answers = []
+    for many in (1 << 30, 1):
+        monkeypatch.setattr(wire, "MANY", many)
+        monkeypatch.setattr(wire, "encode_large", noted)
+        answer = post(client, path, **body)
+        choices = answer["choices"] if isinstance(answer, dict) else answer
+        answers.append([{name: c.get(name) for name in kept} for c in choices])
+    assert answers[0] == answers[1]
+    assert made
+
+
+@pytest.mark.parametrize(
+    "value", [{}, [], "ä", {"a": [1, {"b": [[[[[{"c": None}]]]]]}], "ü": {"d": 1.5}}, [{"x": {}}]]
+)
+def test_json_in_parts_is_the_same(value: Any) -> None:
+    assert encode_large(value) == encode(value)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding", "/api/embed"])
+def test_vectors_have_their_time_too(path: str, client: TestClient) -> None:
+    """As texts have: it was ignored."""
+    body = {"input": ["x"] * 8}
+    for seconds, status in (("1e-9", 504), ("no", 400), ("60", 200)):
+        headers = {"X-Request-Timeout": seconds}
+        assert client.post(path, json=body, headers=headers).status_code == status
