@@ -21,10 +21,12 @@ Message: The meeting is at ten tomorrow.
 Kind: ham
 """
 GRAMMAR = 'root ::= "spam" | "ham"'
+LONGEST = 800  # bytes, and so tokens at most: with the examples they fit a context of 1024
 
 
 def kind_of(message: str, model: treadle.Model) -> str:
-    prompt = f"{EXAMPLES}Message: {message}\nKind: "
+    beginning = message.encode(errors="replace")[:LONGEST].decode(errors="ignore")
+    prompt = f"{EXAMPLES}Message: {beginning}\nKind: "
     return model.generate(prompt, grammar=GRAMMAR, temperature=0).finish()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Run
-from treadle.cli import doctor
+from treadle.cli import doctor, table
 from treadle.cli.progress import ProgressBar
 from treadle.text import template
 from treadle.text.template import ChatTemplate
@@ -219,3 +219,22 @@ def test_no_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     plain = ChatTemplate("{{ messages }}", bos="", eos="", builtin="plain")
     monkeypatch.setattr(template, "load_template", lambda gguf: plain)
     assert doctor.chat_of(cast(Any, None)) is None
+
+
+def test_a_narrow_terminal_has_values_behind_long_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A column of values that begins beyond the terminal's edge is none."""
+    for where in (doctor, table):
+        monkeypatch.setattr(where, "terminal_width", lambda: 40)
+    bounds = {"physical cores (a core's second thread adds nothing here)": 2, "cores": 4}
+    doctor.print_report({"bounds": bounds, "cpu": {"name": "EPYC", "architecture": "x86"}})
+    assert capsys.readouterr().out.splitlines() == [
+        "bounds",
+        "  physical cores (a core's second thread",
+        "      adds nothing here)  2",
+        "  cores  4",
+        "cpu",
+        "  name          EPYC",
+        "  architecture  x86",
+    ]

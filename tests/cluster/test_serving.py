@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,35 @@ def test_a_model_whose_process_is_killed_is_replaced(address: str, cluster: Any)
         else:
             assert status >= 500
             time.sleep(0.5)
+
+
+@pytest.mark.whole_cluster  # to import Ray Serve takes seconds
+def test_a_call_whose_model_died_gets_an_error_object() -> None:
+    """Without a Ray: its exception comes where the head of the answer would."""
+    from ray.exceptions import ActorDiedError
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+    from starlette.testclient import TestClient
+
+    from treadle.cluster.serving import Front
+
+    class Dead:
+        def options(self, **_: Any) -> Dead:
+            return self
+
+        @property
+        def call(self) -> Dead:
+            return self
+
+        async def remote(self, *_: Any) -> AsyncIterator[Any]:
+            raise ActorDiedError
+            yield
+
+    app = Starlette(routes=[Route("/v1/completions", Front(Dead()).__call__, methods=["POST"])])
+    with TestClient(app, raise_server_exceptions=False) as client:
+        answer = client.post("/v1/completions", json={"prompt": "x"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
 
 
 @pytest.mark.whole_cluster

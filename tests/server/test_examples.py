@@ -20,8 +20,10 @@ def run(name: str, *arguments: str, given: str = "") -> str:
 
 
 def test_spam(one_kernel_cache: Path) -> None:
-    told = run("spam", given="Win money now\nSee you at lunch\n").splitlines()
-    assert [line.split("\t")[1] for line in told] == ["Win money now", "See you at lunch"]
+    """A message that no context holds stops no pipe: its beginning is judged."""
+    given = ["Win money now", "é" * 5000, "See you at lunch"]
+    told = run("spam", given="".join(f"{line}\n" for line in given)).splitlines()
+    assert [line.split("\t")[1] for line in told] == given
     assert {line.split("\t")[0] for line in told} <= {"spam", "ham"}
 
 

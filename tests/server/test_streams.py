@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -161,9 +162,11 @@ def test_who_leaves_is_computed_no_further(path: str, stream: bool, service: Ser
     assert service.tally.n_steps == steps  # the engine sleeps
 
 
-def test_who_leaves_while_waiting_is_forgotten(model: treadle.Model) -> None:
+def test_who_leaves_while_waiting_is_forgotten(
+    model: treadle.Model, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One text has all the room; the one behind it leaves before it begins."""
-    with running(model) as service:
+    with running(model, log=True) as service:
 
         async def leave() -> None:
             app = build_app(service)
@@ -182,6 +185,8 @@ def test_who_leaves_while_waiting_is_forgotten(model: treadle.Model) -> None:
 
         asyncio.run(leave())
         assert service.tally.n_cancelled == 1
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["finish"] for line in lines] == [["abort"], ["length"]]
 
 
 def test_a_slow_reader_pauses_its_own_text_alone(service: Service) -> None:

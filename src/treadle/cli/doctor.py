@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import n_bytes, printable, say, scaled, show
+from treadle.cli.table import n_bytes, printable, say, scaled, show, terminal_width
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.runtime.facts import ModelFile
 
 # How numbers are written whose name ends so; the ending is no part of what people read.
+LEAST_ROOM = 16  # columns of a terminal for values beside their keys
 UNITS: dict[str, Callable[[float], str]] = {
     "_bytes_s": lambda number: scaled(number, "B/s"),
     "_ops_s": lambda number: scaled(number, "op/s"),
@@ -134,8 +135,13 @@ def chat_of(gguf: GGUF) -> dict[str, str | None] | None:
 
 def print_report(report: Mapping[str, object]) -> None:
     """Print it for people."""
+    room = terminal_width()
     for line in render(report):
-        say(line, indent=" " * hang(line))
+        at = hang(line)
+        if room and at > room - LEAST_ROOM:  # the value follows its key
+            begin = len(line) - len(line.lstrip())
+            line, at = " " * begin + re.sub(" {2,}", "  ", line.lstrip()), begin + 4
+        say(line, indent=" " * at)
 
 
 def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:

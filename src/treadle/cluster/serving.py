@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -104,7 +105,11 @@ class Front:
             names = []
         scope = {name: request.scope[name] for name in KEPT if name in request.scope}
         messages = self._call.remote(names, scope, bytes(body))
-        head = await messages.__anext__()
+        try:
+            head = await messages.__anext__()
+        except RayError:
+            error = ApiError(500, "the model's process ended with this call in hand; ask again")
+            return JSONResponse(error.as_dict(), error.status)
         answer = StreamingResponse(_parts(messages), head["status"])
         answer.raw_headers = [(bytes(name), bytes(value)) for name, value in head["headers"]]
         return answer

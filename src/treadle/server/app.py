@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from treadle.answer import Answer
 from treadle.errors import TreadleError
 from treadle.server import (
     adapters,
@@ -331,9 +332,14 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
             "n_written": sum(len(answer.ids) for answer in answers),
             "queue_s": round(min(started) - call.came_s, 3) if started else None,
             "first_token_s": round(min(first) - call.came_s, 3) if first else None,
-            "finish": sorted({str(answer.finish_reason) for answer in answers}),
+            "finish": sorted({ending(answer) for answer in answers}),
         }
     return line
+
+
+def ending(answer: Answer) -> str:
+    """How a text ended, in the words of /metrics."""
+    return answer.finish_reason or ("error" if answer.error else "abort")
 
 
 def said(call: Call, model: Model) -> dict[str, Any]:

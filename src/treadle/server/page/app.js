@@ -40,8 +40,8 @@ const view = new View(byId("log"), {
   reply: (node) => reply(node.id),
   resume: (node) => write(node),
   edit(node, text) {
-    const { role, mode, files, reasoning, model } = node;
-    const said = { role, mode, files, reasoning, model, content: text };
+    const { role, mode, files, reasoning, model, calls } = node;
+    const said = { role, mode, files, reasoning, model, calls, content: text };
     const made = talks.add(talk, node.parent, said);
     if (role === "user") reply(made.id);
     else save();
@@ -60,12 +60,8 @@ const view = new View(byId("log"), {
   result(node, call, text) {
     const said = { role: "tool", callId: call.id, name: call.name, content: text };
     const leaf = talks.add(talk, talk.leaf, said);
-    const given = talks
-      .path(talk)
-      .filter((each) => each.role === "tool")
-      .map((each) => each.callId);
-    if (node.calls.every(({ id }) => given.includes(id))) reply(leaf.id);
-    else save();
+    if (talks.unanswered(talk, node).length) save();
+    else reply(leaf.id);
   },
   take: (node, prefix) =>
     write(talks.add(talk, node.parent, { role: "assistant", content: prefix, mode: node.mode })),
@@ -81,7 +77,7 @@ function reply(parent) {
 }
 
 async function write(node, own = talk) {
-  if (writers.has(own.id)) return;
+  while (writers.has(own.id)) await writers.get(own.id).stop(); // the last one asked for is written
   const writer = new Writer(
     own,
     node,
@@ -93,7 +89,7 @@ async function write(node, own = talk) {
           meter();
         }
       },
-      save: (changed) => store.put(changed),
+      save: keep,
       end(ended, error) {
         writers.delete(own.id);
         if (own === talk) show();
@@ -119,8 +115,15 @@ async function write(node, own = talk) {
   await writer.run();
 }
 
+let unkept = ""; // why, as it was told: once, not each second
+const keep = (changed) =>
+  store.put(changed).catch(({ message }) => {
+    if (message !== unkept) notice(`This browser does not keep the conversation: ${message}`);
+    unkept = message;
+  });
+
 async function save() {
-  await store.put(talk);
+  await keep(talk);
   show();
   side.list();
 }
@@ -164,7 +167,7 @@ function meter() {
   const last = talks.path(talk).findLast((node) => node.timings);
   byId("context").hidden = !n_ctx || !last;
   if (byId("context").hidden) return;
-  const { cache_n, prompt_n, predicted_n } = last.timings;
+  const { cache_n = 0, prompt_n = 0, predicted_n = 0 } = last.timings;
   const used = Math.min(n_ctx, cache_n + prompt_n + predicted_n);
   Object.assign(byId("meter"), { max: n_ctx, value: used });
   byId("used").textContent = `${used} of ${n_ctx}`;
@@ -250,11 +253,8 @@ document.addEventListener("keydown", (event) => {
     byId("side-open").focus();
   } else stop();
 });
-document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => {
-  event.preventDefault();
-  attached.add([...event.dataTransfer.files]);
-});
+document.addEventListener("dragover", (event) => attached.drag(event));
+document.addEventListener("drop", (event) => attached.drag(event));
 window.addEventListener("hashchange", () => {
   if (location.hash.slice(1) !== talk.id) open(location.hash.slice(1));
 });

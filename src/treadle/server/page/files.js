@@ -25,15 +25,26 @@ export class Attached {
 
   // Takes files, and long texts, from what was pasted; false for a paste like any other.
   paste(data) {
-    if (data.files.length) {
-      this.add([...data.files]);
+    const text = data.getData("text/plain");
+    const files = [...data.files];
+    const pictures = files.every(({ type }) => type.startsWith("image/"));
+    // Office programs put a picture of what was copied beside its text.
+    if (files.length && !(text && pictures)) {
+      this.add(files);
       return true;
     }
-    const text = data.getData("text/plain");
     if (text.length < LONG_PASTE) return false;
     this.files.push({ name: "pasted text", text });
     this.show();
     return true;
+  }
+
+  // Takes files that are dropped anywhere. A text goes where texts are written.
+  drag(event) {
+    const { files, types } = event.dataTransfer;
+    if (!types.includes("Files") && event.target.closest?.("textarea, input")) return;
+    event.preventDefault();
+    if (event.type === "drop") this.add([...files]);
   }
 
   take() {
@@ -72,6 +83,17 @@ export const size = (text) =>
   text.length < 1000
     ? `${text.length} characters`
     : `${Math.round(text.length / 1000)}k characters`;
+
+// The files of a message, folded.
+export const fileViews = (node) =>
+  (node.files ?? []).map(({ name, text }) =>
+    el(
+      "details",
+      { class: "file" },
+      el("summary", {}, `${name} (${size(text)})`),
+      el("pre", { tabindex: 0 }, text),
+    ),
+  );
 
 async function read(file) {
   if (file.size > MOST_BYTES) throw new Error("larger than 4 MiB, which fits no context");

@@ -7,10 +7,12 @@ const TABLE = "talks";
 let database; // a promise of it; null where the browser gives none, as in some private windows
 const memory = new Map();
 
+// A full disk shows at the transaction's end, behind the success of its request.
 const done = (request) =>
   new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
+    const { transaction } = request;
+    transaction.oncomplete = () => resolve(request.result);
+    transaction.onabort = () => reject(transaction.error ?? new Error("it was given up"));
   });
 
 function open() {

@@ -55,6 +55,15 @@ export function tip(talk, node) {
   );
 }
 
+// The calls of a message that is shown whose results are still to be given.
+export function unanswered(talk, node) {
+  if (!node.calls?.length) return [];
+  const shown = path(talk);
+  const rest = shown.slice(shown.indexOf(node) + 1);
+  if (rest.some(({ role }) => role !== "tool")) return [];
+  return node.calls.filter(({ id }) => !rest.some(({ callId }) => callId === id));
+}
+
 // Takes a message away, with all that follows it.
 export function remove(talk, node) {
   const others = siblings(talk, node).filter((each) => each !== node);
@@ -138,7 +147,8 @@ function readNode(id, node) {
   made.content = string(node.content);
   made.at = Number.isFinite(node.at) ? node.at : 0;
   made.state = ["stopped", "broken"].includes(node.state) ? node.state : "done";
-  for (const key of ["reasoning", "error", "finish", "model", "callId"]) {
+  if (node.mode === "text") made.mode = "text";
+  for (const key of ["reasoning", "error", "finish", "model", "callId", "name"]) {
     if (typeof node[key] === "string") made[key] = node[key];
   }
   const list = (key) =>
@@ -149,9 +159,18 @@ function readNode(id, node) {
     name: string(call.name),
     arguments: string(call.arguments),
   }));
-  if (node.timings && typeof node.timings === "object") made.timings = node.timings;
+  if (Array.isArray(node.tokens) && node.tokens.every(isToken)) made.tokens = node.tokens;
+  if (node.timings && typeof node.timings === "object") {
+    const numbers = Object.entries(node.timings).filter(([, value]) => Number.isFinite(value));
+    made.timings = { ...Object.fromEntries(numbers), cache: node.timings.cache };
+  }
   return made;
 }
+
+const isChoice = (value) =>
+  Array.isArray(value) && typeof value[0] === "string" && Number.isFinite(value[1]);
+const isToken = (value) =>
+  isChoice(value) && Array.isArray(value[2]) && value[2].every(isChoice);
 
 function fromMessages(value) {
   const talk = newTalk(string(value.system));
@@ -162,7 +181,8 @@ function fromMessages(value) {
       : string(message?.content);
     if (role === "system" || role === "developer") talk.system = content;
     else if (["user", "assistant", "tool"].includes(role)) {
-      const calls = (message.tool_calls ?? []).map((call) => ({
+      const asked = Array.isArray(message.tool_calls) ? message.tool_calls : [];
+      const calls = asked.map((call) => ({
         id: string(call?.id),
         name: string(call?.function?.name),
         arguments: string(call?.function?.arguments),

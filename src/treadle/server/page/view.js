@@ -1,9 +1,9 @@
 // Messages as elements. One that has not changed keeps its element, and with it the focus.
 
 import { button, byId, copy, el } from "./element.js";
-import { size } from "./files.js";
+import { fileViews } from "./files.js";
 import { Markdown } from "./markdown.js";
-import { siblings } from "./talk.js";
+import { siblings, unanswered } from "./talk.js";
 import { tokenView } from "./tokens.js";
 import { figures, remark } from "./words.js";
 
@@ -26,9 +26,12 @@ export class View {
     const fresh = new Map();
     nodes.forEach((node, i) => {
       const place = siblings(talk, node);
+      const last = i === nodes.length - 1;
+      const open = unanswered(talk, node);
       const key = JSON.stringify([
         place.map((each) => each.id),
-        i === nodes.length - 1,
+        last,
+        open.length,
         node.state,
         node.error,
         node.finish,
@@ -40,7 +43,7 @@ export class View {
         node.id,
         old?.key === key
           ? old
-          : { key, ...this._message(node, place, i === nodes.length - 1, old?.body) },
+          : { key, ...this._message(node, place, last, open, old?.body) },
       );
     });
     this._shown = fresh;
@@ -87,7 +90,7 @@ export class View {
   }
 
   // `body` is the element of its text, where there is one already: what is selected in it stays so.
-  _message(node, place, last, body = this._body(node)) {
+  _message(node, place, last, open, body = this._body(node)) {
     const writing = node.state === "writing";
     body.box.hidden = false; // its tokens may have stood there
     const who =
@@ -106,7 +109,7 @@ export class View {
     );
     const buttons = el("div", { class: "row" }, this._buttons(node, last, body));
     if (node.role !== "assistant") {
-      box.append(body.box, ...this._files(node), buttons);
+      box.append(body.box, ...fileViews(node), buttons);
       body.show(node);
       return { box, body, grow: body.show };
     }
@@ -125,7 +128,8 @@ export class View {
     const grow = (now) => {
       body.show(now);
       showThought(thought, now);
-      calls.replaceChildren(...(now.calls ?? []).map((call) => this._call(now, call, last)));
+      const asked = now.calls ?? [];
+      calls.replaceChildren(...asked.map((call) => this._call(now, call, open.includes(call))));
       showWaiting(waits, now);
       note.textContent = remark(now);
       note.classList.toggle("wrong", Boolean(now.error));
@@ -150,17 +154,6 @@ export class View {
       box: markdown.box,
       show: (now) => markdown.show(now.content, now.state !== "writing"),
     };
-  }
-
-  _files(node) {
-    return (node.files ?? []).map(({ name, text }) =>
-      el(
-        "details",
-        { class: "file" },
-        el("summary", {}, `${name} (${size(text)})`),
-        el("pre", { tabindex: 0 }, text),
-      ),
-    );
   }
 
   _branches(node, place) {
@@ -251,7 +244,7 @@ export class View {
     text.focus();
   }
 
-  _call(node, call, last) {
+  _call(node, call, open) {
     let shown = call.arguments;
     try {
       shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
@@ -264,14 +257,16 @@ export class View {
       el("strong", {}, `Calls ${call.name}`),
       el("pre", { tabindex: 0 }, shown),
     );
-    if (last && node.state === "done") {
+    if (open && node.state === "done") {
       const text = el("textarea", { rows: 2, "aria-label": `Result of ${call.name}` });
       text.value = typed.get(call) ?? "";
       text.addEventListener("input", () => typed.set(call, text.value));
       box.append(
         text,
         // What was written may be in a box that is no longer shown: see below.
-        button("Give the result", () => this.actions.result(node, call, typed.get(call) ?? "")),
+        button("Give the result", () => this.actions.result(node, call, typed.get(call) ?? ""), {
+          "data-does": "result",
+        }),
       );
     }
     return box;

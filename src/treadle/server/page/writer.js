@@ -14,8 +14,10 @@ export class Writer {
     this._saved = 0;
   }
 
+  // Resolves when it has stopped.
   stop() {
     this._abort.abort();
+    return this._ended;
   }
 
   // Stops, and keeps nothing: the conversation is deleted.
@@ -25,7 +27,11 @@ export class Writer {
   }
 
   // Writes to the end. An answer that has content is gone on with.
-  async run() {
+  run() {
+    return (this._ended = this._run());
+  }
+
+  async _run() {
     const { node } = this;
     let failed = null;
     try {
