@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output went away.
     """
     try:
-        from treadle.cli.garbage import garbage_kept
+        from treadle.garbage import garbage_kept
 
         with garbage_kept():
             from treadle.cli.app import invoke

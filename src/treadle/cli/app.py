@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 import treadle
-from treadle.cli.garbage import garbage_kept
 from treadle.errors import TreadleError, printable
+from treadle.garbage import garbage_kept
 
 # What ``treadle --help`` and a shell's completion say of each: they import no command.
 COMMANDS = {

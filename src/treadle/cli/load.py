@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
-from treadle.cli.garbage import garbage_kept
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 from treadle.errors import FileError, TreadleError
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import first_shard, is_hf, missing
 from treadle.files.target import file_name
+from treadle.garbage import garbage_kept
 from treadle.words import listed, n_bytes
 
 if TYPE_CHECKING:

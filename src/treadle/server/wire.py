@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from treadle.garbage import garbage_kept
 from treadle.server.call import Call, GoneError, Piece, Text, late
 from treadle.server.problems import ApiError, busy, problem_of
 
@@ -216,7 +217,8 @@ def parse_any(raw: bytes) -> Any:
     try:
         # .NET's and PowerShell's writers put a byte order mark before it.
         said = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-        return json.loads(said, parse_constant=_no_number)
+        with garbage_kept():  # no other thread runs meanwhile
+            return json.loads(said, parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:

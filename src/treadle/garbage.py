@@ -1,4 +1,4 @@
-"""Starting without a search for garbage."""
+"""Making many objects without a search for garbage."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from contextlib import contextmanager
 @contextmanager
 def garbage_kept() -> Iterator[None]:
     """Importing makes a hundred thousand objects, and none of them garbage: looking for some takes
-    9 ms of a start.
+    9 ms of a start. JSON of five million lists is read in a quarter of the time.
     """
+    was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was:
+            gc.enable()
