@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "values": "errors",
     "system": "",
     "forked": "errors",
+    "garbage": "",
     # file -> tensors
     "formats": "errors jit.language jit.types",
     "files": "errors words formats",
@@ -101,7 +102,7 @@ MAY_IMPORT = {
     " convert arguments card",
     "speech": "errors answer text",
     "reply": "errors values arguments generation speech text.grammars text.messages text.prompt",
-    "server": "errors arguments logprobs version answer card engine sampling text speech"
+    "server": "errors garbage arguments logprobs version answer card engine sampling text speech"
     " kernels.choice model models.graphs rerank embedding session kvfile",
     "batchfile": "errors server",
     "bundle": "errors words files",
@@ -109,8 +110,8 @@ MAY_IMPORT = {
     " engine",
     "cluster": "errors batchfile server model engine isa jit.compile models stages",
     "hub": "errors words files.splits models.archs runtime.memory",
-    "cli": "errors words version card files formats models model hub sampling answer generation"
-    " runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
+    "cli": "errors words version garbage card files formats models model hub sampling answer"
+    " generation runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
     " study bundle cluster rerank embedding devices.named devices.wgpu gpu.facts",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
