@@ -111,8 +111,8 @@ MAY_IMPORT = {
     "cluster": "errors batchfile server model engine isa jit.compile models stages",
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version garbage card files formats models model hub sampling answer"
-    " generation runtime text speech jit.cache batch convert imatrix quantize perplexity server batchfile"
-    " study bundle cluster rerank embedding devices.named devices.wgpu gpu.facts",
+    " generation runtime text speech jit.cache batch convert imatrix quantize perplexity server"
+    " batchfile study bundle cluster rerank embedding devices.named devices.wgpu gpu.facts",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }
