@@ -143,7 +143,7 @@ def test_json_is_read_without_a_search_for_garbage(
         searched.append(gc.isenabled())
         return read(*args, **given)
 
-    monkeypatch.setattr(wire.json, "loads", loads)
+    monkeypatch.setattr(json, "loads", loads)
     with suppress(ApiError):
         parse_any(body)
     assert (searched, gc.isenabled()) == ([False], True)

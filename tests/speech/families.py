@@ -302,8 +302,13 @@ TEMPLATES = {
     "gemma": _OWN + template("<|tool_call>call:{{ f.name }}{{ own(f.arguments) }}<tool_call|>"),
 }  # fmt: skip
 
-# They tell of tools, and leave it to contents to have calls: LFM2's and Granite 3's.
+# They tell of tools, and leave it to contents to have calls: LFM2's, Granite 3's and SmolLM3's.
 TOLD = {
+    "hermes": (
+        "<|turn|>system\n{% if xml_tools %}<tools>{% for tool in xml_tools[:] %}{{ tool | string }}"
+        "{% endfor %}</tools> Answer with name and arguments within <tool_call></tool_call> XML tags{% endif %}"
+        f"<|end|>{_TURN}{_LAST.removeprefix('{% endfor %}')}"
+    ),
     "python": (
         "{% if tools %}<|turn|>system\nList of tools: <|tool_list_start|>{{ tools | tojson }}"
         f"<|tool_list_end|><|end|>{{% endif %}}{_TURN}{_LAST.removeprefix('{% endfor %}')}"

@@ -84,6 +84,19 @@ def test_a_template_whose_tools_are_functions(data: Path) -> None:
     assert ChatTemplate("{{ functions is defined }}").render(talk) == "False"
 
 
+def test_a_template_whose_tools_have_another_name() -> None:
+    """SmolLM3's. What a caller says counts."""
+    template = ChatTemplate(
+        "{{ xml_tools is defined }}{% if xml_tools %} {{ xml_tools[:] }}{% endif %}"
+    )
+    talk, tool = [{"role": "user", "content": "hi"}], {"name": "f", "parameters": {}}
+    assert template.render(talk) == "False"
+    assert template.render(talk, tools=[]) == "False"
+    for given in (tool, {"type": "function", "function": tool}):
+        assert template.render(talk, tools=[given]) == f"True {[tool]}"
+    assert template.render(talk, tools=[tool], xml_tools=None) == "True"
+
+
 def test_llamacpp_pairs_as_jinja2_renders_them(data: Path, golden: dict[str, Any]) -> None:
     text = (data / "templates/llamacpp_chat_template_pairs.json").read_text("utf-8")
     messages = golden["contexts"]["llamacpp_conversation"]["messages"]

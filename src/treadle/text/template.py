@@ -18,7 +18,8 @@ from treadle.text.vocab import TokenType, Vocab
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
-_FUNCTIONS = ("functions", "datetime")
+_FUNCTIONS, _XML_TOOLS = ("functions", "datetime"), ("xml_tools",)
+_OTHER_NAMES: tuple[tuple[str, ...], ...] = (_FUNCTIONS, _XML_TOOLS)
 MAX_SOURCE = 1 << 20  # characters of a template; the longest known ones have 30,000
 
 
@@ -91,17 +92,23 @@ class ChatTemplate:
             "tools": plain(tools),
             "add_generation_prompt": add_generation_prompt,
         }
-        if self._reads_functions:
-            variables = {**_functions(tools), **variables}
+        variables = {**self._own_tools(tools), **variables}
         said = read_messages(messages)
         form = self._form(source, variables)
         return self._render(source, variables, [form.shape(message) for message in said])
 
+    def _own_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+        """Tools under the names that Firefunction's and SmolLM3's have for them."""
+        made: dict[str, Any] = _functions(tools) if _FUNCTIONS in self._other_names else {}
+        if tools and _XML_TOOLS in self._other_names:
+            made["xml_tools"] = _inner(tools)
+        return made
+
     @cached_property
-    def _reads_functions(self) -> bool:
-        """Whether it has tools under the names of Firefunction's."""
-        maybe = all(name in self.source for name in _FUNCTIONS)
-        return maybe and self.variables().issuperset(_FUNCTIONS)
+    def _other_names(self) -> list[tuple[str, ...]]:
+        """Of these names those that it reads, all of a family's."""
+        maybe = [names for names in _OTHER_NAMES if all(name in self.source for name in names)]
+        return [names for names in maybe if self.variables().issuperset(names)]
 
     def _form(self, source: str, variables: dict[str, Any]) -> Form:
         """What a template takes for content, found out once."""
@@ -155,13 +162,17 @@ class ChatTemplate:
         return RENDERER
 
 
+def _inner(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
+    """What stands in each tool's ``function``."""
+    return [tool.get("function", tool) for tool in plain(tools) or ()]
+
+
 def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
     """The variables of Firefunction's template, which raises without them: its tools as text, and
     the day. (The time would be another at each call, and no prompt would be found in the cache.)
     """
-    own = [tool.get("function", tool) for tool in plain(tools) or ()]
     today = f"{datetime.now():%Y-%m-%d}"
-    shown = json.dumps(own, indent=4, ensure_ascii=False)
+    shown = json.dumps(_inner(tools), indent=4, ensure_ascii=False)
     return dict(zip(_FUNCTIONS, (shown, today), strict=True))
 
 
