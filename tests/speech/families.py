@@ -306,7 +306,8 @@ TEMPLATES = {
 TOLD = {
     "hermes": (
         "<|turn|>system\n{% if xml_tools %}<tools>{% for tool in xml_tools[:] %}{{ tool | string }}"
-        "{% endfor %}</tools> Answer with name and arguments within <tool_call></tool_call> XML tags{% endif %}"
+        "{% endfor %}</tools> Answer with name and arguments within <tool_call></tool_call> "
+        "XML tags{% endif %}"
         f"<|end|>{_TURN}{_LAST.removeprefix('{% endfor %}')}"
     ),
     "python": (
