@@ -421,15 +421,6 @@ def test_pairs_that_do_not_fit(
         treadle.load(base, lora=[file])
 
 
-def test_adapters_of_experts_are_refused(tiny: WriteTiny, tmp_path: Path) -> None:
-    path = tiny("qwen3moe", "F32", n_expert=4, n_ff_exp=32)
-    with open_gguf(path) as gguf:
-        name = next(name for name in gguf.tensors if "_exps" in name)
-    file = write_gguf(tmp_path / "bad.gguf", {name: pair(32, 64)}, arch="qwen3moe")
-    with pytest.raises(UnsupportedError, match="an adapter of experts"):
-        treadle.load(path, lora=[file])
-
-
 def test_one_half_of_a_pair(base: Path, tmp_path: Path) -> None:
     from treadle.files.gguf import GGUFWriter
 

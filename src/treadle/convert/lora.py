@@ -2,7 +2,9 @@
 
 GGUF: ``general.type`` adapter, ``adapter.type`` lora, ``adapter.lora.alpha``, and for a matrix
 ``NAME [m, k]`` the tensors ``NAME.lora_a [rank, k]`` and ``NAME.lora_b [m, rank]``. What is added
-is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's.
+is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's. Matrices of experts
+``[E, m, k]`` have ``[E, rank, k]`` and ``[E, m, rank]``: to be merged, as nothing adds these at run
+time.
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ REFUSED = {  # matrices that a plan reads otherwise than by a product of all row
 TURNED = (".attn_q.weight", ".attn_k.weight")
 
 
-def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
-    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``.
+def open_adapter(path: Name, gguf: GGUF, config: Config, *, merge: bool = False) -> Adapter:
+    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``;
+    ``merge``: it will be added to the weights themselves, those of experts too.
 
     Raises FileError for what is damaged, of another architecture or does not fit the model;
     UnsupportedError for what treadle cannot add.
@@ -65,7 +68,7 @@ def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
     else:
         adapter = _of_gguf(path, gguf, config)
     for name, low in adapter.ranks.items():
-        _check(adapter, name, low, gguf)
+        _check(adapter, name, low, gguf, merge=merge)
     return adapter
 
 
@@ -109,7 +112,7 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
         named = name
         for theirs, ours in config.arch.names:
             named = renamed(named, theirs, ours)
-        rank = a.shape[0] if len(a.shape) == 2 else 0
+        rank = a.shape[-2] if len(a.shape) > 1 else 0
         move = _heads(named, config) if model.metadata.get(ROPE_KEY) == IN_PLACE else 0
         moved = partial(_pairs_to_halves, b, move, _share(named, config) if move else 1.0)
         ranks[named] = LowRank(
@@ -155,7 +158,7 @@ def write_adapter(
         peft = open_peft(folder, gguf, config)
         adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
         for name, low in adapter.ranks.items():
-            _check(adapter, name, low, gguf)
+            _check(adapter, name, low, gguf, merge=True)
     # Not 0, which in such a file stands for factors of 1.
     alpha = next((low.factor * low.rank for low in adapter.ranks.values() if low.factor), 1.0)
     writer = GGUFWriter(target)
@@ -236,8 +239,8 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
     return state.digest()
 
 
-def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
-    """Hold a pair against the model's matrix."""
+def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF, *, merge: bool) -> None:
+    """Hold a pair against the model's matrix, or its experts' matrices."""
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
         what = REFUSED.get(name, "a classifier")
@@ -245,13 +248,17 @@ def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
     if name not in gguf.tensors:
         raise FileError("is no tensor of the model", path=adapter.path, where=name)
     shape = gguf.tensors[name].shape
-    if len(shape) == 3:
-        raise UnsupportedError(f"{where}: an adapter of experts, which treadle does not add")
-    if len(shape) != 2:
+    if len(shape) == 3 and not name.endswith("exps.weight"):
+        raise UnsupportedError(f"{where}: an adapter of matrices by head: treadle does not add it")
+    if len(shape) == 3 and not merge:
+        what = "an adapter of experts, which cannot be added at run time: merge it into a copy of"
+        raise UnsupportedError(f"{where}: {what} the model with 'treadle quantize --lora'")
+    if len(shape) not in (2, 3):
         raise UnsupportedError(f"{where}: an adapter of a vector")
-    m, k = shape
-    fits = low.rank > 0 and low.a_shape == (low.rank, k) and low.b_shape == (m, low.rank)
+    (*each, m, k), rank = shape, low.rank
+    fits = rank > 0 and low.a_shape == (*each, rank, k) and low.b_shape == (*each, m, rank)
     if not fits:
         found = f"shapes {list(low.a_shape)} and {list(low.b_shape)}"
-        expected = f"[rank, {k}] and [{m}, rank], for a matrix of shape {list(shape)}"
+        n = "".join(f"{n}, " for n in each)
+        expected = f"[{n}rank, {k}] and [{n}{m}, rank], for a matrix of shape {list(shape)}"
         raise FileError(found, path=adapter.path, where=name, expected=expected)
