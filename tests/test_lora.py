@@ -351,7 +351,7 @@ def test_peft_configurations_that_are_refused(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("model.layers.0.mlp.experts.3.gate_proj.lora_A", "an adapter of experts"),
+        ("model.layers.0.mlp.experts.3.gate_proj.lora_A", "a module that no matrix"),
         ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
         ("model.embed_tokens.lora_embedding_A", "the token embeddings"),
         ("model.layers.0.mixer.in_proj.lora_A", "a module that no matrix"),
