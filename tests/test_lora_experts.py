@@ -89,6 +89,32 @@ def test_each_expert_has_its_own_product(
                     np.testing.assert_allclose(found[e], w[e] + b[e] @ a[e], atol=1e-5)
 
 
+@pytest.mark.parametrize("parts", [("gate", "up"), ("up",)], ids="+".join)
+def test_gates_and_up_of_a_model_that_has_them_in_one_matrix(
+    tiny: WriteTiny, tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    apart, target = tiny("qwen3moe", "F32", **SIZES), tmp_path / "made.gguf"
+    pairs = draw(apart, tuple(f"ffn_{part}_exps" for part in parts))
+    file = write_gguf(tmp_path / "lora.gguf", pairs, arch="qwen3moe", alpha=6.0)
+    model = fused(apart, tmp_path / "fused.gguf")
+    assert quantize(model, target, f"{file}=0.5") == 0
+    with open_gguf(apart) as gguf, open_gguf(target) as made:
+        for i in range(3):
+            each = []
+            for part in ("gate", "up"):
+                name = f"blk.{i}.ffn_{part}_exps.weight"
+                w: np.ndarray = gguf.tensors[name].dequantize()
+                if name in pairs:
+                    w = w + pairs[name][1] @ pairs[name][0]
+                each.append(w)
+            found = made.tensors[f"blk.{i}.ffn_gate_up_exps.weight"].dequantize()
+            np.testing.assert_allclose(found, np.concatenate(each, 1), atol=1e-5)
+    short = {name: (a[:, :, :-1], b) for name, (a, b) in pairs.items()}
+    file = write_gguf(tmp_path / "bad.gguf", short, arch="qwen3moe")
+    with pytest.raises(FileError, match=r"for a matrix of shape \[4, 32, 64\]"):
+        treadle.load(model, lora=[file])
+
+
 def pair(*, n: int = 4, m: int = 32, k: int = 64, rank_b: int = 3, flat: bool = False) -> Pair:
     a, b = np.ones((n, 3, k), np.float32), np.ones((n, m, rank_b), np.float32)
     return (a[0], b[0]) if flat else (a, b)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,6 +51,7 @@ REFUSED = {  # matrices that a plan reads otherwise than by a product of all row
     "token_embd.weight": "the token embeddings",
     "output.weight": "the output matrix",
 }
+GATE_OR_UP = re.compile(r"\.ffn_(?:gate|up)_exps\.")
 TURNED = (".attn_q.weight", ".attn_k.weight")
 
 
@@ -67,6 +69,7 @@ def open_adapter(path: Name, gguf: GGUF, config: Config, *, merge: bool = False)
         )
     else:
         adapter = _of_gguf(path, gguf, config)
+    adapter = _fused(adapter, gguf)
     for name, low in adapter.ranks.items():
         _check(adapter, name, low, gguf, merge=merge)
     return adapter
@@ -157,6 +160,7 @@ def write_adapter(
         config = load_config(gguf)
         peft = open_peft(folder, gguf, config)
         adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
+        adapter = _fused(adapter, gguf)
         for name, low in adapter.ranks.items():
             _check(adapter, name, low, gguf, merge=True)
     # Not 0, which in such a file stands for factors of 1.
@@ -168,7 +172,9 @@ def write_adapter(
         writer.add(key, value)
     for name, low in adapter.ranks.items():
         rest = low.factor * low.rank / alpha
-        a, b = (by_name(own) if fmt is None else fmt for own in peft.types[name])
+        a, b = (
+            by_name(own) if fmt is None else fmt for own in peft.types.get(name, ("F32", "F32"))
+        )
         writer.add_tensor(f"{name}.lora_a", low.a_shape, a, a.quantize_rows(low.a()))
         writer.add_tensor(
             f"{name}.lora_b", low.b_shape, b, b.quantize_rows(low.b() * np.float32(rest))
@@ -189,6 +195,42 @@ def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
         b = partial(_to_pairs, low.b, heads, _share(name, config)) if heads else low.b
         ranks[name] = replace(low, b=b)
     return Adapter(peft.path.resolve().name, peft.path, ranks, peft.mark)
+
+
+def _fused(adapter: Adapter, gguf: GGUF) -> Adapter:
+    """Experts' gates and up as one pair, where the model has one matrix of both: its A is one's on
+    top of the other's, and each one's rows of B are 0 where the other's rank is.
+    """
+    ranks = dict(adapter.ranks)
+    for name in adapter.ranks:
+        whole = GATE_OR_UP.sub(".ffn_gate_up_exps.", name)
+        if name not in ranks or name in gguf.tensors or whole in ranks:
+            continue  # done, or what is said of it is that the model has none such
+        if whole not in gguf.tensors or len(gguf.tensors[whole].shape) != 3:
+            continue
+        n, m, k = gguf.tensors[whole].shape
+        names = [whole.replace("gate_up", one) for one in ("gate", "up")]
+        halves = [ranks.pop(each, None) for each in names]
+        for each, low in zip(names, halves, strict=True):
+            if low is not None:
+                _check_shapes(adapter, each, low, (n, m // 2, k))
+        rank = sum(low.rank for low in halves if low is not None)
+        a, b = partial(_fused_a, halves), partial(_fused_b, halves, (n, m, rank))
+        ranks[whole] = LowRank(rank, 1.0, a, b, (n, rank, k), (n, m, rank))
+    return replace(adapter, ranks=ranks)
+
+
+def _fused_a(halves: Sequence[LowRank | None]) -> Floats:
+    return np.concatenate([low.a() for low in halves if low is not None], 1)
+
+
+def _fused_b(halves: Sequence[LowRank | None], shape: tuple[int, int, int]) -> Floats:
+    made, at, m = np.zeros(shape, np.float32), 0, shape[1] // 2
+    for i, low in enumerate(halves):
+        if low is not None:
+            made[:, i * m : (i + 1) * m, at : at + low.rank] = low.b() * np.float32(low.factor)
+            at += low.rank
+    return made
 
 
 def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
@@ -255,6 +297,10 @@ def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF, *, merge: bool
         raise UnsupportedError(f"{where}: {what} the model with 'treadle quantize --lora'")
     if len(shape) not in (2, 3):
         raise UnsupportedError(f"{where}: an adapter of a vector")
+    _check_shapes(adapter, name, low, shape)
+
+
+def _check_shapes(adapter: Adapter, name: str, low: LowRank, shape: tuple[int, ...]) -> None:
     (*each, m, k), rank = shape, low.rank
     fits = rank > 0 and low.a_shape == (*each, rank, k) and low.b_shape == (*each, m, rank)
     if not fits:
