@@ -31,7 +31,7 @@ MXFP4 = "MXFP4"
 FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
 _IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h)\.(?P<i>\d+)\.)(?P<rest>.+)")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
-_EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
+EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
     made: dict[str, SafeTensor] = {}
     experts: dict[str, dict[int, SafeTensor]] = {}
     for name, tensor in tensors.items():
-        if match := _EXPERT.fullmatch(name):
+        if match := EXPERT.fullmatch(name):
             experts.setdefault(match["before"] + match["rest"], {})[int(match["i"])] = tensor
         else:
             made[name] = tensor

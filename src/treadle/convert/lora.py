@@ -2,13 +2,16 @@
 
 GGUF: ``general.type`` adapter, ``adapter.type`` lora, ``adapter.lora.alpha``, and for a matrix
 ``NAME [m, k]`` the tensors ``NAME.lora_a [rank, k]`` and ``NAME.lora_b [m, rank]``. What is added
-is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's.
+is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's. Matrices of experts
+``[E, m, k]`` have ``[E, rank, k]`` and ``[E, m, rank]``: to be merged, as nothing adds these at run
+time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,11 +51,13 @@ REFUSED = {  # matrices that a plan reads otherwise than by a product of all row
     "token_embd.weight": "the token embeddings",
     "output.weight": "the output matrix",
 }
+GATE_OR_UP = re.compile(r"\.ffn_(?:gate|up)_exps\.")
 TURNED = (".attn_q.weight", ".attn_k.weight")
 
 
-def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
-    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``.
+def open_adapter(path: Name, gguf: GGUF, config: Config, *, merge: bool = False) -> Adapter:
+    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``;
+    ``merge``: it will be added to the weights themselves, those of experts too.
 
     Raises FileError for what is damaged, of another architecture or does not fit the model;
     UnsupportedError for what treadle cannot add.
@@ -64,8 +69,9 @@ def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
         )
     else:
         adapter = _of_gguf(path, gguf, config)
+    adapter = _fused(adapter, gguf)
     for name, low in adapter.ranks.items():
-        _check(adapter, name, low, gguf)
+        _check(adapter, name, low, gguf, merge=merge)
     return adapter
 
 
@@ -109,7 +115,7 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
         named = name
         for theirs, ours in config.arch.names:
             named = renamed(named, theirs, ours)
-        rank = a.shape[0] if len(a.shape) == 2 else 0
+        rank = a.shape[-2] if len(a.shape) > 1 else 0
         move = _heads(named, config) if model.metadata.get(ROPE_KEY) == IN_PLACE else 0
         moved = partial(_pairs_to_halves, b, move, _share(named, config) if move else 1.0)
         ranks[named] = LowRank(
@@ -154,8 +160,9 @@ def write_adapter(
         config = load_config(gguf)
         peft = open_peft(folder, gguf, config)
         adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
+        adapter = _fused(adapter, gguf)
         for name, low in adapter.ranks.items():
-            _check(adapter, name, low, gguf)
+            _check(adapter, name, low, gguf, merge=True)
     # Not 0, which in such a file stands for factors of 1.
     alpha = next((low.factor * low.rank for low in adapter.ranks.values() if low.factor), 1.0)
     writer = GGUFWriter(target)
@@ -165,7 +172,9 @@ def write_adapter(
         writer.add(key, value)
     for name, low in adapter.ranks.items():
         rest = low.factor * low.rank / alpha
-        a, b = (by_name(own) if fmt is None else fmt for own in peft.types[name])
+        a, b = (
+            by_name(own) if fmt is None else fmt for own in peft.types.get(name, ("F32", "F32"))
+        )
         writer.add_tensor(f"{name}.lora_a", low.a_shape, a, a.quantize_rows(low.a()))
         writer.add_tensor(
             f"{name}.lora_b", low.b_shape, b, b.quantize_rows(low.b() * np.float32(rest))
@@ -186,6 +195,42 @@ def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
         b = partial(_to_pairs, low.b, heads, _share(name, config)) if heads else low.b
         ranks[name] = replace(low, b=b)
     return Adapter(peft.path.resolve().name, peft.path, ranks, peft.mark)
+
+
+def _fused(adapter: Adapter, gguf: GGUF) -> Adapter:
+    """Experts' gates and up as one pair, where the model has one matrix of both: its A is one's on
+    top of the other's, and each one's rows of B are 0 where the other's rank is.
+    """
+    ranks = dict(adapter.ranks)
+    for name in adapter.ranks:
+        whole = GATE_OR_UP.sub(".ffn_gate_up_exps.", name)
+        if name not in ranks or name in gguf.tensors or whole in ranks:
+            continue  # done, or what is said of it is that the model has none such
+        if whole not in gguf.tensors or len(gguf.tensors[whole].shape) != 3:
+            continue
+        n, m, k = gguf.tensors[whole].shape
+        names = [whole.replace("gate_up", one) for one in ("gate", "up")]
+        halves = [ranks.pop(each, None) for each in names]
+        for each, low in zip(names, halves, strict=True):
+            if low is not None:
+                _check_shapes(adapter, each, low, (n, m // 2, k))
+        rank = sum(low.rank for low in halves if low is not None)
+        a, b = partial(_fused_a, halves), partial(_fused_b, halves, (n, m, rank))
+        ranks[whole] = LowRank(rank, 1.0, a, b, (n, rank, k), (n, m, rank))
+    return replace(adapter, ranks=ranks)
+
+
+def _fused_a(halves: Sequence[LowRank | None]) -> Floats:
+    return np.concatenate([low.a() for low in halves if low is not None], 1)
+
+
+def _fused_b(halves: Sequence[LowRank | None], shape: tuple[int, int, int]) -> Floats:
+    made, at, m = np.zeros(shape, np.float32), 0, shape[1] // 2
+    for i, low in enumerate(halves):
+        if low is not None:
+            made[:, i * m : (i + 1) * m, at : at + low.rank] = low.b() * np.float32(low.factor)
+            at += low.rank
+    return made
 
 
 def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
@@ -236,8 +281,8 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
     return state.digest()
 
 
-def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
-    """Hold a pair against the model's matrix."""
+def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF, *, merge: bool) -> None:
+    """Hold a pair against the model's matrix, or its experts' matrices."""
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
         what = REFUSED.get(name, "a classifier")
@@ -245,13 +290,21 @@ def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
     if name not in gguf.tensors:
         raise FileError("is no tensor of the model", path=adapter.path, where=name)
     shape = gguf.tensors[name].shape
-    if len(shape) == 3:
-        raise UnsupportedError(f"{where}: an adapter of experts, which treadle does not add")
-    if len(shape) != 2:
+    if len(shape) == 3 and not name.endswith("exps.weight"):
+        raise UnsupportedError(f"{where}: an adapter of matrices by head: treadle does not add it")
+    if len(shape) == 3 and not merge:
+        what = "an adapter of experts, which cannot be added at run time: merge it into a copy of"
+        raise UnsupportedError(f"{where}: {what} the model with 'treadle quantize --lora'")
+    if len(shape) not in (2, 3):
         raise UnsupportedError(f"{where}: an adapter of a vector")
-    m, k = shape
-    fits = low.rank > 0 and low.a_shape == (low.rank, k) and low.b_shape == (m, low.rank)
+    _check_shapes(adapter, name, low, shape)
+
+
+def _check_shapes(adapter: Adapter, name: str, low: LowRank, shape: tuple[int, ...]) -> None:
+    (*each, m, k), rank = shape, low.rank
+    fits = rank > 0 and low.a_shape == (*each, rank, k) and low.b_shape == (*each, m, rank)
     if not fits:
         found = f"shapes {list(low.a_shape)} and {list(low.b_shape)}"
-        expected = f"[rank, {k}] and [{m}, rank], for a matrix of shape {list(shape)}"
+        n = "".join(f"{n}, " for n in each)
+        expected = f"[{n}rank, {k}] and [{n}{m}, rank], for a matrix of shape {list(shape)}"
         raise FileError(found, path=adapter.path, where=name, expected=expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf_layout import by_matrix
+from treadle.convert.peft_experts import ALONE, Pair, by_module, stack
 from treadle.convert.peft_modules import Modules
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import Keys
@@ -92,6 +93,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     weights = open_safetensors(folder / WEIGHTS)
     state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
     pairs: dict[str, dict[str, SafeTensor]] = {}
+    found: dict[str, Pair] = {}
     for name, tensor in weights.tensors.items():
         match = KEY.fullmatch(name)
         if match is None:
@@ -110,9 +112,13 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
         a, b = pair["A"], pair["B"]
         share = max(a.shape[0] if len(a.shape) == 2 else 0, 1)
         factor = _alpha(keys, module) / (math.sqrt(share) if _is_root(keys) else share)
-        for part in _parts(module, modules, a):
-            made.ranks[part.name] = _pair(part, a, b, factor, config)
-            made.types[part.name] = a.dtype, b.dtype
+        found[module] = Pair(a, b, factor, (a.dtype, b.dtype))
+    for module, each in by_module(found).items():
+        parts = _parts(module, modules, next(iter(each.values())).a)
+        whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))
+        for part in parts:
+            made.ranks[part.name] = _pair(part, whole, config)
+            made.types[part.name] = whole.types
     if not made.ranks:
         raise FileError("has no tensors", path=folder / WEIGHTS)
     return made
@@ -146,13 +152,19 @@ def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[Part]:
     try:
         return modules.find(module)
     except UnsupportedError as error:
-        what = "experts" if ".experts." in module else error
-        raise UnsupportedError(f"{tensor.path}: {tensor.name}: an adapter of {what}") from None
+        raise UnsupportedError(f"{tensor.path}: {tensor.name}: an adapter of {error}") from None
 
 
-def _pair(part: Part, a: SafeTensor, b: SafeTensor, factor: float, config: Config) -> LowRank:
+def _n_expert(gguf: GGUF, part: Part, each: Mapping[int, Pair]) -> int:
+    """How many the matrix has; as many as are named, where the model has no such matrix."""
+    matrix = gguf.tensors.get(part.name)
+    return matrix.shape[0] if matrix is not None and len(matrix.shape) == 3 else max(each) + 1
+
+
+def _pair(part: Part, pair: Pair, config: Config) -> LowRank:
     """A pair as the model's matrix has rows and columns."""
-    rank = a.shape[0] if len(a.shape) == 2 else 0
+    a, b = pair.a, pair.b
+    rank = a.shape[-2] if len(a.shape) > 1 else 0
     own: dict[str, tuple[Callable[[], Floats], tuple[int, ...]]] = {
         "A": (partial(_floats, a), a.shape),
         "B": (partial(_floats, b), b.shape),
@@ -163,7 +175,7 @@ def _pair(part: Part, a: SafeTensor, b: SafeTensor, factor: float, config: Confi
     elif part.family.by_head and part.name.endswith("attn_qkv.weight"):
         own["B"] = partial(_by_matrix, b, config.layers[0]), b.shape
     (read_a, a_shape), (read_b, b_shape) = own["A"], own["B"]
-    return LowRank(rank, factor, read_a, read_b, a_shape, b_shape)
+    return LowRank(rank, pair.factor, read_a, read_b, a_shape, b_shape)
 
 
 def _alpha(keys: Keys, module: str) -> float:

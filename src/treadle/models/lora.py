@@ -19,7 +19,7 @@ MOST_SCALE = 1e6
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """``factor B A``, which is added to a matrix ``[m, k]``; ``a`` gives ``[rank, k]`` and ``b``
-    ``[m, rank]``, rows in the order of the model's.
+    ``[m, rank]``, rows in the order of the model's. Of experts: the same behind a first axis.
     """
 
     rank: int

@@ -105,16 +105,17 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
     """What adapters are added to is written anew, in its own format where no other is asked for.
     Raises UnsupportedError where its products have a factor.
     """
-    names = {name for adapter, _ in merged for name in adapter.ranks}
+    ranks = {name: low for adapter, _ in merged for name, low in adapter.ranks.items()}
     for entry in recipe.targets:
         stem = entry.tensor.name.removesuffix(".scale")
-        one = prod(entry.tensor.shape) == 1  # not Gemma 4's, which its router's input is scaled by
-        if one and stem != entry.tensor.name and f"{stem}.weight" in names:
+        low = ranks.get(f"{stem}.weight") if stem != entry.tensor.name else None
+        # One, or one an expert; not Gemma 4's of a router, which scales its input.
+        if low and (prod(entry.tensor.shape) == 1 or len(low.b_shape) > 2):
             what = f"what {stem}.weight gives is multiplied by it, and that of an adapter is not"
             raise UnsupportedError(f"{entry.tensor.origin}: {what}")
 
     def anew(entry: Entry) -> Entry:
-        if entry.encode is not None or entry.tensor.name not in names:
+        if entry.encode is not None or entry.tensor.name not in ranks:
             return entry
         return replace(entry, encode=FORMATS[entry.tensor.ggml_type])
 
@@ -141,7 +142,7 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> output.C
         at = begin // tensor.row_bytes
         end = at + len(x)
         for a, b in added(tensor.name):
-            x = x + b[at:end] @ a
+            x = x + _product(a, b, at, end)
         weights = table(tensor.name)
         if weights is not None:
             per = tensor.n_rows // len(weights)  # rows of one expert's matrix
@@ -155,6 +156,15 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> output.C
         raise tensor.error(what, where=f"rows {at} to {end - 1}")
 
     return encode
+
+
+def _product(a: Floats, b: Floats, at: int, end: int) -> Floats:
+    """Rows ``at`` to ``end`` of B A; of experts, one's rows after the other's."""
+    if b.ndim == 2:
+        return b[at:end] @ a
+    m, first, last = b.shape[1], at // b.shape[1], (end - 1) // b.shape[1]
+    rows = [b[e, max(at - e * m, 0) : end - e * m] @ a[e] for e in range(first, last + 1)]
+    return np.concatenate(rows)
 
 
 def _digest(entries: Mapping[str, Importances], merged: Merged = ()) -> bytes:
