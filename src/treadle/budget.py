@@ -226,8 +226,8 @@ class KeyShares:
     ) -> list[tuple[T, int]]:
         """Divide ``budget`` tokens among what is ``wanted`` (key, client, what, tokens)."""
         of_key: dict[Hashable, list[tuple[Hashable, T, int]]] = {}
-        for key, *rest in wanted:
-            of_key.setdefault(key, []).append(tuple(rest))  # type: ignore[arg-type]
+        for key, client, what, n in wanted:
+            of_key.setdefault(key, []).append((client, what, n))
         self._clients = {key: self._clients.get(key) or Shares() for key in of_key}
         sums = [(key, key, sum(n for *_, n in its)) for key, its in of_key.items()]
         parts = self._keys.split(sums, budget)

@@ -82,6 +82,17 @@ def llvm_text(data: bytes) -> str:
     return "".join(kept.get(b, f"\\{b:02X}") for b in data)
 
 
+def test_a_name_is_taken_once() -> None:
+    module = ir.Module()
+    module.function("f", ir.VOID, [])
+    for again in (
+        lambda: module.function("f", ir.VOID, []),
+        lambda: module.data("f", "i64", "internal global", 8, "0"),
+    ):
+        with pytest.raises(ValueError, match="f is there already"):
+            again()
+
+
 def test_a_block_ends_once() -> None:
     b = writer(ir.Module())
     b.end("ret void")

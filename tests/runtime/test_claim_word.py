@@ -315,12 +315,12 @@ def test_the_code_shares_nothing_by_plain_loads_and_stores() -> None:
     text = trace(Work(), ROWS["portable"])
     team = re.search(r'@"treadle_work"\(ptr noalias (%\w+)', text)
     assert team is not None
-    found = re.findall(rf'(%\w+) = getelementptr i8, ptr {re.escape(team[1])}, i64 (\d+)', text)
+    found = re.findall(rf"(%\w+) = getelementptr i8, ptr {re.escape(team[1])}, i64 (\d+)", text)
     shared = {name: int(offset) for name, offset in found}
     assert len(shared) > 20
     n_shared = 0
     for line in text.splitlines():
-        words = set(re.findall(r'ptr (%\w+)', line)) & set(shared)
+        words = set(re.findall(r"ptr (%\w+)", line)) & set(shared)
         if words and re.search(r"\b(load|store|cmpxchg|atomicrmw)\b", line):
             n_shared += "seq_cst" in line
             assert "seq_cst" in line or min(shared[name] for name in words) >= NEXT, line

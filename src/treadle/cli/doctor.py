@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.runtime.facts import ModelFile
 
-# How numbers are written whose name ends so; the ending is no part of what people read.
 LEAST_ROOM = 16  # columns of a terminal for values beside their keys
+# How numbers are written whose name ends so; the ending is no part of what people read.
 UNITS: dict[str, Callable[[float], str]] = {
     "_bytes_s": lambda number: scaled(number, "B/s"),
     "_ops_s": lambda number: scaled(number, "op/s"),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import TypeVar
 
 VOID, POINTER, FLAG, BYTE, DWORD = "void", "ptr", "i1", "i8", "i32"
+Named = TypeVar("Named", "Global", "Function")
 CODES = {"half": "e", "float": "f", "double": "d"}  # of ``struct``
 
 
@@ -41,11 +42,8 @@ def array_of_bytes(n: int) -> str:
     return f"[{n} x {BYTE}]"
 
 
-@lru_cache(maxsize=1 << 12)
-def _spelt(scalar: str, number: float, text: str) -> str:
-    """A number of a scalar type; ``text`` tells apart what is equal and not the same, as zeros of
-    either sign are.
-    """
+def _spelt(scalar: str, number: float) -> str:
+    """A number of a scalar type."""
     if scalar not in CODES:
         return str(number)
     rounded = struct.unpack(CODES[scalar], struct.pack(CODES[scalar], number))[0]
@@ -54,12 +52,12 @@ def _spelt(scalar: str, number: float, text: str) -> str:
 
 def number(scalar: str, value: float) -> Ref:
     """A constant of a scalar type."""
-    return Ref(scalar, _spelt(scalar, value, str(value)))
+    return Ref(scalar, _spelt(scalar, value))
 
 
 def numbers(scalar: str, ty: str, lanes: tuple[float, ...]) -> Ref:
     """A constant vector of type ``ty``, each lane a number of its own."""
-    return Ref(ty, f"<{', '.join(f'{scalar} {_spelt(scalar, v, str(v))}' for v in lanes)}>")
+    return Ref(ty, f"<{', '.join(f'{scalar} {_spelt(scalar, v)}' for v in lanes)}>")
 
 
 def zero(ty: str) -> Ref:
@@ -95,15 +93,19 @@ class Module:
         convention: str = "",
     ) -> Function:
         start = f"{linkage} {convention}".split()
-        made = self.names[name] = Function(self, name, ret, types, start)
-        return made
+        return self._added(name, Function(self, name, ret, types, start))
 
     def data(
         self, name: str, ty: str, how: str, align: int, init: str = "", space: int = 0
     ) -> Global:
         """Memory of that name: ``how`` it is kept, what it is at first, its address space."""
         definition = f"{how} {ty} {init}".rstrip() + f", align {align}"
-        made = self.names[name] = Global(name, definition, space)
+        return self._added(name, Global(name, definition, space))
+
+    def _added(self, name: str, made: Named) -> Named:
+        if name in self.names:
+            raise ValueError(f"{name} is there already")
+        self.names[name] = made
         return made
 
     def __str__(self) -> str:

@@ -168,7 +168,7 @@ HERMES = Row(  # Hermes, Qwen 2.5, Qwen 3
     "hermes",
     open="<tool_call>", before="\n" + _NAME, after=_ARGUMENTS, behind="}\n</tool_call>",
     between="\n", style="object",
-    told_by="within <tool_call></tool_call> XML tags",  # SmolLM3
+    told_by="arguments within <tool_call></tool_call> XML tags",  # SmolLM3
 )  # fmt: skip
 BARE = Row(  # Llama 3.1 to 3.3
     "json",
