@@ -3,7 +3,7 @@ without, in turns.
 
     nice python bench/lora.py MODEL [--adapters 3] [--rank 16] [--sequences 8] [--rounds 9]
 
-Random adapters of every matrix of attention and FFN, in F16, are written to a temporary folder.
+Random adapters of every matrix of attention, FFN and experts, in F16, are written to a temporary folder.
 Each round times the writing of one token a text, and a prompt of 512 tokens with one adapter. The
 figures to watch: 15 % more for a batch of eight texts with three adapters of rank 16, and nothing
 for a batch without, in a model that has some. The machine must be quiet.
@@ -27,7 +27,9 @@ from treadle.kvtree import Lora
 from treadle.model import Model
 
 PROMPT, TOKENS = 512, 24
-MATRICES = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.weight")
+MATRICES = re.compile(
+    r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down|gate_up)(_exps)?)\.weight"
+)
 
 
 def write_adapter(model: str, path: Path, rank: int, seed: int) -> Path:
@@ -40,9 +42,9 @@ def write_adapter(model: str, path: Path, rank: int, seed: int) -> Path:
             writer.add(key, value)
         for name, tensor in gguf.tensors.items():
             if MATRICES.fullmatch(name):
-                m, k = tensor.shape
-                for side, shape in (("a", (rank, k)), ("b", (m, rank))):
-                    data = rng.standard_normal(shape) / np.sqrt(shape[1])
+                *experts, m, k = tensor.shape
+                for side, shape in (("a", (*experts, rank, k)), ("b", (*experts, m, rank))):
+                    data = rng.standard_normal(shape, np.float32) / np.sqrt(shape[-1])
                     writer.add_tensor(f"{name}.lora_{side}", shape, "F16", data.astype(np.float16))
     writer.write()
     return path

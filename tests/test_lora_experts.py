@@ -1,4 +1,4 @@
-"""Adapters of experts, which are merged into the weights and refused at run time."""
+"""Adapters of experts: merged into the weights, and at run time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.loras import Pair, write_gguf
+from tests.loras import Pair, merged, write_gguf
+from tests.tiny import rounding
+from treadle.batch import Part
 from treadle.cli import main
 from treadle.convert import output
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.kernels.kv import PAGE
+from treadle.models.config import Config
 
 SIZES = {"n_expert": 4, "n_ff_exp": 32}
 WriteTiny = Callable[..., Path]
 
 
-def draw(model: Path, parts: tuple[str, ...], rank: int = 3) -> dict[str, Pair]:
+def draw(model: Path, parts: tuple[str, ...], rank: int = 3, seed: int = 5) -> dict[str, Pair]:
     """Of each expert its own: A ``[E, rank, k]`` and B ``[E, m, rank]``."""
-    rng, made = np.random.default_rng(5), {}
+    rng, made = np.random.default_rng(seed), {}
     with open_gguf(model) as gguf:
         for name, tensor in gguf.tensors.items():
             if name.endswith(tuple(f"{part}.weight" for part in parts)):
@@ -139,14 +143,113 @@ def test_experts_in_an_adapter_of_a_plain_matrix(tiny: WriteTiny, tmp_path: Path
         treadle.load(tiny("llama", "F32"), lora=[file])
 
 
-def test_at_run_time_they_are_refused(tiny: WriteTiny, tmp_path: Path) -> None:
-    model = tiny("qwen3moe", "F32", **SIZES)
-    file = write_gguf(tmp_path / "lora.gguf", draw(model, ("ffn_up_exps",)), arch="qwen3moe")
-    why = (
-        r"lora\.gguf: blk\.0\.ffn_up_exps\.weight: an adapter of experts, which cannot be added at "
-        "run time: merge it into a copy of the model with 'treadle quantize --lora'"
-    )
-    with pytest.raises(UnsupportedError, match=why):
+PARTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+IDS = [1 + 7 * i % 200 for i in range(2 * PAGE + 9)]
+
+
+@pytest.fixture(scope="module")
+def models(tiny: WriteTiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """With two matrices a gate and with one, and of experts that have no gate."""
+    folder = tmp_path_factory.mktemp("experts")
+    apart = tiny("qwen3moe", "F32", **SIZES)
+    plain = tiny("nemotron_h_moe", "F32", **SIZES)
+    return {"apart": apart, "fused": fused(apart, folder / "fused.gguf"), "plain": plain}
+
+
+CASES = {
+    "all": ("apart", (*PARTS, "attn_v")),
+    "gate": ("apart", PARTS[:1]),
+    "down": ("apart", PARTS[2:]),
+    "fused": ("fused", ("ffn_gate_up_exps",)),
+    "plain": ("plain", PARTS[1:]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+def test_at_run_time_they_equal_merged_weights(
+    models: dict[str, Path], tmp_path: Path, case: str, deterministic: bool
+) -> None:
+    """In one go, in chunks, token by token; two adapters of other ranks, each by itself and both,
+    in one batch.
+    """
+    kind, parts = CASES[case]
+    model, with_gguf = models[kind], {}
+    with open_gguf(model) as gguf:
+        arch = str(gguf.metadata["general.architecture"])
+    for name, rank in (("one", 3), ("two", 8)):
+        pairs = draw(model, parts, rank, seed=rank)
+        with_gguf[name] = write_gguf(tmp_path / f"{name}.gguf", pairs, arch=arch)
+    given = [(path, 0.0) for path in with_gguf.values()]
+    sets: list[dict[str, float]] = [{}, {"one": 1.0}, {"two": -0.5}, {"one": 0.5, "two": 0.25}]
+    more: dict[str, Any] = {"kv": "f32", "n_sequences": 8, "deterministic": deterministic}
+    with treadle.load(model, lora=given, threads=2, **more) as loaded:
+        config = loaded.config
+        expected = [
+            merged(model, config, {with_gguf[n]: s for n, s in each.items()}, IDS) for each in sets
+        ]
+        assert all(np.abs(one - expected[0]).max() > 0.1 for one in expected[1:])
+        for scales, wanted in zip(sets, expected, strict=True):
+            session = loaded.session(lora=scales)
+            check(config, session.logits(IDS), wanted)
+            for size in (1, 3, 40):
+                session.reset()
+                fed = [session.feed(IDS[at : at + size]) for at in range(0, len(IDS), size)]
+                ends = [min(at + size, len(IDS)) - 1 for at in range(0, len(IDS), size)]
+                check(config, np.stack(fed), wanted[ends])
+            session.close()
+        sessions, begun = [loaded.session(lora=scales) for scales in sets], [0] * len(sets)
+        for sizes in ((3, 20, 1, 7), (1, 1, 1, 1), (2, 1, 40, 1)):
+            batch = [
+                Part(session.seq, IDS[start : start + n], n)
+                for session, start, n in zip(sessions, begun, sizes, strict=True)
+            ]
+            rows, row = loaded.engine.run(batch), 0
+            for which, n in enumerate(sizes):
+                at = begun[which]
+                check(config, rows[row : row + n], expected[which][at : at + n])
+                begun[which], row = at + n, row + n
+        for session in sessions:
+            session.close()
+
+
+def check(config: Config, rows: np.ndarray, expected: np.ndarray) -> None:
+    """As of other matrices (tests/test_lora.py)."""
+    allowed = 2 * rounding(config) * np.abs(expected).max()
+    assert np.abs(rows - expected).max() <= allowed
+
+
+@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_K"])
+def test_codes_are_multiplied_beside_them(tiny: WriteTiny, tmp_path: Path, fmt: str) -> None:
+    """As near to merged weights as the model without adapters is to its own, and by any number of
+    threads the same bits. Two tokens are met row by row, all of them by tiles.
+    """
+    model = tiny("qwen3moe", fmt, n_expert=4, n_ff_exp=256, n_embd=256, head_dim=64)
+    file = write_gguf(tmp_path / "lora.gguf", draw(model, PARTS), arch="qwen3moe")
+    made: dict[tuple[int, int], np.ndarray] = {}
+    for threads in (1, 3):
+        with treadle.load(model, lora=[file], threads=threads, kv="f32") as loaded:
+            for n in (2, len(IDS)):
+                session = loaded.session()
+                made[threads, n] = session.logits(IDS[:n])
+                session.close()
+            config = loaded.config
+    with treadle.load(model, kv="f32") as alone:
+        plain = alone.logits(IDS)
+    own = merged(model, config, {}, IDS)
+    with_it = merged(model, config, {file: 1.0}, IDS)
+    off = np.sqrt(((plain - own) ** 2).mean())
+    for n in (2, len(IDS)):
+        assert np.array_equal(made[1, n], made[3, n])
+        assert np.sqrt(((made[1, n] - with_it[:n]) ** 2).mean()) <= 3 * off
+    assert np.sqrt(((own - with_it) ** 2).mean()) > 10 * off
+
+
+def test_a_scale_beside_the_last_matrix(tiny: WriteTiny, tmp_path: Path) -> None:
+    others = {"blk.0.ffn_down_exps.scale": (4,)}
+    model = tiny("gemma4", "F32", **SIZES, n_layer=1, others=others)
+    file = write_gguf(tmp_path / "lora.gguf", draw(model, ("ffn_down_exps",)), arch="gemma4")
+    with pytest.raises(UnsupportedError, match=r"multiplied by blk\.0\.ffn_down_exps\.scale"):
         treadle.load(model, lora=[file])
 
 

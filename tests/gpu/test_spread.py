@@ -18,6 +18,7 @@ from tests.kernels import (
     test_elementwise,
     test_experts,
     test_lora,
+    test_lora_experts,
     test_pooling,
     test_states,
     test_sums,
@@ -46,6 +47,7 @@ from treadle.kernels.act import DWORD
 from treadle.kernels.channels import ChannelDelta, ChannelRates
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.lora import Down, Up
+from treadle.kernels.lora_experts import ExpertDown, ExpertUp
 from treadle.kernels.rates import Gate, Rates, UnitHeads
 from treadle.kernels.scan import Scan
 from treadle.kernels.selective import Selective
@@ -62,6 +64,8 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
     "combine": test_experts.test_combine,
     "convolution": test_states.test_states_are_read_and_written,
     "embed": test_elementwise.test_embed,
+    "expert_lora_down": test_lora_experts.test_down,
+    "expert_lora_up": test_lora_experts.test_up,
     "gate": test_states.test_lengths_and_gates,
     "gather": test_experts.test_gather,
     "lora_down": test_lora.test_down,
@@ -82,6 +86,8 @@ SHARED_OUT: list[Any] = [
     *some(EMBEDS, 4),
     *some(test_states.of(Gate), 3),
     *some([spec for spec in GATHERS if spec.unit == DWORD], 2),
+    *test_lora_experts.of(ExpertDown)[:2],
+    *test_lora_experts.of(ExpertUp)[:1],
     *some([spec for spec in LORAS if isinstance(spec, Down)], 2),
     *some([spec for spec in LORAS if isinstance(spec, Up)], 1),
     *some(test_pooling.SPECS, 3),

@@ -23,6 +23,7 @@ from treadle.kernels.gemv import Gemv
 from treadle.kernels.hadamard import Rotate
 from treadle.kernels.latent import LatentStore, PackHeads
 from treadle.kernels.lora import Down, Up
+from treadle.kernels.lora_experts import ExpertDown, ExpertUp, Wants
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.merge import Merge
@@ -600,6 +601,16 @@ LORAS = [
     Up("F16", 3, 1),
     Up("BF16", 3, 2),
 ]
+# Format, experts, those of a token, adapters, by tiles; width, groups, rows of tokens; strips.
+EXPERT_LORAS = [
+    Wants(3),
+    ExpertDown("F32", 5, 2, 3, True, 172, 4, True),
+    ExpertDown("F16", 5, 2, 3, True, 1024, 4, False),
+    ExpertDown("BF16", 5, 2, 3, False, 5, 4, True),
+    ExpertDown("F16", 5, 2, 3, False, 64, 4, False),
+    ExpertUp("F32", 5, 2, 3, True, 3),
+    ExpertUp("F16", 5, 2, 3, False, 2),
+]
 # Of any vocabulary: it is an argument.
 TOPS = [Top(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
 # Both kinds, sub-blocks of 16 and of 32, with importances and without.
@@ -645,6 +656,7 @@ ALL: list[Spec] = [
     *WEIGHS,
     *HEADS,
     *LORAS,
+    *EXPERT_LORAS,
 ]
 
 

@@ -65,7 +65,7 @@ def test_up(spec: Up, isa: Isa, memory: Memory, rng: np.random.Generator) -> Non
     parts, at = [], 0
     for adapter, (rank, first) in enumerate(zip(ranks, firsts, strict=True)):
         for strip in range(spec.n_strips - (adapter == 1)):
-            pieces[adapter, strip] = first, rank, at
+            pieces[adapter, strip] = first, rank, at, 0
             parts.append(rng.standard_normal((rank, STRIP)).astype(np.float32))
             at += rank * spec.fmt.row_bytes(STRIP)
     blocks = spec.fmt.quantize_rows(np.concatenate(parts))

@@ -115,7 +115,7 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
     with open_gguf(path) as gguf:  # its tensors get the graph's names: not for writing
         config = load_config(gguf)
         for file, scale in given:
-            adapter = open_adapter(file, gguf, config, merge=True)
+            adapter = open_adapter(file, gguf, config)
             ranks = {gguf.tensors[name].name: low for name, low in adapter.ranks.items()}
             made.append((replace(adapter, ranks=ranks), scale))
     return made

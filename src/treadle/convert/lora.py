@@ -3,8 +3,7 @@
 GGUF: ``general.type`` adapter, ``adapter.type`` lora, ``adapter.lora.alpha``, and for a matrix
 ``NAME [m, k]`` the tensors ``NAME.lora_a [rank, k]`` and ``NAME.lora_b [m, rank]``. What is added
 is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's. Matrices of experts
-``[E, m, k]`` have ``[E, rank, k]`` and ``[E, m, rank]``: to be merged, as nothing adds these at run
-time.
+``[E, m, k]`` have ``[E, rank, k]`` and ``[E, m, rank]``.
 """
 
 from __future__ import annotations
@@ -55,9 +54,8 @@ GATE_OR_UP = re.compile(r"\.ffn_(?:gate|up)_exps\.")
 TURNED = (".attn_q.weight", ".attn_k.weight")
 
 
-def open_adapter(path: Name, gguf: GGUF, config: Config, *, merge: bool = False) -> Adapter:
-    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``;
-    ``merge``: it will be added to the weights themselves, those of experts too.
+def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
+    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``.
 
     Raises FileError for what is damaged, of another architecture or does not fit the model;
     UnsupportedError for what treadle cannot add.
@@ -71,7 +69,7 @@ def open_adapter(path: Name, gguf: GGUF, config: Config, *, merge: bool = False)
         adapter = _of_gguf(path, gguf, config)
     adapter = _fused(adapter, gguf)
     for name, low in adapter.ranks.items():
-        _check(adapter, name, low, gguf, merge=merge)
+        _check(adapter, name, low, gguf)
     return adapter
 
 
@@ -162,7 +160,7 @@ def write_adapter(
         adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
         adapter = _fused(adapter, gguf)
         for name, low in adapter.ranks.items():
-            _check(adapter, name, low, gguf, merge=True)
+            _check(adapter, name, low, gguf)
     # Not 0, which in such a file stands for factors of 1.
     alpha = next((low.factor * low.rank for low in adapter.ranks.values() if low.factor), 1.0)
     writer = GGUFWriter(target)
@@ -281,7 +279,7 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
     return state.digest()
 
 
-def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF, *, merge: bool) -> None:
+def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
     """Hold a pair against the model's matrix, or its experts' matrices."""
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
@@ -292,9 +290,6 @@ def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF, *, merge: bool
     shape = gguf.tensors[name].shape
     if len(shape) == 3 and not name.endswith("exps.weight"):
         raise UnsupportedError(f"{where}: an adapter of matrices by head: treadle does not add it")
-    if len(shape) == 3 and not merge:
-        what = "an adapter of experts, which cannot be added at run time: merge it into a copy of"
-        raise UnsupportedError(f"{where}: {what} the model with 'treadle quantize --lora'")
     if len(shape) not in (2, 3):
         raise UnsupportedError(f"{where}: an adapter of a vector")
     _check_shapes(adapter, name, low, shape)

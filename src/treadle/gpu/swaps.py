@@ -22,7 +22,7 @@ SWAPS = {
     **dict.fromkeys(
         (
             *("add", "add_rows", "channel_rates", "column_norm", "combine", "convolution"),
-            *("embed", "gate"),
+            *("embed", "expert_lora_down", "expert_lora_up", "gate"),
             *("gather", "lora_down", "lora_up", "pooling", "rates", "softcap", "unit_heads"),
         ),
         "treadle.gpu.kernels.spread:swap",

@@ -25,8 +25,9 @@ from treadle.record import dataclass
 GROUP = 4  # rows of A that share each load of x
 STRIP = 64  # columns of y that one item adds to
 # Where an adapter's B is for a strip of columns: the first column of t, the number of columns, 0
-# where the adapter has none there, and the first byte of their weights.
-PIECE = np.dtype([(name, "i8") for name in ("first", "n", "at")])
+# where the adapter has none there, the first byte of their weights, and how many bytes behind it
+# those of a next expert are (``lora_experts.py``).
+PIECE = np.dtype([(name, "i8") for name in ("first", "n", "at", "pitch")])
 GROUP_OF = np.dtype([("adapter", "i4"), ("factor", "f4")])  # alpha / r, or what is in its place
 
 
@@ -73,22 +74,10 @@ class Down(Spec):
     def _dot(
         self, k: Builder, frame: Frame, rows: list[Val], group: Val, gain: Val, first: Val, n: int
     ) -> None:
-        """``n`` rows of x: each sum has one vector, whatever else is beside it."""
-        lanes = min(k.isa.lanes, BLOCK)
-        assert self.fmt.load is not None
-        xs = [frame.x + (first + i) * (frame.stride * 4) for i in range(n)]
-        sums = [[k.var(k.zero(f32 * lanes)) for _ in rows] for _ in xs]
-        size = self.fmt.dtype.itemsize
-        with k.shared_loop(self.width, step=lanes) as c:
-            weights = [self.fmt.load(k, k.isa, row + c * size, lanes, lanes) for row in rows]
-            for x, mine in zip(xs, sums, strict=True):
-                values = k.load(x + c * 4, f32 * lanes)
-                for total, weight in zip(mine, weights, strict=True):
-                    total.v = k.fma(weight, values, total.v)
-        for i, mine in enumerate(sums):
-            to = frame.t + ((first + i) * frame.t_stride + group * GROUP) * 4
-            for r, total in enumerate(mine):
-                k.store(to, k.total(total.v) * gain, offset=4 * r)
+        tokens = [first + i for i in range(n)]
+        xs = [frame.x + token * (frame.stride * 4) for token in tokens]
+        to = [frame.t + (token * frame.t_stride + group * GROUP) * 4 for token in tokens]
+        dot(k, self.fmt, self.width, rows, xs, to, [gain] * n)
 
     def run_ref(self, args: Any, run: Any) -> None:
         groups = args.groups.view(GROUP_OF)
@@ -137,27 +126,11 @@ class Up(Spec):
     def _add(
         self, k: Builder, frame: Frame, strip: Val, record: dict[str, Val], piece: dict[str, Val]
     ) -> None:
-        lanes = min(k.isa.lanes, STRIP)
-        wide = lanes if k.sharing else min(STRIP, 8 * lanes)  # columns that fit registers
-        size = self.fmt.dtype.itemsize
-        load = self.fmt.load
-        assert load is not None
         with k.if_(piece["n"] > 0), k.loop(record["n_tokens"]) as i:
             token = record["token"] + i
             t = frame.t + (token * frame.t_stride + piece["first"]) * 4
-            with k.shared_loop(STRIP, step=wide) as begin:
-                y = frame.y + (token * frame.stride + strip * STRIP + begin) * 4
-                w = frame.w + (piece["at"] + begin * size)
-                offsets = range(0, wide, lanes)
-                sums = [k.var(k.load(y, f32 * lanes, offset=4 * o)) for o in offsets]
-                with k.loop(piece["n"]) as r:
-                    value = k.splat(k.load(t + r * 4, f32), f32 * lanes)
-                    row = w + r * (STRIP * size)
-                    for o, total in zip(offsets, sums, strict=True):
-                        weight = load(k, k.isa, row + o * size, lanes, lanes)
-                        total.v = k.fma(weight, value, total.v)
-                for o, total in zip(offsets, sums, strict=True):
-                    k.store(y, total.v, offset=4 * o)
+            y = frame.y + (token * frame.stride + strip * STRIP) * 4
+            add_strip(k, self.fmt, y, frame.w + piece["at"], t, piece["n"])
 
     def run_ref(self, args: Any, run: Any) -> None:
         pieces = args.pieces.view(PIECE).reshape(self.n_adapters, self.n_strips)
@@ -165,10 +138,54 @@ class Up(Spec):
         raw, n_bytes = args.w.reshape(-1).view(np.uint8), self.fmt.row_bytes(STRIP)
         for token, n, scales in run.loras:
             for adapter in np.flatnonzero(scales[: self.n_adapters]):
-                for strip, (first, count, at) in enumerate(pieces[adapter].tolist()):
+                for strip, (first, count, at, _) in enumerate(pieces[adapter].tolist()):
                     if not count:
                         continue
                     w = raw[at : at + count * n_bytes].reshape(count, n_bytes)
                     b = self.fmt.dequantize_rows(w).astype(np.float64)
                     mine = t[token : token + n, first : first + count].astype(np.float64)
                     y[token : token + n, strip * STRIP :][:, :STRIP] += mine @ b
+
+
+def dot(
+    k: Builder, fmt: Format, width: int, rows: list[Val], xs: list[Val], to: list[Val],
+    gains: list[Val],
+) -> None:  # fmt: skip
+    """The products of each x, f32, with ``rows`` of A, ``width`` values each, times its gain, to
+    neighbours in ``to``. Each sum has one vector, whatever else is beside it.
+    """
+    lanes = min(k.isa.lanes, BLOCK)
+    assert fmt.load is not None
+    sums = [[k.var(k.zero(f32 * lanes)) for _ in rows] for _ in xs]
+    size = fmt.dtype.itemsize
+    with k.shared_loop(width, step=lanes) as c:
+        weights = [fmt.load(k, k.isa, row + c * size, lanes, lanes) for row in rows]
+        for x, mine in zip(xs, sums, strict=True):
+            values = k.load(x + c * 4, f32 * lanes)
+            for total, weight in zip(mine, weights, strict=True):
+                total.v = k.fma(weight, values, total.v)
+    for mine, place, gain in zip(sums, to, gains, strict=True):
+        for r, total in enumerate(mine):
+            k.store(place, k.total(total.v) * gain, offset=4 * r)
+
+
+def add_strip(k: Builder, fmt: Format, y: Val, w: Val, t: Val, n: Val) -> None:
+    """Add to STRIP values of ``y`` the ``n`` values of ``t``, f32, times the rows of ``w``, one
+    after the other.
+    """
+    lanes = min(k.isa.lanes, STRIP)
+    wide = lanes if k.sharing else min(STRIP, 8 * lanes)  # columns that fit registers
+    size, load = fmt.dtype.itemsize, fmt.load
+    assert load is not None
+    with k.shared_loop(STRIP, step=wide) as begin:
+        offsets = range(0, wide, lanes)
+        to, rows = y + begin * 4, w + begin * size
+        sums = [k.var(k.load(to, f32 * lanes, offset=4 * o)) for o in offsets]
+        with k.loop(n) as r:
+            value = k.splat(k.load(t + r * 4, f32), f32 * lanes)
+            row = rows + r * (STRIP * size)
+            for o, total in zip(offsets, sums, strict=True):
+                weight = load(k, k.isa, row + o * size, lanes, lanes)
+                total.v = k.fma(weight, value, total.v)
+        for o, total in zip(offsets, sums, strict=True):
+            k.store(to, total.v, offset=4 * o)

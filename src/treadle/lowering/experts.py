@@ -16,25 +16,23 @@ For few tokens each row of a token is by itself: a gemv that reads the experts c
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import replace
 from math import lcm
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.act import DWORD, Act
 from treadle.kernels.choice import GEMV_TOKENS, gated, matmul
 from treadle.kernels.elementwise import Pack
-from treadle.kernels.fetch import Fetch
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Gather
 from treadle.kernels.matmul import COLUMNS, TILE, Matmul
 from treadle.kernels.route import Route, Sort, blocks_most, tiles_most
 from treadle.kernels.spec import Grid, round_up
-from treadle.lowering.values import Mixed, of_outputs
+from treadle.lowering.fetch import emit_fetch
+from treadle.lowering.values import Matrix, Mixed, of_outputs
 from treadle.models.ops import part
 from treadle.plan import Buffer
-from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.lowering.making import Making
@@ -45,14 +43,6 @@ MOST_ROWS = 512  # of a tile: so many share a panel's packing
 # Tokens of an expert from which on matrix registers are faster than vectors: panels are packed for
 # them too.
 MATRIX_ROWS = 24
-
-
-class Matrix(NamedTuple):
-    """A matrix of each expert."""
-
-    name: str  # of the tensor, or of its rows from the first one's on (``models.ops.part``)
-    height: int
-    pitch: int  # rows from one expert's to the next one's
 
 
 def experts(
@@ -107,6 +97,10 @@ class _Mixture:
         last = f"{self.blk}_down_{self.exps}"
         has_bias, scales = self.steps.has(bias), f"{last}.scale"
         own = self.steps.has(scales) and not self._has_factor(last)
+        if own and self.ops.adapted([last]):
+            # Of NVFP4 it scales weights alone, of Gemma 4 what an expert gives.
+            why = f"its products are multiplied by {scales}: what an adapter adds may not be"
+            raise UnsupportedError(f"{self.steps.weights.gguf.path}: {last}.weight: {why}")
         chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
         weights = Buffer(f"{self.label}.weights", self.n_slots, 4)
         spec = Route(
@@ -142,17 +136,19 @@ class _Mixture:
     ) -> tuple[Buffer, None]:
         """f32 rows ``[N * n_used, n_embd]``."""
         label, n_used, pitch = self.label, self.at.n_used, round_up(self.at.n_ff, COLUMNS)
-        self._fetch([*both, down], Grid(n_used, "n_tokens"), chosen=chosen)
+        emit_fetch(self.steps, label, [*both, down], Grid(n_used, "n_tokens"), chosen=chosen)
         made = Buffer(f"{label}.gate_up", self.n_slots, len(both) * pitch * 4)
         for name, some in self._alike(both):
             spec = self._matmul(some, h.width, 1)
             x = self.ops.activations(h, spec.layout())
             columns = [both.index(each) * pitch for each in some]
             self._multiply(name, spec, some, columns, x, made, chosen, n_used)
+        self._adapt(both, h, made, chosen)
         spec = self._matmul([down], self.at.n_ff, 1)
-        packed = self._pack(made, pitch, spec.layout(), self.n_slots, per=n_used)
+        packed, floats = self._gate(down, made, pitch, spec.layout(), self.n_slots, per=n_used)
         y = Buffer(f"{label}.down", self.n_slots, round_up(h.width, COLUMNS) * 4)
         self._multiply(f"{label}.down", spec, [down], [0], packed, y, chosen, 1)
+        self._adapt([down], floats, y, chosen)
         return y, None
 
     # -- many tokens ------------------------------------------------------------------------------
@@ -170,14 +166,15 @@ class _Mixture:
         block = lcm(*(spec.layout().group for spec in (last, *(spec for *_, spec in firsts))))
         n_rows = blocks_most(self.n_slots, at.n, block) * block
         tiles, rows, places = self._sort(chosen, block, n_rows)
-        self._fetch(both, Grid(1, "tiles"), tiles=tiles)
-        alike = self.gated and len(firsts) == 1
+        emit_fetch(self.steps, label, both, Grid(1, "tiles"), tiles=tiles)
+        alike = self.gated and len(firsts) == 1 and not self._adapted([*both, down])
         fused = self._fused(both, h.width, last.layout(), n) if alike else None
         if fused is not None:
             x = self._gather(h, fused.layout(), rows, block, n_rows)
             packed = self._rows(f"{label}.{self.fn}", fused.result(), n_rows)
             name = f"{label}.gate_up_{self.fn}"
             self._multiply(name, fused, both, [0, 0], x, packed, tiles)
+            floats = packed  # which nothing wants
         else:
             pitch = round_up(n_ff, COLUMNS)
             made = Buffer(f"{label}.gate_up", n_rows, len(both) * pitch * 4)
@@ -185,10 +182,13 @@ class _Mixture:
                 x = self._gather(h, spec.layout(), rows, block, n_rows)
                 columns = [both.index(each) * pitch for each in some]
                 self._multiply(name, spec, some, columns, x, made, tiles)
-            packed = self._pack(made, pitch, last.layout(), n_rows, per=block, rows=rows)
+            self._adapt(both, h, made, tiles, rows)
+            given: dict[str, Any] = {"per": block, "rows": rows}
+            packed, floats = self._gate(down, made, pitch, last.layout(), n_rows, **given)
         y = Buffer(f"{label}.down", n_rows, round_up(h.width, COLUMNS) * 4)
-        self._fetch([down], Grid(1, "tiles"), ".down", tiles=tiles)
+        emit_fetch(self.steps, f"{label}.down", [down], Grid(1, "tiles"), tiles=tiles)
         self._multiply(f"{label}.down", last, [down], [0], packed, y, tiles)
+        self._adapt([down], floats, y, tiles, rows)
         return y, places
 
     def _sort(self, chosen: Buffer, block: int, n_rows: int) -> tuple[Buffer, Buffer, Buffer]:
@@ -230,46 +230,6 @@ class _Mixture:
 
     # -- both -------------------------------------------------------------------------------------
 
-    def _fetch(
-        self,
-        matrices: list[Matrix],
-        grid: Grid,
-        of: str = "",
-        *,
-        chosen: Buffer | None = None,
-        tiles: Buffer | None = None,
-    ) -> None:
-        """Ask for the experts' matrices, all at once, where memory does not hold all of a model.
-
-        For many tokens those of one product at a time: they may be most of what memory holds.
-        """
-        told = SYSTEM.fetch_call() if self.steps.scarce else None
-        if told is None:
-            return
-        arrays, length, pitch = [], [], []
-        for each in matrices:
-            n_rows = self.steps.weights.n_rows(f"{each.name}.weight")
-            for const in self.steps.weight(f"{each.name}.weight"):
-                row = const.array.nbytes // n_rows
-                arrays.append(const)
-                length.append(each.height * row)
-                pitch.append(each.pitch * row)
-                SYSTEM.expect_random(const.array)
-        call, advice = told
-        self.steps.emit(
-            f"{self.label}{of}.fetch",
-            Fetch(len(arrays), tiled=tiles is not None),
-            grid,
-            call=call,
-            advice=advice,
-            page=mmap.PAGESIZE,
-            w=arrays,
-            length=length,
-            pitch=pitch,
-            chosen=chosen,
-            tiles=tiles,
-        )
-
     def _alike(self, both: list[Matrix]) -> list[tuple[str, list[Matrix]]]:
         """Matrices of one format as one step, with its label."""
         if not self.gated:
@@ -307,19 +267,66 @@ class _Mixture:
         spec = matmul(fmt, steps.isa, k, n, steps.table, alone=steps.deterministic, **own)
         return replace(spec, experts=self.at.n_used)
 
-    def _pack(
-        self, x: Buffer, up: int, act: Act, n_rows: int, per: int, rows: Buffer | None = None
-    ) -> Buffer:
+    def _gate(
+        self,
+        down: Matrix,
+        x: Buffer,
+        up: int,
+        act: Act,
+        n_rows: int,
+        per: int,
+        rows: Buffer | None = None,
+    ) -> tuple[Buffer, Buffer]:
         """What the gate lets through, or the activation gives, ``per`` rows of each token, or of
-        each block of ``rows``.
+        each block of ``rows``; and in f32, where an adapter wants it so.
         """
+        plain = Act("f32", act.k)
+        if act == plain or not self._adapted([down]):
+            made = self._pack(self.fn, x, up, act, n_rows, per, rows)
+            return made, made
+        floats = self._pack(self.fn, x, up, plain, n_rows, per, rows)
+        return self._pack("copy", floats, 0, act, n_rows, per, rows), floats
+
+    def _pack(
+        self, fn: str, x: Buffer, up: int, act: Act, n_rows: int, per: int, rows: Buffer | None
+    ) -> Buffer:
         layout, counted = (act.kind, act.k, act.group, act.sub), rows is not None
-        spec = Pack(self.fn, *layout, self.gated, per, counted, act.unit)
-        out, label = self._rows(f"{self.label}.{self.fn}", act, n_rows), f"{self.label}.{self.fn}"
+        spec = Pack(fn, *layout, self.gated or fn == "copy", per, counted, act.unit)
+        label = f"{self.label}.{self.fn}" + (".pack" if fn == "copy" else "")
+        out = self._rows(label, act, n_rows)
         grid = Grid(spec.slices * per // act.together, "rows" if rows else "n_tokens")
         given: dict[str, Any] = {"x": x, "out": out, "up": up, "rows": rows}
         self.steps.emit(label, spec, grid, stride=x.row_bytes // 4, **given)
         return out
+
+    def _adapted(self, matrices: list[Matrix]) -> bool:
+        return self.ops.adapted([each.name for each in matrices])
+
+    def _adapt(
+        self,
+        matrices: list[Matrix],
+        x: Rows | Buffer,
+        y: Buffer,
+        tiles: Buffer,
+        rows: Buffer | None = None,
+    ) -> None:
+        """Add what adapters make of ``x``, a row of each token or one for each of ``y``'s."""
+        if not self._adapted(matrices):
+            return
+        from treadle.lowering.lora import emit_experts_lora  # no plan without adapters needs it
+
+        floats = x if isinstance(x, Buffer) else self.ops.activations(x, Act("f32", x.width))
+        emit_experts_lora(
+            self.steps,
+            y.name,
+            matrices,
+            floats,
+            y,
+            tiles,
+            rows,
+            n_used=self.at.n_used,
+            of_tokens=not isinstance(x, Buffer),
+        )
 
     def _multiply(
         self,

@@ -1,4 +1,5 @@
-"""Adapters behind the products that they add to: ``.lora_a`` and ``.lora_b`` (``kernels/lora.py``).
+"""Adapters behind the products that they add to: ``.lora_a`` and ``.lora_b`` (``kernels/lora.py``,
+of experts ``kernels/lora_experts.py``).
 
 The constants of a step hold all adapters that a model was loaded with, packed as its kernels read
 them, and are shared by all plans.
@@ -13,15 +14,18 @@ import numpy as np
 from treadle.formats import by_name
 from treadle.kernels.act import BLOCK
 from treadle.kernels.lora import GROUP, GROUP_OF, PIECE, STRIP, Down, Up
+from treadle.kernels.lora_experts import ExpertDown, ExpertUp, Wants
 from treadle.kernels.spec import Grid, round_up
 from treadle.lowering.weights import PART, whole
 from treadle.plan import Buffer, Const
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from treadle.formats import Format
     from treadle.lowering.steps import Steps
-    from treadle.lowering.values import Products
+    from treadle.lowering.values import Matrix, Products
     from treadle.lowering.weights import Weights
     from treadle.models.lora import Floats, LowRank
 
@@ -39,14 +43,16 @@ class Packed:
     pieces: Const
     n_groups: int
     n_strips: int
-    n_flops: int  # of a row that wants every adapter
+    n_experts: int  # 1 for a matrix of none
+    n_flops: int  # of a row that wants every adapter, and meets every expert
 
 
 def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     """Add what adapters make of ``x``, f32 rows, to the products in ``y``."""
     weights, key = steps.weights, tuple(of.names)
     if key not in weights.packed:
-        weights.packed[key] = _pack(weights, of, y.row_bytes // 4)
+        placed = of.heights, of.columns, of.x.width, y.row_bytes // 4
+        weights.packed[key] = _pack(weights, of.label, of.names, *placed)
     packed: Packed = weights.packed[key]
     n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
     t = steps.floats(f"{of.label}.lora", n_columns)
@@ -77,38 +83,111 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     )
 
 
-def _pack(weights: Weights, of: Products, width: int) -> Packed:
-    """``width``: of a row of the products, in f32 values."""
-    n_strips, k = width // STRIP, of.x.width
+def emit_experts_lora(
+    steps: Steps,
+    label: str,
+    matrices: Sequence[Matrix],
+    x: Buffer,
+    y: Buffer,
+    tiles: Buffer,
+    rows: Buffer | None,
+    *,
+    n_used: int,
+    of_tokens: bool,
+) -> None:
+    """Add what adapters make of ``x``, f32 rows, to experts' products in ``y``, side by side.
+    ``tiles``, ``rows``, ``of_tokens``: as ``kernels/lora_experts.py`` has them.
+    """
+    weights, key = steps.weights, tuple(each.name for each in matrices)
+    k, name = weights.tensor(f"{key[0]}.weight").shape[-1], f"{label}.lora"
+    if key not in weights.packed:
+        heights, width = [each.height for each in matrices], y.row_bytes // 4
+        columns = [i * (width // len(matrices)) for i in range(len(matrices))]
+        weights.packed[key] = _pack(weights, label, key, heights, columns, k, width)
+    packed: Packed = weights.packed[key]
+    n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
+    if steps.wants is None:
+        steps.wants = Buffer("lora.wants", steps.plan.n_tokens, 4 * n_adapters)
+        steps.emit("lora.wants", Wants(n_adapters), Grid(1), out=steps.wants)
+    t = Buffer(name, y.rows, n_columns * 4)
+    shape = packed.w, packed.n_experts, n_used, n_adapters, rows is not None
+    given: dict[str, Any] = {"wants": steps.wants, "tiles": tiles, "rows": rows, "t": t}
+    given["t_stride"] = n_columns
+    n_flops = packed.n_flops // packed.n_experts * n_used // n_adapters
+
+    def grid(base: int) -> Grid:
+        return Grid(base, "tiles") if rows else Grid(base * n_used, "n_tokens")
+
+    steps.emit(
+        f"{name}_a",
+        ExpertDown(*shape, k, packed.n_groups, of_tokens),
+        grid(packed.n_groups),
+        n_flops=n_flops,
+        shape=(n_columns, k),
+        x=x,
+        w=packed.a,
+        groups=packed.groups,
+        stride=x.row_bytes // 4,
+        **given,
+    )
+    steps.emit(
+        f"{name}_b",
+        ExpertUp(*shape, packed.n_strips),
+        grid(packed.n_strips),
+        n_flops=n_flops,
+        shape=(sum(each.height for each in matrices), n_columns),
+        w=packed.b,
+        pieces=packed.pieces,
+        y=y,
+        stride=y.row_bytes // 4,
+        **given,
+    )
+
+
+def _pack(
+    weights: Weights,
+    label: str,
+    names: Sequence[str],
+    heights: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    width: int,
+) -> Packed:
+    """``width``: of a row of the products, in f32 values. One matrix is packed as one expert's."""
+    n_strips, n = width // STRIP, 1
     groups: list[tuple[int, float]] = []
     downs: list[Floats] = []
     ups: list[Floats] = []
     pieces = np.zeros((len(weights.adapters), n_strips), PIECE)
     n_placed = 0  # values of ``ups``
     for i, ranks in enumerate(weights.adapters):
-        for name, height, column in zip(of.names, of.heights, of.columns, strict=True):
+        for name, height, column in zip(names, heights, columns, strict=True):
             low = ranks.get(whole(f"{name}.weight"))
             if low is None:
                 continue
-            rank, b = low.rank, _rows_of(low, name)
-            down = np.zeros((round_up(rank, GROUP), round_up(k, BLOCK)), np.float32)
-            down[:rank, :k] = low.a()
-            up = np.zeros((round_up(height, STRIP), rank), np.float32)
-            up[:height] = b
-            strips = up.reshape(-1, STRIP, rank).transpose(0, 2, 1)
-            mine = pieces[i, column // STRIP :][: len(strips)]
+            rank, a, b = low.rank, low.a(), _rows_of(low, name, height)
+            n = len(a) if a.ndim > 2 else 1
+            down = np.zeros((n, round_up(rank, GROUP), round_up(k, BLOCK)), np.float32)
+            down[:, :rank, :k] = a
+            up = np.zeros((n, round_up(height, STRIP), rank), np.float32)
+            up[:, :height] = b
+            strips = up.reshape(n, -1, STRIP, rank).swapaxes(2, 3)
+            mine = pieces[i, column // STRIP :][: strips.shape[1]]
             mine["first"], mine["n"] = GROUP * len(groups), rank
-            mine["at"] = n_placed + np.arange(len(strips)) * (rank * STRIP)
-            groups += [(i, low.factor)] * (len(down) // GROUP)
-            downs.append(down)
+            mine["at"] = n_placed + np.arange(strips.shape[1]) * (rank * STRIP)
+            mine["pitch"] = strips[0].size
+            groups += [(i, low.factor)] * (down.shape[1] // GROUP)
+            by_group = down.reshape(n, -1, GROUP, down.shape[2]).swapaxes(0, 1)
+            downs.append(by_group.reshape(-1, down.shape[2]))
             ups.append(strips.ravel())
             n_placed += up.size
     a, b = np.concatenate(downs), np.concatenate(ups).reshape(-1, STRIP)
     fmt = next(fmt for fmt in map(by_name, FORMATS) if _holds(fmt, a) and _holds(fmt, b))
-    pieces["at"] *= fmt.dtype.itemsize
+    for field in ("at", "pitch"):
+        pieces[field] *= fmt.dtype.itemsize
 
     def const(what: str, array: np.ndarray) -> Const:
-        return weights.storage.weights(f"{of.label}.{what}", array)
+        return weights.storage.weights(f"{label}.{what}", array)
 
     return Packed(
         fmt.name,
@@ -118,14 +197,16 @@ def _pack(weights: Weights, of: Products, width: int) -> Packed:
         const("lora_pieces", pieces),
         len(groups),
         n_strips,
+        n,
         2 * (a.size + b.size),
     )
 
 
-def _rows_of(low: LowRank, name: str) -> Floats:
-    """Rows of B for the matrix, or the part of one, called ``name``."""
+def _rows_of(low: LowRank, name: str, height: int) -> Floats:
+    """Rows of B for the matrix, or the part of one, called ``name``; of experts each one's."""
     match = PART.fullmatch(f"{name}.weight")
-    return low.b()[int(match["first"]) : int(match["end"])] if match else low.b()
+    first = int(match["first"]) if match else 0
+    return low.b()[..., first : first + height, :]
 
 
 def _holds(fmt: Format, values: Floats) -> bool:

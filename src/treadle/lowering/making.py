@@ -249,7 +249,7 @@ class Making:
         spec = steps.matmul(names[0], of.x.width)
         formats = {steps.weights.format(f"{name}.weight").name for name in names}
         more = any(steps.has(f"{name}.bias") or steps.has_factor(name) for name in names)
-        alike = len(formats) == 1 and not more and not self._adapted(names)
+        alike = len(formats) == 1 and not more and not self.adapted(names)
         if of.y is None and alike and isinstance(spec, Gemm):
             fmt, alone = steps.weights.format(f"{names[0]}.weight"), steps.deterministic
             shape, n = (of.x.width, x.width, x.fn, act), steps.plan.n_tokens
@@ -271,7 +271,7 @@ class Making:
             of.columns.append(width)
             width += round_up(height, COLUMNS)
         layouts = [steps.matmul(name, of.x.width, outputs=outputs).layout() for name in of.names]
-        rows = self._rows(of, layouts) if self._adapted(of.names) else None
+        rows = self._rows(of, layouts) if self.adapted(of.names) else None
         groups: dict[tuple[str, bool, bool], list[int]] = {}
         inputs = []
         for j, name in enumerate(of.names):
@@ -311,7 +311,7 @@ class Making:
             emit_lora(steps, of, rows, of.y)
         return of.y
 
-    def _adapted(self, names: Sequence[str]) -> bool:
+    def adapted(self, names: Sequence[str]) -> bool:
         """Whether an adapter adds to one of these matrices' products."""
         wholes = {whole(f"{name}.weight") for name in names}
         return any(not wholes.isdisjoint(ranks) for ranks in self.steps.weights.adapters)

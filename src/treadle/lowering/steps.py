@@ -52,6 +52,7 @@ class Steps:
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
         self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
         self.scarce = False
+        self.wants: Buffer | None = None  # how much of each adapter tokens want, for experts
         # One tiling for all layers: a run's attention items are made by pool.
         attending = [layer for layer in config.layers if layer.n_head_kv]
         shared = max((layer.n_head // layer.n_head_kv for layer in attending), default=1)

@@ -150,3 +150,11 @@ def unwrap(x: Rows) -> Way:
             table, norm_last = x.table, norm is not None
         x = x.x
     return Way(x, norm, table, norm_last)
+
+
+class Matrix(NamedTuple):
+    """A matrix of each expert."""
+
+    name: str  # of the tensor, or of its rows from the first one's on (``models.ops.part``)
+    height: int
+    pitch: int  # rows from one expert's to the next one's

@@ -18,6 +18,7 @@ from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import Embed
 from treadle.kernels.gather import Combine, Gather
 from treadle.kernels.lora import Down, Up
+from treadle.kernels.lora_experts import ExpertDown, ExpertUp
 from treadle.kernels.pooling import Pooling
 from treadle.kernels.rates import Gate, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
@@ -65,7 +66,8 @@ def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
 
 # An item is a row of the model's width, or a head's, or some channels.
 ROWS = (Add, AddRows, Clamp, Combine, Embed, Gate, Gather, Pooling, Softcap)
-PARTS = (ChannelRates, ColumnNorm, Convolution, Down, Rates, UnitHeads, Up)
+LORAS = (Down, Up, ExpertDown, ExpertUp)
+PARTS = (ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
     kind.op: spread(kind, 32) for kind in PARTS
 }
