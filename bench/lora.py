@@ -3,10 +3,10 @@ without, in turns.
 
     nice python bench/lora.py MODEL [--adapters 3] [--rank 16] [--sequences 8] [--rounds 9]
 
-Random adapters of every matrix of attention, FFN and experts, in F16, are written to a temporary folder.
-Each round times the writing of one token a text, and a prompt of 512 tokens with one adapter. The
-figures to watch: 15 % more for a batch of eight texts with three adapters of rank 16, and nothing
-for a batch without, in a model that has some. The machine must be quiet.
+Random adapters of every matrix of attention, FFN and experts, in F16, are written to a temporary
+folder. Each round times the writing of one token a text, and a prompt of 512 tokens with one
+adapter. The figures to watch: 15 % more for a batch of eight texts with three adapters of rank 16,
+and nothing for a batch without, in a model that has some. The machine must be quiet.
 """
 
 from __future__ import annotations
