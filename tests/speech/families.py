@@ -55,6 +55,7 @@ _R1 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```
 _V3 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _OBJECT = '{{"name": "{}", "arguments": {}}}'
+_ROLE = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 _HERMES = "<tool_call>\n{}\n</tool_call>"
 _HARMONY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
 
@@ -128,6 +129,10 @@ FAMILIES = {
     "function-call": twice(
         "<|function_call|>" + _OBJECT.format("f", JSON),
         "<|function_call|>" + _OBJECT.format("g", "{}"),
+    ),
+    "function-role": Family(
+        f"{_ROLE}{_OBJECT.format('f', JSON)}<|message_sep|>",
+        f"{_ROLE}{_OBJECT.format('g', '{}')}<|message_sep|>",
     ),
     "hermes": twice(
         _HERMES.format(_OBJECT.format("f", JSON)), _HERMES.format(_OBJECT.format("g", "{}")), "\n"
@@ -277,6 +282,10 @@ TEMPLATES = {
         before="<|tools_prefix|>[", between=", ", behind="]<|tools_suffix|>",
     ),
     "function-call": template(f"<|function_call|>{_OBJECTS}"),
+    "function-role": (
+        f"{_TOOLS}{_TURN}{{% if m.tool_calls %}}{{% set f = m.tool_calls[0].function %}}"
+        f"{_ROLE}{_OBJECTS}{{% endif %}}<|message_sep|>{{% endfor %}}"
+    ),
     "tags": template(
         "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}"
         f"<parameter={{{{ k }}}}>\n{_VALUE}\n</parameter>\n{{% endfor %}}"

@@ -65,10 +65,27 @@ def test_every_family_keeps_every_character(pre: str, text: str) -> None:
         ("deepseek-v3", "#ab 1234漢字x", "#ab| |123|4|漢字|x"),
         ("bloom", "I've 12 x!\n\nyY (a) 。b", "I've| 12| x|!\n\n|yY| (|a|) 。|b"),
         ("qwen35", "e\u0301a 12", "e\u0301a| |1|2"),
+        ("glm5", "I'VE 1234 x!\n\nyY", "I|'VE| |123|4| x|!\n\n|yY"),
+        ("hy_v4", "#ab 1234漢字x", "#ab| |123|4|漢字|x"),
+        ("grok-2", "I'VE 12 x!\n\nyY", "I|'VE| |1|2| x|!\n\n|yY"),
+        ("talkie", "I've 1234 x/\n\nyY", "I've| |123|4| x|/\n\n|y|Y"),
+        ("llada-moe", "don't 12 x \n\ny", "don|'t| |1|2| x| \n\n|y"),
+        ("ufakzeka", "Ankara'da 12 x!\n\ny", "Ankara|'da| |1|2| x|!\n\n|y"),
+        ("spark2_5", "#ab 1234漢字x!\n\n y", "#ab| |1|2|3|4|漢字|x|!|\n|\n| y"),
+        ("chameleon", "I've 12 IMGIMGABZ!?\n    x", "I|'|ve| |1|2| |IMGIMGABZ|!|?|\n|    |x"),
+        ("superbpe", "I've 1234567 x 123456", "I've |1|234|567| x |123|456"),
     ],
 )
 def test_words(pre: str, text: str, expected: str) -> None:
     assert "|".join(words(pre, text)) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text("1234567890\u0663\u00b2\u2167a ", max_size=40))
+def test_superbpe_cuts_as_its_own_expression_does(text: str) -> None:
+    """That one is quadratic: of 100,000 digits each looks to the end."""
+    own = [Split(Regex(cut), "isolated") for cut in (r"\p{N}+", r"(?=(\d{3})+(?!\d))")]
+    assert words("superbpe", text) == [word for word, _ in Sequence(own).pre_tokenize_str(text)]
 
 
 def test_unknown_family_is_refused_by_name(tmp_path: Path) -> None:

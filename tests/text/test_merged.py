@@ -72,3 +72,28 @@ def test_vocabularies_that_are_not_whole(tmp_path: Path) -> None:
         load(tmp_path / "bytes.gguf", pieces, [])
     with pytest.raises(FileError, match="merges"):
         load(tmp_path / "merges.gguf", merges=["q z"])
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces", "bos"),
+    [
+        ("sarvam-moe", " ab\n\n\nb日", [f"{SPACE}ab", "\n\n", "\n", "b", "<0xE6>"], False),
+        ("granite-embed-multi-311m", " ab\n\n\nb日", [f"{SPACE}ab", "\n\n\n", "b", "<0xE6>"], True),
+        ("gemma4", "ab  b\n\n", ["ab", 2 * SPACE, "b", "\n\n"], True),
+    ],
+)
+def test_named_by_the_pre_tokenizer(
+    pre: str, text: str, pieces: list[str], bos: bool, tmp_path: Path
+) -> None:
+    """llama.cpp's converter calls the vocabulary gpt2 there, and its bytes ordinary pieces."""
+    words = [*LETTERS, *("".join(merge.rsplit(" ", 1)) for merge in MERGES)]
+    plain = [(text, NORMAL if i > 2 else kind) for i, (text, kind) in enumerate(spm_pieces())]
+    made = [*plain, *((piece, NORMAL) for piece in words)]
+    keys: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    path = write_vocab(tmp_path / "v.gguf", "gpt2", made, merges=MERGES, pre=pre, **keys)
+    tokenizer = load_tokenizer(open_gguf(path))
+    ids = tokenizer.encode(text, bos=False)
+    assert [tokenizer.vocab.raw(token).decode() for token in ids][: len(pieces)] == pieces
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.encode(text) == [1] * bos + ids
+    assert tokenizer.pre == pre

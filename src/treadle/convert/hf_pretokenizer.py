@@ -19,8 +19,12 @@ _FIRST = ("llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "smaug-bp
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\x\{([0-9a-fA-F]{1,6})\}")
 
 _DIGITS = r"\p{N}+"
-# Spellings of tokenizer.json for what the tables write otherwise: BLOOM's class in a class.
-_SPELT = {" ?[^(\\s|[.,!?…。，、।۔،])]+": PRE_TOKENIZERS["bloom"].patterns[0]}
+# Spellings of tokenizer.json for what the tables write otherwise: BLOOM's class in a class, and
+# SuperBPE's threes.
+_SPELT = {
+    " ?[^(\\s|[.,!?…。，、।۔،])]+": PRE_TOKENIZERS["bloom"].patterns[0],
+    r"(?=(\d{3})+(?!\d))": PRE_TOKENIZERS["superbpe"].patterns[1],
+}
 
 Cuts = tuple[str, ...]
 

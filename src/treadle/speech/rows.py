@@ -279,6 +279,11 @@ ROWS = (
         "function-call",
         open="<|function_call|>", before=_NAME, after=_ARGUMENTS, behind="}", style="object",
     ),
+    Row(  # GigaChat 3.0: a message of a role of its own
+        "function-role",
+        open="<|message_sep|>\n\nfunction call<|role_sep|>\n", before=_NAME, after=_ARGUMENTS,
+        behind="}<|message_sep|>", style="object",
+    ),
     Row(  # Mistral Small 3.2
         "mistral-id",
         open="[TOOL_CALLS]", after="[ARGS]", id_mark="[CALL_ID]", short_ids=True,

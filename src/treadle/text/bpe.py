@@ -15,10 +15,8 @@ from treadle.text.pretokenizers import (
     PreTokenizer,
 )
 from treadle.text.spaces import SPACES
-from treadle.text.tokenizer import Tokenizer
+from treadle.text.tokenizer import PRE, Tokenizer
 from treadle.text.vocab import TokenType, Vocab, joined, texts
-
-_PRE = "tokenizer.ggml.pre"
 
 
 def _byte_letters() -> dict[str, int]:
@@ -75,18 +73,18 @@ class BpeTokenizer(Tokenizer):
 
 def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
     """The pre-tokenizer of the file, or the best guess and a warning where the key is missing."""
-    name = vocab.text(_PRE, "")
+    name = vocab.text(PRE, "")
     if not name:
         pieces = vocab.find(PRE_OF_PIECE)
         guesses = (PRE_OF_PIECE[piece] for piece in PRE_OF_PIECE if piece in pieces)
         name = PRE_OF_ARCH.get(vocab.arch) or next(guesses, DEFAULT)
         vocab.warnings.append(
-            f"{_PRE} is missing: {name!r} is a guess, and a wrong one would cut words differently "
+            f"{PRE} is missing: {name!r} is a guess, and a wrong one would cut words differently "
             "from what the model was trained on"
         )
     if name not in PRE_TOKENIZERS:
         raise UnsupportedError(
-            f"{vocab.path}: {_PRE} is {name!r}, which treadle does not have: any other would feed "
+            f"{vocab.path}: {PRE} is {name!r}, which treadle does not have: any other would feed "
             "the model wrong tokens without a sign"
         )
     return name, PRE_TOKENIZERS[name]

@@ -105,6 +105,18 @@ _TRINITY = PreTokenizer(
     )
 )
 
+# SuperBPE: digits in threes from the right; other numbers (such as superscripts) are not cut off.
+# Its own expression, (?=(\d{3})+(?!\d)), makes the same cuts, but each digit looks to the end.
+_OTHER = r"[\p{N}&&\D]"
+_HEAD = r"\d{1,2}(?=(?:\d{3})+(?!\d))"
+_SUPERBPE = PreTokenizer(
+    (
+        r"\p{N}+",
+        rf"(?<!\d){_HEAD}|\d{{3}}(?=\d)"
+        rf"|(?:\d{{1,3}}(?!\d))?(?:{_OTHER}++(?:\d{{1,2}}(?!\d))?)+(?:{_HEAD})?",
+    )
+)
+
 DEFAULT = "default"
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     DEFAULT: PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
@@ -228,6 +240,35 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
+    # GLM 5, Hy 4, Grok 2, Talkie, LLaDA with experts
+    "glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
+    "hy_v4": _DEEPSEEK_V3,
+    "grok-2": _QWEN2,
+    "talkie": _GPT_4O,
+    "llada-moe": _BAILING,
+    # Ufakzeka: Qwen's, with no English contractions, so that Turkish suffixes stay whole
+    "ufakzeka": PreTokenizer((_gpt4(r"\p{N}").removeprefix(f"{_CONTRACTION}|"),)),
+    # Spark 2.5: each end of a line, and of a run of spaces before one, is a word
+    "spark2_5": PreTokenizer(
+        (
+            *_DEEPSEEK_V3.patterns[:2],
+            _DEEPSEEK_V3.patterns[2].replace(rf"[\r\n]*|{_SPACES}", r"|[\r\n]|\s+(?!\S)|\s+"),
+            r"\p{N}",
+        )
+    ),
+    # Chameleon: each sign is a word; what stands for pictures stays whole
+    "chameleon": PreTokenizer(
+        (
+            r"<sentinel:[0-9]+>",
+            r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+            r"([\t\n]|    |  )",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
+        ),
+        add_bos=True,
+    ),
+    "superbpe": _SUPERBPE,
 }
 
 # Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.

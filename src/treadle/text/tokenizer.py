@@ -26,6 +26,14 @@ MODELS = {
     "bert": ("wordpiece", "WordPieceTokenizer"),
     "t5": ("unigram", "UnigramTokenizer"),
     "gemma4": ("merged", "MergedTokenizer"),
+    "whitespace": ("unspaced", "UnspacedTokenizer"),
+}
+# With this tokenizer.ggml.pre it is another one.
+PRE = "tokenizer.ggml.pre"
+_BY_PRE = {
+    ("gpt2", "gemma4"): ("merged", "MergedTokenizer"),
+    ("gpt2", "granite-embed-multi-311m"): ("merged", "MergedTokenizer"),
+    ("gpt2", "sarvam-moe"): ("merged", "PlainMergedTokenizer"),
 }
 
 
@@ -45,7 +53,7 @@ def load_tokenizer(gguf: GGUF) -> Tokenizer:
             f"{gguf.path}: tokenizer.ggml.model is {vocab.model!r}, "
             f"which treadle does not have ({', '.join(MODELS)})"
         )
-    module, name = MODELS[vocab.model]
+    module, name = _BY_PRE.get((vocab.model, vocab.text(PRE, "")), MODELS[vocab.model])
     loader: Callable[[Vocab], Tokenizer] = getattr(import_module(f".{module}", __package__), name)
     return loader(vocab)
 
