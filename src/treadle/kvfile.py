@@ -35,7 +35,6 @@ from treadle.files.target import check_target, file_name, new_file
 from treadle.kernels.kv import PAGE
 from treadle.kvcache import Sequence
 from treadle.kvpool import GONE, Pool, States
-from treadle.models.lora import lora_scale
 from treadle.record import dataclass
 from treadle.runtime.interrupts import interrupts_held
 from treadle.version import __version__
@@ -251,10 +250,12 @@ def _read_lora(file: SafeTensors, engine: Engine) -> Lora:
     where: dict[str, Any] = {"path": file.path, "offset": 8, "where": "__metadata__.lora"}
     try:
         given = [
-            (str(each["name"]), str(each["mark"]), lora_scale("an adapter", each["scale"]))
+            (str(each["name"]), str(each["mark"]), float(each["scale"]))
             for each in json.loads(file.metadata["lora"])
         ]
-    except (ValueError, KeyError, TypeError, RecursionError, TreadleError) as error:
+        if not all(abs(scale) <= np.finfo(np.float32).max for _, _, scale in given):
+            raise ValueError("a scale that is no number of float32")
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         expected = "a list of adapters, each with name, mark and scale"
         raise FileError("is damaged", expected=expected, **where) from error
     for name, mark, scale in given:
