@@ -29,6 +29,7 @@ from treadle.convert.hf_layout import halves_to_pairs
 from treadle.convert.lora import open_adapter
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
+from treadle.files.safetensors import open_file
 from treadle.kernels.kv import PAGE
 from treadle.model import Model
 from treadle.models.load import load_config
@@ -223,10 +224,57 @@ def test_loaded_scales_are_the_default(base: Path, files: dict[str, Path]) -> No
         assert np.abs(session.feed(IDS) - expected[-1]).max() > 1.0
         with pytest.raises(TreadleError, match="the session has other adapters"):
             model.generate(IDS, session=session, lora={"one": 1.0})
-        other = model.session()
-        other.feed(IDS[:3])
-        with pytest.raises(UnsupportedError, match="a session with adapters"):
-            other.save(base.with_name("never.session"))
+
+
+def test_session_files_name_their_adapters(
+    base: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """The bits of who went on, where the same adapters are in the same order, whatever they are
+    called.
+    """
+    path, plain, last = tmp_path / "saved", tmp_path / "plain", IDS[-1:]
+    load: dict[str, Any] = {"threads": 1, "deterministic": True}
+    with treadle.load(base, lora=[files["one"], files["few"]], **load) as model:
+        with model.session(lora={"few": 0.3, "one": -0.5}) as session:
+            session.feed(IDS[:-1])
+            session.save(path)
+            expected = session.feed(last)
+        with model.session(lora={}) as session:
+            session.feed(IDS[:-1])
+            session.save(plain)
+    with open_file(path) as file, open_file(plain) as other:
+        about = dict(file.metadata)
+        assert (about["version"], other.metadata["version"]) == ("3", "2")
+        assert "lora" not in other.metadata
+        said = [(each["name"], each["scale"]) for each in json.loads(about["lora"])]
+        assert said == [("one", -0.5), ("few", float(np.float32(0.3)))]
+    renamed = tmp_path / "renamed.gguf"
+    renamed.write_bytes(files["few"].read_bytes())
+    with treadle.load(base, lora=[files["two"], files["one"], renamed], **load) as model:
+        with model.load_session(path) as session:
+            assert session.seq.lora == ((1, -0.5), (2, float(np.float32(0.3))))
+            assert np.array_equal(session.feed(last), expected)
+        with model.session(lora={"one": -0.5, "renamed": 0.3}) as session:
+            assert session.match(IDS) > 0  # what others find too
+        with model.load_session(plain) as session:
+            assert session.seq.lora == ()
+    for given in ([files["one"]], []):
+        with treadle.load(base, lora=given, **load) as model:
+            name = "few" if given else "one"
+            with pytest.raises(FileError, match=f"read with the adapter '{name}', and the model"):
+                model.load_session(path)
+            assert not model.engine.cache.tree.root.next
+    whole = path.read_bytes()
+    with treadle.load(base, lora=[files["one"], files["few"]], **load) as model:
+        for old, new, why in (
+            (b'"version": "3"', b'"version": "2"', "another version of the format: '2'"),
+            (b"scale", b"scaly", "is damaged"),
+            (b"-0.5", b" NaN", "is damaged"),
+        ):
+            assert old in whole
+            path.write_bytes(whole.replace(old, new, 1))
+            with pytest.raises(FileError, match=why):
+                model.load_session(path)
 
 
 @pytest.mark.parametrize(

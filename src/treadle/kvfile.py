@@ -5,6 +5,7 @@
     __metadata__   format, version: what the file is; treadle: which one wrote it
                    model: a fingerprint of the model; kv, page: how keys and values are held
                    sha256.NAME: of each tensor's bytes
+                   lora: where adapters read the text, [{name, mark, scale}] as JSON; version 3
     ids            I32 [n]             the tokens
     kv_global      U8 [pages, bytes]   pages of the layers that see everything
     kv_local       U8 [pages, bytes]   of the layers with a window, the last pages alone
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.errors import FileError, TreadleError
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, file_name, new_file
 from treadle.kernels.kv import PAGE
@@ -41,8 +42,10 @@ from treadle.words import why
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
+    from treadle.kvtree import Lora
 
 FORMAT, VERSION = "treadle session", "2"
+ADAPTED = "3"  # with adapters: who knows of none would read on without them
 IDS, BYTES = "I32", "U8"  # types of safetensors
 SAMPLE = 64  # bytes of each tensor at its start, middle and end that the fingerprint reads
 Octets = np.ndarray  # uint8
@@ -70,16 +73,13 @@ def save_session(
     """Write the file, beside its place first, so that it is there whole or not at all; ``mode``:
     who may read and write it, as far as the process' own mask lets them.
 
-    Raises FileError where it cannot be written, or would replace a file of the model;
-    UnsupportedError for a text that is read with adapters.
+    Raises FileError where it cannot be written, or would replace a file of the model.
     """
-    if seq.lora:
-        raise UnsupportedError("a session with adapters cannot be saved: its file names none")
     path = file_name(path)
     check_target(path, engine.gguf.paths, force=True)
     with engine.lock, new_file(path, mode=mode) as file:
         tensors = _tensors_of(seq)
-        file.write(build_header(about_of(engine), tensors))
+        file.write(build_header(_about_text(engine, seq), tensors))
         for tensor in tensors.values():
             for piece in tensor.pieces():
                 file.write(piece.data)
@@ -146,6 +146,15 @@ def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict
     }
 
 
+def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
+    """The same of a text, and which adapters read it; a mark is a digest of one's numbers."""
+    if not seq.lora:
+        return about_of(engine)
+    each = ((engine.adapters[i], scale) for i, scale in seq.lora)
+    lora = [{"name": a.name, "mark": a.mark.hex(), "scale": scale} for a, scale in each]
+    return about_of(engine, version=ADAPTED) | {"lora": json.dumps(lora)}
+
+
 def _fingerprint(engine: Engine) -> str:
     """A digest of what keys and values depend on: the model's numbers, its tensors' names, shapes
     and types, and some bytes of each, for reading all of a large model would take seconds.
@@ -191,7 +200,10 @@ def _load(path: Path, engine: Engine, seq: Sequence, make_room: Callable[[int], 
     if path.is_dir():
         raise FileError("is a folder", path=path, expected="a file of Session.save")
     with open_file(path) as file, engine.lock:
-        _check_about(file, about_of(engine))
+        _check_about(
+            file, about_of(engine, version=ADAPTED if "lora" in file.metadata else VERSION)
+        )
+        seq.lora = _read_lora(file, engine)
         ids = _read_ids(file, engine, seq)
         cache.check_context(len(ids))
         first = _check_pools(file, seq, len(ids))
@@ -227,6 +239,32 @@ def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
                 where=f"__metadata__.{key}",
                 expected=expected[key],
             )
+
+
+def _read_lora(file: SafeTensors, engine: Engine) -> Lora:
+    """The adapters that read the text, by their numbers in this model."""
+    if "lora" not in file.metadata:
+        return ()
+    found: dict[int, float] = {}
+    marks = [adapter.mark.hex() for adapter in engine.adapters]
+    where: dict[str, Any] = {"path": file.path, "offset": 8, "where": "__metadata__.lora"}
+    try:
+        given = [
+            (str(each["name"]), str(each["mark"]), float(each["scale"]))
+            for each in json.loads(file.metadata["lora"])
+        ]
+        if not all(abs(scale) <= np.finfo(np.float32).max for _, _, scale in given):
+            raise ValueError("a scale that is no number of float32")
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        expected = "a list of adapters, each with name, mark and scale"
+        raise FileError("is damaged", expected=expected, **where) from error
+    for name, mark, scale in given:
+        at = [i for i, own in enumerate(marks) if own == mark and i not in found]
+        if not at:
+            what = f"the text was read with the adapter {name!r:.80}, and the model has none such"
+            raise FileError(what, expected="a model with it (lora=, --lora)", **where)
+        found[at[0]] = scale
+    return tuple(sorted(found.items()))
 
 
 def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:

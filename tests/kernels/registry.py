@@ -187,6 +187,9 @@ ATTENTIONS_TURNED = [
     Attention("q4_0", 4, 1, 128, 4, 33, 1),
     Attention("q4_0", 4, 2, 96, 1, head_dim_v=64),
     Attention("q4_0", 2, 2, 32, 8),
+    Attention("q4_0", 16, 1, 96, 1, pool=1, head_dim_v=64, latent=True),
+    Attention("q4_0", 3, 1, 128, 2, 40, head_dim_v=96, latent=True),
+    Attention("q4_0", 2, 1, 64, 1, head_dim_v=32, latent=True),
 ]
 SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
@@ -518,6 +521,9 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
     LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
+    LatentStore("neox", "f32", 2, 40, 32, 24, 8, 0.2, EPS),
+    LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),
+    LatentStore("none", "q4_0", 2, 160, 96, 72, 64, 0.2, EPS),
 ]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
 TIMES = [Times(96, 0.707), Times(37, 2.0)]

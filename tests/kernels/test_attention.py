@@ -33,7 +33,7 @@ from treadle.kernels.attention import Attention
 from treadle.kernels.attention_item import ITEM, SPAN, alibi_slopes
 from treadle.kernels.attention_words import LIMIT
 from treadle.kernels.distances import row_values
-from treadle.kernels.kv import PAGE
+from treadle.kernels.kv import KV_FORMATS, PAGE
 from treadle.kernels.merge import MERGE, Merge
 from treadle.kernels.spec import numbered
 
@@ -267,7 +267,7 @@ def test_large_scores_do_not_overflow(
 
 @pytest.mark.parametrize(
     ("kv", "latent"),
-    [*product(("f16", "bf16", "f32", "q8_0"), (False, True)), ("q4_0", False)],
+    [*product(KV_FORMATS, (False, True))],
 )
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 def test_bits_are_a_rows_own(

@@ -17,9 +17,10 @@ from tests.kernels.test_rope import check_pool
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
-from treadle.kernels.act import WORD_TOP
+from treadle.kernels.act import BLOCK, WORD_TOP
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.kv import PAGE, PageLayout
+from treadle.kernels.hadamard import points, rotate_ref
+from treadle.kernels.kv import KV_FORMATS, PAGE, PageLayout
 from treadle.kernels.latent import LatentStore, PackHeads
 from treadle.kernels.matmul import Matmul
 
@@ -57,9 +58,13 @@ def test_latent_store(
         call(spec, isa, memory, {**args, **made}, run, n)
         # As RopeStore's: the chain of the mean square, six products, three roundings of a turn.
         relative = ((rank / 8 + 12) / 2 + 10) * U32
+        if page.fmt.rotated:  # sums of m values over sqrt(m), that is of lengths; see test_rotate
+            m = points(rank)
+            relative = np.sqrt(m) * (relative + (np.log2(m) + 2) * U32)
         assert_close(out, expected, 2 * np.abs(expected).max() * relative, f"{spec.name}: queries")
-        heads = out[:, :n_out].reshape(n, spec.n_head, -1)[..., :rank]
-        assert np.array_equal(heads, before[:, :n_out].reshape(n, spec.n_head, -1)[..., :rank])
+        heads, old = (a[:, :n_out].reshape(n, spec.n_head, -1)[..., :rank] for a in (out, before))
+        if not page.fmt.rotated:
+            assert np.array_equal(heads, old)
         check_pool(spec, page, pool, pool_ref, slots, (page_bytes, layer_off), relative)
 
 
@@ -143,13 +148,40 @@ def test_products_by_head_as_they_are_chosen(
     compare(replace(spec, heads=2), isa, memory, rng, 13)
 
 
-def test_a_page_whose_values_are_keys(rng: np.random.Generator) -> None:
-    page, plain = (PageLayout("q8_0", 1, 96, 64, latent) for latent in (True, False))
+@pytest.mark.parametrize("kv", KV_FORMATS)
+def test_a_page_whose_values_are_keys(kv: str, rng: np.random.Generator) -> None:
+    page, plain = (PageLayout(kv, 1, 96, 64, latent) for latent in (True, False))
     assert page.layer_bytes == plain.v_off < plain.layer_bytes
     home, key = np.zeros(page.head_bytes, np.uint8), rng.standard_normal(96).astype(np.float32)
     page.write_ref(home, 7, key, key)
     keys, values = page.read_ref(home)
     assert np.array_equal(values, keys[:, :64])
-    assert np.abs(keys[7] - key).max() <= np.abs(key).max() / 127
+    # A step, at most: in four bits what lies opposite to the largest is cut.
+    unit = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 0.51 / 127, "q4_0": 1 / 8}
+    assert np.abs(keys[7] - key).max() <= np.abs(key).max() * unit[kv]
     page.blank(home, 7)
     assert not home.any()
+
+
+def test_rotated_scores_and_sums_stay(rng: np.random.Generator) -> None:
+    """The parts are rotated each for itself: so scores over whole rows stay, and what is summed of
+    first dims alone is rotated back by that part's matrix.
+    """
+    store = LatentStore("none", "q4_0", 1, 160, 96, 80, 64, 1.0, 0.0)
+    page, slots = store.page, np.arange(9)
+    places = {"page_bytes": page.layer_bytes, "layer_off": 0, "q_column": 0, "kv_column": 0}
+    strides = {"stride": 80, "kv_stride": 160, "out_stride": 160}
+    q, row, absorbed = (rng.standard_normal((9, n)) for n in (80, 160, 160))
+    made, pool = absorbed.copy(), np.zeros(page.layer_bytes, np.uint8)
+    given = {"q": q, "kv": row, "out": made, "pool": pool, "norm": np.ones(96)}
+    store.run_ref(store.args(**given, **places, **strides), Run(9, slots={0: slots}))
+    absorbed[:, 96:] = q[:, 16:]
+    normed = row.copy()
+    normed[:, :96] /= np.sqrt((row[:, :96] ** 2).mean(-1, keepdims=True))
+    keys = np.hstack([rotate_ref(normed[:, :96]), rotate_ref(normed[:, 96:])])
+    np.testing.assert_allclose(made @ keys.T, absorbed @ normed.T, atol=1e-12)
+    np.testing.assert_allclose(rotate_ref(keys[:, :96]), normed[:, :96], atol=1e-13)
+    kept, values = (a[:9] for a in page.read_ref(page.head_ref(pool, 0, page.layer_bytes, 0, 0)))
+    top = np.abs(keys).reshape(9, -1, BLOCK).max(-1).repeat(BLOCK, -1)
+    assert (np.abs(kept - keys) <= top * (1 / 8 + 2.0**-20)).all()
+    assert np.array_equal(values, kept[:, :96])

@@ -87,6 +87,7 @@ def check_pool(
                 unit = {
                     "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
                     "bf16": np.abs(b) * 2.0**-7,
+                    "f32": np.abs(b) * 2.0**-23,
                     "q8_0": None,
                     "q4_0": None,
                 }[spec.kv]
@@ -123,10 +124,12 @@ def test_f16_pages_clamp(memory: Memory) -> None:
 def test_page_layout_refuses() -> None:
     with pytest.raises(UnsupportedError, match="no KV format 'q4_1'"):
         PageLayout("q4_1", 2, 64, 64)
-    with pytest.raises(UnsupportedError, match="q4_0: latent attention"):
-        PageLayout("q4_0", 1, 96, 64, latent=True)
-    with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 80"):
+    with pytest.raises(
+        UnsupportedError, match="multiple of 32 dims, not 80: take f16 or bf16 or f32"
+    ):
         PageLayout("q8_0", 2, 64, 80)
+    with pytest.raises(UnsupportedError, match="q4_0 needs heads of a multiple of 32 dims, not 48"):
+        PageLayout("q4_0", 1, 48, 32, latent=True)
     with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 48"):
         PageLayout("q8_0", 2, 48, 64)
 

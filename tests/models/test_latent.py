@@ -236,19 +236,50 @@ def test_a_token_keeps_one_row(model: treadle.Model) -> None:
     assert pool.cell_bytes == PAGE * 4 * 48 * 2
 
 
-def test_a_cache_of_bytes(tiny: WriteTiny) -> None:
-    """Within what int8 loses of a key and of a value, and another model than with f32."""
-    path, ids = tiny(ARCH, n_head=5), ids_of(70)
+@pytest.mark.parametrize(
+    ("kv", "unit"),
+    [("f16", 2.0**-11), ("bf16", 2.0**-8), ("q8_0", 1 / 254), ("q4_0", 1 / 16)],
+)
+def test_types_of_rows(kv: str, unit: float, tiny: WriteTiny) -> None:
+    """As ``test_formats_of_keys_and_values``: ``unit`` is a value's rounding, which enters each of
+    the layers as key and as value. Texts of one model side by side, found again, cut and forked
+    have the bits of one go, for any number of threads.
+    """
+    path, ids, bits = tiny(ARCH, n_head=5), ids_of(2 * PAGE + 6), []
     with treadle.load(path, threads=2, kv="f32") as model:
-        exact = model.logits(ids)
-    with treadle.load(path, threads=2, kv="q8_0") as model:
-        off = np.abs(model.logits(ids) - exact)
-        session = model.session()
-        rows = np.concatenate([session.logits(ids[at : at + 7]) for at in range(0, 70, 7)])
-        session.close()
-    assert 0 < off.max() < 0.1 * np.abs(exact).max()
-    assert off.mean() < 0.01 * np.abs(exact).max()
-    assert np.abs(rows - exact).mean() < 0.01 * np.abs(exact).max()
+        exact, n_layer = model.logits(ids), len(model.config.layers)
+    for threads in (1, 2):
+        load: dict[str, Any] = {
+            "threads": threads,
+            "kv": kv,
+            "deterministic": True,
+            "n_sequences": 3,
+        }
+        with treadle.load(path, **load) as model:
+            bits.append(model.logits(ids))
+            model.engine.cache.forget()
+            with closing(model.session()) as first, closing(model.session()) as second:
+                rows = [first.logits(ids[at : at + 7]) for at in range(0, len(ids), 7)]
+                assert np.array_equal(np.concatenate(rows), bits[0])
+                assert second.match(ids) == 2 * PAGE
+                assert np.array_equal(second.prefill(ids), bits[0][-1])
+                first.truncate(PAGE + 5)
+                assert np.array_equal(first.feed(ids[PAGE + 5 : PAGE + 6]), bits[0][PAGE + 5])
+            cache = model.engine.cache
+            with closing(cache.sequence()) as seq:
+                model.engine.run([Part(seq, ids[:50], 0)])
+                with closing(cache.fork(seq)) as fork:  # in the middle of a page
+                    both = [Part(fork, ids[50:57], 1), Part(seq, ids[50:60], 1)]
+                    assert np.array_equal(model.engine.run(both), bits[0][[56, 59]])
+    assert np.array_equal(bits[0], bits[1])
+    error = np.abs(bits[0] - exact).max() / np.abs(exact).max()
+    assert unit / 8 < error <= 4 * unit * np.sqrt(2 * n_layer), error / unit
+
+
+def test_rows_that_no_block_ends(data: Path) -> None:
+    says = "q4_0 needs heads of a multiple of 32 dims, not 48: take f16 or bf16 or f32"
+    with pytest.raises(UnsupportedError, match=says):
+        treadle.load(data / "arch" / "glm4moelite.gguf", kv="q4_0")
 
 
 def test_importances_of_each_head(tiny: WriteTiny) -> None:

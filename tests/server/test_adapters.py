@@ -125,13 +125,16 @@ def test_scales_of_any_size_and_shape(caller: TestClient, monkeypatch: pytest.Mo
     assert caller.post("/lora-adapters", content=grows).status_code == 413
 
 
-def test_a_text_with_adapters_is_not_saved(adapted: treadle.Model, tmp_path: Path) -> None:
+def test_a_text_with_adapters_is_saved_and_restored(adapted: treadle.Model, tmp_path: Path) -> None:
     with running(adapted, slot_save_path=tmp_path) as service, talking(service) as client:
-        post(client, "/completion", **BODY, id_slot=1)
+        first = post(client, "/completion", **BODY, id_slot=1)
         told = client.post("/slots/1?action=save", json={"filename": "x"})
-        assert told.status_code == 400
-        assert "a text with adapters cannot be saved" in told.json()["error"]["message"]
-    assert list(tmp_path.iterdir()) == []
+        assert told.status_code == 200, told.text
+        adapted.engine.cache.forget()
+        told = client.post("/slots/0?action=restore", json={"filename": "x"})
+        assert told.status_code == 200, told.text
+        again = post(client, "/completion", **BODY, id_slot=0)
+        assert again["content"] == first["content"]
 
 
 def test_plans_with_and_without_are_there_before_it_is_healthy(adapted: treadle.Model) -> None:

@@ -13,7 +13,7 @@ from treadle.jit.types import f32, i32
 from treadle.kernels.act import BLOCK
 from treadle.kernels.attention_item import SPAN
 from treadle.kernels.attention_vector import VectorTile
-from treadle.kernels.kv import PAGE
+from treadle.kernels.kv import HALF, PAGE
 from treadle.kernels.spec import widest
 
 
@@ -36,7 +36,7 @@ class LatentTile(VectorTile):
         """O^T = O^T c + V^T P^T."""
         k, spec = self.k, self.spec
         at_once = max(1, (self.isa.regs - 6) // spec.rows)
-        while BLOCK % at_once or spec.dims_v % at_once:
+        while spec.page.fmt.run % at_once or spec.dims_v % at_once:
             at_once -= 1
         with k.loop(spec.dims_v, step=at_once) as d:
             sums = [self._vectors(0.0) for _ in range(at_once)]
@@ -55,13 +55,16 @@ class LatentTile(VectorTile):
         k, isa, fmt = self.k, self.isa, self.spec.page.fmt
         lanes = isa.lanes
         scales = home + self.spec.page.codes_bytes(self.spec.head_dim) + d // BLOCK * (PAGE * 4)
+        first, more = d, ()  # type: tuple[Val, tuple[Val, ...]]
+        if fmt.packed:
+            first, more = d // BLOCK * HALF + d % HALF, (d % BLOCK // HALF * 4,)
         for c in range(0, PAGE, lanes):
             iota = k.const(range(c, c + lanes), i32 * lanes)
             inside = iota < k.splat(n_keys.to(i32), iota.ty)
             values = []
             for j in range(len(sums)):
-                at = home + ((d + j) * PAGE + c) * fmt.n_bytes
-                v = fmt.load(k, isa, at, lanes)
+                at = home + ((first + j) * PAGE + c) * fmt.n_bytes
+                v = fmt.load(k, isa, at, lanes, *more)
                 if fmt.scaled:
                     v = v * k.load(scales, v.ty, offset=c * 4)
                 values.append(k.select(inside, v, k.zero(v.ty)))

@@ -6,7 +6,7 @@ one value of the query with no sum across lanes, then the values ``[PAGE, head_d
 and ``q4_0`` have f32 scales per token and 32 dims behind each. A byte of ``q4_0`` has two of these
 dims, 16 apart. Its keys, values and queries are turned by a Hadamard matrix before
 (``hadamard.py``): scores stay as they are, and no dim stands out by its size. Of latent attention
-there are no values: they are the keys' first dims.
+there are no values: they are the keys' first dims, which are turned apart from the others.
 """
 
 from __future__ import annotations
@@ -136,12 +136,11 @@ class PageLayout:
     def __post_init__(self) -> None:
         if self.kv not in KV_FORMATS:
             raise UnsupportedError(f"no KV format {self.kv!r}; there are {', '.join(KV_FORMATS)}")
-        if self.latent and self.fmt.packed:
-            raise UnsupportedError(f"KV format {self.kv}: latent attention has no kernel for it")
         for dims in (self.head_dim, self.head_dim_v):
             if self.fmt.scaled and dims % BLOCK:
                 raise UnsupportedError(
-                    f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, not {dims}"
+                    f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, not {dims}: "
+                    f"take {' or '.join(row.name for row in KV_FORMATS.values() if not row.scaled)}"
                 )
 
     @property

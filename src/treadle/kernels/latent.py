@@ -81,7 +81,8 @@ class LatentStore(Paged):
 
     A head of ``q`` is ``head_dim_q`` wide, the last ``rope_dims`` of which are turned and scaled,
     and become the last of that head's in ``out``, which is ``head_dim`` wide. ``kv`` is ``[N,
-    head_dim]``, its last ``rope_dims`` the key's. Items: tokens.
+    head_dim]``, its last ``rope_dims`` the key's. Where pages want dims rotated, both parts of a
+    query and of a key are, each for itself: attention sums the first alone. Items: tokens.
     """
 
     op: ClassVar[str] = "latent"
@@ -120,10 +121,13 @@ class LatentStore(Paged):
             with k.loop(self.n_head) as head:
                 x, to = q + head * (self.head_dim_q * 4), out + head * (self.head_dim * 4)
                 self._turn(k, half, x, to, table, lambda v, i=0: v * self.scale)
+                self._rotate(k, to)
             row = frame.kv + n * kv_stride + frame.kv_column * 4
             gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
             map_row(k, rank, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm)
-            self._turn(k, half, row + rank * 4, tmp + rank * 4, table, lambda v, i=0: v)
+            behind = tmp + rank * 4
+            self._turn(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
+            self._rotate(k, behind)
             slot = k.load(slots, n.ty, offset=n * 8)
             home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
             store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
@@ -141,8 +145,20 @@ class LatentStore(Paged):
         else:
             turn_pairs(k, self.style, half, x, to, table, scaled)
 
+    def _rotate(self, k: Builder, behind: Val) -> None:
+        """A query or key as pages want it, in place; ``behind``: its last ``rope_dims``."""
+        if self.page.fmt.rotated:
+            from treadle.kernels.hadamard import rotate  # few pages are of such a format
+
+            x = behind + self.dims_v * -4
+            rotate(k, x, x, self.dims_v)
+            rotate(k, behind, behind, self.rope_dims)
+
     def run_ref(self, args: Any, run: Any) -> None:
         n, dims, rank, turn = int(run["n_tokens"]), self.head_dim, self.dims_v, self.rope_dims
+        rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
+        if self.page.fmt.rotated:
+            from treadle.kernels.hadamard import rotate_ref as rotated
 
         def turned(x: np.ndarray) -> np.ndarray:
             if not self.turns:
@@ -157,13 +173,14 @@ class LatentStore(Paged):
         q = q.reshape(n, self.n_head, -1)[..., -turn:].astype(np.float64)
         out = columns(args.out, args.out_stride, 0, self.n_head * dims)
         for head in range(self.n_head):
-            to = out[:, (head + 1) * dims - turn : (head + 1) * dims]
-            to[:] = turned(q)[:, head] * self.scale
+            plain, to = np.split(out[:, head * dims : (head + 1) * dims], [rank], axis=1)
+            plain[:], to[:] = rotated(plain), rotated(turned(q)[:, head] * self.scale)
         kv = columns(args.kv, args.kv_stride, args.kv_column, dims).astype(np.float64)
         keys = kv.copy()
         square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
         keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
-        keys[:, rank:] = turned(kv[:, None, rank:])[:, 0]
+        keys[:, :rank] = rotated(keys[:, :rank])
+        keys[:, rank:] = rotated(turned(kv[:, None, rank:])[:, 0])
         for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
             home = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off, 0
             self.page.write_ref(self.page.head_ref(*home), int(slot) % PAGE, keys[i], keys[i])

@@ -123,8 +123,6 @@ def _save(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
     began, ids = time.perf_counter(), slot.ids[: model.n_ctx]  # the last may never have been read
     if not ids:
         raise ApiError(400, f"slot {slot.id} is empty", param="id")
-    if slot.lora:
-        raise ApiError(400, f"slot {slot.id}: a text with adapters cannot be saved", param="id")
     with model.engine.lock:
         model._turns.scheduler.make_room(len(ids))
         session = Session(model.engine, slot.lora)
