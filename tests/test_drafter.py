@@ -250,6 +250,30 @@ def test_another_vocabulary_is_refused_with_the_first_difference(tmp_path: Path)
             check_vocabularies(*(files[name] for name in pair))
 
 
+@pytest.mark.parametrize(
+    ("name", "draft"), [("qwen3moe", "olmoe"), ("qwen3moe", None), (None, "qwen3moe")]
+)
+def test_files_without_a_vocabulary(
+    name: str | None, draft: str | None, tiny: WriteTiny, data: Path
+) -> None:
+    """Two take ids from each other; beside a file that has one, the file that lacks it is named."""
+    own, other = (data / "arch" / f"{at}.gguf" if at else tiny() for at in (name, draft))
+    if name and draft:
+        with treadle.load(own, threads=1, context=128, draft=other, deterministic=True) as model:
+            model._turns.scheduler.drafting.gate = Always()
+            made = model.generate([5, 6, 7], max_tokens=40, temperature=0)
+            made.finish()
+            assert made.timings.n_drafted
+        with treadle.load(own, threads=1, context=128, deterministic=True) as model:
+            alone = model.generate([5, 6, 7], max_tokens=40, temperature=0)
+            alone.finish()
+            assert alone.ids == made.ids
+    else:
+        says = r"drafts for .* need its vocabulary, and .*qwen3moe.gguf has none"
+        with pytest.raises(UnsupportedError, match=says):
+            treadle.load(own, threads=1, context=128, draft=other)
+
+
 def test_layers_with_a_state_are_refused(tiny: WriteTiny) -> None:
     """Of a second model: it would read a text again for each draft."""
     with pytest.raises(UnsupportedError, match="lfm2 keep a state"):

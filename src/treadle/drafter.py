@@ -20,6 +20,7 @@ from treadle.errors import ContextFullError, UnsupportedError
 from treadle.kernels.top import Look
 from treadle.kvcache import Sequence
 from treadle.speculate import Times
+from treadle.text.no_vocabulary import has_vocabulary
 from treadle.text.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
@@ -173,8 +174,17 @@ class Drafter:
 
 def check_vocabularies(model: GGUF, draft: GGUF) -> None:
     """Raise UnsupportedError, with the first difference, where ids of one are not those of the
-    other. Ids that one alone has must be unused: files are padded differently.
+    other. Ids that one alone has must be unused: files are padded differently. Where neither file
+    has a vocabulary there is nothing to compare, and a draft is checked as any other.
     """
+    lacking = [file for file in (model, draft) if not has_vocabulary(file)]
+    if len(lacking) == 2:
+        return
+    if lacking:
+        raise UnsupportedError(
+            f"{draft.path}: drafts for {model.path} need its vocabulary, and {lacking[0].path} "
+            "has none"
+        )
     a, b = Vocab(model), Vocab(draft)
     n = min(a.n, b.n)
     for id, (own, other) in enumerate(zip(a.tokens, b.tokens, strict=False)):
