@@ -183,7 +183,7 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 def test_texts_longer_than_those_of_training(tmp_path: Path) -> None:
     """A factor stretches them by their length: the context ends before."""
-    keys = {"rotary_scaling_factor": 2, "max_trained_positions": 256}
+    keys: dict[str, Any] = {"rotary_scaling_factor": 2, "max_trained_positions": 256}
     write_folder(tmp_path / "hf", **keys)
     for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
         with treadle.load(path, threads=1) as model:
