@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treadle.cached import cached_property
 from treadle.card import card
 from treadle.models.graphs import main_output
 from treadle.record import dataclass
