@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +135,105 @@ def test_the_own_thread_may_hold_a_lock() -> None:
         thread.join()
     assert held == [True]
     assert not is_held(lock)
+
+
+IMPORT_SCRIPT = """
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore")
+from treadle.cached import cached_property
+import treadle.forked
+sys.path.insert(0, sys.argv[1])
+there, go, parent = threading.Event(), threading.Event(), os.getpid()
+
+class Thing:
+    @cached_property
+    def value(self):
+        if os.getpid() == parent:
+            there.set()
+            go.wait()
+        return 5
+
+def work():
+    if sys.argv[2] == "import":
+        import slow
+        return slow.value
+    return Thing().value
+
+sys.modules["meeting"] = sys.modules["__main__"]
+found = []
+thread = threading.Thread(target=lambda: found.append(work()))
+thread.start()
+there.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(work())
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+go.set()
+thread.join()
+print(code, found)
+"""
+SLOW = """
+import os
+from meeting import go, parent, there
+if os.getpid() == parent:
+    there.set()
+    go.wait()
+value = 5
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("what", ["import", "property"])
+def test_what_python_itself_leaves_locked(what: str, tmp_path: Path) -> None:
+    """A module that another thread is importing, and, before Python 3.12, every cached property."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-c", IMPORT_SCRIPT, str(tmp_path), what]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.stdout, ran.stderr) == ("5 [5]\n", "")
+
+
+MANY_SCRIPT = """
+import os, signal, sys, threading, warnings
+import treadle
+warnings.simplefilter("ignore")
+path, n = sys.argv[1], int(sys.argv[2])
+model, over = treadle.load(path, threads=2), threading.Event()
+uses = (
+    lambda: model.logits([5] * 9),
+    lambda: model.generate([1, 5], max_tokens=3).finish(),
+    lambda: treadle.load(path, threads=2).close(),
+)
+
+def other(use):
+    while not over.is_set():
+        use()
+
+threads = [threading.Thread(target=other, args=(use,)) for use in uses]
+for thread in threads:
+    thread.start()
+found = set()
+for _ in range(n):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        for use in uses:
+            try:
+                use()
+            except treadle.ForkedError:
+                pass
+        os._exit(0)
+    found.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+over.set()
+for thread in threads:
+    thread.join()
+print(found)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_many_forks_beside_threads_at_work(tiny: WriteTiny) -> None:
+    """Wherever the others are at the fork, no child hangs. By hand, with more of them."""
+    command = [sys.executable, "-c", MANY_SCRIPT, str(tiny("llama", n_layer=2)), "25"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (ran.stdout, ran.stderr) == ("{0}\n", "")

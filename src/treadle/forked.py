@@ -5,8 +5,11 @@ held is never given back, and what it guards may be half done.
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
-from typing import Protocol
+from collections.abc import Callable
+from importlib import _bootstrap
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from treadle.errors import ForkedError
@@ -89,6 +92,19 @@ def _after_fork() -> None:
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
     for owner in list(_TOLD):
         owner.after_fork()
+    _forget_imports()
+
+
+def _forget_imports() -> None:
+    """Modules that another thread was importing are imported anew: Python gives the lock of the
+    import back, and none of those of its modules.
+    """
+    locks: dict[str, Callable[[], Any]] = getattr(_bootstrap, "_module_locks", {})
+    for name, there in list(locks.items()):
+        owner = getattr(there(), "owner", None)
+        if owner is not None and owner != threading.get_ident():
+            locks.pop(name, None)
+            sys.modules.pop(name, None)
 
 
 SYSTEM.after_fork(_after_fork)

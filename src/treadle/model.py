@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
 
 import numpy as np
@@ -26,6 +25,7 @@ from treadle.arguments import (
     token_limit,
 )
 from treadle.batch import Part
+from treadle.cached import cached_property
 from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.named import open_device

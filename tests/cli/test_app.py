@@ -111,6 +111,14 @@ def test_an_error_is_one_line(run: Run, args: list[str]) -> None:
     assert "a\\nb" in ran.err
 
 
+@pytest.mark.parametrize("words", [["run"], ["serve"], ["cluster", "serve"], ["cluster"]])
+@pytest.mark.parametrize("option", ["--port", "--no-such"])
+def test_help_that_is_named_is_the_commands_own(run: Run, words: list[str], option: str) -> None:
+    said = {"run": "-n", "cluster": "--no-such"}.get(words[-1], option)
+    ran = run(*words, said)
+    assert (ran.code, ran.err.splitlines()[1]) == (2, f"See 'treadle {' '.join(words)} --help'.")
+
+
 def test_wrong_usage_is_one_line_and_where_help_is(run: Run, gguf: str) -> None:
     ran = run("run", gguf, "x", "--lora", "a\nb", "--kv", "c\nd")
     assert (ran.code, ran.err.count("\n")) == (2, 2)

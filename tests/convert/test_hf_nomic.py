@@ -5,6 +5,7 @@ float64. transformers loads such a folder and leaves the experts out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ N_EMBD, N_FF, N_LAYER, N_VOCAB, N_HEAD, EPS = 64, 96, 4, 320, 4, 1e-5
 N_EXPERT, N_USED, BASE = 8, 2, 10000.0
 
 
-def write_folder(folder: Path, **keys: Any) -> Tensors:
-    """Random weights, spelt as in nomic-embed-text-v2-moe; float32."""
+def write_folder(
+    folder: Path, routed: Sequence[int] = range(1, N_LAYER, 2), **keys: Any
+) -> Tensors:
+    """Random weights, spelt as in nomic-embed-text-v2-moe; float32. routed: layers of experts."""
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (N_VOCAB, N_EMBD),
         "embeddings.token_type_embeddings.weight": (1, N_EMBD),
@@ -37,7 +40,7 @@ def write_folder(folder: Path, **keys: Any) -> Tensors:
             "attn.Wqkv": (3 * N_EMBD, N_EMBD),
             "attn.out_proj": (N_EMBD, N_EMBD),
         }
-        if i % 2 == 0:
+        if i not in routed:
             matrices |= {"mlp.fc1": (N_FF, N_EMBD), "mlp.fc2": (N_EMBD, N_FF)}
         else:
             shapes[f"{at}mlp.router.layer.weight"] = (N_EXPERT, N_EMBD)
@@ -102,7 +105,7 @@ def states(tensors: Tensors, ids: list[int], *, bias: bool) -> np.ndarray:
         p = softmax(turned(qkv[0]) @ turned(qkv[1]).swapaxes(1, 2) / math.sqrt(dims))
         y = (p @ qkv[2]).swapaxes(0, 1).reshape(n, -1)
         x = norm(x + linear(y, f"{at}attn.out_proj"), f"{at}norm1")
-        if i % 2:
+        if f"{at}mlp.router.layer.weight" in w:
             y = experts(x, f"{at}mlp.")
         else:
             y = linear(gelu(linear(x, f"{at}mlp.fc1")), f"{at}mlp.fc2")
@@ -146,6 +149,21 @@ def test_states(n: int, tmp_path: Path) -> None:
         assert np.array_equal(bits[0], bits[1])
 
 
+@pytest.mark.parametrize("routed", [range(N_LAYER), (), range(0, N_LAYER, 2)])
+def test_every_layer(routed: Sequence[int], tmp_path: Path) -> None:
+    """Every first layer: those that have a router, be it all or none."""
+    tensors = write_folder(tmp_path / "hf", routed, moe_every_n_layers=1)
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    for path in (tmp_path / "hf", made):
+        with treadle.load(path, threads=1, kv="f32") as model:
+            had = [bool(layer.experts) for layer in model.config.layers]
+            assert had == [i in routed for i in range(N_LAYER)]
+            ids = [3, 4, 5, 6, 7]
+            exact = states(tensors, ids, bias=True)
+            allowed = 2 * rounding(model.config) * np.abs(exact).max()
+            assert np.abs(model.states(ids) - exact).max() <= allowed
+
+
 def test_what_is_written(tmp_path: Path) -> None:
     """The names that the gguf package lists for the architecture, and the bias of its sums."""
     gguf = pytest.importorskip("gguf")
@@ -165,7 +183,7 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 def test_texts_longer_than_those_of_training(tmp_path: Path) -> None:
     """A factor stretches them by their length: the context ends before."""
-    keys = {"rotary_scaling_factor": 2, "max_trained_positions": 256}
+    keys: dict[str, Any] = {"rotary_scaling_factor": 2, "max_trained_positions": 256}
     write_folder(tmp_path / "hf", **keys)
     for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
         with treadle.load(path, threads=1) as model:

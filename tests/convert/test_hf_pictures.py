@@ -31,7 +31,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.archs import ARCHS
 from treadle.models.keys import Keys
-from treadle.models.load import TEXT_ALONE
+from treadle.models.load import TEXT_ALONE, _find_arch
 from treadle.models.rope import read_ropes
 from treadle.text.template import ChatTemplate
 
@@ -404,6 +404,22 @@ def test_a_file_of_glm4_with_m_rope_turns_halves(share: float, saved: Any, tmp_p
     with treadle.load(moved, threads=2, kv="f32") as loaded:
         assert loaded.config.arch.rope == "neox"
         assert worst(loaded.logits(ids_of()), expected) <= 2 * rounding(loaded.config)
+
+
+@pytest.mark.parametrize(
+    ("arch", "shares", "rope"),
+    [
+        ("glm4", [8, 12, 12, 0], "neox"),
+        ("glm4", [8, 0, 0, 0], "norm"),  # llama.cpp asks whether there are two
+        ("glm4", [8], "norm"),
+        ("glm4", "no list", "norm"),
+        ("ernie4_5", [8, 12, 12, 0], "norm"),  # llama.cpp reads its sections, and turns neighbours
+        ("llama", [8, 12, 12, 0], "norm"),
+    ],
+)
+def test_who_turns_halves_by_sections(arch: str, shares: Any, rope: str) -> None:
+    metadata = {"general.architecture": arch, f"{arch}.rope.dimension_sections": shares}
+    assert _find_arch(cast(Any, SimpleNamespace(metadata=metadata))).rope == rope
 
 
 def test_an_adapter_for_neighbours_of_a_file_of_halves(tmp_path: Path) -> None:

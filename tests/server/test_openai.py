@@ -430,8 +430,11 @@ def test_embeddings(client: TestClient, model: treadle.Model) -> None:
     packed = post(client, "/v1/embeddings", input=texts[0], encoding_format="base64")
     raw = base64.b64decode(packed["data"][0]["embedding"])
     assert np.array_equal(np.frombuffer(raw, "<f4"), expected[0])
-    native = post(client, "/embedding", content=texts[0])
-    assert np.array_equal(np.array(native[0]["embedding"][0], np.float32), expected[0])
+    for path in ("/embedding", "/embeddings", "/v1/embeddings"):  # llama.cpp's form, and answer
+        native = post(client, path, content=texts[0])
+        assert np.array_equal(np.array(native[0]["embedding"][0], np.float32), expected[0])
+    both = post(client, "/embeddings", content="x", input=texts[0])
+    assert both["data"][0]["embedding"] == native[0]["embedding"][0]
     asked: dict[str, Any] = {"input": texts[0], "encoding_format": "base64", "dimensions": 8}
     packed = post(client, "/v1/embeddings", **asked)
     raw = base64.b64decode(packed["data"][0]["embedding"])

@@ -67,6 +67,13 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
             wrong = {"query": QUERY, "documents": ["a", "a " * 200]}
             error = client.post("/v1/rerank", json=wrong).json()["error"]
             assert error["message"].startswith("documents[1]: prompt is too long: ")
+            # As Cohere's client asks.
+            whole = client.post("/v2/rerank", json={**body, "texts": None}).json()
+            assert whole.keys() == {"id", "results", "meta"}
+            assert whole["results"] == best
+            assert whole["meta"]["api_version"] == {"version": "2"}
+            assert whole["meta"]["tokens"]["input_tokens"] == found["usage"]["total_tokens"]
+            assert client.post("/v2/rerank", json={"query": QUERY}).status_code == 400
             # As Text Embeddings Inference's clients ask, and llama.cpp answers.
             asked: dict[str, Any] = {"query": QUERY, "texts": DOCUMENTS, "top_n": 2}
             rows = [{"index": row["index"], "score": row["relevance_score"]} for row in best]

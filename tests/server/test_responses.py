@@ -123,6 +123,11 @@ def test_one_response_goes_on_from_another(client: TestClient) -> None:
         {"role": "user", "content": "and?"},
     ]
     assert second["usage"]["input_tokens"] == prompt_of(client, talk)
+    more = post(client, PATH, previous_response_id=first["id"], **GREEDY)  # and no input
+    assert more["usage"]["input_tokens"] == prompt_of(client, talk[:2])
+    kept = client.get(f"{PATH}/{more['id']}/input_items").json()["data"]
+    assert len(kept) == 2
+    assert "input" in post(client, PATH, 400, instructions="be")["error"]["message"]
     error = post(client, PATH, 400, input="x", previous_response_id="resp_none")["error"]
     assert error["code"] == "previous_response_not_found"
     loose = post(client, PATH, input="hi", store=False, **GREEDY)

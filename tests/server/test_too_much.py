@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +17,8 @@ from tests.server.test_openai import post
 from treadle.server import openai_completions, wire
 from treadle.server.asked import read_asked
 from treadle.server.problems import ApiError
-from treadle.server.wire import Bodies, encode, encode_large, parse_any
+from treadle.server.service import Service
+from treadle.server.wire import Bodies, encode, encode_large, is_large, parse_any
 
 HI = [{"role": "user", "content": "hi"}]
 COMPLETIONS = "/v1/completions"
@@ -48,6 +51,57 @@ def test_a_body_that_finds_no_room(client: TestClient, monkeypatch: pytest.Monke
     for length, status in ((300, 503), (120, 200), (50, 200)):
         body = json.dumps({"prompt": "x", "max_tokens": 1}).encode().ljust(length)
         assert client.post(COMPLETIONS, content=body).status_code == status
+
+
+def test_large_calls_leave_threads_to_others(service: Service) -> None:
+    """Four of them took all threads that prepare calls. A client that leaves gives none back before
+    the work that it left is done.
+    """
+    n_began, go = [0], threading.Event()
+
+    def work() -> None:
+        n_began[0] += 1
+        assert go.wait(60)
+
+    async def large() -> None:
+        is_large.set(True)
+        await service.prepare(work)
+
+    async def short() -> int:
+        return await asyncio.wait_for(service.prepare(lambda: 5), 30)
+
+    async def calls() -> None:
+        tasks = [asyncio.create_task(large()) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert await short() == 5
+        for task in tasks[:2]:
+            task.cancel()
+        await asyncio.wait(tasks[:2])
+        assert await short() == 5
+        assert n_began == [2]
+        go.set()
+        await asyncio.gather(*tasks[2:])
+        assert n_began == [6]
+
+    asyncio.run(calls())
+
+
+def test_which_calls_are_large(service: Service, client: TestClient) -> None:
+    found: list[bool] = []
+    usual = service.prepare
+
+    async def prepare(work: Any, *args: Any) -> Any:
+        found.append(is_large.get())
+        return await usual(work, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "prepare", prepare)
+        for length in (100, wire.LARGE + 1, 100):
+            for path in ("/embedding", "/tokenize", "/completion"):
+                body = json.dumps({"content": "x", "prompt": "x", "n_predict": 1})
+                answer = client.post(path, content=body.encode().ljust(length))
+                assert answer.status_code == 200
+    assert found == [False] * 3 + [True] * 3 + [False] * 3
 
 
 @pytest.mark.parametrize(

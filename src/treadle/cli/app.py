@@ -44,6 +44,7 @@ COMMANDS = {
 }
 
 TAB = "\t"
+_ASKED = "treadle.asked"  # the command, its name and its words, in click's notes
 DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the signal's number
 
 
@@ -66,6 +67,7 @@ class Commands(click.Group):
         if name:
             with garbage_kept():
                 command = import_module(f"treadle.cli.{name}").command
+            ctx.meta[_ASKED] = name, command, rest
         return name, command, rest
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
@@ -76,9 +78,23 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         with outcomes():
-            result = super().invoke(ctx)
+            try:
+                result = super().invoke(ctx)
+            except click.UsageError as error:
+                error.ctx = error.ctx or _asked(ctx)
+                raise
             sys.stdout.flush()
             return result
+
+
+def _asked(ctx: click.Context) -> click.Context:
+    """Of the command that was called: click names none where an option lacks its value."""
+    name, command, rest = ctx.meta.get(_ASKED, ("", None, []))
+    while command is not None:
+        ctx = click.Context(command, parent=ctx, info_name=name)
+        name, rest = (rest[0], rest[1:]) if rest else ("", [])
+        command = command.get_command(ctx, name) if isinstance(command, click.Group) else None
+    return ctx
 
 
 @contextmanager

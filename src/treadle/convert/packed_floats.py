@@ -23,6 +23,7 @@ from treadle.convert.unpack import (
     from_mxfp4,
     from_nvfp4,
     from_table,
+    is_nonfinite,
     powers,
     to_bytes,
 )
@@ -42,6 +43,7 @@ from treadle.files.safetensors import SafeTensor
 
 Sizes = tuple[Sequence[int], Sequence[int]]  # rows and columns that may share a scale; (): unsaid
 
+NO_POWER = 255  # the NaN of an exponent
 _MOST = 1e9  # of a number that is finite
 
 
@@ -102,17 +104,30 @@ def read_float4(
         said = f"one for every {group} of {list(shape)} weights"
         raise scale.error(f"shape {list(scale.shape)}", said)
     if group == MX_GROUP:
-        found[name] = unpacked(name, "MXFP4", shape, (tensor, scale), from_mxfp4)
+        found[name] = unpacked(name, "MXFP4", shape, (tensor, scale), _packed(scale, from_mxfp4))
         return
     factors = (one_number(take(found, tensor, whole)),) if whole else ()
     if shape[-1] % NV_BLOCK:
         make: Make = partial(_multiplied, divides=divides)
         found[name] = unpacked(name, "BF16", shape, (tensor, scale, *factors), make)
         return
-    found[name] = unpacked(name, "NVFP4", shape, (tensor, scale), from_nvfp4)
+    found[name] = unpacked(name, "NVFP4", shape, (tensor, scale), _packed(scale, from_nvfp4))
     for factor in factors:
         beside = name.removesuffix(".weight") + FACTOR
         found[beside] = unpacked(beside, "F32", (1,), (factor,), partial(_factor, divides=divides))
+
+
+def _packed(scale: SafeTensor, pack: Make) -> Make:
+    """``pack`` for scales that are numbers: GGUF's types read the codes of NaN as 0 or 2**127."""
+
+    def make(pairs: Array, scales: Array) -> Array:
+        bad = is_nonfinite(scales, E4M3) if scale.dtype == E4M3 else scales == NO_POWER
+        if bad.any():
+            row = int(bad.reshape(-1, bad.shape[-1]).any(-1).argmax())
+            raise scale.error(f"has a scale that is no finite number, in row {row}")
+        return pack(pairs, scales)
+
+    return make
 
 
 def _factor(number: Array, divides: bool) -> Array:

@@ -27,11 +27,12 @@ _AT_ONCE = 1 << 16  # weights that are floats at a time: they stay in cache
 
 E4M3 = "F8_E4M3"
 FLOAT8 = {E4M3: (20, 120), "F8_E5M2": (21, 112)}  # bits left of a float32's, and its bias
+INFINITIES = {"F8_E5M2": 124}  # with NaNs behind them; E4M3 has none, and one NaN: 127
 
 
 def float8(codes: Array, dtype: str) -> F32Array:
     """uint8 as the float32 values they stand for: an exponent and a mantissa in their places, and
-    what the exponents' biases differ by. Neither type's NaN or infinity is told from numbers.
+    what the exponents' biases differ by. NaNs and infinities stay what they are.
     """
     shift, bias = FLOAT8[dtype]
     bits = codes.view(np.int8).astype(np.int32)  # the sign is where it stays
@@ -39,7 +40,15 @@ def float8(codes: Array, dtype: str) -> F32Array:
     bits &= np.int32(127 << shift | -1 << 31)
     values = bits.view(np.float32)
     values *= np.float32(2.0**bias)
+    if (odd := is_nonfinite(codes, dtype)).any():
+        values[odd & (codes & 127 == INFINITIES.get(dtype, 0))] *= np.float32(np.inf)
+        values[odd & (codes & 127 != INFINITIES.get(dtype, 0))] = np.nan
     return values
+
+
+def is_nonfinite(codes: Array, dtype: str) -> Array:
+    """bool: which of these codes, uint8, stand for no finite number."""
+    return np.asarray(codes & 127 >= INFINITIES.get(dtype, 127))
 
 
 def powers(exponents: Array) -> F32Array:

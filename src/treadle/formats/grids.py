@@ -8,12 +8,12 @@ first the least significant. ``tools/make_grids.py`` makes the sets from the ``g
 from __future__ import annotations
 
 import base64
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.cached import cached_property
 from treadle.record import dataclass
 
 

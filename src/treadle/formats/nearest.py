@@ -7,12 +7,12 @@ the cell: on normal numbers it misses the nearest once in a hundred times, and t
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.cached import cached_property
 from treadle.formats.format import F32Array
 from treadle.formats.grids import Codebook
 from treadle.record import dataclass

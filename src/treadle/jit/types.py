@@ -8,8 +8,8 @@ differently.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
+from treadle.cached import cached_property
 from treadle.jit import ir
 from treadle.record import dataclass
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import ARCHS, ROPES, Arch
+from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
 from treadle.models.config import Config
 from treadle.models.dense import DENSE
 from treadle.models.graphs import GRAPHS
@@ -162,12 +162,13 @@ def _find_arch(gguf: GGUF) -> Arch:
 
 
 def _has_sections(gguf: GGUF, name: str) -> bool:
-    """Whether a file of an architecture that turns neighbours is one of M-RoPE, which turns halves:
-    llama.cpp's converter has put the rows so.
+    """Whether a file is one of M-RoPE, of an architecture whose other files turn neighbours and
+    these halves: llama.cpp's converter has put the rows so. Two shares make one, as there.
     """
     given = gguf.metadata.get(f"{name}.{SECTIONS}")
     shares = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    return ARCHS[name].rope == "norm" and any(share != 0 for share in shares)
+    two = len(shares) > 1 and all(isinstance(each, int) and each > 0 for each in shares[:2])
+    return two and bool(dict(ARCHS[name].keys).get(ROPE_SECTIONED))
 
 
 def _is_slip(name: str, arch: str) -> bool:

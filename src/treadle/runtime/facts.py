@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from treadle.cached import cached_property
 from treadle.isa import ROWS, choose, portable, runnable
 from treadle.isa import best as best_row
 from treadle.jit.compile import ASKED_FOR, host_features

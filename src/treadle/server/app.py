@@ -71,6 +71,7 @@ POST: dict[str, Handler] = {
     "/embedding": embeddings.native_embedding,
     "/v1/rerank": rerank.rerank,
     "/v1/reranking": rerank.rerank,
+    "/v2/rerank": rerank.cohere_rerank,
     "/slots/{id}": slots.act,
     "/tokenize": native.tokenize,
     "/detokenize": native.detokenize,

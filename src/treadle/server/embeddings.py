@@ -38,8 +38,10 @@ NATIVE: Table = {**READ, "embd_normalize": whole(NOTHING)}
 
 
 async def embeddings(request: Request) -> Response:
-    """``POST /v1/embeddings``."""
+    """``POST /v1/embeddings``. ``content`` and no ``input``: as ``/embedding``."""
     service, body = service_of(request), await read_json(request)
+    if "input" not in body and "content" in body:
+        return await _native(request, service, body)
     return Json(await result(request, embeddings_answer(service, body)))
 
 
@@ -67,7 +69,10 @@ async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str,
 
 async def native_embedding(request: Request) -> Response:
     """``POST /embedding``."""
-    service, body = service_of(request), await read_json(request)
+    return await _native(request, service_of(request), await read_json(request))
+
+
+async def _native(request: Request, service: Service, body: dict[str, Any]) -> Response:
     content = body.get("content", body.get("input"))
     given = read_fields(body, NATIVE)
     by = given.get("embd_normalize", EUCLIDEAN)

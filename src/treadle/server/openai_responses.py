@@ -74,7 +74,8 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
     if "message.output_text.logprobs" in include:
         asked.settings["logprobs"] = given.get("top_logprobs", 0)
     before = _before(service, given)
-    items = given_items(body.get("input"), service.talks)
+    said = [] if body.get("input") is None and before is not None else body.get("input")
+    items = given_items(said, service.talks)
     earlier = list(before.talk) if before is not None else []
     talk = in_turns(earlier + read_items(items))
     first = (

@@ -5,6 +5,7 @@ with ``texts`` for ``documents``, as Text Embeddings Inference does.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from treadle.arguments import lora_scales
@@ -36,6 +37,17 @@ async def rerank(request: Request) -> Response:
     """``POST /v1/rerank``."""
     service, body = service_of(request), await read_json(request)
     return Json(await result(request, rerank_answer(service, body)))
+
+
+async def cohere_rerank(request: Request) -> Response:
+    """``POST /v2/rerank``, whose answer Cohere's own client reads."""
+    service, body = service_of(request), await read_json(request)
+    body.pop("texts", None)  # another protocol's
+    found = await result(request, rerank_answer(service, body))
+    n_tokens = found["usage"]["prompt_tokens"]
+    tokens = {"input_tokens": n_tokens, "output_tokens": 0}
+    meta = {"api_version": {"version": "2"}, "tokens": tokens}
+    return Json({"id": str(uuid.uuid4()), "results": found["results"], "meta": meta})
 
 
 async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:

@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treadle.cached import cached_property
 from treadle.card import card
 from treadle.models.graphs import main_output
 from treadle.record import dataclass
@@ -22,7 +23,7 @@ from treadle.server.log import log
 from treadle.server.problems import ApiError, busy
 from treadle.server.talks import Talks
 from treadle.server.tally import Tally
-from treadle.server.wire import Bodies, seconds_of
+from treadle.server.wire import Bodies, is_large, seconds_of
 from treadle.speech import Manner, manner_of
 from treadle.version import __version__
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_WARNED = 64  # different warnings in the log: clients can make up more
 PREPARING = 4  # threads that render, tokenize and compile grammars
+PREPARING_LARGE = 2  # of them, at most, for large bodies: short calls pass
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Service:
         self.n_open = 0  # calls that the end waits for: those that came before it began
         self.calls: set[Call] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
+        self._large = asyncio.Semaphore(PREPARING_LARGE)
         self._n_preparing = 0
         self._warned = set[str]()
 
@@ -105,7 +108,17 @@ class Service:
         self.check_ready()
         self._n_preparing += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+            if not is_large.get():
+                return await asyncio.wrap_future(self._pool.submit(work, *args))
+            await self._large.acquire()
+            job, loop = self._pool.submit(work, *args), asyncio.get_running_loop()
+
+            def done(_: Future[T]) -> None:  # and not when its client leaves: its thread works on
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._large.release)
+
+            job.add_done_callback(done)
+            return await asyncio.wrap_future(job)
         finally:
             self._n_preparing -= 1
 

@@ -5,9 +5,9 @@ responses themselves.
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import cached_property
 from typing import Any
 
+from treadle.cached import cached_property
 from treadle.forked import free_lock
 from treadle.record import dataclass
 

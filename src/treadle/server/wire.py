@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from treadle.garbage import garbage_kept
@@ -29,6 +30,7 @@ BODY_S = 30.0  # a client that sends nothing for so long is not waited for
 WHOLE_BODY_S = 120.0  # nor one that sends a little now and then
 PING_S = 1.0  # after so long without a piece a stream shows that it is alive
 LARGE = 1 << 16  # bytes of JSON that are read in another thread: 1 MB takes 10 ms
+is_large = ContextVar("is_large", default=False)  # of the body of the call that a task answers
 MANY = 20_000  # log-probabilities, which take some 0.1 s
 Render = Callable[[ApiError], bytes]  # of an error within a stream
 
@@ -198,6 +200,7 @@ async def read_any(request: Request) -> Any:
     bodies: Bodies = request.app.state.service.bodies
     with bodies.weighing() as weigh:
         raw = await read_body(request, weigh)
+        is_large.set(len(raw) > LARGE)
         return await asyncio.to_thread(parse_any, raw) if len(raw) > LARGE else parse_any(raw)
 
 

@@ -6,18 +6,15 @@ import asyncio
 import inspect
 import json
 import re
-import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 from treadle.errors import TreadleError
+from treadle.speech.annotations import Schemas, to_json, value_of
 
 Function = Callable[..., Any]
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-_LISTS, _MAPS = (list, tuple, set, Sequence), (dict, Mapping)
 _REST = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.*)", re.M)
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI's, as long as Anthropic's
 _GOOGLE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(\S.*)", re.M)
@@ -33,7 +30,7 @@ def tool_of(function: Function) -> dict[str, Any]:
     except Exception as error:  # whatever an annotation raises
         raise TreadleError(f"tool {name}: its annotations: {error}") from error
     said, told = _documented(inspect.getdoc(function) or "")
-    properties, required, defs = {}, [], dict[str, Any]()
+    properties, required, schemas = {}, [], Schemas()
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError as error:  # a builtin's
@@ -42,7 +39,7 @@ def tool_of(function: Function) -> dict[str, Any]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TreadleError(f"tool {name}: {parameter} cannot be given by name")
         where = f"tool {name}: {parameter.name}"
-        schema = _schema(hints.get(parameter.name, Any), where, defs)
+        schema = schemas.of(hints.get(parameter.name, Any), where)
         if parameter.name in told:
             schema.setdefault("description", told[parameter.name])
         if parameter.default is parameter.empty:
@@ -50,7 +47,7 @@ def tool_of(function: Function) -> dict[str, Any]:
         properties[parameter.name] = schema
     schema = {
         "type": "object", "properties": properties, "required": required,
-        "additionalProperties": False, **({"$defs": defs} if defs else {}),
+        "additionalProperties": False, **({"$defs": schemas.defs} if schemas.defs else {}),
     }  # fmt: skip
     own = {"name": name, "description": said, "parameters": schema}
     return {"type": "function", "function": own}
@@ -96,69 +93,26 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
     return said, told
 
 
-def _schema(kind: Any, where: str, defs: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of an annotation; what it refers to goes into ``defs``, for references lead
-    from the root on.
-    """
-    if kind is Any:
-        return {}
-    if isinstance(kind, type) and kind in _PLAIN:
-        return {"type": _PLAIN[kind]}
-    if hasattr(kind, "model_json_schema"):  # pydantic's
-        own = dict(kind.model_json_schema())
-        for name, part in own.pop("$defs", {}).items():
-            if defs.setdefault(name, part) != part:
-                raise TreadleError(f"{where}: two classes have the name {name}")
-        return own
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        texts = [note for note in inner[1:] if isinstance(note, str)]
-        return {**_schema(inner[0], where, defs), **({"description": texts[0]} if texts else {})}
-    if origin is typing.Literal:
-        return {"enum": list(inner)}
-    if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [_schema(each, where, defs) for each in inner]}
-    base = origin or kind
-    if base in _LISTS:
-        item = next((each for each in inner if each is not ...), Any)
-        return {"type": "array", "items": _schema(item, where, defs)}
-    if base in _MAPS and (not inner or inner[0] is str):
-        values = _schema(inner[1], where, defs) if inner else {}
-        return {"type": "object", **({"additionalProperties": values} if values else {})}
-    raise TreadleError(f"{where} is {kind}: no type of JSON")
-
-
 def result_of(function: Function, arguments: str) -> str:
     """What a call of it gives, as text for the model; an error is told, for the model to mend."""
     try:
         hints = typing.get_type_hints(function)
         given = json.loads(arguments)
-        found = function(**{key: _value(hints.get(key, Any), given[key]) for key in given})
+        found = function(**{key: _given(hints, key, given[key]) for key in given})
         if inspect.isawaitable(found):
             found = _awaited(found)
-        return found if isinstance(found, str) else json.dumps(found, default=str)
+        return found if isinstance(found, str) else json.dumps(found, default=to_json)
     except Exception as error:  # the function's own, whatever it is
         return f"error: {type(error).__name__}: {error}"
 
 
-def _value(kind: Any, value: Any) -> Any:
-    """A value of JSON as an annotation has it: pydantic's classes are made of what a call says."""
-    if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        classes = [each for each in inner if hasattr(each, "model_validate")]
-        for each in classes if isinstance(value, dict) else ():
-            with suppress(ValueError):  # the next may fit
-                return each.model_validate(value)
-        others = [each for each in inner if typing.get_origin(each) is not None]
-        return _value(others[0], value) if len(others) == 1 else value
-    if origin in _LISTS and isinstance(value, list):
-        item = next((each for each in inner if each is not ...), Any)
-        return [_value(item, each) for each in value]
-    if origin in _MAPS and isinstance(value, dict) and len(inner) == 2:
-        return {key: _value(inner[1], each) for key, each in value.items()}
-    return value
+def _given(hints: Mapping[str, Any], name: str, value: Any) -> Any:
+    try:
+        return value_of(hints.get(name, Any), value)
+    except (TypeError, ValueError) as error:
+        if type(error) in (TypeError, ValueError):  # ours, most likely: they name no parameter
+            raise type(error)(f"{name}: {error}") from error
+        raise
 
 
 def _awaited(found: Awaitable[Any]) -> Any:

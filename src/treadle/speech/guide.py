@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.cached import cached_property
 from treadle.errors import GrammarError
 from treadle.record import dataclass
 from treadle.speech.rows import Thought

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
+from treadle.cached import cached_property
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray
 from treadle.text.pretokenizers import (

@@ -7,12 +7,12 @@ keyword that it lacks is an error, and so is a token that the grammar has no pla
 from __future__ import annotations
 
 import re
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.cached import cached_property
 from treadle.errors import GrammarError
 from treadle.forked import free_lock
 from treadle.record import dataclass

@@ -7,7 +7,7 @@ import threading
 from queue import SimpleQueue
 from typing import Protocol
 
-from treadle.errors import GrammarError
+from treadle.errors import ForkedError, GrammarError
 
 
 class Bits(Protocol):
@@ -21,16 +21,24 @@ class LateBits:
     thread has come to it does so himself.
     """
 
-    __slots__ = ("_lock", "_made", "_matcher")
+    __slots__ = ("_lock", "_made", "_matcher", "_process")
 
     def __init__(self, matcher: Bits) -> None:
         self._matcher: Bits | None = matcher  # until that is done
         self._lock = threading.Lock()
         self._made: bytes | None = None
+        self._process = os.getpid()
         _queue().put(self)
 
     def wait(self) -> bytes:
         """The bits; none set where the grammar cannot go on, which ``mask`` gives the reason of."""
+        if self._made is not None:
+            return self._made
+        if self._lock.locked() and self._process != os.getpid():
+            raise ForkedError(
+                "this process was forked while another thread computed what a grammar allows: "
+                "ask for the text again"
+            )
         with self._lock:
             if self._made is None:
                 assert self._matcher is not None

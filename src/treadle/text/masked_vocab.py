@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from treadle.cached import cached_property
 from treadle.text.vocab import TokenType
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from treadle.cached import cached_property
 from treadle.errors import TemplateError
 from treadle.text.builtin_templates import BUILT_INS, BuiltIn
 from treadle.text.messages import Form, Message, form_of, plain, read_messages

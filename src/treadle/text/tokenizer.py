@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 import codecs
 from collections.abc import Callable, Container, Iterable
-from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from treadle.cached import cached_property
 from treadle.errors import UnsupportedError
 from treadle.text.specials import Specials
 from treadle.text.vocab import BEFORE, TokenType, Vocab

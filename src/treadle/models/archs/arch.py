@@ -38,6 +38,7 @@ PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
 ROPE_PATTERN = "attention.rope_pattern"  # a flag for each layer
 ROPE_HALVED = "rope.dimension_halved"  # without a window; no GGUF file says it
+ROPE_SECTIONED = "rope.halved_by_sections"  # a file of M-RoPE turns halves; no GGUF file says it
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
 ALIBI = "attention.max_alibi_bias"
 BUCKETS = "attention.relative_buckets_count"

@@ -18,6 +18,7 @@ from treadle.models.archs.arch import (
     PRE_NORM,
     QK_NORM,
     QKV_BIAS,
+    ROPE_SECTIONED,
     SINKS,
     SUB_NORMS,
     WINDOW,
@@ -113,7 +114,7 @@ DECODERS = (
     Arch("baichuan", graph="baichuan", rope="norm"),  # 7B; 13B
     Arch("pangu-embedded"),
     Arch("phi3", keys=((WINDOW, 0), (PATTERN, 0))),
-    Arch("glm4", rope="norm", needs=POST_NORM),
+    Arch("glm4", rope="norm", needs=POST_NORM, keys=((ROPE_SECTIONED, True),)),
     Arch("ernie4_5", rope="norm"),
     Arch("hunyuan-dense", needs=QK_NORM, norm_last=True),
     Arch("hunyuan_vl", needs=QK_NORM, norm_last=True, pictures=True),

@@ -39,9 +39,10 @@ def has_experts(keys: Keys, i: int) -> bool:
         return False
     if n_dense == BY_TENSORS and f"blk.{i}.ffn_gate.weight" in keys.gguf.tensors:
         return False
-    if keys.flag(EXPERTS_ROUTED, False):
+    every = keys.integer(EVERY_N, 0, lo=0)
+    if every == 1 or keys.flag(EXPERTS_ROUTED, False):  # of one layer there is no second one
         return f"blk.{i}.{ROUTER}" in keys.gguf.tensors
-    if every := keys.integer(EVERY_N, 0, lo=0):
+    if every:
         return i % every == 1
     return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0
 
