@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kernels.ahead import compiling
-
 ROOT = Path(__file__).resolve().parent.parent
+
+# numpy's and torch's helpers spin while they wait, and matrices of tests are small: without them a
+# third of the processor time of whole models is saved. Both read this as they are imported, which
+# nothing has done yet.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 # A clock decides nothing: a busy machine may take any time for an example. The same examples each
 # time, so that a run fails for what was changed; --hypothesis-profile=explore looks for new ones.
@@ -61,6 +65,8 @@ def one_kernel_cache(
 
     TREADLE_TEST_CACHE names one to keep, for a quicker edit-and-test loop.
     """
+    from tests.kernels.ahead import compiling
+
     own = os.environ.get("TREADLE_TEST_CACHE")
     folder = Path(own) if own else tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:

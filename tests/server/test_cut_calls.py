@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from jiter import from_json
-from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import running, talking
+from tests.server.conftest import running
+from tests.server.direct import DirectClient
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import ARGUMENTS, FAMILIES, TOOLS, row
+from treadle.server.app import build_app
 from treadle.server.call import Text
 from treadle.server.service import Service
 from treadle.speech import Manner
@@ -34,13 +35,15 @@ Found = tuple[list[Said], list[Said], str]  # whole; streamed; why it ends
 
 
 @pytest.fixture(scope="module")
-def served(model: treadle.Model) -> Iterator[tuple[Service, TestClient]]:
-    with running(model) as service, talking(service) as client:
+def served(model: treadle.Model) -> Iterator[tuple[Service, DirectClient]]:
+    with running(model) as service, DirectClient(build_app(service)) as client:
         yield service, client
 
 
 class Scribe:
-    """Stands for the engine's thread: writes ``ids`` into every text, one at a time."""
+    """Stands for the engine's thread: writes ``ids`` into every text. Of a stream one at a time; of
+    a whole answer all at once, which it must not show.
+    """
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -52,12 +55,14 @@ class Scribe:
 
     def _write(self, text: Text, ids: Iterator[int]) -> None:
         text.answer.push(next(ids, None))
+        while not text.call.stream and not text.answer.done:
+            text.answer.push(next(ids, None))
         text.call.bell.ring()
         if not text.answer.done:
             text.call.loop.call_soon(self._write, text, ids)
 
 
-def chat(client: TestClient, n: int, *, forced: bool) -> Found:
+def chat(client: DirectClient, n: int, *, forced: bool) -> Found:
     """What an answer of at most ``n`` tokens says."""
     functions = [{"name": name, "parameters": schema} for name, schema in TOOLS.items()]
     body: dict[str, Any] = {"messages": HI, "max_tokens": n}
@@ -84,7 +89,7 @@ def chat(client: TestClient, n: int, *, forced: bool) -> Found:
     return whole, told, choice["finish_reason"]
 
 
-def responses(client: TestClient, n: int, *, forced: bool) -> Found:
+def responses(client: DirectClient, n: int, *, forced: bool) -> Found:
     """See ``chat``."""
     body: dict[str, Any] = {"input": "hi", "max_output_tokens": n}
     body["tools"] = [
@@ -111,7 +116,7 @@ def responses(client: TestClient, n: int, *, forced: bool) -> Found:
     return [said(item) for item in found["output"]], told, found["status"]
 
 
-def messages(client: TestClient, n: int, *, forced: bool) -> Found:
+def messages(client: DirectClient, n: int, *, forced: bool) -> Found:
     """See ``chat``. Inputs are objects; of a stream, what Anthropic's client reads."""
     body: dict[str, Any] = {"messages": HI, "max_tokens": n}
     body["tools"] = [{"name": name, "input_schema": schema} for name, schema in TOOLS.items()]
@@ -153,7 +158,7 @@ def test_at_every_limit(
     name: str,
     ask: Callable[..., Found],
     forced: bool,
-    served: tuple[Service, TestClient],
+    served: tuple[Service, DirectClient],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (service, client), own, scribe = served, row(name), Scribe()
@@ -166,6 +171,7 @@ def test_at_every_limit(
     monkeypatch.setitem(service.model.__dict__, "template", template)
     monkeypatch.setitem(service.__dict__, "manner", manner)
     monkeypatch.setattr(service.engine, "add", scribe.add)
+    monkeypatch.setattr(service.engine, "wake", lambda: None)  # it has nothing to do
     # <|end|> ends the packaged vocabulary's texts. Here it is a mark, so it must be spelt.
     scribe.ids = service.model.tokenizer.encode_plain(text.removeprefix(begun), start=False)
     marks, seen = (own.sign, Channels.end), list[Said]()

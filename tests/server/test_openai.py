@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import N_CTX, events
+from tests.server.direct import DirectClient
 from treadle.reuse import WHY
 
 CHAT = "/v1/chat/completions"
@@ -20,13 +21,13 @@ HI = [{"role": "user", "content": "hi"}]
 GREEDY = {"temperature": 0, "max_tokens": 8}
 
 
-def post(client: TestClient, path: str, status: int = 200, **body: Any) -> Any:
+def post(client: TestClient | DirectClient, path: str, status: int = 200, **body: Any) -> Any:
     answer = client.post(path, json=body)
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-def stream(client: TestClient, path: str, **body: Any) -> list[Any]:
+def stream(client: TestClient | DirectClient, path: str, **body: Any) -> list[Any]:
     answer = client.post(path, json={**body, "stream": True})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
