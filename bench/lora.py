@@ -55,10 +55,11 @@ def seconds(model: Model, loras: list[Lora]) -> tuple[float, float]:
     engine, times = model.engine, []
     ids = [i % model.config.n_vocab for i in range(PROMPT)]
     seqs = [engine.cache.sequence((), lora) for lora in loras]
-    engine.run([Part(seq, ids[:16]) for seq in seqs])
-    for token in ids[:TOKENS]:
+    # Each text has other tokens, as others would choose the same experts.
+    engine.run([Part(seq, ids[16 * i : 16 * (i + 1)]) for i, seq in enumerate(seqs)])
+    for at in range(TOKENS):
         began = time.perf_counter()
-        engine.run([Part(seq, [token]) for seq in seqs])
+        engine.run([Part(seq, [ids[16 * i + at]]) for i, seq in enumerate(seqs)])
         times.append(time.perf_counter() - began)
     for seq in seqs:
         seq.close()

@@ -31,6 +31,7 @@ from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
+EXPERT_TOKENS = 8  # which may still meet each expert by itself (``lowering/experts.py``)
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
@@ -125,10 +126,12 @@ def matmul(
     return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
-def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
+def batch_sizes(isa: Isa, floats: bool, experts: bool = False) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
-    of a model that mostly has such weights.
+    of a model that mostly has such weights; ``experts``: of one whose tokens choose some.
     """
+    if experts:
+        return tuple(sorted({*batch_sizes(isa, floats), EXPERT_TOKENS}))
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:

@@ -71,7 +71,10 @@ class _Mixture:
         self.gated = ops.config.arch.gated
         self.n_slots = at.n_used * self.steps.plan.n_tokens
         n = self.steps.plan.n_tokens
-        self.by_row = n in GEMV_TOKENS and not self.steps.deterministic
+        # Packing a panel for a row or two takes longer than products. Not where many tokens may
+        # choose the same experts, which would be read for each of them.
+        few = n in GEMV_TOKENS or 2 * self.n_slots <= self.at.n
+        self.by_row = few and not self.steps.deterministic
         self.gathered: dict[Act, Buffer] = {}
 
     def build(self, h: Rows, scores: Rows, shared: list[Buffer]) -> Rows:
