@@ -17,7 +17,7 @@ from tests.loras import write_peft
 from tests.models.hf_tiny import compute_logits
 from tests.tiny import rounding
 from treadle.cli import main
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 
 # Where the modules of gate, up and down are, before transformers 5 made one parameter of experts'.
@@ -120,11 +120,3 @@ def test_values_that_are_not_finite(
     assert main(["quantize", *words, "--allow-requantize", "--lora", str(folder)]) == 1
     said = capsys.readouterr().err
     assert "experts.2.up_proj.lora_B.weight: holds a value that is not a finite number" in said
-
-
-def test_parameters_without_a_module_are_named(tmp_path: Path, data: Path) -> None:
-    folder = experts(tmp_path / "lora", 4)
-    config = folder / "adapter_config.json"
-    config.write_text(config.read_text()[:-1] + ', "target_parameters": ["mlp.experts.down_proj"]}')
-    with pytest.raises(TreadleError, match="target_parameters: adapters of parameters"):
-        treadle.load(data / "arch" / "qwen3moe.gguf", lora=[folder])

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from treadle.convert.hf_layout import by_matrix
 from treadle.convert.peft_experts import ALONE, Pair, by_module, stack
 from treadle.convert.peft_modules import Modules
+from treadle.convert.peft_parameters import find_parameters, read_parameter
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import open_safetensors, read_json
@@ -38,7 +39,6 @@ NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and wha
     "use_dora": "DoRA, which scales rows of the sum",
     "modules_to_save": "modules saved whole",
     "trainable_token_indices": "token embeddings of its own",
-    "target_parameters": "adapters of parameters without a module (experts)",
     "layer_replication": "layers that stand twice",
     "lora_bias": "biases of its own",
     "alora_invocation_tokens": "an activated LoRA, which begins within a text",
@@ -110,9 +110,15 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
             (tensor,) = pair.values()
             raise tensor.error("is one half of a pair", "lora_A and lora_B")
         a, b = pair["A"], pair["B"]
-        share = max(a.shape[0] if len(a.shape) == 2 else 0, 1)
-        factor = _alpha(keys, module) / (math.sqrt(share) if _is_root(keys) else share)
-        found[module] = Pair(a, b, factor, (a.dtype, b.dtype))
+        types = a.dtype, b.dtype
+        if (experts := find_parameters(module, gguf)) is None:
+            rank = a.shape[0] if len(a.shape) == 2 else 0
+            found[module] = Pair(a, b, _factor(keys, module, rank), types)
+            continue
+        read = read_parameter(experts, a, b, _targets(keys), modules, _floats)
+        for parameter, name, low in read:
+            factor = _factor(keys, f"{experts.module}.{parameter}", low.rank)
+            made.ranks[name], made.types[name] = replace(low, factor=factor), types
     for module, each in by_module(found).items():
         parts = _parts(module, modules, next(iter(each.values())).a)
         whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))
@@ -176,6 +182,18 @@ def _pair(part: Part, pair: Pair, config: Config) -> LowRank:
         own["B"] = partial(_by_matrix, b, config.layers[0]), b.shape
     (read_a, a_shape), (read_b, b_shape) = own["A"], own["B"]
     return LowRank(rank, pair.factor, read_a, read_b, a_shape, b_shape)
+
+
+def _targets(keys: Keys) -> list[str]:
+    """Parameters that have adapters without being modules, by the ends of their names."""
+    given = keys.get("target_parameters")
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        keys.fail("target_parameters", f"is {given!r:.40}", "a list of names")
+    return [each.rpartition(".")[2] for each in given]
+
+
+def _factor(keys: Keys, module: str, rank: int) -> float:
+    return _alpha(keys, module) / (math.sqrt(max(rank, 1)) if _is_root(keys) else max(rank, 1))
 
 
 def _alpha(keys: Keys, module: str) -> float:

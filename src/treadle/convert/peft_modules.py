@@ -6,7 +6,7 @@ picks or scales rows is done to B, what moves columns to A, and two matrices of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.convert.hf_families import FAMILIES, VARIANTS
@@ -70,7 +70,7 @@ class Modules:
             raise UnsupportedError(NO_SUCH)
         stem, layer = match["stem"], match["layer"]
         found = [
-            Part(_gguf_name(family.names[stem], layer), family)
+            Part(gguf_name(family.names[stem], layer), family)
             for family in self.families
             if stem in family.names
         ]
@@ -78,22 +78,27 @@ class Modules:
         if found:
             return found[:1]
         why = NO_SUCH
+        for family, rule in self.rules():
+            if rule.of != (f"{stem}.weight",):
+                continue
+            if not rule.side:
+                why = OTHERWISE
+                continue
+            if untold := [key for key in family.told if not self._keys.has(key)]:
+                raise UnsupportedError(_untold(untold[0]))
+            parts = [
+                Part(gguf_name(stem_of(family, to), layer), family, make, rule.side)
+                for to, make in rule.gives.items()
+            ]
+            if all(part.name in self._gguf.tensors for part in parts):
+                return parts
+        raise UnsupportedError(why)
+
+    def rules(self) -> Iterator[tuple[Family, Rule]]:
+        """What becomes of tensors that GGUF has otherwise, and whose that is."""
         for family in self.families:
             for rule in self._rules(family):
-                if rule.of != (f"{stem}.weight",):
-                    continue
-                if not rule.side:
-                    why = OTHERWISE
-                    continue
-                if untold := [key for key in family.told if not self._keys.has(key)]:
-                    raise UnsupportedError(_untold(untold[0]))
-                parts = [
-                    Part(_gguf_name(_stem(family, to), layer), family, make, rule.side)
-                    for to, make in rule.gives.items()
-                ]
-                if all(part.name in self._gguf.tensors for part in parts):
-                    return parts
-        raise UnsupportedError(why)
+                yield family, rule
 
     def _rules(self, family: Family) -> Sequence[Rule]:
         said = {word: self._keys.get(key) for word, key in _SAME.items()}
@@ -104,12 +109,13 @@ class Modules:
         return family.made(Keys(said, self._gguf.path, family.defaults))
 
 
-def _stem(family: Family, made: str) -> str:
+def stem_of(family: Family, made: str) -> str:
     """GGUF's, of what a rule gives."""
     return family.names[made.removesuffix(".weight")]
 
 
-def _gguf_name(stem: str, layer: str | None) -> str:
+def gguf_name(stem: str, layer: str | None) -> str:
+    """Of a matrix, in a layer or outside."""
     return f"{stem}.weight" if layer is None else f"blk.{layer}.{stem}.weight"
 
 
