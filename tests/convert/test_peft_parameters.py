@@ -27,7 +27,7 @@ AT = "base_model.model.model.layers.{}.mlp.experts{}.lora_{}.weight"
 
 def write_merged(model: Any, folder: Path, *, turned: bool, old: bool) -> Path:
     """An adapter of the experts of all layers but the first, which is merged into ``model``; its
-    parameters are ``[E, k, m]`` if ``turned``. ``old``: as PEFT had A and B before 0.18.
+    parameters are ``[E, k, m]`` if ``turned``. ``old``: as PEFT 0.18.0 had A and B.
     """
     import torch
 

@@ -2,9 +2,9 @@
 ``target_parameters``): A ``[E rank, k]`` expert by expert, and B ``[m, rank E]``, in which an
 expert's columns are E apart.
 
-A name in such a file says which module, and not which of its parameters: shapes tell. Before
-version 0.18 PEFT took the parameter's last axis for the one that is given, whichever it is, and
-so had A and B the other way round.
+A name in such a file says which module, and not which of its parameters: shapes tell. Older
+versions of PEFT (0.18.0 is one, 0.21.2 is none) took the parameter's last axis for what it gives,
+whichever it is, and so had A and B the other way round.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ machine's own, which whoever builds a plan hands in: nothing here reads a file o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
-EXPERT_TOKENS = 8  # which may still meet each expert by itself (``lowering/experts.py``)
+SLOT_TOKENS = 8  # of a plan of its own, where tokens meet their experts by slot
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
@@ -126,12 +126,21 @@ def matmul(
     return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
-def batch_sizes(isa: Isa, floats: bool, experts: bool = False) -> tuple[int, ...]:
-    """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
-    of a model that mostly has such weights; ``experts``: of one whose tokens choose some.
+def by_slot(isa: Isa, tokens: int, n_used: int, n: int) -> bool:
+    """Whether each of a token's ``n_used`` experts of ``n`` is met by a gemv of its own.
+
+    Packing a panel for a row or two takes longer than products. Not where many tokens may choose
+    the same experts, which would be read for each of them.
     """
-    if experts:
-        return tuple(sorted({*batch_sizes(isa, floats), EXPERT_TOKENS}))
+    return tokens in GEMV_TOKENS or (isa.simt is None and 2 * tokens * n_used <= n)
+
+
+def batch_sizes(isa: Isa, floats: bool, experts: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
+    """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
+    of a model that mostly has such weights; ``experts``: those of a token, and of how many.
+    """
+    if any(by_slot(isa, SLOT_TOKENS, *each) for each in experts):
+        return tuple(sorted({*batch_sizes(isa, floats), SLOT_TOKENS}))
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:

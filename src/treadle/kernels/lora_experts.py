@@ -8,7 +8,7 @@ for each token what ``lora.py`` has for runs of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -50,15 +50,12 @@ class Wants(Spec):
             out[token : token + n] = scales[: self.n_adapters]
 
 
-@dataclass(frozen=True)
-class Item:
-    """Rows of one expert, neighbours: which step of the other axis they are met by, the expert, the
-    first row, how many.
-    """
+class Item(NamedTuple):
+    """Rows of one expert, neighbours, and the group or strip that they are met by."""
 
-    index: Val
+    part: Val  # the number of the group or strip
     expert: Val
-    first: Val
+    first: Val  # of the rows
     n: Val | int  # 1 if it is known before
 
 
@@ -85,11 +82,11 @@ class OfExperts(Spec):
 
     def item(self, k: Builder, frame: Frame, item: Val, per: int) -> Item:
         """``per``: items of a tile or slot."""
-        unit, index = item // per, item % per
+        unit, part = item // per, item % per
         if not self.sorted:
-            return Item(index, k.load(frame.tiles + unit * 4, i32).to(i64), unit, 1)
+            return Item(part, k.load(frame.tiles + unit * 4, i32).to(i64), unit, 1)
         tile = load_record(k, frame.tiles + (8 + unit * TILE.itemsize), TILE)
-        return Item(index, tile["expert"], tile["first"], tile["n"])
+        return Item(part, tile["expert"], tile["first"], tile["n"])
 
     def token(self, k: Builder, frame: Frame, row: Val) -> Val:
         if self.sorted:
@@ -135,9 +132,9 @@ class ExpertDown(OfExperts):
         row_bytes = self.fmt.row_bytes(self.width)
         with k.loop(frame.end, start=frame.begin) as i:
             at = self.item(k, frame, i, self.n_groups)
-            group = frame.groups + at.index * GROUP_OF.itemsize
+            group = frame.groups + at.part * GROUP_OF.itemsize
             adapter, factor = k.load(group, i32).to(i64), k.load(group, f32, offset=4)
-            first = frame.w + (at.index * self.n + at.expert) * (GROUP * row_bytes)
+            first = frame.w + (at.part * self.n + at.expert) * (GROUP * row_bytes)
             weights = [first + j * row_bytes for j in range(GROUP)]
 
             def meet(
@@ -151,7 +148,7 @@ class ExpertDown(OfExperts):
                     wanted = k.max(wanted, k.abs(other))
                 sources = tokens if self.of_tokens else rows
                 xs = [frame.x + source * (frame.stride * 4) for source in sources]
-                to = [frame.t + (row * frame.t_stride + at.index * GROUP) * 4 for row in rows]
+                to = [frame.t + (row * frame.t_stride + at.part * GROUP) * 4 for row in rows]
                 with k.if_(wanted > 0.0):
                     gains = [scale * factor for scale in scales]
                     dot(k, self.fmt, self.width, weights, xs, to, gains)
@@ -194,7 +191,7 @@ class ExpertUp(OfExperts):
         with k.loop(frame.end, start=frame.begin) as i:
             at = self.item(k, frame, i, self.n_strips)
             with k.loop(self.n_adapters) as adapter:
-                where = frame.pieces + (adapter * self.n_strips + at.index) * PIECE.itemsize
+                where = frame.pieces + (adapter * self.n_strips + at.part) * PIECE.itemsize
                 piece = load_record(k, where, PIECE)
                 w = frame.w + (piece["at"] + at.expert * piece["pitch"])
                 with k.if_(piece["n"] > 0), k.loop(at.n) as j:
@@ -202,7 +199,7 @@ class ExpertUp(OfExperts):
                     scale = self.scale(k, frame, self.token(k, frame, row), adapter)
                     with k.if_(k.abs(scale) > 0.0):
                         t = frame.t + (row * frame.t_stride + piece["first"]) * 4
-                        y = frame.y + (row * frame.stride + at.index * STRIP) * 4
+                        y = frame.y + (row * frame.stride + at.part * STRIP) * 4
                         add_strip(k, self.fmt, y, w, t, piece["n"])
 
     def run_ref(self, args: Any, run: Any) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.act import DWORD, Act
-from treadle.kernels.choice import GEMV_TOKENS, gated, matmul
+from treadle.kernels.choice import GEMV_TOKENS, by_slot, gated, matmul
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Gather
@@ -71,9 +71,7 @@ class _Mixture:
         self.gated = ops.config.arch.gated
         self.n_slots = at.n_used * self.steps.plan.n_tokens
         n = self.steps.plan.n_tokens
-        # Packing a panel for a row or two takes longer than products. Not where many tokens may
-        # choose the same experts, which would be read for each of them.
-        few = n in GEMV_TOKENS or 2 * self.n_slots <= self.at.n
+        few = by_slot(self.steps.isa, n, at.n_used, self.at.n)
         self.by_row = few and not self.steps.deterministic
         self.gathered: dict[Act, Buffer] = {}
 

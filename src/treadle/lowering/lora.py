@@ -21,7 +21,7 @@ from treadle.plan import Buffer, Const
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from treadle.formats import Format
     from treadle.lowering.steps import Steps
@@ -55,32 +55,11 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
         weights.packed[key] = _pack(weights, of.label, of.names, *placed)
     packed: Packed = weights.packed[key]
     n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
-    t = steps.floats(f"{of.label}.lora", n_columns)
-    given: dict[str, Any] = {"t": t, "t_stride": t.row_bytes // 4}
-    steps.emit(
-        f"{of.label}.lora_a",
-        Down(packed.w, of.x.width),
-        Grid(packed.n_groups, "n_loras"),
-        n_flops=packed.n_flops // n_adapters,
-        shape=(n_columns, of.x.width),
-        x=x,
-        w=packed.a,
-        groups=packed.groups,
-        stride=x.row_bytes // 4,
-        **given,
-    )
-    steps.emit(
-        f"{of.label}.lora_b",
-        Up(packed.w, n_adapters, packed.n_strips),
-        Grid(packed.n_strips, "n_loras"),
-        n_flops=packed.n_flops // n_adapters,
-        shape=(sum(of.heights), n_columns),
-        w=packed.b,
-        pieces=packed.pieces,
-        y=y,
-        stride=y.row_bytes // 4,
-        **given,
-    )
+    given: dict[str, Any] = {"t": steps.floats(f"{of.label}.lora", n_columns)}
+    down = Down(packed.w, of.x.width)
+    up = Up(packed.w, n_adapters, packed.n_strips)
+    n_flops, height = packed.n_flops // n_adapters, sum(of.heights)
+    _emit(steps, packed, down, up, lambda base: Grid(base, "n_loras"), n_flops, height, x, y, given)
 
 
 def emit_experts_lora(
@@ -109,21 +88,41 @@ def emit_experts_lora(
     if steps.wants is None:
         steps.wants = Buffer("lora.wants", steps.plan.n_tokens, 4 * n_adapters)
         steps.emit("lora.wants", Wants(n_adapters), Grid(1), out=steps.wants)
-    t = Buffer(name, y.rows, n_columns * 4)
+    given: dict[str, Any] = {"t": Buffer(name, y.rows, n_columns * 4), "wants": steps.wants}
+    given |= {"tiles": tiles, "rows": rows}
     shape = packed.w, packed.n_experts, n_used, n_adapters, rows is not None
-    given: dict[str, Any] = {"wants": steps.wants, "tiles": tiles, "rows": rows, "t": t}
-    given["t_stride"] = n_columns
+    down = ExpertDown(*shape, k, packed.n_groups, of_tokens)
+    up = ExpertUp(*shape, packed.n_strips)
     n_flops = packed.n_flops // packed.n_experts * n_used // n_adapters
 
     def grid(base: int) -> Grid:
         return Grid(base, "tiles") if rows else Grid(base * n_used, "n_tokens")
 
+    height = sum(each.height for each in matrices)
+    _emit(steps, packed, down, up, grid, n_flops, height, x, y, given)
+
+
+def _emit(
+    steps: Steps,
+    packed: Packed,
+    down: Down | ExpertDown,
+    up: Up | ExpertUp,
+    grid: Callable[[int], Grid],
+    n_flops: int,
+    height: int,
+    x: Buffer,
+    y: Buffer,
+    given: dict[str, Any],
+) -> None:
+    """Both steps; ``grid`` by items of a tile or slot, ``given``: t, and what both take beside."""
+    t, n_columns = given["t"], packed.n_groups * GROUP
+    given["t_stride"] = t.row_bytes // 4
     steps.emit(
-        f"{name}_a",
-        ExpertDown(*shape, k, packed.n_groups, of_tokens),
+        f"{t.name}_a",
+        down,
         grid(packed.n_groups),
         n_flops=n_flops,
-        shape=(n_columns, k),
+        shape=(n_columns, down.k),
         x=x,
         w=packed.a,
         groups=packed.groups,
@@ -131,11 +130,11 @@ def emit_experts_lora(
         **given,
     )
     steps.emit(
-        f"{name}_b",
-        ExpertUp(*shape, packed.n_strips),
+        f"{t.name}_b",
+        up,
         grid(packed.n_strips),
         n_flops=n_flops,
-        shape=(sum(each.height for each in matrices), n_columns),
+        shape=(height, n_columns),
         w=packed.b,
         pieces=packed.pieces,
         y=y,
