@@ -193,8 +193,43 @@ def test_what_python_itself_leaves_locked(what: str, tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("5 [5]\n", "")
 
 
+ONCE_SCRIPT = """
+import os, sys, threading, warnings
+warnings.simplefilter("ignore")
+import treadle.forked
+sys.path.insert(0, sys.argv[1])
+there = sys.begun = threading.Event()
+thread = threading.Thread(target=lambda: __import__("once"))
+thread.start()
+there.wait()
+child = os.fork()
+import once
+if not child:
+    os._exit(once.value)
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+ONCE = """
+import sys, time
+if sys.begun.is_set():
+    raise ImportError("it is half made")
+sys.begun.set()
+time.sleep(0.2)
+value = 5
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_waits_for_imports_of_other_threads(tmp_path: Path) -> None:
+    """Modules in C, numpy.random's for example, cannot be imported anew when they are half made."""
+    (tmp_path / "once.py").write_text(ONCE)
+    command = [sys.executable, "-c", ONCE_SCRIPT, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.stdout, ran.stderr) == ("5\n", "")
+
+
 MANY_SCRIPT = """
-import os, signal, sys, threading, warnings
+import faulthandler, os, sys, threading, warnings
 import treadle
 warnings.simplefilter("ignore")
 path, n = sys.argv[1], int(sys.argv[2])
@@ -216,7 +251,7 @@ found = set()
 for _ in range(n):
     child = os.fork()
     if not child:
-        signal.alarm(60)
+        faulthandler.dump_traceback_later(60, exit=True)
         for use in uses:
             try:
                 use()

@@ -7,13 +7,17 @@ from __future__ import annotations
 import _thread
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import _bootstrap
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 from treadle.errors import ForkedError
 from treadle.system import SYSTEM
+
+IMPORTS_WAIT = 2.0
+"""Seconds that a fork waits for other threads' imports."""
 
 
 class Told(Protocol):
@@ -95,16 +99,36 @@ def _after_fork() -> None:
     _forget_imports()
 
 
-def _forget_imports() -> None:
-    """Modules that another thread was importing are imported anew: Python gives the lock of the
-    import back, and none of those of its modules.
+def _before_fork() -> None:
+    """Other threads' imports come to their end: a module in C that is half made cannot be imported
+    anew. A fork in the middle of an import does not wait, for others may wait for that import.
     """
-    locks: dict[str, Callable[[], Any]] = getattr(_bootstrap, "_module_locks", {})
-    for name, there in list(locks.items()):
-        owner = getattr(there(), "owner", None)
-        if owner is not None and owner != threading.get_ident():
-            locks.pop(name, None)
-            sys.modules.pop(name, None)
+    end, mine = time.monotonic() + IMPORTS_WAIT, threading.get_ident()
+    while (owners := set(_importing().values()) - {None}) and time.monotonic() < end:
+        if mine in owners:
+            return
+        time.sleep(0.001)
 
 
+def _forget_imports() -> None:
+    """Modules that another thread was still importing are imported anew: Python gives the lock of
+    the import back, and none of those of its modules.
+    """
+    for name, owner in _importing().items():
+        if owner != threading.get_ident():
+            _module_locks().pop(name, None)
+            if owner is not None:  # else its import had not begun, or was over
+                sys.modules.pop(name, None)
+
+
+def _importing() -> dict[str, int | None]:
+    """The thread that imports each of the modules whose locks are in use."""
+    return {name: getattr(there(), "owner", None) for name, there in [*_module_locks().items()]}
+
+
+def _module_locks() -> dict[str, Callable[[], object]]:
+    return getattr(_bootstrap, "_module_locks", {})
+
+
+SYSTEM.before_fork(_before_fork)
 SYSTEM.after_fork(_after_fork)

@@ -59,6 +59,9 @@ class Posix:
     def sleep(self, word: int, seen: int) -> None:
         time.sleep(0.001)
 
+    def before_fork(self, function: Callable[[], object]) -> None:
+        os.register_at_fork(before=function)
+
     def after_fork(self, function: Callable[[], object]) -> None:
         os.register_at_fork(after_in_child=function)
 
