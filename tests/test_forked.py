@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.conftest import WriteTiny
 from treadle.errors import ForkedError
-from treadle.forked import UseLock, is_held
+from treadle.forked import UseLock, is_held, uncut
 
 SCRIPT = """
 import os, sys, threading, warnings
@@ -226,6 +228,29 @@ def test_a_fork_waits_for_imports_of_other_threads(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ONCE_SCRIPT, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ran.stdout, ran.stderr) == ("5\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_waits_for_calls_that_must_not_be_cut() -> None:
+    there, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with uncut:
+            there.set()
+            time.sleep(0.2)
+            ended.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    there.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads
+        child = os.fork()
+    if not child:
+        os._exit(ended.is_set() + 2 * uncut.locked())
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert not uncut.locked()
 
 
 MANY_SCRIPT = """

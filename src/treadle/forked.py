@@ -16,8 +16,8 @@ from weakref import WeakSet
 from treadle.errors import ForkedError
 from treadle.system import SYSTEM
 
-IMPORTS_WAIT = 2.0
-"""Seconds that a fork waits for other threads' imports."""
+WAIT = 2.0
+"""Seconds that a fork waits for what other threads have begun, imports and calls of ``uncut``."""
 
 
 class Told(Protocol):
@@ -41,6 +41,10 @@ def free_lock() -> threading.Lock:
     made = threading.Lock()
     _LOCKS.add(made)
     return made
+
+
+uncut = free_lock()
+"""Held in calls of libraries that keep locks of their own, which no child can make free."""
 
 
 class UseLock(_thread.RLock):  # type: ignore[misc]  # final to typeshed alone
@@ -92,6 +96,7 @@ def is_held(lock: threading.Lock | threading.RLock) -> bool:
 
 
 def _after_fork() -> None:
+    _forking.clear()
     for lock in _LOCKS:
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
     for owner in list(_TOLD):
@@ -99,15 +104,27 @@ def _after_fork() -> None:
     _forget_imports()
 
 
+_forking: set[int] = set()
+"""The thread that holds ``uncut`` for a fork."""
+
+
 def _before_fork() -> None:
-    """Other threads' imports come to their end: a module in C that is half made cannot be imported
-    anew. A fork in the middle of an import does not wait, for others may wait for that import.
+    """Others' imports come to their end, for a module in C that is half made cannot be imported
+    anew. A fork in the middle of an import does not wait: others may wait for that import.
     """
-    end, mine = time.monotonic() + IMPORTS_WAIT, threading.get_ident()
+    end, mine = time.monotonic() + WAIT, threading.get_ident()
     while (owners := set(_importing().values()) - {None}) and time.monotonic() < end:
         if mine in owners:
-            return
+            break
         time.sleep(0.001)
+    if uncut.acquire(timeout=WAIT):
+        _forking.add(mine)
+
+
+def _forked() -> None:
+    if threading.get_ident() in _forking:
+        _forking.clear()
+        uncut.release()
 
 
 def _forget_imports() -> None:
@@ -130,5 +147,5 @@ def _module_locks() -> dict[str, Callable[[], object]]:
     return getattr(_bootstrap, "_module_locks", {})
 
 
-SYSTEM.before_fork(_before_fork)
+SYSTEM.around_fork(_before_fork, _forked)
 SYSTEM.after_fork(_after_fork)

@@ -59,8 +59,8 @@ class Posix:
     def sleep(self, word: int, seen: int) -> None:
         time.sleep(0.001)
 
-    def before_fork(self, function: Callable[[], object]) -> None:
-        os.register_at_fork(before=function)
+    def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        os.register_at_fork(before=before, after_in_parent=after)
 
     def after_fork(self, function: Callable[[], object]) -> None:
         os.register_at_fork(after_in_child=function)

@@ -39,8 +39,8 @@ class System(Protocol):
     def sleep(self, word: int, seen: int) -> None:
         """Sleep while the 32 bits at ``word`` are ``seen``; it may end without a reason."""
 
-    def before_fork(self, function: Callable[[], object]) -> None:
-        """Call it before every fork, in the thread that forks."""
+    def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        """Call them before and after every fork, in the thread that forks."""
 
     def after_fork(self, function: Callable[[], object]) -> None:
         """Call it in every forked child."""

@@ -72,10 +72,11 @@ class Windows:
             ctypes.c_void_p(word), ctypes.byref(value), ctypes.c_size_t(4), ctypes.c_uint32(FOREVER)
         )
 
-    def before_fork(self, function: Callable[[], object]) -> None:
+    def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
         pass  # nothing forks here
 
-    after_fork = before_fork
+    def after_fork(self, function: Callable[[], object]) -> None:
+        pass
 
     def affinity(self) -> list[int]:
         """Of the process's first group of at most 64 processors."""

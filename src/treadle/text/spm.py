@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray, string_array
+from treadle.forked import uncut
 from treadle.text.spaces import MARK, SPACES
 from treadle.text.tokenizer import Tokenizer
 from treadle.text.vocab import TokenType, Vocab, windows
@@ -106,15 +107,19 @@ class SpmTokenizer(Tokenizer):
 def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
     from sentencepiece import SentencePieceProcessor
 
+    def processor(tokens: GGUFArray) -> Any:
+        proto = model_proto(vocab, tokens, types, fallback)
+        with uncut:  # protobuf makes its tables under locks of its own
+            return SentencePieceProcessor(model_proto=proto)
+
     if int(vocab.sizes.max()) <= _MAX_PIECE:
         try:
-            proto = model_proto(vocab, vocab.tokens, types, fallback)
-            return SentencePieceProcessor(model_proto=proto)
+            return processor(vocab.tokens)
         except (RuntimeError, ValueError):
             pass  # an empty piece or a duplicate may be why: try again with other names for those
     tokens = _all_different(vocab, types)
     try:
-        return SentencePieceProcessor(model_proto=model_proto(vocab, tokens, types, fallback))
+        return processor(tokens)
     except (RuntimeError, ValueError) as e:  # ValueError: the message is not UTF-8
         what = f"sentencepiece refuses the vocabulary: {e}"
         raise vocab.error("tokenizer.ggml.tokens", what) from None
