@@ -4,11 +4,13 @@ held is never given back, and what it guards may be half done.
 
 from __future__ import annotations
 
+import _imp
 import _thread
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import _bootstrap
 from typing import Protocol
 from weakref import WeakSet
@@ -95,15 +97,6 @@ def is_held(lock: threading.Lock | threading.RLock) -> bool:
     return True
 
 
-def _after_fork() -> None:
-    _forking.clear()
-    for lock in _LOCKS:
-        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
-    for owner in list(_TOLD):
-        owner.after_fork()
-    _forget_imports()
-
-
 _forking: set[int] = set()
 """The thread that holds ``uncut`` for a fork."""
 
@@ -112,19 +105,33 @@ def _before_fork() -> None:
     """Others' imports come to their end, for a module in C that is half made cannot be imported
     anew. A fork in the middle of an import does not wait: others may wait for that import.
     """
-    end, mine = time.monotonic() + WAIT, threading.get_ident()
-    while (owners := set(_importing().values()) - {None}) and time.monotonic() < end:
-        if mine in owners:
-            break
-        time.sleep(0.001)
+    mine = threading.get_ident()
     if uncut.acquire(timeout=WAIT):
         _forking.add(mine)
+    end = time.monotonic() + WAIT
+    _imp.acquire_lock()  # no import begins
+    while (owners := _importing().values()) and mine not in owners and time.monotonic() < end:
+        _imp.release_lock()
+        time.sleep(0.001)
+        _imp.acquire_lock()
 
 
 def _forked() -> None:
+    _imp.release_lock()
     if threading.get_ident() in _forking:
         _forking.clear()
         uncut.release()
+
+
+def _after_fork() -> None:
+    with suppress(RuntimeError):  # some versions of Python free it
+        _imp.release_lock()
+    _forking.clear()
+    for lock in _LOCKS:
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
+    for owner in list(_TOLD):
+        owner.after_fork()
+    _forget_imports()
 
 
 def _forget_imports() -> None:
