@@ -27,8 +27,9 @@ from treadle.kernels.act import Act
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Gather
+from treadle.kernels.gemv import GroupGemv
 from treadle.kernels.latent import PackHeads
-from treadle.kernels.matmul import Matmul
+from treadle.kernels.matmul import Matmul, groups_of
 from treadle.kernels.route import Sort
 from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Plan, Step
@@ -60,7 +61,7 @@ class Share:
     """Which of the rows kept of ``buffer`` each expert multiplies, known after ``step``.
 
     ``tiles``: of a gemm, whose rows are those of ``rows``'s tokens if that is given; of a gemv the
-    experts, each ``tokens`` of which have the same row.
+    experts, each ``tokens`` of which have the same row, or groups of these slots.
     """
 
     step: int
@@ -71,12 +72,17 @@ class Share:
     rows: Buffer | None
     tokens: int
     n_used: int  # experts of a token
+    grouped: bool
 
     def of_experts(
         self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
     ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Experts, and rows that they multiply."""
         tiles = read(self.tiles).view(self.tiles.dtype)
+        if self.grouped:
+            for expert, slots in groups_of(tiles):
+                yield expert, slots // self.tokens
+            return
         if self.tokens:
             chosen = tiles[: n_tokens * self.n_used]
             for expert in np.unique(chosen):
@@ -294,6 +300,7 @@ def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) 
         known.args["rows"] if isinstance(known.spec, Gather) else None,
         product.args["tokens"],
         spec.experts,
+        isinstance(spec, GroupGemv),
     )
 
 

@@ -18,9 +18,9 @@ from treadle.kernels.choice_act import by_words, folds, gemm_act, gemv_act, matr
 from treadle.kernels.choice_strips import by_strips, fits_strips
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
+from treadle.kernels.gemv import Gemv, GroupGemv
 from treadle.kernels.gemv_spans import kind_of
-from treadle.kernels.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul import COLUMNS, ROWS, Matmul
 from treadle.kernels.matrix import EDGE, SIDE, MatrixGemm
 from treadle.kernels.spec import round_up
 from treadle.kernels.strips import StripGemm
@@ -31,11 +31,12 @@ from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
-SLOT_TOKENS = 8  # of a plan of its own, where tokens meet their experts by slot
+SLOT_TOKENS = (8, 32)  # of plans of their own, where tokens meet their experts by slot
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
+SHARED = 2  # rows of an expert, of all of them, up to which no panels are packed
 WAITED = 1.2  # times as long as threads work that the last of them may work
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
 
@@ -127,20 +128,21 @@ def matmul(
 
 
 def by_slot(isa: Isa, tokens: int, n_used: int, n: int) -> bool:
-    """Whether each of a token's ``n_used`` experts of ``n`` is met by a gemv of its own.
+    """Whether tokens meet their ``n_used`` experts of ``n`` by gemvs, which read an expert's
+    weights for each of its rows, or each few of them.
 
-    Packing a panel for a row or two takes longer than products. Not where many tokens may choose
-    the same experts, which would be read for each of them.
+    Packing a panel for a row or two takes longer than products.
     """
-    return tokens in GEMV_TOKENS or (isa.simt is None and 2 * tokens * n_used <= n)
+    return tokens in GEMV_TOKENS or (isa.simt is None and tokens * n_used <= SHARED * n)
 
 
 def batch_sizes(isa: Isa, floats: bool, experts: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
     of a model that mostly has such weights; ``experts``: those of a token, and of how many.
     """
-    if any(by_slot(isa, SLOT_TOKENS, *each) for each in experts):
-        return tuple(sorted({*batch_sizes(isa, floats), SLOT_TOKENS}))
+    pairs = [*experts]
+    if own := {n for n in SLOT_TOKENS if any(by_slot(isa, n, *each) for each in pairs)}:
+        return tuple(sorted({*batch_sizes(isa, floats), *own}))
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:
@@ -156,6 +158,12 @@ def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **f
         chosen |= {"spans": True, "mr": 1, "ahead": 0}
     chosen |= table.gemv.get((fmt.name, tokens), {})
     return Gemv(fmt.name, gemv_act(fmt, isa), k, nr=tokens, **chosen, **fields)
+
+
+def group_gemv(fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, **fields: Any) -> GroupGemv:
+    """The one for rows of x in groups of at most ``ROWS`` that meet the same expert."""
+    one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, ROWS))
+    return GroupGemv.of_all(one, two, most)
 
 
 def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:

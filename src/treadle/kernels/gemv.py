@@ -11,7 +11,9 @@ in vectors along K, which are added up across their lanes at the end of the row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial, reduce
 from operator import add
 from typing import Any, ClassVar
@@ -25,8 +27,8 @@ from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.gemv_spans import kind_of
-from treadle.kernels.matmul import Matmul, Segment, finish, n_strips, pick_segment
-from treadle.kernels.spec import Frame, parts
+from treadle.kernels.matmul import GROUP, Matmul, Segment, finish, groups_of, n_strips, pick_segment
+from treadle.kernels.spec import Frame, load_record, parts
 from treadle.record import dataclass
 
 Dot = Callable[[list[At], Neighbours | Runs], list[list[Val]]]
@@ -70,18 +72,23 @@ class Gemv(Matmul):
             self._multiply(k, frame, tokens_of(frame.x), frame.begin, frame.end)
             return
         # One row of y after the other, each of an expert; or one head.
-        strips = n_strips(k, frame, self, self.rows_per_item(isa.lanes))
-        rows_end = (frame.end + (strips - 1)) // strips
-        with k.loop(rows_end, start=frame.begin // strips) as row:
-            first = row * strips
-            begin, end = k.max(frame.begin - first, 0), k.min(frame.end - first, strips)
+        with self._met(k, frame) as (row, begin, end):
             if self.heads:
                 tokens = tokens_of(frame.x + row * frame.x_pitch)
                 self._multiply(k, frame, tokens, begin, end, row)
             else:
                 token = frame.x + row // frame.tokens * stride
                 expert = k.load(frame.tiles + row * 4, i32).to(i64)
-                self._multiply(k, frame, [token], begin, end, expert, row)
+                self._multiply(k, frame, [token], begin, end, expert, [row])
+
+    @contextmanager
+    def _met(self, k: Builder, frame: Frame) -> Iterator[tuple[Val, Val, Val]]:
+        """What each of the items' rows, groups or heads is, and which of all its strips to do."""
+        strips = n_strips(k, frame, self, self.rows_per_item(k.isa.lanes))
+        all_of_them = (frame.end + (strips - 1)) // strips
+        with k.loop(all_of_them, start=frame.begin // strips) as one:
+            first = one * strips
+            yield one, k.max(frame.begin - first, 0), k.min(frame.end - first, strips)
 
     def _multiply(
         self,
@@ -91,12 +98,12 @@ class Gemv(Matmul):
         begin: Val,
         end: Val,
         expert: Val | None = None,
-        row: Val | None = None,
+        into: list[Val] | None = None,
     ) -> None:
-        """Strips ``begin`` to ``end`` of W, or of an expert's or a head's, times ``tokens``, into y
-        from ``row`` on.
+        """Strips ``begin`` to ``end`` of W, or of an expert's or a head's, times ``tokens``, into
+        the rows ``into`` of y, or as many from the first on.
         """
-        y = frame.y if row is None else frame.y + row * (frame.stride * 4)
+        y = self.rows_of_y(frame, into)
         kind = kind_of(self.fmt, k.isa, self.k) if self.spans else None
         made = (kind or Q8)(k, self, tokens, frame.scratch) if self.act == "q8" else None
         dot = made.dot if made else partial(_dot_floats, k, self, tokens)
@@ -116,11 +123,15 @@ class Gemv(Matmul):
                     to = [here.first + i for i in range(self.mr)]
                     self._store(k, frame, y, seg, to, dot(rows, ahead))
 
+    def rows_of_y(self, frame: Frame, rows: list[Val] | None) -> list[Val]:
+        """Where these are, or the first of all."""
+        return [frame.y] if rows is None else [frame.y + row * (frame.stride * 4) for row in rows]
+
     def _walk_runs(
         self,
         k: Builder,
         frame: Frame,
-        y: Val,
+        y: list[Val],
         dot: Dot,
         begin: Val,
         end: Val,
@@ -152,9 +163,15 @@ class Gemv(Matmul):
         ]
 
     def _store(
-        self, k: Builder, frame: Frame, y: Val, seg: Segment, rows: list[Val], sums: list[list[Val]]
+        self,
+        k: Builder,
+        frame: Frame,
+        y: list[Val],
+        seg: Segment,
+        rows: list[Val],
+        sums: list[list[Val]],
     ) -> None:
-        """The sums of these rows with each token."""
+        """The sums of these rows with each token, whose rows of y begin at ``y``, or follow it."""
         stride = frame.stride * 4
         for row, made in zip(rows, sums, strict=True):
             at = (seg.column + row) * 4
@@ -162,7 +179,57 @@ class Gemv(Matmul):
                 total = finish(k, seg, total, row)
                 if self.residual:
                     total = total + k.load(frame.residual + stride * t, f32, offset=at)
-                k.store(y + stride * t, total, offset=at)
+                to = y[t] if len(y) > 1 else y[0] + stride * t
+                k.store(to, total, offset=at)
+
+
+@dataclass(frozen=True)
+class GroupGemv(Gemv):
+    """With experts: at most ``nr`` (``ROWS``) rows of x at a time that meet the same one. ``tiles``
+    are groups of slots, the rows of y; ``tokens`` of these are made of the same row of x.
+
+    One and two rows are walked as a gemv of so many walks them; its fields begin with ``one`` or
+    ``two``.
+    """
+
+    op: ClassVar[str] = "gemv_groups"
+    one_mr: int = 1
+    one_spans: bool = False
+    two_mr: int = 1
+    two_spans: bool = False
+
+    @classmethod
+    def of_all(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
+        """``most`` with the others for fewer rows."""
+        given: dict[str, Any] = {field.name: getattr(most, field.name) for field in fields(Gemv)}
+        less: dict[str, Any] = {
+            "one_mr": one.mr,
+            "one_spans": one.spans,
+            "two_mr": two.mr,
+            "two_spans": two.spans,
+        }
+        return cls(**given, **less)
+
+    def of(self, n: int) -> Gemv:
+        """What multiplies ``n`` rows."""
+        own = {1: (self.one_mr, self.one_spans), 2: (self.two_mr, self.two_spans)}
+        mr, spans = own.get(n, (self.mr, self.spans))
+        given = {field.name: getattr(self, field.name) for field in fields(Gemv)}
+        return Gemv(**{**given, "mr": mr, "spans": spans, "nr": n})
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        stride, counts = self.layout().row_bytes, (1, 2, self.nr)
+        with self._met(k, frame) as (group, begin, end):
+            at = frame.tiles + (8 + group * GROUP.itemsize)
+            expert, n, *slots = load_record(k, at, GROUP).values()
+            for fewer, most in zip((0, *counts), counts, strict=False):
+                with k.if_((n > fewer) & (n <= most)):
+                    rows = slots[:most]
+                    tokens = [frame.x + row // frame.tokens * stride for row in rows]
+                    self.of(most)._multiply(k, frame, tokens, begin, end, expert, rows)
+
+    def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        return [(expert, some // args.tokens, some) for expert, some in groups_of(args.tiles)]
 
 
 def _dot_floats(

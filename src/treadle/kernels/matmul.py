@@ -14,7 +14,7 @@ and many cores still make many items. Strides and columns count f32 values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,17 @@ from treadle.record import dataclass
 # Rows of x that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are
 # the experts of its rows, i32.
 TILE = np.dtype([(name, "i8") for name in ("expert", "first", "n")])
+# Or their slots, wherever they are, ``ROWS`` at most.
+ROWS = 4
+GROUP = np.dtype([(name, "i8") for name in ("expert", "n", *(f"slot{i}" for i in range(ROWS)))])
 BY_HEAD = {"pitch", "x_pitch", "y_pitch"}
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
+
+
+def groups_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The experts and slots of GROUP records behind their count, i64."""
+    for group in raw[1 : 1 + int(raw[0]) * (GROUP.itemsize // 8)].view(GROUP):
+        yield int(group["expert"]), np.array([*group][2 : 2 + group["n"]])
 
 
 @dataclass(frozen=True)

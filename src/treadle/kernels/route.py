@@ -10,7 +10,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.elementwise import map_row
-from treadle.kernels.matmul import TILE
+from treadle.kernels.matmul import GROUP, ROWS, TILE
 from treadle.kernels.spec import Args, Frame, Spec, round_up
 from treadle.record import dataclass
 
@@ -307,3 +307,62 @@ class Sort(Spec):
         args.tiles[: 1 + 3 * len(tiles)] = [len(tiles), *np.array(tiles, np.int64).ravel()]
         args.rows[:2].view(np.int64)[0] = row // self.block
         args.rows[2 : 2 + row] = tokens
+
+
+@dataclass(frozen=True)
+class Group(Spec):
+    """The batch's slots by expert, at most ``ROWS`` of one together: for gemvs, which read weights
+    once for so many.
+
+    ``groups``: how many, i64, then GROUP records; in place of missing slots the last one. One item.
+    """
+
+    op: ClassVar[str] = "group"
+    args = Args("chosen:in groups:out")
+    n: int
+    n_used: int
+
+    def scratch(self, lanes: int) -> int:
+        return 2 * 8 * self.n
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        n_slots, counts, groups = frame.run("n_tokens") * self.n_used, frame.scratch, frame.groups
+        with k.loop(self.n) as e:
+            k.store(counts + e * 16, k.i64(0))
+
+        def at(slot: Val) -> Val:
+            return counts + k.load(frame.chosen + slot * 4, i32).to(i64) * 16
+
+        with k.loop(n_slots) as slot:
+            k.store(at(slot), k.load(at(slot), i64) + 1)
+        n_groups = k.var(k.i64(0))
+        with k.loop(self.n) as e:
+            n = k.load(counts + e * 16, i64)
+            k.store(counts + e * 16, k.i64(0))
+            k.store(counts + e * 16, n_groups.v, offset=8)
+            with k.loop(n, step=ROWS) as first:
+                group = groups + (8 + n_groups.v * GROUP.itemsize)
+                k.store(group, e)
+                k.store(group, k.min(n - first, ROWS), offset=8)
+                n_groups.v = n_groups.v + 1
+        k.store(groups, n_groups.v)
+        with k.loop(n_slots) as slot:
+            n = k.load(at(slot), i64)
+            k.store(at(slot), n + 1)
+            number = k.load(at(slot), i64, offset=8) + n // ROWS
+            to = groups + (8 + 16 + number * GROUP.itemsize)
+            with k.loop(ROWS, start=n % ROWS) as i:  # which the expert's next slots replace
+                k.store(to + i * 8, slot)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        chosen = args.chosen[: int(run["n_tokens"]) * self.n_used]
+        made = []
+        for e in range(self.n):
+            for some in parts_of(np.flatnonzero(chosen == e), ROWS):
+                made.append([e, len(some), *some, *[some[-1]] * (ROWS - len(some))])
+        args.groups[: 1 + len(made) * (2 + ROWS)] = [len(made), *np.array(made, np.int64).ravel()]
+
+
+def parts_of(some: np.ndarray, n: int) -> list[np.ndarray]:
+    """Parts of ``n``, the last of them perhaps shorter."""
+    return [some[i : i + n] for i in range(0, len(some), n)]

@@ -11,7 +11,9 @@ rows that want it::
     down       f32 rows
     combine    each token's rows, weighed, with what else is added
 
-For few tokens each row of a token is by itself: a gemv that reads the experts chosen, no others.
+For few tokens rows of the first product are tokens', and of all else slots, and a gemv reads the
+experts chosen, no others: of each slot by itself, or, from five tokens on, of up to four slots that
+have chosen the same expert (``group``).
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.act import DWORD, Act
-from treadle.kernels.choice import GEMV_TOKENS, by_slot, gated, matmul
+from treadle.kernels.choice import GEMV_TOKENS, by_slot, gated, group_gemv, matmul
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Gather
-from treadle.kernels.matmul import COLUMNS, TILE, Matmul
-from treadle.kernels.route import Route, Sort, blocks_most, tiles_most
+from treadle.kernels.matmul import COLUMNS, GROUP, ROWS, TILE, Matmul
+from treadle.kernels.route import Group, Route, Sort, blocks_most, tiles_most
 from treadle.kernels.spec import Grid, round_up
 from treadle.lowering.fetch import emit_fetch
 from treadle.lowering.values import Matrix, Mixed, of_outputs
@@ -73,6 +75,7 @@ class _Mixture:
         n = self.steps.plan.n_tokens
         few = by_slot(self.steps.isa, n, at.n_used, self.at.n)
         self.by_row = few and not self.steps.deterministic
+        self.grouped = self.by_row and n > GEMV_TOKENS[-1]
         self.gathered: dict[Act, Buffer] = {}
 
     def build(self, h: Rows, scores: Rows, shared: list[Buffer]) -> Rows:
@@ -138,19 +141,28 @@ class _Mixture:
         """f32 rows ``[N * n_used, n_embd]``."""
         label, n_used, pitch = self.label, self.at.n_used, round_up(self.at.n_ff, COLUMNS)
         emit_fetch(self.steps, label, [*both, down], Grid(n_used, "n_tokens"), chosen=chosen)
+        met = self._group(chosen) if self.grouped else chosen
         made = Buffer(f"{label}.gate_up", self.n_slots, len(both) * pitch * 4)
         for name, some in self._alike(both):
             spec = self._matmul(some, h.width, 1)
             x = self.ops.activations(h, spec.layout())
             columns = [both.index(each) * pitch for each in some]
-            self._multiply(name, spec, some, columns, x, made, chosen, n_used)
+            self._multiply(name, spec, some, columns, x, made, met, n_used)
         self._adapt(both, h, made, chosen)
         spec = self._matmul([down], self.at.n_ff, 1)
         packed, floats = self._gate(down, made, pitch, spec.layout(), self.n_slots, per=n_used)
         y = Buffer(f"{label}.down", self.n_slots, round_up(h.width, COLUMNS) * 4)
-        self._multiply(f"{label}.down", spec, [down], [0], packed, y, chosen, 1)
+        self._multiply(f"{label}.down", spec, [down], [0], packed, y, met, 1)
         self._adapt([down], floats, y, chosen)
         return y, None
+
+    def _group(self, chosen: Buffer) -> Buffer:
+        """Slots that are multiplied together."""
+        n_groups = tiles_most(self.n_slots, self.at.n, ROWS)
+        groups = Buffer(f"{self.label}.groups", 1, 8 + n_groups * GROUP.itemsize, "i8")
+        spec = Group(self.at.n, self.at.n_used)
+        self.steps.emit(f"{self.label}.group", spec, Grid(1), chosen=chosen, groups=groups)
+        return groups
 
     # -- many tokens ------------------------------------------------------------------------------
 
@@ -265,7 +277,10 @@ class _Mixture:
         steps, name = self.steps, matrices[0].name
         fmt, biased = steps.weights.format(f"{name}.weight"), steps.has(f"{name}.bias")
         own = {"segments": len(matrices), "bias": biased, "factor": self._has_factor(name)}
-        spec = matmul(fmt, steps.isa, k, n, steps.table, alone=steps.deterministic, **own)
+        if self.grouped:
+            spec: Matmul = group_gemv(fmt, steps.isa, k, steps.table, **own)
+        else:
+            spec = matmul(fmt, steps.isa, k, n, steps.table, alone=steps.deterministic, **own)
         return replace(spec, experts=self.at.n_used)
 
     def _gate(
@@ -340,14 +355,17 @@ class _Mixture:
         tiles: Buffer,
         tokens: int = 0,
     ) -> None:
-        """``tiles``: those of a gemm, or a gemv's experts, ``tokens`` of which share a row of x."""
+        """``tiles``: those of a gemm, or a gemv's experts or groups of slots, ``tokens`` of which
+        share a row of x.
+        """
         steps, at, heights = self.steps, self.at, [each.height for each in matrices]
+        slots = self.by_row and not self.grouped
         strips = spec.strips(heights, steps.isa.lanes)
         names = [each.name for each in matrices]
         steps.emit(
             label,
             spec,
-            Grid(strips * at.n_used, "n_tokens") if self.by_row else Grid(strips, "tiles"),
+            Grid(strips * at.n_used, "n_tokens") if slots else Grid(strips, "tiles"),
             n_bytes=at.n * sum(heights) * spec.fmt.row_bytes(spec.k),
             used=at.n_used / at.n,
             n_flops=2 * spec.k * sum(heights) * at.n_used,

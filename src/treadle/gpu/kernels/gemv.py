@@ -64,11 +64,11 @@ class SimtGemv(PerBlock, Gemv):
         begin: Val,
         end: Val,
         expert: Val | None = None,
-        row: Val | None = None,
+        into: list[Val] | None = None,
     ) -> None:
         simt = k.isa.simt
         assert simt is not None, k.isa.name
-        y = frame.y if row is None else frame.y + row * (frame.stride * 4)
+        y = self.rows_of_y(frame, into)
         tid, group = simt.tid(k), self.group
         lane, first = tid % group, tid // group * self.mr
         with k.loop(end, start=begin) as item:

@@ -1,0 +1,41 @@
+"""Batches of texts with one token each, whose experts are met in every way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.conftest import WriteTiny
+from treadle.batch import Part
+from treadle.kernels.route import Group, Sort
+
+N_EXPERT = 32
+TOGETHER = 3, 8, 32, 40  # slots of their own, three of groups, and tiles
+HELD = 3  # tokens that each text has before
+
+
+@pytest.mark.parametrize("fmt", ["F32", "Q4_0"])
+def test_each_is_what_it_is_alone(tiny: WriteTiny, fmt: str) -> None:
+    """Whichever experts the others have: some texts are alike, of the rest each is another."""
+    path = tiny("qwen3moe", fmt, n_expert=N_EXPERT, n_ff_exp=64, n_layer=2)
+    rng = np.random.default_rng(7)
+    with treadle.load(path, context=64, threads=2, n_sequences=max(TOGETHER), kv="f32") as model:
+        engine = model.engine
+        texts = rng.integers(5, 200, (max(TOGETHER), HELD + 1))
+        texts[::5] = texts[0]
+        alone = [model.logits(text.tolist())[-1] for text in texts]
+        for n in TOGETHER:
+            # Not neighbours: they would all be alike or none.
+            some = rng.permutation(len(texts))[:n]
+            seqs = [engine.cache.sequence() for _ in some]
+            for seq, i in zip(seqs, some, strict=True):
+                engine.run([Part(seq, texts[i, :HELD].tolist())])
+            parts = [Part(seq, texts[i, HELD:].tolist()) for seq, i in zip(seqs, some, strict=True)]
+            plan = engine.plan_for(n, n, "logits").plan
+            steps = {type(step.spec) for step in plan.steps} & {Group, Sort}
+            assert steps == {3: set(), 40: {Sort}}.get(n, {Group})
+            for row, i in zip(engine.run(parts), some, strict=True):
+                assert np.abs(row - alone[i]).max() <= 1e-4 * np.abs(alone[i]).max()
+            for seq in seqs:
+                seq.close()
