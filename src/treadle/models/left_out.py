@@ -11,7 +11,7 @@ _REASONS: dict[str, str] = {
         "grok grok-1"
     ),
     "its states follow a recurrence of their own (WKV), in place of attention": (
-        "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
+        "rwkv rwkv6 rwkv6qwen2"
     ),
     "what its experts give has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
