@@ -28,9 +28,9 @@ CHANNEL_MIX = Sublayer(
     rows=(
         TensorRow("attn_norm_2.weight", ("n_embd",)),
         TensorRow("attn_norm_2.bias", ("n_embd",)),
-        TensorRow("channel_mix_lerp_k.weight", ("one", "one", "n_embd")),
+        TensorRow("channel_mix_lerp_k.weight", ("n_embd",)),
         TensorRow("channel_mix_key.weight", ("n_ff", "n_embd")),
         TensorRow("channel_mix_value.weight", ("n_embd", "n_ff")),
     ),
-    sizes=lambda layer: {"n_ff": layer.n_ff, "one": 1},
+    sizes=lambda layer: {"n_ff": layer.n_ff},
 )
