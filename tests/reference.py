@@ -228,6 +228,10 @@ def mixed(config: Config, i: int, x: Array, tensor: Tensors, kept: Kept | None =
 
     maps = Layer(config, i, tensor)
     mix = MIXED.get(maps.at.mixer) or partial(attended, kept=kept)
+    if maps.at.mixer.startswith("wkv"):
+        from tests.reference_wkv import wkv
+
+        mix = partial(wkv, kept={} if kept is None else kept)
     h = mix(maps, maps.norm(x, "attn_norm"))
     return x + (h if config.ffn_norm == POST else maps.norm(h, POST))
 
@@ -243,6 +247,10 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None =
         from tests.reference_gemma import beside
 
         return x + maps.norm(beside(maps, x), "post_ffw_norm")
+    if maps.at.ffn == "channel_mix":
+        from tests.reference_wkv import channel_mix
+
+        return x + channel_mix(maps, x)
     if config.arch.graph == "early":
         return x + mixture(maps, maps.norm(x, "ffn_norm"), given)
     halves = config.arch.graph == "halves"  # a layer of one half

@@ -53,6 +53,11 @@ STATES = {  # of layers that have one
     "ssm.time_step_rank": 4,
     "ssm.group_count": 2,
     "kda.head_dim": 32,
+    "wkv.head_size": 32,
+    "attention.decay_lora_rank": 20,
+    "attention.iclr_lora_rank": 16,
+    "attention.value_residual_mix_lora_rank": 12,
+    "attention.gate_lora_rank": 24,
 }
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share

@@ -52,7 +52,7 @@ REPOS: dict[str, dict[str, bytes]] = {
         "README.md": b"read me",
     },
     "owner/images": {"unet.bin": b"x", "README.md": b"x"},
-    "owner/rwkv7-GGUF": {"rwkv7-Q8_0.gguf": b"GGUF m"},
+    "owner/rwkv6-GGUF": {"rwkv6-Q8_0.gguf": b"GGUF m"},
     "owner/gated": {"x-Q8_0.gguf": b"GGUF g"},
 }
 GIB = 2**30
@@ -83,7 +83,7 @@ class Hub(BaseHTTPRequestHandler):
                     {"rfilename": name, "size": SIZES.get(name, len(REPOS[repo][name]))}
                     for name in REPOS[repo]
                 ]
-                arch = "rwkv7" if "rwkv7" in repo else "llama"
+                arch = "rwkv6" if "rwkv6" in repo else "llama"
                 about = {"id": repo, "sha": COMMIT, "siblings": files if "blobs" in rest else []}
                 self.reply({**about, "gguf": {"architecture": arch}})
         else:
@@ -377,8 +377,8 @@ def test_what_is_converted_need_not_fit_memory(hub: dict[str, str], tmp_path: Pa
 
 
 def test_another_architecture_is_refused_before_the_download(hub: dict[str, str]) -> None:
-    (ended,) = fetch(hub, "hf:owner/rwkv7-GGUF")
-    assert ended.error.startswith("UnsupportedError: hf:owner/rwkv7-GGUF: architecture 'rwkv7': ")
+    (ended,) = fetch(hub, "hf:owner/rwkv6-GGUF")
+    assert ended.error.startswith("UnsupportedError: hf:owner/rwkv6-GGUF: architecture 'rwkv6': ")
     assert downloads() == []
 
 

@@ -47,6 +47,7 @@ from treadle.kernels.tile_ordered import OrderedGemm
 from treadle.kernels.top import JoinTop, Top
 from treadle.kernels.vector_bytes import LanesGemm
 from treadle.kernels.vector_floats import FloatLanes
+from treadle.kernels.wkv import TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.xielu import Xielu
 
 EPS = 1e-6
@@ -602,6 +603,19 @@ SELECTIVES = [
     Selective(16, 17),
     Selective(41, 50),
 ]
+WKVS: list[Spec] = [
+    TokenShift(64, 6),
+    TokenShift(157, 1),
+    Wkv(2, 64, 64, 2),
+    Wkv(3, 24, 24, 3),
+    Wkv(2, 7, 7, 2),
+    Wkv(2, 16, 16, 2, passing=True),
+    WkvKeys(3, 32),
+    WkvKeys(2, 7, mixed=True),
+    WkvOut(2, 64, 64e-5),
+    WkvOut(3, 7, 64e-5, gate=False),
+    WkvOut(2, 24, 0.0, norm=False),
+]
 LORAS = [
     Down("F32", 172),
     Down("F16", 2048),
@@ -659,6 +673,7 @@ ALL: list[Spec] = [
     *SEARCHES,
     *STATES,
     *SELECTIVES,
+    *WKVS,
     *LATENTS,
     *PACK_HEADS,
     *TEMPERS,

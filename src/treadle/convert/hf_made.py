@@ -30,6 +30,7 @@ Side = Literal["", "A", "B"]  # of an adapter's pair
 MXFP4 = "MXFP4"
 FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
 _IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h)\.(?P<i>\d+)\.)(?P<rest>.+)")
+_ITS_LAYER = re.compile(r"\b(?:layers?|h)\.\d+\.$")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
 EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 
@@ -37,10 +38,10 @@ EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\
 @dataclass(frozen=True)
 class Rule:
     """of: names behind "layers.N.", or the last two words of one outside; all there or none.
-    gives: what becomes of them, by name.
+    gives: what becomes of them, by name; with a slash in front it stands outside the layers.
     floats: arrays are given, and made, as float32; else elements are moved as they are stored.
     dtype: what is made is in this, bytes [.., n]; "": in that of the first, or float32.
-    first_layer: it is for this one and those behind it.
+    first_layer, last_layer: it is for these and those between them.
     side: what ``gives`` does to a matrix, it does to an adapter's B (rows), or to its A (columns);
         "": an adapter of the matrix cannot be mapped.
     """
@@ -50,6 +51,7 @@ class Rule:
     floats: bool = False
     dtype: str = ""
     first_layer: int = 0
+    last_layer: int = 1 << 20
     side: Side = ""
 
 
@@ -84,7 +86,7 @@ def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> di
         match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
         if match is None or (rule := by_name_.get(match["rest"])) is None:
             continue
-        if int(match.groupdict().get("i", 0)) < rule.first_layer:
+        if not rule.first_layer <= int(match.groupdict().get("i", 0)) <= rule.last_layer:
             continue
         sources = []
         for rest in rule.of:
@@ -93,7 +95,10 @@ def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> di
             factor = made.pop(at.removesuffix(".weight") + FACTOR, None)
             sources.append(multiplied_out(made.pop(at), factor) if factor else made.pop(at))
         for rest, make in rule.gives.items():
-            made[match["layer"] + rest] = _made(match["layer"] + rest, tuple(sources), make, rule)
+            at = match["layer"] + rest
+            if rest.startswith("/"):
+                at = _ITS_LAYER.sub("", match["layer"]) + rest[1:]
+            made[at] = _made(at, tuple(sources), make, rule)
     return made
 
 
@@ -182,7 +187,7 @@ def _shape_of(make: Make, sources: Sequence[SafeTensor], floats: bool) -> tuple[
     """What ``make`` would give; of many matrices one is tried, for they are alike."""
     kind = np.dtype(np.float32 if floats else np.uint8)
     shapes = [each.shape if floats else elements_of(each) for each in sources]
-    if many := len(shapes[0]) > 2:
+    if many := len(shapes[0]) > 2 and shapes[0][0] > 1:
         shapes = [(1, *shape[1:]) for shape in shapes]
     made = make(*(np.broadcast_to(np.zeros((), kind), shape) for shape in shapes))
     return (sources[0].shape[0], *made.shape[1:]) if many else tuple(made.shape)

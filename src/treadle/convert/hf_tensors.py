@@ -57,6 +57,10 @@ SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
     *(f"ssm_conv1d_{name}.weight" for name in "qkv"),
     *(f"ffn_{one}_exps.bias" for one in ("gate", "up", "down")),
+    *(
+        f"time_mix_{one}.weight"
+        for one in ("lerp_fused", *(f"{x}{i}" for x in "wavg" for i in (1, 2)))
+    ),
     "ssm_a",
     "ssm_d",
 }

@@ -19,6 +19,7 @@ from treadle.convert.hf_chatglm import CHATGLM, read_chatglm
 from treadle.convert.hf_encoder_tokenizer import as_bert, read_unigram, read_wordpiece
 from treadle.convert.hf_kimi_tokenizer import KIMI, RANKS, read_kimi
 from treadle.convert.hf_pretokenizer import find_pre, puts_space
+from treadle.convert.hf_rwkv7 import RWKV, WORLD, read_world
 from treadle.convert.hf_sentences import lower_case, sentences_file
 from treadle.convert.hf_special import Specials, added_tokens, read_optional, read_specials
 from treadle.convert.sentencepiece_model import read_sentencepiece
@@ -57,6 +58,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     """
     spec = read_json(folder / JSON) if os.path.lexists(folder / JSON) else None
     settings = read_optional(folder / CONFIG)
+    if os.path.lexists(folder / WORLD) and config.get("model_type") in RWKV:
+        return {**read_world(folder / WORLD, n_vocab), **read_templates(folder, settings)}
     if spec is not None and _is_byte_level(spec):
         pieces = _byte_level(spec, folder / JSON, n_vocab)
     elif spec is not None and (kind := _ENCODERS.get(_model_type(spec))):

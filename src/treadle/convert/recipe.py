@@ -26,7 +26,7 @@ QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
 # aborts at others of some.
 FLOATS = re.compile(
     r"(position_embd|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d(_[qkv])?|shortconv\.conv"
-    r"|_norm|attn_rel_b|altup_router|altup_predict_coef|altup_correct_coef)"
+    r"|time_mix_(lerp_fused|[wavg][12])|_norm|attn_rel_b|altup_router|altup_predict_coef|altup_correct_coef)"
     r"\.weight"
 )
 OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment")

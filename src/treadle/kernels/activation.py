@@ -75,6 +75,7 @@ _ROWS = {
         math.silu_clamped, _silu_clamped, math.clamped_plus_one, _clamped_plus_one
     ),
     "sigmoid": Activation(math.sigmoid, _sigmoid),
+    "tanh": Activation(math.tanh, lambda y: np.tanh(y)),
     "softplus": Activation(math.softplus, lambda y: np.logaddexp(0, y)),
 }
 

@@ -120,6 +120,7 @@ ELSEWHERE = {
     ),
     "xielu": "treadle.lowering.xielu",
     "clamped": "treadle.lowering.clamp",
+    **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.lowering.wkv"),
 }
 
 

@@ -11,7 +11,7 @@ _REASONS: dict[str, str] = {
         "grok grok-1"
     ),
     "its states follow a recurrence of their own (WKV), in place of attention": (
-        "rwkv rwkv6 rwkv7 rwkv6qwen2 arwkv7"
+        "rwkv rwkv6 rwkv6qwen2"
     ),
     "what its experts give has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
@@ -50,7 +50,7 @@ _REASONS: dict[str, str] = {
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose adapters that stand inside it": "graniteswitch",
     "its model is a program in its folder: transformers has none that treadle can be checked by": (
-        "llama-embed plamo plamo3"
+        "llama-embed plamo plamo3 rwkv_hybrid"
     ),
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (

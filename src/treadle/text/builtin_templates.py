@@ -101,6 +101,17 @@ _PLAIN = """\
 {%- endif %}"""
 
 
+# Two newlines are one token, which ends a turn.
+_RWKV_WORLD = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- message['role'] | capitalize + ': ' + message['content'] | trim + '\\n\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'Assistant:' }}
+{%- endif %}"""
+
+
 def _without_system(source: str, system: str) -> str:
     return _SYSTEM_FIRST.replace("SYSTEM", system) + source
 
@@ -130,5 +141,6 @@ BUILT_INS = (
         named="llama.?v?2.*chat|codellama.*instruct",
         archs=("llama",),
     ),
+    BuiltIn("rwkv-world", (), _RWKV_WORLD, archs=("rwkv7",), stop=("\n\nUser:", "\n\nSystem:")),
     BuiltIn("plain", (), _PLAIN, stop=("\nUser:", "\nSystem:")),
 )

@@ -177,7 +177,8 @@ def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
 
 
 def load_template(gguf: GGUF, arch: str = "") -> ChatTemplate:
-    """The chat template of a model file, or the built-in one that fits its tokens and ``arch``.
+    """The chat template of a model file, or the built-in one that the file names in its place, or
+    that fits its tokens and ``arch``.
 
     ``.builtin`` of the result says which. Files may carry further templates by name; the one
     named ``tool_use`` is taken when tools are given. Raises FileError and UnsupportedError as
@@ -190,10 +191,11 @@ def load_template(gguf: GGUF, arch: str = "") -> ChatTemplate:
     )
     own = gguf.metadata.get("tokenizer.chat_template")
     tool_use = gguf.metadata.get("tokenizer.chat_template.tool_use")
-    if isinstance(own, str) and own.strip():
+    named = next((each for each in BUILT_INS if each.name == own), None)
+    if isinstance(own, str) and own.strip() and named is None:
         tools = tool_use if isinstance(tool_use, str) else None
         return ChatTemplate(own, bos=bos, eos=eos, tool_source=tools)
-    built_in = find_builtin(vocab, arch or vocab.arch, vocab.text("general.name", ""))
+    built_in = named or find_builtin(vocab, arch or vocab.arch, vocab.text("general.name", ""))
     return ChatTemplate(
         built_in.source, bos=bos, eos=eos, builtin=built_in.name, stop=built_in.stop
     )

@@ -27,6 +27,7 @@ MODELS = {
     "t5": ("unigram", "UnigramTokenizer"),
     "gemma4": ("merged", "MergedTokenizer"),
     "whitespace": ("unspaced", "UnspacedTokenizer"),
+    "rwkv": ("longest", "LongestTokenizer"),
 }
 # With this tokenizer.ggml.pre it is another one.
 PRE = "tokenizer.ggml.pre"

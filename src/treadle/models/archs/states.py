@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treadle.models.archs.arch import (
+    EMBD_NORM_BIAS,
     EXPERTS_GATING,
     EXPERTS_NORM,
     EXPERTS_ROUTED,
@@ -11,6 +12,8 @@ from treadle.models.archs.arch import (
     POST_ATTENTION,
     QK_NORM,
     SSM_NORMS,
+    WKV_BIASES,
+    WKV_GATE,
     Arch,
 )
 
@@ -77,6 +80,18 @@ STATES = (
         mixer="latent",
         state="kda",
     ),
+    Arch(
+        "rwkv7",
+        graph="wkv",
+        rope="none",
+        norm="layer",
+        activation="relu2",
+        gated=False,
+        needs=EMBD_NORM_BIAS | WKV_BIASES | WKV_GATE,
+        mixer="wkv",
+        state="wkv",
+    ),
+    Arch("arwkv7", graph="wkv", rope="none", mixer="wkv", state="wkv"),
     Arch(
         "granitehybrid",
         rope="norm",

@@ -26,5 +26,6 @@ FFNS = Late[Sublayer](
         "experts_beside": "beside.EXPERTS_BESIDE",
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
         "gated_sparse": "sparse.GATED_SPARSE",
+        "channel_mix": "channel_mix.CHANNEL_MIX",
     },
 )

@@ -46,7 +46,7 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence | None:
     """The sizes of the layers' states, if they keep any. Raises FileError for sizes that do not
     divide.
     """
-    if arch.state in ("", "linear"):
+    if arch.state in ("", "linear", "wkv"):
         return None
     if arch.state == "shortconv":
         return Recurrence(keys.integer("shortconv.l_cache", lo=2, hi=N_CONV_MAX), n_embd)

@@ -40,5 +40,7 @@ MIXERS = Late[Sublayer](
         "delta": "delta.DELTA",
         "delta_grouped": "delta.DELTA_GROUPED",
         "kda": "kda.KDA",
+        "wkv": "wkv.WKV",
+        "wkv_first": "wkv.WKV_FIRST",
     },
 )

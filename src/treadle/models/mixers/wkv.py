@@ -1,0 +1,93 @@
+"""WKV-7 (Peng and others, 2025): a state from which each token takes away along one direction and
+to which it adds along another. What it reads is mixed with the token before, and its values with
+those of the first layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.mixers.mamba2 import state_of
+from treadle.models.pools import StateSpec
+from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.config import Layer
+    from treadle.models.ops import Ops, Rows
+
+N_MIXED = 5  # of what a token and the one before are mixed to; a gate is one more
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """``output(g (norm(y) + bonus))``, y being what the states answer to ``r``."""
+    at, blk, n = f"L{i}.wkv", f"blk.{i}.time_mix", h.width
+    n_mixed = N_MIXED + g.has(f"{blk}_g1.weight")
+    both = g.call("token_shift", f"{at}.shift", h, layer=i, weight=f"{blk}_lerp_fused", n=n_mixed)
+    xr, xw, xk, xv, xa, *xg = (g.columns(both, n * j, n) for j in range(n_mixed))
+    r, k, v = (
+        g.linear(f"{at}.{name}", x, f"{blk}_{name}")
+        for name, x in (("receptance", xr), ("key", xk), ("value", xv))
+    )
+    first = g.once("first_values", lambda g: v)
+    mixed = () if first is v else (first, _narrow(g, i, "v", xv))
+    w, a = _narrow(g, i, "w", xw, "tanh"), _narrow(g, i, "a", xa)
+    rows = g.call("wkv_keys", f"{at}.keys", w, a, k, v, *mixed, layer=i, stem=blk)
+    y = g.call("wkv", f"{at}.scan", r, rows, layer=i)
+    gate = (_narrow(g, i, "g", x, "sigmoid") for x in xg)
+    y = g.call("wkv_out", f"{at}.gate", y, r, rows, *gate, layer=i, stem=blk)
+    return g.linear(f"{at}.output", y, f"{blk}_output")
+
+
+def _narrow(g: Ops, i: int, name: str, x: Rows, fn: str = "") -> Rows:
+    """A product of two narrow matrices, with ``fn`` between them."""
+    at, blk = f"L{i}.wkv.{name}", f"blk.{i}.time_mix_{name}"
+    x = g.linear(f"{at}1", x, f"{blk}1")
+    x = g.activate(f"{at}.{fn}", x, fn) if fn else x
+    return g.linear(f"{at}2", x, f"{blk}2")
+
+
+def _sizes(layer: Layer) -> Sizes:
+    state = state_of(layer)
+    names = ("n_w_rank", "n_a_rank", "n_v_rank", "n_g_rank")
+    ranks = dict(zip(names, state.ranks, strict=True))
+    return {**ranks, "one": 1, "n_mixed": N_MIXED + (state.ranks[-1] > 0)}
+
+
+def _pair(name: str, *, optional: bool = False) -> tuple[TensorRow, TensorRow]:
+    rank, stem = f"n_{name}_rank", f"time_mix_{name}"
+    return (
+        TensorRow(f"{stem}1.weight", (rank, "n_embd"), optional),
+        TensorRow(f"{stem}2.weight", ("n_embd", rank), optional),
+    )
+
+
+def _vectors(*names: str) -> tuple[TensorRow, ...]:
+    return tuple(TensorRow(f"time_mix_{name}.weight", ("n_embd",)) for name in names)
+
+
+VALUES = (*_vectors("v0"), *_pair("v"))  # how much of the first layer's
+WKV_FIRST = Sublayer(
+    label="wkv",
+    before="attn_norm",
+    after="",
+    behind="",
+    build=build,
+    rows=(
+        *with_bias("attn_norm", "n_embd"),
+        TensorRow("time_mix_lerp_fused.weight", ("n_mixed", "one", "one", "n_embd")),
+        *(
+            TensorRow(f"time_mix_{name}.weight", ("n_embd", "n_embd"))
+            for name in ("receptance", "key", "value", "output")
+        ),
+        *_vectors("w0", "a0", "k_k", "k_a", "r_k"),
+        *_pair("w"),
+        *_pair("a"),
+        *_pair("g", optional=True),
+        *with_bias("time_mix_ln", "n_embd", optional=True),
+    ),
+    sizes=_sizes,
+    memory=lambda layer: (StateSpec("wkv", (), state_of(layer).n_values),),
+    unread=frozenset(row.name for row in VALUES),
+)
+WKV = replace(WKV_FIRST, rows=(*WKV_FIRST.rows, *VALUES), unread=frozenset())
