@@ -29,7 +29,7 @@ Side = Literal["", "A", "B"]  # of an adapter's pair
 
 MXFP4 = "MXFP4"
 FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
-_IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h)\.(?P<i>\d+)\.)(?P<rest>.+)")
+_IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h|blocks)\.(?P<i>\d+)\.)(?P<rest>.+)")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
 EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 

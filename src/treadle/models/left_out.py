@@ -4,9 +4,6 @@ from __future__ import annotations
 
 # A reason, and who has it. Names of both kinds: where they differ both are here.
 _REASONS: dict[str, str] = {
-    "it clamps queries, keys and values, norms with LayerNorm, and has 132 billion parameters": (
-        "dbrx"
-    ),
     "its softcaps and norms around experts are its own, and it has 314 billion parameters": (
         "grok grok-1"
     ),

@@ -149,6 +149,12 @@ MIXTURES = (
         keys=((WINDOW, 0), (PATTERN, 0), (EXPERTS_JITTER, 0.01)),
     ),
     Arch(
+        "dbrx",
+        norm="layer",
+        keys=((EXPERTS_NORM, True),),
+        names=(("attn_output_norm.weight", "ffn_norm.weight"),),
+    ),
+    Arch(
         "smallthinker",
         graph="early",
         activation="relu",
