@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.convert.mlx_files import PARTS, save
 from tests.convert.test_hf import convert, keys_of, prompt, worst
 from tests.convert.test_hf_bailing import names_are_known
 from tests.convert.test_hf_older import fill
+from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_tiny import compute_logits, float64_only, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
@@ -93,26 +95,68 @@ def test_what_is_clipped_and_normed_counts(tmp_path: Path) -> None:
     assert "in dbrx it makes weights of experts add up to 1, whatever" in note
 
 
+def one_by_one(folder: Path) -> dict[str, np.ndarray]:
+    """As mlx-lm lays them: a matrix an expert, the last ones turned."""
+    from safetensors.numpy import load_file
+
+    made = {}
+    for name, rows in load_file(folder / "model.safetensors").items():
+        if ".experts.mlp." not in name:
+            made[name] = rows
+            continue
+        for e, one in enumerate(np.split(rows, N_EXPERT)):
+            one = one.T if name.endswith("w2") else one
+            made[name.replace(".mlp", f".{e}") + ".weight"] = np.ascontiguousarray(one)
+    return made
+
+
 def test_as_mlx_lays_it(tmp_path: Path) -> None:
-    """mlx-lm has a matrix an expert, the last ones turned: the same bits."""
-    from safetensors.numpy import load_file, save_file
+    """The same bits."""
+    from safetensors.numpy import save_file
 
     saved(tmp_path)
     found = []
     for split in (False, True):
         if split:
-            made = {}
-            for name, rows in load_file(tmp_path / "model.safetensors").items():
-                if ".experts.mlp." not in name:
-                    made[name] = rows
-                    continue
-                for e, one in enumerate(np.split(rows, N_EXPERT)):
-                    one = one.T.copy() if name.endswith("w2") else one.copy()
-                    made[name.replace(".mlp", f".{e}") + ".weight"] = one
-            save_file(made, tmp_path / "model.safetensors")
+            save_file(one_by_one(tmp_path), tmp_path / "model.safetensors")
         with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
             found.append(loaded.logits(prompt()))
     assert np.array_equal(found[0], found[1])
+
+
+def test_as_mlx_packs_it(tmp_path: Path) -> None:
+    """Experts become Q4_1, whose scales and minimums are in f16: each loses 2**-11 of itself, of
+    codes up to 15, whose range is about twice the largest weight.
+    """
+    mx, bits, group = import_mlx(), 4, 32
+    saved(tmp_path / "hf")
+    packed, exact = {}, {}
+    for name, rows in one_by_one(tmp_path / "hf").items():
+        packed[name] = mx.array(rows)
+        if rows.ndim == 1:
+            continue
+        parts = mx.quantize(packed[name], group, bits)
+        exact[name] = to_numpy(mx.dequantize(*parts, group, bits))
+        stem = name.removesuffix("weight")
+        packed |= {stem + part: it for part, it in zip(PARTS, parts, strict=True)}
+    save(packed, tmp_path / "mlx", 1 << 30)
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    settings = {"quantization": {"group_size": group, "bits": bits, "mode": "affine"}}
+    (tmp_path / "mlx" / "config.json").write_text(json.dumps(config | settings))
+    made = convert(tmp_path / "mlx", tmp_path / "made.gguf")
+    at = "transformer.blocks.1.ffn"
+    for path in (tmp_path / "mlx", made):
+        with treadle.load(path, threads=1) as model:
+            tensors = model.gguf.tensors
+            for one, stem in (("w1", "gate"), ("v1", "up"), ("w2", "down")):
+                rows = tensors[f"blk.1.ffn_{stem}_exps.weight"].dequantize()
+                for e in range(N_EXPERT):
+                    expected = exact[f"{at}.experts.{e}.{one}.weight"]
+                    error = np.abs(rows[e] - expected).max()
+                    assert error <= 3 * 2.0**-11 * np.abs(expected).max()
+            router = tensors["blk.1.ffn_gate_inp.weight"].dequantize()
+            assert np.array_equal(router, exact[f"{at}.router.layer.weight"])
+            assert np.isfinite(model.logits(prompt())).all()
 
 
 def test_files_without_treadles_keys(tmp_path: Path) -> None:
