@@ -7,6 +7,7 @@ within 2e-5.
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import treadle
 from tests.convert.random_folder import softmax
 from tests.models.hf_tiny import byte_vocabulary
 from tests.models.test_arch_truth import check_truth, ids_of
+from tests.stepwise import walk
+from treadle.batch import Part
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.kernels.kv import PAGE
 from treadle.models.load import load_config
 
 N_EMBD, N_HEAD, N_KV, HEAD_DIM, N_FF, N_EXPERT, N_VOCAB, N_LAYER = 64, 4, 2, 16, 96, 6, 320, 2
@@ -211,6 +215,32 @@ def test_each_number_counts(key: str, value: Any, tmp_path: Path) -> None:
         found = model.logits(ids_of())
     assert np.abs(found - truth).max() <= 1e-5 * np.abs(truth).max()
     assert np.abs(usual - truth).max() > 1e-3 * np.abs(truth).max()
+
+
+def test_every_step_agrees_with_its_twin(tmp_path: Path) -> None:
+    """In batches of several texts, and of one token; a fork and texts found in pages have the bits
+    of one go.
+    """
+    write(tmp_path / "grok.gguf", True)
+    ids = np.random.default_rng(4).integers(3, N_VOCAB, 2 * PAGE + 12).tolist()
+    with treadle.load(tmp_path / "grok.gguf", threads=2, kv="f32", n_sequences=3) as model:
+        engine = model.engine
+        with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
+            engine.run([Part(long, ids[:40], 0)])
+            for batch in ([Part(long, ids[40:60]), Part(one, ids[:3])], [Part(long, [6])]):
+                worst = max(walk(engine, batch), key=lambda compared: compared.error)
+                assert worst.error <= 1, (worst.label, worst.kind, worst.error)
+    with treadle.load(tmp_path / "grok.gguf", deterministic=True, n_sequences=3) as model:
+        truth = model.logits(ids)[-1]
+        engine = model.engine
+        engine.cache.forget()
+        with closing(model.session()) as first, closing(model.session()) as second:
+            assert np.array_equal(first.prefill(ids), truth)
+            assert second.match(ids) == 2 * PAGE
+            assert np.array_equal(second.prefill(ids), truth)
+            with closing(engine.cache.fork(second.seq)) as fork:
+                rows = [engine.run([Part(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
+            assert np.array_equal(rows[0], rows[1])
 
 
 def test_texts_that_are_too_long(tmp_path: Path) -> None:
