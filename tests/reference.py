@@ -349,13 +349,13 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     def answer(x: Array, e: int) -> Array:
         if maps.at.ffn in ("experts_plain", "experts_latent"):
             return product(activate(product(x, "ffn_up_exps", e), fn), "ffn_down_exps", e)
-        if maps.at.ffn in ("experts", "experts_beside", "experts_weighed", "experts_grove"):
+        if not maps.at.ffn.startswith("experts_gate_up"):
             gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
         else:
             gate, up = np.split(product(x, "ffn_gate_up_exps", e), 2)
         return product(gate_of(gate, up, fn), "ffn_down_exps", e)
 
-    scores = maps.linear(h if routed is None else routed, "ffn_gate_inp")
+    scores = softcap(maps.linear(h if routed is None else routed, "ffn_gate_inp"), at.cap)
     p = 1 / (1 + np.exp(-scores)) if at.gating == "sigmoid" else np.exp(log_softmax(scores))
     bias = "exp_probs_b.bias"
     rank = p + maps.tensor(f"blk.{maps.i}.{bias}").ravel() if maps.has(bias) else p
@@ -416,6 +416,9 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
 def gated(maps: Layer, h: Array) -> Array:
     """What the FFN makes of normed states."""
     fn, n_ff = maps.at.activation or maps.config.arch.activation, maps.at.n_ff
+    if maps.at.ffn == "experts_dense":
+        dense = gate_of(maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up"), fn)
+        return (mixture(maps, h) + maps.linear(dense, "ffn_down")) / math.sqrt(2)
     if maps.at.experts is not None:
         return mixture(maps, h)
     if maps.at.ffn == "xielu":

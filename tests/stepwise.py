@@ -16,6 +16,7 @@ from treadle.engine import Engine
 from treadle.kernels import streams
 from treadle.kernels.act import WORD_TOP
 from treadle.kernels.attention import Attention
+from treadle.kernels.clamp import Cap
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.gated import Gated
@@ -26,6 +27,7 @@ from treadle.kernels.matmul import Matmul
 from treadle.kernels.merge import Merge
 from treadle.kernels.rope import RopeStore
 from treadle.kernels.route import Route, Sort
+from treadle.kernels.scaled import Times
 from treadle.kernels.softcap import Softcap
 from treadle.kernels.sparse_gate import SparseGate
 from treadle.kernels.sums import Add
@@ -135,6 +137,8 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return [("whole", np.array(a)) for a in (*sorted_, args.places[: n * spec.n_used])]
     if isinstance(spec, ColumnNorm):
         return [("f32", rows(step.writes[0], slice(args.column, None))[:n, : spec.heads * spec.k])]
+    if isinstance(spec, (Cap, Times)):
+        return [("f32", rows(step.writes[0], slice(args.column, args.column + spec.k))[:n])]
     if isinstance(spec, (Add, Combine)):
         return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
     if isinstance(spec, Gather) or (isinstance(spec, Pack) and spec.counted):

@@ -102,6 +102,7 @@ def default_context(config: Config, gguf: GGUF) -> int:
     it embeds, up to a bound.
     """
     own = max_seq_length(gguf) or config.n_ctx_train
+    own = min(own, config.n_ctx_most or own)
     return min(own, config.n_ctx_train, USUAL_CONTEXT if config.causal else WHOLE_TEXT)
 
 
@@ -110,6 +111,12 @@ def choose_context(asked: int | None, config: Config, gguf: GGUF) -> int:
     right in either, but not the same. TreadleError for a length that the rope does not have.
     """
     n_ctx, name = asked or default_context(config, gguf), gguf.path.name
+    if 0 < config.n_ctx_most < n_ctx:
+        raise TreadleError(
+            f"context={n_ctx}: behind token {config.n_ctx_most} of a text {name} makes scores of "
+            "attention larger (attention.temperature_length), which treadle does not do: "
+            f"expected at most {config.n_ctx_most}"
+        )
     for rope in config.ropes:
         if rope.dynamic and n_ctx > rope.n_ctx_orig:
             raise TreadleError(

@@ -483,11 +483,13 @@ _CLASSES = {
     **MORE_CLASSES,
     "step3p5": "Step3p7Text",
     "mimo_v2_flash": "MiMoV2Flash",
+    "dbrx": "Dbrx",
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
     "gemma3_text": {},
     "gpt2": {},
+    "dbrx": {},
     "gpt_bigcode": {},
     "gptj": {},
     "codegen": {},
@@ -710,7 +712,7 @@ def test_families_that_turn_whole_heads(name: str) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "rwkv"}, "model_type 'rwkv'"),
-    ({"model_type": "dbrx"}, "model_type 'dbrx'"),
+    ({"model_type": "rwkv"}, "model_type 'rwkv'"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"quantization_config": {"quant_method": "hqq", "nbits": 4}}, "hqq"),

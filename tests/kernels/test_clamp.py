@@ -1,4 +1,4 @@
-"""Clamp against its numpy twin: it rounds nothing, and what lies beside the columns stays."""
+"""Clamp and Cap against their numpy twins: what lies beside the columns stays."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from tests.kernels import registry, rows
-from tests.kernels.harness import Memory, Run, call
-from tests.kernels.registry import CLAMPS
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.registry import CAPS, CLAMPS
 from treadle.isa.isa import Isa
-from treadle.kernels.clamp import Clamp
+from treadle.kernels.clamp import Cap, Clamp
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", CLAMPS, ids=registry.name)
 def test_clamp(spec: Clamp, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """It rounds nothing."""
     n, column = 4, 6
     stride = column + spec.k + 3
     x = 2 * spec.limit * rng.standard_normal((n, stride)).astype(np.float32)
@@ -29,3 +30,28 @@ def test_clamp(spec: Clamp, isa: Isa, memory: Memory, rng: np.random.Generator) 
         out = memory.copy(x, name="x", front=front)
         call(spec, isa, memory, {"x": out, **strides}, Run(n), n)
         np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", CAPS, ids=registry.name)
+def test_cap(spec: Cap, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    """In units of 2**-24, on arguments up to 1: tanh 2 (``jit/math.py``), its argument 2, the last
+    product 1. Larger ones give the cap, and NaN stays NaN.
+    """
+    n, column = 4, 6
+    stride = column + spec.k + 3
+    x = rng.uniform(-spec.cap, spec.cap, (n, stride)).astype(np.float32)
+    x[1, column : column + 3] = np.nan, 1e6, -1e6
+    expected, strides = x.astype(np.float64), {"stride": stride, "column": column}
+    spec.run_ref(spec.args(x=expected, **strides), Run(n))
+    inside = slice(column, column + spec.k)
+    assert np.nanmax(np.abs(expected[:, inside])) == spec.cap
+    for front in (False, True):
+        out = memory.copy(x, name="x", front=front)
+        call(spec, isa, memory, {"x": out, **strides}, Run(n), n)
+        assert np.isnan(out[1, column])
+        found = np.where(np.isnan(x), x[0, 0], out)
+        assert_close(found, np.where(np.isnan(x), x[0, 0], expected), spec.cap * 5 * U32, spec.name)
+        outside = np.ones(stride, bool)
+        outside[inside] = False
+        np.testing.assert_array_equal(out[:, outside], x[:, outside])

@@ -67,6 +67,7 @@ NORMED = {
     "olmoe": False,
     "deepseek": False,
     "mimo2": True,
+    "dbrx": True,
 }
 # It wants keys and values of every layer there, also of those that read others' and have none; it
 # takes the first so many layers to have some, and the first so many gates to be sparse.

@@ -12,6 +12,7 @@ from treadle.convert.hf_afmoe import AFMOE
 from treadle.convert.hf_bailing import BAILING_VARIANTS, BAILINGS
 from treadle.convert.hf_bertkin import BERTKIN
 from treadle.convert.hf_classics import CLASSIC_VARIANTS, CLASSICS
+from treadle.convert.hf_dbrx import DBRX
 from treadle.convert.hf_distance import DISTANCE
 from treadle.convert.hf_dots import DOTS
 from treadle.convert.hf_encoders import ENCODERS
@@ -324,7 +325,7 @@ FAMILIES: dict[str, Family] = {
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
 FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS | MORE
-FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH | RWKV7
+FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH | RWKV7 | DBRX
 FAMILIES["granite4_vision_text"] = FAMILIES["granite"]
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -29,8 +29,8 @@ Side = Literal["", "A", "B"]  # of an adapter's pair
 
 MXFP4 = "MXFP4"
 FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
-_IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h)\.(?P<i>\d+)\.)(?P<rest>.+)")
-_ITS_LAYER = re.compile(r"\b(?:layers?|h)\.\d+\.$")
+_IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h|blocks)\.(?P<i>\d+)\.)(?P<rest>.+)")
+_ITS_LAYER = re.compile(r"\b(?:layers?|h|blocks)\.\d+\.$")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
 EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 

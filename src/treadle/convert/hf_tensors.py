@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from treadle.convert.hf_layout import Layout, layout_of
 from treadle.convert.hf_made import (
+    EXPERT,
     FACTOR,
     elements,
     make_tensors,
@@ -300,9 +301,11 @@ def _names(hyper: Hyper) -> Names:
 
 
 def _wanted(name: str, hyper: Hyper) -> str:
-    """What becomes of one of MLX's packed modules: GGUF has some in F32, and rules move others."""
+    """What becomes of one of MLX's packed modules: GGUF has some in F32, rules move others, and
+    experts that lie one by one become one matrix.
+    """
     rest = name_in_layer(name)
-    if any(rest in rule.of for rule in hyper.rules):
+    if EXPERT.fullmatch(name) or any(rest in rule.of for rule in hyper.rules):
         return BLOCKS
     match = NAME.fullmatch(name)
     stem = match and _names(hyper).get(match["stem"])

@@ -1,10 +1,10 @@
-"""The word of attention that clamps its queries, keys and values."""
+"""The words that clamp queries, keys and values, and cap scores of experts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.clamp import Clamp
+from treadle.kernels.clamp import Cap, Clamp
 from treadle.kernels.spec import Grid
 from treadle.lowering.values import Floats
 
@@ -18,5 +18,14 @@ def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
     rows, column = ops.place(x)
     stride = rows.row_bytes // 4
     spec = Clamp(x.width, limit)
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return Floats(label, x.width, rows, column)
+
+
+def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
+    """``cap * tanh(x / cap)``, in place: what it is given is used up."""
+    rows, column = ops.place(x)
+    stride = rows.row_bytes // 4
+    spec = Cap(x.width, cap)
     ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
     return Floats(label, x.width, rows, column)

@@ -119,7 +119,7 @@ ELSEWHERE = {
         ("tempered", "multiplied", "normed_heads", "weighed"), "treadle.lowering.scaled"
     ),
     "xielu": "treadle.lowering.xielu",
-    "clamped": "treadle.lowering.clamp",
+    **dict.fromkeys(("clamped", "capped"), "treadle.lowering.clamp"),
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.lowering.wkv"),
 }
 

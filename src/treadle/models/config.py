@@ -32,6 +32,7 @@ class Experts:
     n_ff_chunk: int = 0  # of those; 0: there are none
     chunk_scale: float = 1.0  # by which its weights are less
     jitter: float = 0.0  # of SparseMixer's choices, see kernels.route; 0: they are others
+    cap: float = 0.0  # of scores: they become cap * tanh(score / cap); 0.0: off
     n_groups: int = 1  # of neighbours: a token's experts are in few of them
     n_groups_used: int = 1
     n_latent: int = 0  # width of the space that they work in; 0: that of the states
@@ -143,6 +144,7 @@ class Config:
     attn_norm: str = "attn_norm"  # what the norm before the mixer is called
     ffn_norm: str = "ffn_norm"  # what the norm before the FFN is called; "": it has the mixer's
     n_positions: int = 0  # rows of learned positions, and so the longest context; 0: there are none
+    n_ctx_most: int = 0  # tokens behind which attention is another, which treadle lacks; 0: any
     n_types: int = 0  # of tokens: the second is that of a pair's second text; 0: there are none
     alibi: float = 0.0  # scores fall with distance: see kernels.attention_item; 0.0: off
     n_buckets: int = 0  # of distances, with numbers to add to scores (T5); 0: there are none

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 # A reason, and who has it. Names of both kinds: where they differ both are here.
 _REASONS: dict[str, str] = {
-    "it clamps queries, keys and values, norms with LayerNorm, and has 132 billion parameters": (
-        "dbrx"
-    ),
-    "its softcaps and norms around experts are its own, and it has 314 billion parameters": (
-        "grok grok-1"
-    ),
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv6qwen2"
     ),
@@ -50,7 +44,7 @@ _REASONS: dict[str, str] = {
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose adapters that stand inside it": "graniteswitch",
     "its model is a program in its folder: transformers has none that treadle can be checked by": (
-        "llama-embed plamo plamo3 rwkv_hybrid"
+        "llama-embed plamo plamo3 grok-1 rwkv_hybrid"
     ),
     "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
     "it drafts from the states and keys of a Gemma 4, and is no model alone": (

@@ -149,6 +149,29 @@ MIXTURES = (
         keys=((WINDOW, 0), (PATTERN, 0), (EXPERTS_JITTER, 0.01)),
     ),
     Arch(
+        "dbrx",
+        norm="layer",
+        keys=((EXPERTS_NORM, True),),
+        names=(("attn_output_norm.weight", "ffn_norm.weight"),),
+    ),
+    Arch(  # Grok-1, whose numbers files may leave out, and Grok-2
+        "grok",
+        graph="grok",
+        activation="gelu",
+        needs=POST_NORM,
+        keys=(
+            ("embedding_scale", 78.38367176906169),
+            ("attention.output_scale", 0.08838834764831845),
+            ("attn_logit_softcapping", 30.0),
+            ("logit_scale", 0.5773502691896257),
+            ("rope.scaling.yarn_beta_fast", 8.0),
+        ),
+        names=(
+            ("attn_output_norm.weight", "post_attention_norm.weight"),
+            ("layer_output_norm.weight", "post_ffw_norm.weight"),
+        ),
+    ),
+    Arch(
         "smallthinker",
         graph="early",
         activation="relu",

@@ -10,6 +10,8 @@ FUSED_EXPERTS = "experts_gate_up"  # of each, the rows of its gate and those of 
 PLAIN_EXPERTS = "experts_plain"  # without gates
 LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
 WEIGHED_EXPERTS = "experts_weighed"  # one for each token, which reads states that are weighed
+CAPPED_EXPERTS = "experts_capped"  # their scores may have a softcap
+DENSE_EXPERTS = "experts_dense"  # beside an FFN that every token has; the same of their scores
 GROVE_EXPERTS = "experts_grove"  # neighbours share one more, small one
 
 FFNS = Late[Sublayer](
@@ -21,6 +23,8 @@ FFNS = Late[Sublayer](
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
         GROVE_EXPERTS: "grove.EXPERTS_GROVE",
+        CAPPED_EXPERTS: "capped.EXPERTS_CAPPED",
+        DENSE_EXPERTS: "capped.EXPERTS_DENSE",
         WEIGHED_EXPERTS: "weighed.EXPERTS_WEIGHED",
         "xielu": "xielu.XIELU",
         "experts_beside": "beside.EXPERTS_BESIDE",

@@ -28,6 +28,7 @@ GRAPHS = Late[Graph](
         "phimoe": "unsaid.PHIMOE",
         "early": "early.EARLY",
         "grove": "grove.GROVE",
+        "grok": "grok.GROK",
         "apertus": "apertus.APERTUS",
         "kimi": "kimi.KIMI",
         "wkv": "wkv.WKV",
