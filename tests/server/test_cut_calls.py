@@ -15,21 +15,15 @@ from tests.server.conftest import running
 from tests.server.direct import DirectClient
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.families import ARGUMENTS, FAMILIES, TOOLS, row
+from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, TOOLS, row
 from treadle.server.app import build_app
 from treadle.server.call import Text
 from treadle.server.service import Service
 from treadle.speech import Manner
-from treadle.speech.rows import Channels
 from treadle.text.template import ChatTemplate
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
-# Words before a call, for rows that have them in a manner of their own; "json" has none.
-BEFORE = {
-    "recipient": "all\nso ", "json": "",
-    "harmony": f"{Channels.final}so {Channels.end}{Channels.start}",
-}  # fmt: skip
 Said = tuple[str, Any]  # "text" or a tool's name; the text, or arguments
 Found = tuple[list[Said], list[Said], str]  # whole; streamed; why it ends
 
@@ -162,7 +156,7 @@ def test_at_every_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (service, client), own, scribe = served, row(name), Scribe()
-    before = "" if forced else BEFORE.get(name, "so ")
+    before = "" if forced else BEFORE.get(name, "so " if own.trigger else "")
     several = ask is chat and bool(FAMILIES[name].several)  # how calls follow is not a protocol's
     text = before + (FAMILIES[name].several if several else FAMILIES[name].f)
     begun = own.open if own.content else ""  # the prompt begins a call
@@ -174,7 +168,7 @@ def test_at_every_limit(
     monkeypatch.setattr(service.engine, "wake", lambda: None)  # it has nothing to do
     # <|end|> ends the packaged vocabulary's texts. Here it is a mark, so it must be spelt.
     scribe.ids = service.model.tokenizer.encode_plain(text.removeprefix(begun), start=False)
-    marks, seen = (own.sign, Channels.end), list[Said]()
+    marks, seen = (own.sign, own.channels.end if own.channels else ""), list[Said]()
     for n in range(1, len(scribe.ids) + 2):
         if service.model.tokenizer.decode(scribe.ids[:n], start=False).endswith("\ufffd"):
             continue  # within a character of a mark, which is one token where it is used
