@@ -171,6 +171,26 @@ def test_every_token_is_run_once_in_order(
     assert at == [n_ctx - 1] * n_windows
 
 
+def test_a_stride_changes_windows_alone(data: Path, pool: ThreadPoolExecutor) -> None:
+    """What is scored is the same one by one. A window that is the same has the same bits, also
+    where activations are rounded to eight bits; of others sums in another order may differ.
+    """
+    for fmt in ("Q4_0", "F32"):
+        with load(data / f"models/babyllama105/babyllama105-{fmt}.gguf", 128) as model:
+            ids, bos = model.tokenize(GOLDEN["text"], special=False), model.tokenizer.bos
+            same = [cut(ids, 128, bos=bos, stride=stride, n_windows=1) for stride in (0, 63)]
+            (halves,), (strided,) = (measure(model.engine, each).nll for each in same)
+            assert np.array_equal(halves, strided)
+            windows = cut(ids, 128, bos=bos, stride=20, n_windows=3)
+            found = np.concatenate(measure(model.engine, windows).nll)
+            if fmt == "F32":
+                for i in range(3):
+                    own = model.logits(windows.run_ids(i))[windows.first :]
+                    alone = score.surprise(own, windows.targets(i), pool)
+                    # 1.6e-5 is the most that a logit of it has differed by.
+                    np.testing.assert_allclose(found[20 * i : 20 * i + 20], alone, atol=1e-4)
+
+
 def test_windows() -> None:
     plain = cut(range(35), 10, bos=99)
     assert plain.tokens[:, 0].tolist() == [0, 10, 20]

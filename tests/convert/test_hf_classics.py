@@ -295,7 +295,7 @@ _FALCON_CUTS: list[dict[str, Any]] = [
 
 
 def test_cuts_of_published_tokenizers() -> None:
-    """As BLOOM's and Falcon's tokenizer.json spell them."""
+    """As BLOOM's, Falcon's and Tiny Aya's tokenizer.json spell them."""
     path, model = Path("tokenizer.json"), {"vocab": {"12": 0, "\u0120a": 1}, "merges": []}
 
     def found(cuts: Any, model: Any = model) -> str:
@@ -305,6 +305,12 @@ def test_cuts_of_published_tokenizers() -> None:
     assert found(_BLOOM_CUTS) == "bloom"
     assert found(_FALCON_CUTS) == "falcon"
     assert found([_FALCON_CUTS[i] for i in (0, 1, 3)]) == "falcon"
+    expressions = r"\d{1,3}(?=(?:\d{3})*\b)", PRE_TOKENIZERS["gpt-4o"].patterns[0]
+    aya = [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+        for each in expressions
+    ]
+    assert found(aya) in ("tiny_aya", "cohere2moe")  # which are one
     with pytest.raises(UnsupportedError, match="for which treadle has no name"):
         found(_FALCON_CUTS, {**model, "merges": [["\u0120", "1"]]})
 

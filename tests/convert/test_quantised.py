@@ -457,6 +457,37 @@ def test_codes_of_no_number(
     with pytest.raises(FileError, match=said) as caught:
         write_checked(open_hf_source(tmp_path / "q"), tmp_path / "q.gguf", Options())
     assert "q_proj" in str(caught.value) or "attn_q" in str(caught.value)
+    with pytest.raises(FileError, match=said) as caught:
+        open_model(tmp_path / "q", lambda *_: None)
+    assert "q_proj" in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["fp8-number", "ct-fp8-rows", "fp8-blocks"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scales_of_no_number(method: str, value: float, plain: Plain, tmp_path: Path) -> None:
+    """Refused where the folder runs in place, too: by ``load``, before a token is read."""
+    quantise(plain("llama"), tmp_path / "q", WRITTEN[method], tmp_path / "f32")
+
+    def change(tensors: dict[str, Any]) -> None:
+        (name,) = (n for n in tensors if n.startswith(f"{Q}weight_scale"))
+        tensors[name].view(-1)[0] = value
+
+    spoil(tmp_path / "q", change)
+    with pytest.raises(FileError, match=r"q_proj.*no finite number, in row 0, column 0"):
+        open_model(tmp_path / "q", lambda *_: None)
+
+
+def test_experts_of_no_number(plain: Plain, tmp_path: Path) -> None:
+    """Which are put together of several matrices."""
+    quantise(plain("qwen3moe"), tmp_path / "q", WRITTEN["fp8-blocks"], tmp_path / "f32")
+
+    def change(tensors: dict[str, Any]) -> None:
+        name = next(n for n in tensors if "experts.2.up_proj.weight_scale" in n)
+        tensors[name].view(-1)[0] = np.nan
+
+    spoil(tmp_path / "q", change)
+    with pytest.raises(FileError, match=r"no finite number, in row \d+, column 0"):
+        open_model(tmp_path / "q", lambda *_: None)
 
 
 def test_mxfp4s_scale_of_no_number() -> None:

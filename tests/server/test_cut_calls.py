@@ -15,21 +15,15 @@ from tests.server.conftest import running
 from tests.server.direct import DirectClient
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.families import ARGUMENTS, FAMILIES, TOOLS, row
+from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, TOOLS, row
 from treadle.server.app import build_app
 from treadle.server.call import Text
 from treadle.server.service import Service
-from treadle.speech import Manner
-from treadle.speech.rows import Channels
+from treadle.speech import Manner, Row
 from treadle.text.template import ChatTemplate
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
-# Words before a call, for rows that have them in a manner of their own; "json" has none.
-BEFORE = {
-    "recipient": "all\nso ", "json": "",
-    "harmony": f"{Channels.final}so {Channels.end}{Channels.start}",
-}  # fmt: skip
 Said = tuple[str, Any]  # "text" or a tool's name; the text, or arguments
 Found = tuple[list[Said], list[Said], str]  # whole; streamed; why it ends
 
@@ -150,6 +144,18 @@ ENDS = {
 }
 
 
+def stand_for(
+    scribe: Scribe, service: Service, own: Row, begun: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scribe writes the answers of a model that speaks as a row has it."""
+    template = ChatTemplate(f"{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{begun}")
+    manner = Manner(row=own, channels=own.channels, writes_calls=True, shows_tools=True)
+    monkeypatch.setitem(service.model.__dict__, "template", template)
+    monkeypatch.setitem(service.__dict__, "manner", manner)
+    monkeypatch.setattr(service.engine, "add", scribe.add)
+    monkeypatch.setattr(service.engine, "wake", lambda: None)  # it has nothing to do
+
+
 @pytest.mark.parametrize(
     ("ask", "forced"), [(chat, True), (chat, False), (responses, False), (messages, True)]
 )
@@ -162,19 +168,14 @@ def test_at_every_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (service, client), own, scribe = served, row(name), Scribe()
-    before = "" if forced else BEFORE.get(name, "so ")
+    before = "" if forced else BEFORE.get(name, "so " if own.trigger else "")
     several = ask is chat and bool(FAMILIES[name].several)  # how calls follow is not a protocol's
     text = before + (FAMILIES[name].several if several else FAMILIES[name].f)
     begun = own.open if own.content else ""  # the prompt begins a call
-    template = ChatTemplate(f"{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{begun}")
-    manner = Manner(row=own, channels=own.channels, writes_calls=True, shows_tools=True)
-    monkeypatch.setitem(service.model.__dict__, "template", template)
-    monkeypatch.setitem(service.__dict__, "manner", manner)
-    monkeypatch.setattr(service.engine, "add", scribe.add)
-    monkeypatch.setattr(service.engine, "wake", lambda: None)  # it has nothing to do
+    stand_for(scribe, service, own, begun, monkeypatch)
     # <|end|> ends the packaged vocabulary's texts. Here it is a mark, so it must be spelt.
     scribe.ids = service.model.tokenizer.encode_plain(text.removeprefix(begun), start=False)
-    marks, seen = (own.sign, Channels.end), list[Said]()
+    marks, seen = (own.sign, own.channels.end if own.channels else ""), list[Said]()
     for n in range(1, len(scribe.ids) + 2):
         if service.model.tokenizer.decode(scribe.ids[:n], start=False).endswith("\ufffd"):
             continue  # within a character of a mark, which is one token where it is used
@@ -191,3 +192,33 @@ def test_at_every_limit(
         seen = [part for part in whole if part[0] != "text"]
     assert [kind for kind, _ in seen] == ["f", "g"][: 1 + several]
     assert (seen[0][1] if ask is messages else from_json(seen[0][1].encode())) == ARGUMENTS
+
+
+@pytest.mark.parametrize("ask", [chat, responses, messages])
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("hermes", "so <tool", [("text", "so <tool")]),
+        ("hermes", 'so <tool_call>\n{"name": "f"', [("text", "so "), ("f", "")]),
+        ("json", '{"name": "f", "para', [("f", "")]),
+        ("json", '{"name": "nob', [("text", '{"name": "nob')]),
+        ("tags", "<tool_call>\n<function=f>", [("f", "")]),
+        ("python", "so <|tool_call", [("text", "so <|tool_call")]),
+        ("kimi", "so <|tool_calls_sect", [("text", "so <|tool_calls_sect")]),
+        ("solar", "<", []),
+    ],
+)
+def test_what_is_held_back_is_told_at_the_end(
+    name: str,
+    text: str,
+    told: list[Said],
+    ask: Callable[..., Found],
+    served: tuple[Service, DirectClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What may have been the beginning of a mark or of a call, which nothing follows."""
+    (service, client), scribe = served, Scribe()
+    stand_for(scribe, service, row(name), "", monkeypatch)
+    scribe.ids = service.model.tokenizer.encode_plain(text, start=False)
+    inputs = [(kind, {} if ask is messages and kind == "f" else said) for kind, said in told]
+    assert ask(client, len(scribe.ids), forced=False) == (inputs, inputs, ENDS[ask][0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from treadle.speech.rows import ROWS, Row
+from treadle.speech.rows import HARMONY, ROWS, SOLAR, Channels, Row
 
 TOOLS: dict[str, dict[str, Any]] = {
     "f": {
@@ -39,6 +39,20 @@ def row(name: str) -> Row:
     return next(row for row in ROWS if row.name == name)
 
 
+def channels_of(own: Row) -> Channels:
+    assert own.channels is not None
+    return own.channels
+
+
+GPT_OSS, OPEN = channels_of(HARMONY), channels_of(SOLAR)
+# Words before a call, for rows that have them in a manner of their own.
+BEFORE = {
+    "recipient": "all\nso ",
+    "harmony": f"{GPT_OSS.final}so {GPT_OSS.end}{GPT_OSS.start}",
+    "solar": f"{OPEN.final}so {OPEN.end}{OPEN.start}",
+}
+
+
 class Family(NamedTuple):
     """A call of f with ARGUMENTS; one of g without any; ``several``: both in one answer."""
 
@@ -65,6 +79,7 @@ def wrapped(begin: str, call: str, between: str, end: str) -> Family:
     return Family(f"{begin}{f}{end}", f"{begin}{g}{end}", f"{begin}{f}{between}{g}{end}")
 
 
+_SOLAR = "<|tool_call:begin|>{}<|tool_call:name|>{}<|tool_call:args|>{}<|tool_call:end|>"
 _KIMI = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
 _KIMI_F, _KIMI_G = _KIMI.format("f", 0, JSON), _KIMI.format("g", 1, "{}")
 _SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -157,6 +172,10 @@ FAMILIES = {
     "deepseek-r1": wrapped(_BEGIN, _R1, "\n", _END),
     "deepseek": wrapped(_BEGIN, _V3, "", _END),
     "harmony": Family(_HARMONY.format("f", JSON), _HARMONY.format("g", "{}")),
+    "solar": enclosed(
+        "<|tool_calls|>", _SOLAR.format("a1b2c3d4e5", "f", JSON), "",
+        _SOLAR.format("a1b2c3d4e6", "g", "{}"), "<|calls|>",
+    ),
     "gemma": twice(
         '<|tool_call>call:f{list:[<|"|>a<|"|>,<|"|>b<|"|>],n:-3,text:<|"|>é}\n"<<|"|>}<tool_call|>',
         "<|tool_call>call:g{}<tool_call|>",
@@ -307,6 +326,17 @@ TEMPLATES = {
         "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% else %}"
         "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+    "solar": (  # no text is written of a message that calls
+        "{% if tools %}<|begin|>system<|content|>" + _TOOLS + "<|end|>{% endif %}"
+        "{% for m in messages %}<|begin|>{{ m.role }}{% if m.tool_calls %}"
+        "{% if m.reasoning %}<|think|>{{ m.reasoning }}<|end|><|begin|>assistant{% endif %}"
+        "<|tool_calls|>" + _CALLS + "<|tool_call:begin|>{{ c.id + '' }}<|tool_call:name|>"
+        "{{ f.name }}<|tool_call:args|>{{ f.arguments | tojson }}<|tool_call:end|>{% endfor %}"
+        "<|calls|>{% elif m.role == 'tool' %}<|tool_response:begin|>{{ m.tool_call_id + '' }}"
+        "<|tool_response:result|>{{ m.content + '' }}<|end|>"
+        "{% else %}<|content|>{{ m.content + '' }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
     ),
     "gemma": _OWN + template("<|tool_call>call:{{ f.name }}{{ own(f.arguments) }}<tool_call|>"),
 }  # fmt: skip

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.speech.families import ARGUMENTS, FAMILIES, JSON, TOOLS, row
+from tests.speech.families import ARGUMENTS, FAMILIES, GPT_OSS, JSON, TOOLS, row
 from treadle.answer import Answer
 from treadle.errors import GrammarError
 from treadle.speech import Manner, Said, Speech, Thought, Told
 from treadle.speech.guide import Guide
 from treadle.speech.planned import Planned, Wanted, plan_answer
-from treadle.speech.rows import HERMES, ROWS, THOUGHTS, Channels
+from treadle.speech.rows import HERMES, ROWS, THOUGHTS
 from treadle.text.grammar import LEXER_BYTES
 from treadle.text.grammars import Grammars
 from treadle.text.tokenizer import Tokenizer
@@ -104,8 +104,8 @@ def check(calls: list[Any]) -> None:
             assert arguments["n"] in (1, -3)
 
 
-# The packaged vocabulary's texts end with <|end|>, which is a mark within gpt-oss's.
-ENDING = [name for name in FAMILIES if name != "harmony"]
+# The packaged vocabulary's texts end with <|end|>, which is a mark within gpt-oss's and Solar's.
+ENDING = [name for name in FAMILIES if row(name).channels is None]
 
 
 @pytest.mark.parametrize("name", ENDING)
@@ -309,7 +309,7 @@ def test_reasoning_that_the_text_opens_counts_too(tokenizer: Tokenizer, grammars
 
 
 # The packaged vocabulary's texts end with <|end|>: another mark stands for it.
-OF_CHANNELS = replace(Channels.thought, close="<|over|>")
+OF_CHANNELS = replace(GPT_OSS.thought, close="<|over|>")
 
 
 def stubborn(guide: Guide, tokenizer: Tokenizer, text: str, n: int) -> list[int]:
@@ -334,13 +334,13 @@ def test_the_budget_is_of_all_reasoning(
     tools: Any, thought: Thought, opened: bool, tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     """A model that opens it again and again, at once or behind some words."""
-    channels = thought is OF_CHANNELS
+    channels = GPT_OSS if thought is OF_CHANNELS else None
     if channels and opened:
         pytest.skip("no prompt of its templates opens it")
     manner = Manner(thought=thought, channels=channels, row=row("harmony") if channels else HERMES)
     plan = planned(manner, grammars, thought.open if opened else "", tools=tools, budget=4)
     n_close = len(tokenizer.encode(thought.close, bos=False))
-    message = f"{thought.between}{Channels.final}so" if channels else "so\n"
+    message = f"{thought.between}{GPT_OSS.final}so" if channels else "so\n"
     for before in ("", "\n" if not channels else thought.between, message):
         ids = stubborn(guide_of(plan), tokenizer, f"{before}{thought.open}and so on", 120)
         scanner, n_thought, parts = plan.speech.scanner(), 0, list[Said]()
@@ -359,8 +359,8 @@ def test_without_a_budget_reasoning_may_be_opened_again(
 ) -> None:
     """The mark of a call within it is none, for the guide as for the scanner."""
     begun = "<tool_call>\nx"
-    for thought, between in ((THINK, "\n"), (Channels.thought, Channels.start)):
-        channels = thought is Channels.thought
+    for thought, between in ((THINK, "\n"), (GPT_OSS.thought, GPT_OSS.start)):
+        channels = GPT_OSS if thought is GPT_OSS.thought else None
         manner = Manner(thought=thought, channels=channels, row=HERMES)
         plan = planned(manner, grammars)
         guide, one = guide_of(plan), f"{thought.open}{begun}{thought.close}"
@@ -410,11 +410,12 @@ def test_stop_strings_do_not_count_within_calls(
     own = row(name)
     speech = Speech(row=own, channels=own.channels, tools=TOOLS, sure=sure, streams=sure)
     said = FAMILIES[name].several or FAMILIES[name].f
-    head = Channels.final if own.channels else ""
+    head = own.channels.final if own.channels else ""
     if name in ("recipient", "json"):
         before = behind = ""
     elif own.channels:
-        before, behind = f"{head}Look:{Channels.end}{Channels.start}", f"{Channels.start}{head}"
+        start = own.channels.start
+        before, behind = f"{head}Look:{own.channels.end}{start}", f"{start}{head}"
     else:
         before, behind = "Look:\n", "\nso"
     for stop in ('"', "}", "text", "<", "[", "f", "\n", "a", own.trigger or "{", own.close or "}"):
@@ -436,7 +437,8 @@ def test_calls_or_json(tokenizer: Tokenizer, grammars: Grammars) -> None:
     schema = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
     for name in FAMILIES:
         plan = planned(own_manner(name), grammars, schema=schema)
-        final = Channels.final if name == "harmony" else ""
+        own = row(name).channels
+        final = own.final if own else ""
         put(guide_of(plan), tokenizer, f"{final}[1, 1]")
         put(guide_of(plan), tokenizer, FAMILIES[name].g)
         for seed in range(5 * (name in ENDING)):

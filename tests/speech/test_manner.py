@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from treadle.errors import TemplateError
 from treadle.speech import Speech, Told, find_manner
 from treadle.speech.manner import Manner
 from treadle.speech.messages import in_another_form, shaped, short_id
-from treadle.speech.rows import BARE, GENERIC, HERMES, Channels
+from treadle.speech.rows import BARE, GENERIC, HERMES
 from treadle.speech.schemas import plainly
 from treadle.text.template import ChatTemplate
 
@@ -68,7 +69,7 @@ def check_found_again(template: ChatTemplate, manner: Manner) -> None:
     messages, tools = shaped(calling()[:2], [F], manner)
     rendered = template.render(messages, tools=tools, add_generation_prompt=False)
     own = manner.row
-    mark = Channels.start if own.channels else own.trigger or '{"name": "f"'
+    mark = own.channels.start if own.channels else own.trigger or '{"name": "f"'
     speech = Speech(row=own, channels=manner.channels, tools=TOOLS)
     told = Told.of(speech.scanner().feed(rendered[rendered.rindex(mark) :], last=True))
     assert [(c.name, json.loads(c.arguments)) for c in told.calls] == [("f", ARGUMENTS)]
@@ -97,7 +98,7 @@ def test_the_families_that_have_no_template_there(name: str) -> None:
     manner = find_manner(template)
     assert manner.row.name == name
     assert manner.shows_tools
-    assert manner.channels == (name == "harmony")
+    assert manner.channels == row(name).channels
     check_found_again(template, manner)
 
 
@@ -122,6 +123,37 @@ def test_such_templates_without_a_place_for_results() -> None:
     assert (manner.shows_tools, manner.has_results) == (True, False)
     messages, _ = shaped(calling(), [F], manner)
     assert "<|turn|>user\n<tool_response>\n[2]\n</tool_response>" in template.render(messages)
+
+
+def test_ids_that_come_first() -> None:
+    """Solar Open's template raises without one, and tells its model of ten letters and digits."""
+    template = ChatTemplate(TEMPLATES["solar"])
+    manner = find_manner(template)
+    for own in ("call_0123456789", None):
+        talk = calling()
+        talk[1]["tool_calls"][0]["id"] = talk[2]["tool_call_id"] = own
+        made, shown = shaped(talk, [F], manner)
+        text = template.render(made, tools=shown)
+        ids = re.findall(r"<.tool_(?:call|response):begin.>([a-z0-9]{10})<", text)
+        assert len(ids) == 2
+        assert ids[0] == ids[1]
+
+
+def test_text_before_calls_that_a_template_leaves_out() -> None:
+    """Solar Open's writes a message's text or its calls. The text is a message before them."""
+    template = ChatTemplate(TEMPLATES["solar"])
+    manner = find_manner(template)
+    assert manner.text_apart
+    talk = calling()
+    talk[1] |= {"content": "let me look", "reasoning_content": "hm"}
+    made, shown = shaped(talk, [], manner)
+    text = template.render(made, tools=shown)
+    order = ("<|content|>let me look<|end|>", "<|tool_calls|>", '"n": -3', "[2]")
+    assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
+    assert text.count("let me look") == 1
+    begun = "<|tool_calls|>"
+    both = TEMPLATES["solar"].replace(begun, f"<|content|>{{{{ m.content }}}}{begun}")
+    assert not find_manner(ChatTemplate(both)).text_apart
 
 
 def test_ids_that_name_the_tool() -> None:
@@ -446,9 +478,12 @@ def test_a_conversation_without_tools_is_left_alone() -> None:
 
 
 def test_ids() -> None:
-    assert short_id("abcdefgh1") == "abcdefgh1"
-    assert short_id("call_1") == short_id("call_1") != short_id("call_2")
-    assert len(short_id("call_1")) == 9
+    for name, id in (("mistral-id", "Abcdefgh1"), ("solar", "abcdefghi1")):
+        own = row(name)
+        assert short_id(id, own) == id
+        assert short_id("call_1", own) == short_id("call_1", own) != short_id("call_2", own)
+        assert len(short_id("call_1", own)) == own.id_size == len(own.new_id())
+    assert short_id("ABCDEFGHI1", row("solar")) != "ABCDEFGHI1"
 
 
 def test_small_templates() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.speech.families import ARGUMENTS, FAMILIES, TOOLS, row
+from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, GPT_OSS, OPEN, TOOLS, row
 from treadle.speech import Said, Speech, Thought, Told
-from treadle.speech.rows import BARE, HERMES, ROWS, THOUGHTS, Channels
+from treadle.speech.rows import BARE, HERMES, ROWS, THOUGHTS
 
 THINK = THOUGHTS[0]
 
@@ -38,6 +39,7 @@ def tell(text: str, sizes: list[int] | None = None, **speech: Any) -> tuple[str,
 
 R: dict[str, Any] = {"thought": THINK}
 H: dict[str, Any] = {"row": HERMES}
+S: dict[str, Any] = {"channels": OPEN, "thought": OPEN.thought, "row": row("solar")}
 ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("plain", {}, ("", "plain", [])),
     ("<think>\na < b\n</think>\n\nyes", R, ("a < b", "yes", [])),
@@ -81,12 +83,27 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
      ("", "hello", [("f", {})])),
     ("f\n{}", {"row": row("recipient"), "begun": True}, ("", "", [("f", {})])),
     ("f", {"row": row("recipient"), "begun": True}, ("", "f", [])),
-    (f"{Channels.thought.open}why{Channels.end}{Channels.start}{Channels.final}yes",
-     {"channels": True, "thought": Channels.thought}, ("why", "yes", [])),
-    (f"{Channels.thought.open}why{Channels.end}{Channels.start} to=functions.f<|channel|>commentary"
-     " json<|message|>{}", {"channels": True, "row": row("harmony")}, ("why", "", [("f", {})])),
+    (f"{GPT_OSS.thought.open}why{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}yes",
+     {"channels": GPT_OSS, "thought": GPT_OSS.thought}, ("why", "yes", [])),
+    (f"{GPT_OSS.thought.open}why{GPT_OSS.end}{GPT_OSS.start} to=functions.f<|channel|>commentary"
+     " json<|message|>{}", {"channels": GPT_OSS, "row": row("harmony")}, ("why", "", [("f", {})])),
     ("<|channel|>commentary to=functions.h<|message|>{}",
-     {"channels": True, "row": row("harmony")}, ("", "{}", [])),
+     {"channels": GPT_OSS, "row": row("harmony")}, ("", "{}", [])),
+    (f"<|think|>why{OPEN.end}{OPEN.start}<|content|>yes\n", S, ("why", "yes\n", [])),
+    (f"<|think|>{OPEN.end}{OPEN.start}{FAMILIES['solar'].g}", S, ("", "", [("g", {})])),
+    (f"<|think|>a <|content|> b{OPEN.end}\n{OPEN.start}<|think|>c{OPEN.end}yes", S,
+     ("a <|content|> bc", "yes", [])),
+    (f"<|content|>so{OPEN.end}{OPEN.start}{FAMILIES['solar'].f}", S,
+     ("", "so", [("f", ARGUMENTS)])),
+    (f"<|content|>so{FAMILIES['solar'].f}{OPEN.start}<|content|> yes", S,
+     ("", "so yes", [("f", ARGUMENTS)])),
+    (FAMILIES["solar"].g.removeprefix("<|tool_calls|>"), S, ("", "", [("g", {})])),
+    (FAMILIES["solar"].g, {**S, "row": None}, ("", FAMILIES["solar"].g, [])),
+    ("<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>h<|tool_call:args|>{}", S,
+     ("", "<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>h<|tool_call:args|>{}", [])),
+    ("no mark at all", S, ("", "no mark at all", [])),
+    ("< 3", S, ("", "< 3", [])),
+    (f"{OPEN.start}<|content|>yes", S, ("", "yes", [])),
 ]  # fmt: skip
 
 
@@ -161,9 +178,6 @@ def told_of(text: str, sizes: list[int], speech: Speech) -> Cut:
     return told.content, [(call.name, call.arguments) for call in told.calls]
 
 
-BEFORE = {"recipient": "all\nso ", "harmony": f"{Channels.final}so {Channels.end}{Channels.start}"}
-
-
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_call_that_is_cut(name: str, forced: bool) -> None:
@@ -215,6 +229,9 @@ def test_a_call_that_is_cut(name: str, forced: bool) -> None:
         ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f", []),
         ("deepseek-r1", "<｜tool▁calls▁begin｜>", []),
         ("harmony", "<|channel|>commentary to=functions.f", []),
+        ("solar", "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5", []),
+        ("solar", "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f", []),
+        ("solar", "<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>f<|tool", [("f", "")]),
         ("harmony", "<|channel|>commentary to=functions.f <|constrain|>json", [("f", "")]),
         ("gemma", '<|tool_call>call:f{text:<|"|>a<|"', [("f", '{"text": "a')]),
     ],
@@ -256,10 +273,20 @@ def test_ids_are_as_templates_want_them() -> None:
         text = FAMILIES[own.name].f
         speech = Speech(row=own, channels=own.channels, tools=TOOLS)
         (found,) = Told.of(speech.scanner().feed(text, last=True)).calls
-        if own.id_mark:
-            assert found.id == ("functions.f:0" if own.named_ids else "abcdefgh1")
+        if own.id_mark or own.id_first:
+            assert found.id in ("functions.f:0", "abcdefgh1", "a1b2c3d4e5")
+            assert found.id in text
         else:
-            assert len(found.id) == 9 if own.short_ids else found.id.startswith("call_")
+            assert len(found.id) == own.id_size or found.id.startswith("call_")
+
+
+def test_an_id_that_a_model_repeats_is_another() -> None:
+    """Random ids of one answer are the same where each token is the likeliest."""
+    own, text = row("solar"), FAMILIES["solar"].several.replace("a1b2c3d4e6", "a1b2c3d4e5")
+    speech = Speech(row=own, channels=own.channels, tools=TOOLS)
+    one, two = Told.of(speech.scanner().feed(text, last=True)).calls
+    assert one.id == "a1b2c3d4e5" != two.id
+    assert re.fullmatch(own.id_form, two.id)
 
 
 def test_rows_have_names_of_their_own() -> None:
@@ -274,6 +301,7 @@ def test_rows_have_names_of_their_own() -> None:
         ("recipient", "a >>>f\nx\n"),
         ("harmony", "<|channel|>commentary to=functions.f<|message|>x"),
         ("hermes", "a<tool_call>\n\n<tool_call>"),
+        ("solar", "<|tool_call:begin|>1<|tool_call:name|>f<|tool_call:args|>x"),
         (
             "action",
             '<|START_ACTION|>[{"tool_name": "f", "parameters": {"list": ["a"}},'

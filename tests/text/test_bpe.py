@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,33 @@ def test_superbpe_cuts_as_its_own_expression_does(text: str) -> None:
     """That one is quadratic: of 100,000 digits each looks to the end."""
     own = [Split(Regex(cut), "isolated") for cut in (r"\p{N}+", r"(?=(\d{3})+(?!\d))")]
     assert words("superbpe", text) == [word for word, _ in Sequence(own).pre_tokenize_str(text)]
+
+
+OF_TINY_AYA = r"\d{1,3}(?=(?:\d{3})*\b)", *PRE_TOKENIZERS["gpt-4o"].patterns
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text("1234567890\u0663\u00b2\u2167\u0301aB _,.\n漢", max_size=40))
+def test_tiny_aya_cuts_as_its_own_expression_does(text: str) -> None:
+    own = Sequence([Split(Regex(cut), "isolated") for cut in OF_TINY_AYA])
+    assert words("tiny_aya", text) == [word for word, _ in own.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("end", ["", "a"])
+@pytest.mark.parametrize("pre", ["tiny_aya", "superbpe"])
+def test_twice_the_digits_take_twice_the_time(pre: str, end: str) -> None:
+    """Sixteen times: 16 of linear work, 256 where each looks to the end."""
+
+    def time_s(n: int) -> float:
+        text = "7" * n + end
+        taken = []
+        for _ in range(3):
+            start = time.thread_time()
+            words(pre, text)
+            taken.append(time.thread_time() - start)
+        return min(taken)
+
+    assert time_s(16_000) < 64 * time_s(1000)
 
 
 def test_unknown_family_is_refused_by_name(tmp_path: Path) -> None:

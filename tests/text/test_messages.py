@@ -161,4 +161,4 @@ def test_what_json_cannot_say() -> None:
 
 def test_reasoning_is_found_beside_parts() -> None:
     [message] = read_messages([{**said(parts("a"), "assistant")[0], "reasoning": "hm"}])
-    assert message["thinking"] == message["reasoning_content"] == "hm"
+    assert message["thinking"] == message["reasoning_content"] == message["reasoning"] == "hm"

@@ -29,6 +29,13 @@ def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8]) -> int:
     return -1
 
 
+def said_of(fmt: Format, block: int, k: int) -> str:
+    """What is wrong with this block of rows of ``k`` weights."""
+    row, column = divmod(block * fmt.block, k)
+    what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"
+    return f"{what} no finite number, in row {row}, column {column}"
+
+
 def _finite(fmt: Format, blocks: npt.NDArray[Any]) -> Flags:
     """bool [n]. A quantised weight is finite if its block's scales are: codes always are."""
     fields = fmt.dtype.fields

@@ -20,10 +20,11 @@ _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\x\{([0-9a-fA-F]{1,6})\}")
 
 _DIGITS = r"\p{N}+"
 # Spellings of tokenizer.json for what the tables write otherwise: BLOOM's class in a class, and
-# SuperBPE's threes.
+# threes of SuperBPE and Tiny Aya.
 _SPELT = {
     " ?[^(\\s|[.,!?…。，、।۔،])]+": PRE_TOKENIZERS["bloom"].patterns[0],
     r"(?=(\d{3})+(?!\d))": PRE_TOKENIZERS["superbpe"].patterns[1],
+    r"\d{1,3}(?=(?:\d{3})*\b)": PRE_TOKENIZERS["tiny_aya"].patterns[0],
 }
 
 Cuts = tuple[str, ...]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.convert.finite import find_nonfinite, is_finite
+from treadle.convert.finite import find_nonfinite, is_finite, said_of
 from treadle.convert.pagecache import PageCache
 from treadle.convert.part import Journal, PartFile, is_full
 from treadle.convert.recipe import Entry, Options, Shard, plan_shards, too_large
@@ -128,9 +128,7 @@ class _Coder:
         if self.allow_nonfinite or fmt is None or is_finite(fmt, rows):
             return
         block = begin // fmt.dtype.itemsize + find_nonfinite(fmt, rows)
-        row, column = divmod(block * fmt.block, tensor.k)
-        what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"
-        what += f" no finite number, in row {row}, column {column}"
+        what = said_of(fmt, block, tensor.k)
         raise tensor.error(what, "finite weights, or --allow-nonfinite")
 
 

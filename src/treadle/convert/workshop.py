@@ -10,8 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treadle.convert.finite import find_nonfinite, said_of
 from treadle.convert.hf_made import Made
+from treadle.convert.unpacked import Unpacked
 from treadle.errors import FileError
+from treadle.files.safetensors import SafeTensor
 from treadle.files.tensor import Bytes, MadeTensor, Progress
 from treadle.formats import FORMATS
 from treadle.runtime.memory import usable_memory
@@ -50,13 +53,15 @@ class Workshop:
         return self._rows[name]
 
     def make(self, progress: Progress = lambda *_: None) -> None:
-        """All of them, once. FileError where memory does not hold them."""
+        """All of them, once. FileError where memory does not hold them, and for weights of a
+        quantised checkpoint that are no finite numbers.
+        """
         with self._lock:
             if len(self._rows) == len(self.tensors):
                 return
             self._check_room(sum(map(_size, self.tensors.values())))
             with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
-                made = pool.map(lambda named: named.rows(), self.tensors.values())
+                made = pool.map(_rows_of, self.tensors.values())
                 for i, (name, rows) in enumerate(zip(self.tensors, made, strict=True)):
                     rows.flags.writeable = False
                     self._rows[name] = rows
@@ -70,6 +75,21 @@ class Workshop:
             left = f"{bound.what} leaves {n_bytes(bound.free_bytes)}"
             cure = f"a file of `treadle convert {self.folder} model.gguf`, or: {bound.cure}"
             raise FileError(f"{what}, and {left}", path=self.folder, expected=cure)
+
+
+def _rows_of(named: Named) -> Bytes:
+    rows = named.rows()
+    if _is_unpacked(named.tensor):  # all of it was read: to look at it costs little
+        fmt = FORMATS[named.ggml_type]
+        if (block := find_nonfinite(fmt, rows)) >= 0:
+            raise named.tensor.error(said_of(fmt, block, named.shape[-1]), "finite weights")
+    return rows
+
+
+def _is_unpacked(tensor: SafeTensor) -> bool:
+    """Whether codes and scales are multiplied for it."""
+    made = isinstance(tensor, Made) and any(map(_is_unpacked, tensor.sources))
+    return made or isinstance(tensor, Unpacked)
 
 
 def _size(named: Named) -> int:

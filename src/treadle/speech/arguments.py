@@ -64,6 +64,14 @@ class CallObject:
             self.name = name if isinstance(name, str) else ""
 
 
+def is_object(written: str) -> bool:
+    """Whether this is an object of JSON."""
+    try:
+        return isinstance(json.loads(written), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, str] | None:
     """The name and the arguments of a call, an object of JSON; None for what is none. ``at``: where
     they begin, to be passed on as they are written.

@@ -36,10 +36,10 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
     if row.wrap[0]:
         answer = f" | {_in_words(rules, row)}" if row.content else ""
         return rules.source(f"{_wrapped(rules, row, one)}{answer}")
-    if row.channels:  # the trigger is within the header: its end may be written otherwise
+    if row.by_header and row.channels:  # its end may be written otherwise
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
-        head = f'{channel} {constrain} ("json" | " json")? {rules.literal(Channels.message)}'
+        head = f'{channel} {constrain} ("json" | " json")? {rules.literal(row.channels.message)}'
         calls = [
             f"{rules.literal(name)} {head} {_arguments_of(name, rules, row, schema)}"
             for name, schema in tools.items()
@@ -65,12 +65,12 @@ def whole_answer(
         answer = f"({' | '.join(map(rules.literal, row.triggers))}) {own}"
     else:
         call = f"{rules.literal(row.open)} {one}"
-        several = parallel and row.trigger and not row.channels
+        several = parallel and row.trigger and not row.by_header
         answer = f"{one if begun else call} {_more(rules, row, call) if several else ''}"
     if schema is not None:
         answer = f"{answer} | {json_behind(rules, row, schema, begun=begun)}"
     if row.channels:
-        answer = f"{analysis(rules)} ({answer})"
+        answer = f"{analysis(rules, row.channels)} ({answer})"
     return rules.source(answer)
 
 
@@ -92,23 +92,26 @@ def whole_json(row: Row, schema: Schema, tokenizer: Tokenizer, *, begun: bool = 
     """An answer that is JSON, for rows that write something before contents."""
     rules = Rules(tokenizer)
     answer = json_behind(rules, row, schema, begun=begun)
-    return rules.source(f"{analysis(rules)} ({answer})" if row.channels else answer)
+    return rules.source(f"{analysis(rules, row.channels)} ({answer})" if row.channels else answer)
 
 
 def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
     """JSON, behind what says that it is no call."""
     head = ""
     if row.channels:
-        head = rules.literal(Channels.final)
+        head = rules.literal(row.channels.final)
     elif row.content and begun:
         head = rules.literal(row.content + row.after)
     return f"{head} {rules.add(inline_schema(schema, lenient=True))}"
 
 
-def analysis(rules: Rules) -> str:
-    """A first message of reasoning that gpt-oss may write; then the next begins, perhaps here."""
-    thought = Channels.thought
-    behind = rules.literal(Channels.start)
+def analysis(rules: Rules, channels: Channels) -> str:
+    """A first message of reasoning that models may write; then the next begins, perhaps here. The
+    guide reads reasoning that one token opens: behind it comes the next message.
+    """
+    thought, behind = channels.thought, rules.literal(channels.start)
+    if rules.is_token(thought.open):
+        return f"({behind})?"
     return f"({rules.literal(thought.open)} {rules.text_until(thought.close)} {behind})?"
 
 
@@ -133,13 +136,14 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
     calls = []
     for name, schema in tools.items():
         id = f"{rules.literal(row.id_mark)} /{row.id_form}/" if row.id_mark else ""
+        first = f"/{row.id_form}/" if row.id_first else ""
         behind = rules.literal(row.behind)
-        if row.style == "object" and row.short_ids:
+        if row.style == "object" and row.id_size:
             id_said = f'"\\"id\\": \\"" /{row.id_form}/ "\\""'
             behind = f"({rules.literal(', ')} {id_said})? {behind}"
         head = rules.literal(row.before + name)
         arguments = _arguments_of(name, rules, row, schema)
-        calls.append(f"{head} {id} {rules.literal(row.after)} {arguments} {behind}")
+        calls.append(f"{first} {head} {id} {rules.literal(row.after)} {arguments} {behind}")
     return rules.add(" | ".join(calls))
 
 

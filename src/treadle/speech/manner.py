@@ -73,13 +73,14 @@ class Manner:
     """What a chat template has, and how it wants messages that call."""
 
     thought: Thought | None = None  # the marks around reasoning
-    channels: bool = False  # answers are messages with headers
+    channels: Channels | None = None  # answers are messages with headers
     shows_tools: bool = False  # it tells the model which tools there are
     row: Row = GENERIC  # how calls are written
     writes_calls: bool = False  # it renders calls; else they are put into contents
     has_results: bool = False  # it renders what tools give, though not the calls
     arguments_as_text: bool = False
     content_is_none: bool = False  # of a message that calls
+    text_apart: bool = False  # messages that call have no text, which may be one before them
     one_call: bool = False  # a message has one at most
     has_system: bool = True
     system_raises: bool = False  # a system's message; else it may be left out
@@ -92,7 +93,7 @@ class Manner:
     def begun(self) -> Manner:
         """Of an answer whose content the prompt has begun: neither reasoning nor a header comes."""
         row = GENERIC if self.channels else self.row
-        return replace(self, thought=None, channels=False, row=row)
+        return replace(self, thought=None, channels=None, row=row)
 
     def speech(self, prompt: str, **more: Any) -> Speech:
         """What may be found in an answer to ``prompt``."""
@@ -119,14 +120,15 @@ def manner_of(template: ChatTemplate) -> Manner:
 def find_manner(template: ChatTemplate) -> Manner:
     """Render a template a few times. What does not come out is done by the prompt."""
     source = f"{template.source}{template.tool_source or ''}"
-    channels = Channels.message in source and "<|channel|>" in source
+    families = (row.channels for row in ROWS if row.channels is not None)
+    channels = next((own for own in families if all(m in source for m in own.known_by)), None)
     thought = find_thought(template)
     plain = _rendered(template, [])
     shows = _NAME in plain
     system = _rendered(template, [], system=True, tools=False)
     one, two = (_rendered(template, more, tools=False) for more in ([], [_USER]))
     own: dict[str, Any] = {
-        "thought": Channels.thought if channels else thought,
+        "thought": channels.thought if channels else thought,
         "channels": channels, "shows_tools": shows, "has_system": _SYSTEM in system,
         "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
         "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
@@ -140,6 +142,7 @@ def find_manner(template: ChatTemplate) -> Manner:
             if row is not None:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
                 own["one_call"] = not _has_several(template, form, tools=shows)
+                own["text_apart"] = bool(channels) and not _has_text(template, form, tools=shows)
                 own["gap"] = _gap(template, form, tools=shows)
                 own["results_as_text"] = not _has_objects(template, form, tools=shows)
                 return Manner(row=row, writes_calls=True, **own)
@@ -175,7 +178,7 @@ def _find_row(template: ChatTemplate, form: Form, *, tools: bool) -> Row | None:
             continue
         mark = row.trigger or '{"'
         if row.channels:
-            mark = Channels.start
+            mark = row.channels.start
         starts = (i for i in range(max(at - len(mark), 0), len(whole)) if whole.startswith(mark, i))
         for start in islice(starts, MAX_TRIED):
             speech = Speech(row=row, channels=row.channels, tools=schemas)
@@ -191,6 +194,12 @@ def _has_several(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
     said = _calling([{_WORD: mark} for mark in marks], form)
     text = _rendered(template, [said], tools=tools)
     return all(mark in text for mark in marks)
+
+
+def _has_text(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
+    """Whether it writes what is said before a call, in the message that calls."""
+    said = {**_calling([_ARGUMENTS], form), "content": _SYSTEM}
+    return _SYSTEM in _rendered(template, [said], tools=tools)
 
 
 def _has_objects(template: ChatTemplate, form: Form, *, tools: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
-from treadle.speech.rows import Channels
+from treadle.speech.rows import Row
 from treadle.speech.schemas import fully, plainly
 from treadle.text.messages import (
     SPEAKERS,
@@ -29,7 +29,6 @@ from treadle.text.renderer import LimitError
 if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate
 
-_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _PROMPT = """\
 You can call these functions. Each is described by an object of JSON, with a JSON schema of its \
 arguments:
@@ -57,8 +56,8 @@ def shaped(
     made = [_with_text(message, manner) for message in made]
     if manner.writes_calls:
         made = _one_by_one(made) if manner.one_call else made
-        made = _text_apart(made) if manner.content_is_none else made
-        if manner.row.short_ids or manner.row.named_ids:
+        made = _text_apart(made) if manner.content_is_none or manner.text_apart else made
+        if manner.row.id_size or manner.row.named_ids:
             _give_ids(made)
         if manner.row.named_ids:
             _name_ids(made)
@@ -110,9 +109,9 @@ def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:
     row, thought, reasoning = manner.row, manner.thought, str(last.get("reasoning_content") or "")
     if not content and not reasoning:
         return asked
-    if manner.channels:
-        said = reasoning and f"{Channels.thought.open}{reasoning}{Channels.end}{Channels.start}"
-        return f"{asked}{said}{Channels.final}{content}"
+    if (own := manner.channels) is not None:
+        said = reasoning and f"{own.thought.open}{reasoning}{own.end}{own.start}"
+        return f"{asked}{said}{own.final}{content}"
     if row.content and row.open and asked.endswith(row.open):
         return f"{asked}{row.content}{row.after}{content}"
     ends = asked.rstrip()
@@ -271,7 +270,7 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_apart(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is said before calls as a message of its own: templates whose calls have None for
-    content write no call where there is text.
+    content write no call where there is text, and some no text where there is a call.
     """
     made: list[dict[str, Any]] = []
     for message in messages:
@@ -336,8 +335,8 @@ def _name_ids(messages: list[dict[str, Any]]) -> None:
 
 
 def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
-    if manner.row.short_ids and isinstance(message.get("tool_call_id"), str):
-        message["tool_call_id"] = short_id(message["tool_call_id"])
+    if manner.row.id_size and isinstance(message.get("tool_call_id"), str):
+        message["tool_call_id"] = short_id(message["tool_call_id"], manner.row)
     if not message.get("tool_calls"):
         return message
     message["tool_calls"] = [_shaped_call(call, manner) for call in message["tool_calls"]]
@@ -351,14 +350,16 @@ def _shaped_call(call: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
     if manner.arguments_as_text and not isinstance(function.get("arguments"), str):
         function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     made = {"type": "function", **call, "function": function}
-    if manner.row.short_ids and isinstance(made.get("id"), str):
-        made["id"] = short_id(made["id"])
+    if manner.row.id_size and isinstance(made.get("id"), str):
+        made["id"] = short_id(made["id"], manner.row)
     return made
 
 
-def short_id(id: str) -> str:
-    """An id of nine letters and digits, the same for the same id."""
-    return id if _SHORT_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
+def short_id(id: str, row: Row) -> str:
+    """An id of the row's letters and digits, the same for the same id."""
+    if re.fullmatch(row.id_form, id):
+        return id
+    return hashlib.sha256(id.encode()).hexdigest()[: row.id_size]
 
 
 def _in_words(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from treadle.speech.constraint import calls_behind, recipients, whole_answer, wh
 from treadle.speech.guide import Guide, Plan
 from treadle.speech.heard import Heard
 from treadle.speech.manner import Manner
-from treadle.speech.rows import Channels, Row
+from treadle.speech.rows import Row
 from treadle.speech.scanner import Speech
 from treadle.text.grammar import Grammar
 from treadle.text.grammars import Grammars
@@ -160,14 +160,16 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
 
 
 def _triggers(row: Row) -> tuple[bytes, ...]:
-    return (b"to=functions.",) if row.channels else tuple(each.encode() for each in row.triggers)
+    return (b"to=functions.",) if row.by_header else tuple(each.encode() for each in row.triggers)
 
 
 def _heads(row: Row, tools: Schemas) -> list[str]:
     """What may follow the trigger, up to the arguments."""
-    if row.channels:
+    if row.by_header:
         return list(tools)
     first = row.open if row.wrap[0] else ""
+    if row.id_first:  # what comes then is the model's
+        return [first]
     return [f"{first}{row.before}{name}{row.id_mark or row.after}" for name in tools]
 
 
@@ -178,6 +180,6 @@ def _shown(speech: Speech, grammars: Grammars) -> frozenset[int]:
     if speech.row is not None:
         marks += speech.row.marks
     if speech.channels:
-        marks += Channels.marks
+        marks += speech.channels.marks
     parts = [part for mark in marks for part in grammars.tokenizer.cut(mark)]
     return frozenset(part for part in parts if isinstance(part, int))

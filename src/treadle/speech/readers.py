@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from treadle.answer import overlap
 from treadle.speech.arguments import value_of
-from treadle.speech.rows import QUOTE, Tags
-from treadle.speech.schemas import by_name, choices, texts_of
+from treadle.speech.rows import QUOTE, Row, Tags
+from treadle.speech.schemas import by_name, choices, texts_of, with_colons
 
 
 class Reader:
@@ -281,6 +281,15 @@ class OwnReader(Reader):
                 return "", 0
             return self._WORDS.get(word, word), len(word)
         return char, 1
+
+
+def reader_of(row: Row, schema: Mapping[str, Any]) -> Reader:
+    """What reads the arguments of a call, as a row writes them."""
+    if row.tags is not None:
+        return TagReader(schema, row.tags)
+    if row.style == "own":
+        return OwnReader(with_colons(schema))
+    return PythonReader() if row.style == "python" else JsonReader()
 
 
 def _escaped(text: str) -> str:

@@ -25,7 +25,7 @@ class Thought:
         """What no text has but reasoning that begins: ``open``, or its part that tells it from
         other messages.
         """
-        return self.open.removesuffix(Channels.message).rstrip()
+        return self.open.removesuffix("<|message|>").rstrip()
 
 
 THOUGHTS = (
@@ -43,14 +43,27 @@ THOUGHTS = (
 QUOTE = '<|"|>'  # around texts, in the style "own"
 
 
+@dataclass(frozen=True)
 class Channels:
-    """gpt-oss: an answer is messages, each with a header that names its channel."""
+    """An answer is messages: each has ``start``, a header that names its channel, text, ``end``.
 
-    start, message, end = "<|start|>assistant", "<|message|>", "<|end|>"
-    thought = Thought("<|channel|>analysis<|message|>", "<|end|>", between=start)
-    final = "<|channel|>final<|message|>"
-    marks = (start, message, end, "<|channel|>", "<|constrain|>")
-    call = re.compile(r"to=functions\.([^\s<]+)")
+    A header is words up to ``message``, and may name a tool as ``call`` has it. Without ``message``
+    it is one mark: reasoning's, ``final`` (for the user), or the mark of the row's calls.
+    """
+
+    start: str
+    end: str
+    thought: Thought
+    final: str
+    known_by: tuple[str, ...]  # what a template has that writes them
+    message: str = ""
+    call: re.Pattern[str] | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All that it writes beside texts and calls."""
+        own = (self.start, self.end, self.thought.open, self.final)
+        return (*own, *self.known_by, "<|constrain|>") if self.message else own
 
 
 @dataclass(frozen=True)
@@ -89,12 +102,13 @@ class Row:
     style: str = "json"
     lead: str = ""  # may stand before a call that has no mark of its own
     id_mark: str = ""  # an id stands between the name and ``after``, behind this
+    id_first: bool = False  # an id stands between ``open`` and ``before``
     id_form: str = "[a-zA-Z0-9]{9}"  # of that id
-    short_ids: bool = False  # its template wants ids of nine letters and digits
+    id_size: int = 0  # its template wants ids of ``id_form``, with so many letters and digits
     named_ids: bool = False  # ids are functions.NAME:N, and all that its template writes of a name
     content: str = ""  # the name of no tool: what follows is content
     also: tuple[str, ...] = ()  # other spellings of the trigger
-    channels: bool = False
+    channels: Channels | None = None
     tags: Tags | None = None
     told_by: str = ""  # in templates that tell of calls, and leave it to contents to have them
 
@@ -113,6 +127,11 @@ class Row:
         """Where a call begins: also at its own mark, where its wrap was left out."""
         alone = self.open if self.trigger and self.open.startswith("<") else ""
         return tuple(dict.fromkeys((*self.triggers, *filter(None, [alone]))))
+
+    @property
+    def by_header(self) -> bool:
+        """Whether a call is a message, whose header names the tool."""
+        return self.channels is not None and self.channels.call is not None
 
     @property
     def sign(self) -> str:
@@ -147,7 +166,17 @@ class Row:
 
     def new_id(self) -> str:
         """An id for a call."""
-        return secrets.token_hex(5)[:9] if self.short_ids else f"call_{secrets.token_hex(12)}"
+        own = secrets.token_hex(5)[: self.id_size]
+        return own or f"call_{secrets.token_hex(12)}"
+
+    def split_head(self, head: str) -> tuple[str, str]:
+        """What stands between ``open`` and ``after``: the id that comes first, if one does, and
+        what begins with the name.
+        """
+        if self.id_first:
+            id, _, said = head.partition(self.before)
+            return id.strip(), said.strip()
+        return "", head.strip().removeprefix(self.before.strip())
 
     def write(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
         """Calls as a model of the family writes them, for a prompt. For JSON and Python."""
@@ -177,7 +206,25 @@ BARE = Row(  # Llama 3.1 to 3.3
 HARMONY = Row(  # gpt-oss
     "harmony",
     open="<|channel|>commentary to=functions.", after=" <|constrain|>json<|message|>",
-    channels=True,
+    channels=Channels(
+        start="<|start|>assistant", end="<|end|>", final="<|channel|>final<|message|>",
+        thought=Thought(
+            "<|channel|>analysis<|message|>", "<|end|>", between="<|start|>assistant"
+        ),
+        known_by=("<|channel|>", "<|message|>"), message="<|message|>",
+        call=re.compile(r"to=functions\.([^\s<]+)"),
+    ),
+)  # fmt: skip
+SOLAR = Row(  # Solar Open
+    "solar",
+    open="<|tool_call:begin|>", before="<|tool_call:name|>", after="<|tool_call:args|>",
+    behind="<|tool_call:end|>", wrap=("<|tool_calls|>", "<|calls|>"),
+    id_first=True, id_form="[a-z0-9]{10}", id_size=10,
+    channels=Channels(
+        start="<|begin|>assistant", end="<|end|>", final="<|content|>",
+        thought=Thought("<|think|>", "<|end|>", between="<|begin|>assistant"),
+        known_by=("<|begin|>assistant", "<|think|>", "<|content|>"),
+    ),
 )  # fmt: skip
 
 _PARAMETER = Tags("<parameter=", ">", "</parameter>", "</function>", gap="\n")
@@ -187,6 +234,7 @@ _HY = ":opensource>"  # ends every tag of Hy3
 # The first that finds a template's own call is the template's: special ones come first.
 ROWS = (
     HARMONY,
+    SOLAR,
     Row(  # Kimi K2 and Linear
         "kimi",
         open="<|tool_call_begin|>", before="functions.", id_mark=":", id_form="[0-9]{1,6}",
@@ -286,13 +334,13 @@ ROWS = (
     ),
     Row(  # Mistral Small 3.2
         "mistral-id",
-        open="[TOOL_CALLS]", after="[ARGS]", id_mark="[CALL_ID]", short_ids=True,
+        open="[TOOL_CALLS]", after="[ARGS]", id_mark="[CALL_ID]", id_size=9,
     ),
-    Row("mistral-args", open="[TOOL_CALLS]", after="[ARGS]", short_ids=True),  # Ministral 3
+    Row("mistral-args", open="[TOOL_CALLS]", after="[ARGS]", id_size=9),  # Ministral 3
     Row(  # Mistral Nemo
         "mistral-list",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
-        wrap=("[TOOL_CALLS][", "]"), style="object", short_ids=True,
+        wrap=("[TOOL_CALLS][", "]"), style="object", id_size=9,
     ),
     Row(  # Firefunction 2
         "functools",

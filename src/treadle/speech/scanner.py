@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
 from treadle.answer import overlap
 from treadle.record import dataclass
-from treadle.speech.arguments import CallObject, read_call
-from treadle.speech.readers import JsonReader, OwnReader, PythonReader, Reader, TagReader
+from treadle.speech.arguments import CallObject, is_object, read_call
+from treadle.speech.readers import JsonReader, Reader, reader_of
 from treadle.speech.rows import Channels, Row, Thought
 from treadle.speech.said import Said, ToolCall, merged
-from treadle.speech.schemas import with_colons
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
 
@@ -31,7 +29,7 @@ class Speech:
 
     thought: Thought | None = None
     opened: bool = False
-    channels: bool = False  # the answer is messages with headers, see Channels
+    channels: Channels | None = None  # the answer is messages with headers
     row: Row | None = None
     begun: bool = False  # the prompt ends with the row's ``open``
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -53,7 +51,7 @@ class Scanner:
     def __init__(self, speech: Speech) -> None:
         self._speech, self._row = speech, speech.row
         self._state, self._next = "content", "start"
-        if speech.channels:
+        if speech.channels is not None:
             self._state = "header"
         elif speech.begun:
             self._state = "head"
@@ -67,6 +65,7 @@ class Scanner:
         self._call: ToolCall | None = None  # that is being read
         self._told = False  # its beginning
         self._written = ""  # its arguments
+        self._ids: set[str] = set()  # that calls have
         self.n_calls = 0  # that are whole
 
     def feed(self, text: str, *, last: bool = False) -> list[Said]:
@@ -128,16 +127,17 @@ class Scanner:
 
     def _in_reasoning(self, last: bool) -> list[Said]:
         speech = self._speech
-        close = Channels.end if speech.thought is None else speech.thought.close
-        text, found = self._until((close,), last)
+        thought = speech.thought or (speech.channels and speech.channels.thought)
+        assert thought
+        text, found = self._until((thought.close,), last)
         if found:
             self._behind(self._held, "header" if speech.channels else "start")
         return [Said("reasoning", text)]
 
     def _in_content(self, last: bool) -> list[Said]:
-        row = self._row
-        marks = [Channels.end] if self._speech.channels else []
-        if row is not None and row.trigger and not row.channels:
+        row, channels = self._row, self._speech.channels
+        marks = [] if channels is None else [channels.end]
+        if row is not None and row.trigger and not row.by_header:
             marks += row.starts
         if not marks:
             return self._in_rest(last)
@@ -146,17 +146,20 @@ class Scanner:
             text = text.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
         if found:
             self._raw = found
-            self._state = "header" if self._speech.channels else "head"
-            if row is not None and row.open and found == row.wrap[0]:
-                self._state = "between"
+            ended = channels is not None and found == channels.end
+            self._state = "header" if ended else self._behind_mark(found)
         return [Said("content", text)]
 
     def _in_header(self, last: bool) -> list[Said]:
-        """Before a message of gpt-oss."""
-        header, found, body = self._held.partition(Channels.message)
+        """Before a message."""
+        channels = self._speech.channels
+        assert channels is not None
+        if not channels.message:
+            return self._in_mark(channels, last)
+        header, found, body = self._held.partition(channels.message)
         if not (found or last):
             return []
-        self._held, to = body, Channels.call.search(header)
+        self._held, to = body, channels.call.search(header) if channels.call else None
         if to is not None and not found and to.end() == len(header):
             to = None  # the name was cut
         own = to is not None and (found or self._speech.sure) and self._row is not None
@@ -167,6 +170,26 @@ class Scanner:
         else:
             self._state = "reasoning" if "analysis" in header else "content"
         return []
+
+    def _in_mark(self, channels: Channels, last: bool) -> list[Said]:
+        """Before a message whose header is one mark. What has none is for the user."""
+        text = self._held.lstrip().removeprefix(channels.start).lstrip()
+        states = {channels.thought.open: "reasoning", channels.final: "content"}
+        starts = () if self._row is None or self._row.by_header else self._row.starts
+        states |= {mark: self._behind_mark(mark) for mark in starts}
+        found = next((mark for mark in states if text.startswith(mark)), "")
+        if found:
+            self._raw, self._held, self._state = found, text[len(found) :], states[found]
+        elif not any(mark.startswith(text) for mark in (channels.start, *states)):
+            self._held, self._state = text, "content"
+        elif last:
+            self._state = "end"
+        return []
+
+    def _behind_mark(self, mark: str) -> str:
+        """The state behind a mark of calls: that of all of them, or of one."""
+        row = self._row
+        return "between" if row is not None and row.open and mark == row.wrap[0] else "head"
 
     def _in_end(self, last: bool) -> list[Said]:
         self._held = ""
@@ -189,20 +212,20 @@ class Scanner:
         if not found and not last and len(text) < MAX_HEAD:
             return []
         rest = end + rest if found and kept else rest
-        said = head.strip().removeprefix(row.before.strip())
-        name, own, id = said.partition(row.id_mark) if row.id_mark else (said, "", "")
+        id, said = row.split_head(head)
+        name, _, own = said.partition(row.id_mark) if row.id_mark else (said, "", "")
+        id = f"functions.{said}" if row.named_ids else own or id
         if found and row.content and name == row.content:
             self._raw, self._held, self._state = "", rest, "content"
             return []
         if last and not found:
-            name, own = self._named(said), ""
+            name, id = self._named(said), "" if row.id_mark else id
             if not (self._speech.sure and name):
                 return self._cut()
         elif name not in self._speech.tools:
             return self._no_call()
         self._raw, self._held = self._raw + text[: len(text) - len(rest)], rest
-        reader = _reader(row, self._speech.tools[name])
-        self._begin(name, reader, f"functions.{said}" if row.named_ids else id if own else "")
+        self._begin(name, reader_of(row, self._speech.tools[name]), id)
         return []
 
     def _in_object(self, last: bool) -> list[Said]:
@@ -249,7 +272,9 @@ class Scanner:
 
     def _begin(self, name: str, reader: Reader, id: str = "") -> None:
         assert self._row is not None
-        self._call = ToolCall(id or self._row.new_id(), name, "")
+        id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat theirs
+        self._ids.add(id)
+        self._call = ToolCall(id, name, "")
         self._reader, self._state, self._told, self._written = reader, "arguments", False, ""
 
     def _in_arguments(self, last: bool) -> list[Said]:
@@ -289,7 +314,7 @@ class Scanner:
         row, call = self._row, self._call
         assert row is not None
         assert call is not None
-        if not self._speech.sure and not _is_object(self._written):
+        if not self._speech.sure and not is_object(self._written):
             return self._no_call()
         behind, close = self._held.lstrip(), row.close
         if close and behind.startswith(close):
@@ -305,7 +330,7 @@ class Scanner:
             self._state = "end"
         elif row.wrap[0]:
             self._state = "between"
-        elif row.channels:
+        elif row.by_header:
             self._state = "header"
         else:  # after a bare call nothing else is one
             self._behind(self._held, "content" if row.trigger else "rest")
@@ -318,7 +343,7 @@ class Scanner:
         text = self._held.lstrip().removeprefix(row.between.strip()).lstrip()
         end, open = row.wrap[1].lstrip(), row.first.lstrip()
         if text.startswith(end):
-            self._behind(text[len(end) :], "content")
+            self._behind(text[len(end) :], "header" if self._speech.channels else "content")
         elif text.startswith(open) and text and not end.startswith(text):
             size = len(open) if row.open else 0
             self._raw += text[:size]
@@ -369,21 +394,5 @@ class Scanner:
         return text, ""
 
 
-def _reader(row: Row, schema: Mapping[str, Any]) -> Reader:
-    """What reads a call's arguments."""
-    if row.tags is not None:
-        return TagReader(schema, row.tags)
-    if row.style == "own":
-        return OwnReader(with_colons(schema))
-    return PythonReader() if row.style == "python" else JsonReader()
-
-
 def _begins(text: str, mark: str) -> bool:
     return bool(mark) and text.startswith(mark)
-
-
-def _is_object(written: str) -> bool:
-    try:
-        return isinstance(json.loads(written), dict)
-    except (ValueError, RecursionError):
-        return False

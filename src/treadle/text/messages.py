@@ -98,7 +98,7 @@ def _read(i: int, message: Any) -> dict[str, Any]:
     found = [message[name] for name in _REASONING if message.get(name) is not None]
     if not found:
         return message
-    return {"thinking": found[0], **message, "reasoning_content": found[0]}
+    return {**message, **dict.fromkeys(_REASONING, found[0])}
 
 
 def _check_part(where: str, part: Any) -> None:

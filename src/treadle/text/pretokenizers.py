@@ -76,8 +76,10 @@ _BLOOM = PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",))
 _TEKKEN = PreTokenizer((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True)
 _GPT_4O = PreTokenizer((_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
 _HAN = _cased(r"\p{N}{1,3}", f"{_CONTRACTION}?", r"&&[^\p{Han}]", r"[\r\n]*")
-# Digits in threes from the last one on, whatever stands before them.
-_TINY_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT_4O.patterns))
+# Digits in threes from the right, unless a letter follows. The first of them are cut off; then
+# those from the left are the same. Its own expression, \d{1,3}(?=(?:\d{3})*\b), makes the same
+# cuts, but each three look to the end.
+_TINY_AYA = PreTokenizer((r"(?<!\d)\d{1,3}(?=(?:\d{3})*+\b)", *_GPT_4O.patterns))
 _DEEPSEEK_V3 = PreTokenizer(
     (
         r"\p{N}{1,3}",

@@ -54,6 +54,8 @@ END_OF_GENERATION = (
     b"<|eom|>",
     b"<|return|>",
     b"<|call|>",
+    b"<|flush|>",  # Solar Open, as the next
+    b"<|calls|>",
     b"[EOS]",
     b"</s>",
     b"<|fim_pad|>",
@@ -65,6 +67,8 @@ END_OF_GENERATION = (
     b"<reponame>",
     b"<|file_sep|>",
 )
+# What ends an answer that is several messages: of gpt-oss, of Solar Open.
+_OF_MESSAGES = (b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>")
 # GGUF has no keys for what transformers' added tokens drop of a text around them. These have the
 # ids of tokens that drop white space before them, and behind them; ``treadle convert`` writes them.
 LSTRIP, RSTRIP = "treadle.tokens.lstrip", "treadle.tokens.rstrip"
@@ -228,8 +232,8 @@ class Vocab(Keys):
         slash_s = named.get(b"</s>")
         if slash_s is not None and self.types[slash_s] != TokenType.CONTROL:
             del named[b"</s>"]  # Gemma's is the HTML tag
-        if b"<|end|>" in named and (b"<|return|>" in named and b"<|call|>" in named):
-            del named[b"<|end|>"]  # in the harmony format it ends a message, not the answer
+        if any(all(name in named for name in names) for names in _OF_MESSAGES):
+            named.pop(b"<|end|>", None)  # it ends a message, not the answer
         # Such a name is a control token whatever the file says: text must not spell it.
         self.types[list(named.values())] = TokenType.CONTROL
         if "eot" not in self.specials:
