@@ -17,7 +17,10 @@ from tests.convert.test_hf_mixtures import own
 from tests.loras import write_peft
 from tests.models.hf_tiny import compute_logits
 from tests.tiny import rounding
+from treadle.convert.lora import open_adapter
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import open_gguf
+from treadle.models.load import load_config
 
 # The modules whose rows or columns lie otherwise, or that have other names by their kind.
 CASES = {
@@ -76,6 +79,27 @@ def test_what_cannot_be_mapped_says_so(tmp_path: Path, data: Path) -> None:
     folder = one_module(tmp_path / "lora", "self_attn.kv_b_proj", 64, 32)
     with pytest.raises(UnsupportedError, match=r"kv_b_proj.*: treadle cannot map this one"):
         treadle.load(data / "arch" / "deepseek3.gguf", lora=[folder])
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "n"),
+    [
+        ("mixtral", "block_sparse_moe.gate", 4),
+        ("mixtral", "mlp.gate", 4),
+        ("minimaxm2", "mlp.gate", 8),
+        ("granitemoe", "block_sparse_moe.router.layer", 8),
+        ("granitemoe", "block_sparse_moe.router", 8),
+    ],
+)
+def test_routers_as_transformers_5_calls_them(
+    name: str, module: str, n: int, tmp_path: Path, data: Path
+) -> None:
+    """Its files call them as before."""
+    folder = one_module(tmp_path / "lora", module, n, 64)
+    with open_gguf(data / "arch" / f"{name}.gguf") as gguf:
+        assert [*open_adapter(folder, gguf, load_config(gguf)).ranks] == [
+            "blk.0.ffn_gate_inp.weight"
+        ]
 
 
 def test_factors_that_a_file_does_not_say(tmp_path: Path, data: Path) -> None:

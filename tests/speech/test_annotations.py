@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum, auto
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -20,6 +22,7 @@ from typing import (
 
 import pytest
 
+import treadle
 from treadle.errors import TreadleError
 from treadle.speech.annotations import Schemas, to_json, value_of
 from treadle.speech.functions import result_of, tool_of
@@ -242,3 +245,44 @@ def test_what_json_has_not() -> None:
 
     with pytest.raises(TreadleError, match=r"x: Odd\.z is <class 'complex'>: no type of JSON"):
         Schemas().of(Odd, "x")
+
+
+@dataclass
+class Left:
+    right: Right | None = None
+
+
+@dataclass
+class Right:
+    left: Left | None = None
+
+
+def test_two_classes_that_have_each_other() -> None:
+    """The second is met within the first, and by itself."""
+
+    def tool(a: Left, b: Right) -> str:
+        return f"{a} {b}"
+
+    parameters = tool_of(tool)["function"]["parameters"]
+    assert parameters["properties"]["a"] == {"$ref": "#/$defs/Left"}
+    left = Left(Right(Left()))
+    given = '{"a": {"right": {"left": {}}}, "b": {"left": {"right": null}}}'
+    assert result_of(tool, given) == f"{left} {Right(Left())}"
+
+
+def test_dicts_of_typing_extensions() -> None:
+    """Python 3.10 has nothing else for keys that may be lacking, and pydantic wants them."""
+    extensions = pytest.importorskip("typing_extensions")
+    fields = {"n": int, "word": extensions.NotRequired[str]}
+    made = Schemas().of(extensions.TypedDict("Said", fields), "")
+    assert made["properties"] == {"n": {"type": "integer"}, "word": {"type": "string"}}
+    assert made["required"] == ["n"]
+
+
+def test_python_3_10_has_what_is_imported_from_typing() -> None:
+    newer = {"NotRequired", "Required", "Self", "Never", "Unpack", "assert_never", "override"}
+    newer |= {"LiteralString", "assert_type", "reveal_type", "TypeVarTuple", "dataclass_transform"}
+    for path in Path(treadle.__file__).parent.rglob("*.py"):
+        # At the start of a line: what TYPE_CHECKING guards is not run.
+        for names in re.findall(r"^from typing import (\([^)]*\)|.*)", path.read_text(), re.M):
+            assert newer.isdisjoint(re.findall(r"\w+", names)), path

@@ -183,7 +183,7 @@ def _hunyuan_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
 
 GRANITE: Names = {
     **LLAMA,
-    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    **dict.fromkeys(("block_sparse_moe.router.layer", "block_sparse_moe.router"), "ffn_gate_inp"),
     "block_sparse_moe.gate": "ffn_gate_exps",
     "block_sparse_moe.up": "ffn_up_exps",
     "block_sparse_moe.output_linear": "ffn_down_exps",

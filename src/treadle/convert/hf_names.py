@@ -208,6 +208,7 @@ def experts_123(at: str) -> Names:
     """Of experts whose matrices have numbers, as Llama's first code had them."""
     return {
         f"{at}gate": "ffn_gate_inp",
+        **dict.fromkeys(("mlp.gate", "mlp.router"), "ffn_gate_inp"),  # transformers 5's adapters
         f"{at}score": "exp_probs_b",
         f"{at}experts.w1": "ffn_gate_exps",
         f"{at}experts.w2": "ffn_down_exps",

@@ -17,7 +17,12 @@ import numpy.typing as npt
 from treadle.convert.hf_layout import by_matrix
 from treadle.convert.peft_experts import ALONE, Pair, by_module, stack
 from treadle.convert.peft_modules import Modules
-from treadle.convert.peft_parameters import find_parameters, read_parameter
+from treadle.convert.peft_parameters import (
+    ParameterPair,
+    find_parameters,
+    is_straight,
+    read_parameter,
+)
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import open_safetensors, read_json
@@ -102,6 +107,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
         state.update(name.encode())
         state.update(tensor.data.tobytes())
     made = Peft(folder, {}, modules.families[0].paired, state.digest())
+    parameters: list[ParameterPair] = []
     for module, pair in pairs.items():
         for tensor in pair.values():
             if tensor.dtype not in GGML_TYPE:
@@ -115,10 +121,13 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
             rank = a.shape[0] if len(a.shape) == 2 else 0
             found[module] = Pair(a, b, _factor(keys, module, rank), types)
             continue
-        read = read_parameter(experts, a, b, _targets(keys), modules, _floats)
-        for parameter, name, low in read:
-            factor = _factor(keys, f"{experts.module}.{parameter}", low.rank)
-            made.ranks[name], made.types[name] = replace(low, factor=factor), types
+        parameters.append(ParameterPair(experts, a, b, _targets(keys)))
+    straight = is_straight(parameters, modules, keys.get("peft_version"))
+    for of in parameters:
+        for parameter, name, low in read_parameter(of, modules, _floats, straight=straight):
+            factor = _factor(keys, f"{of.of.module}.{parameter}", low.rank)
+            made.ranks[name] = replace(low, factor=factor)
+            made.types[name] = of.a.dtype, of.b.dtype
     for module, each in by_module(found).items():
         parts = _parts(module, modules, next(iter(each.values())).a)
         whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))

@@ -2,9 +2,10 @@
 ``target_parameters``): A ``[E rank, k]`` expert by expert, and B ``[m, rank E]``, in which an
 expert's columns are E apart.
 
-A name in such a file says which module, and not which of its parameters: shapes tell. Older
-versions of PEFT (0.18.0 is one, 0.21.2 is none) took the parameter's last axis for what it gives,
-whichever it is, and so had A and B the other way round.
+A name in such a file says which module, and not which of its parameters: shapes tell. PEFT before
+0.19 took the parameter's last axis for what it gives, whichever it is; PEFT since then asks the
+module, which does not say so of Llama 4, and of gpt-oss in transformers 5 alone. Where PEFT is
+wrong, A and B are the other way round. Square matrices do not show it: others of the file do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from treadle.errors import UnsupportedError
 from treadle.models.lora import LowRank
 
 if TYPE_CHECKING:
-    from treadle.convert.hf_made import Make
+    from treadle.convert.hf_family import Family
+    from treadle.convert.hf_made import Make, Rule
     from treadle.convert.peft_modules import Modules
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor
@@ -67,26 +69,62 @@ def find_parameters(module: str, gguf: GGUF) -> Parameters | None:
     return Parameters(match["module"], name["layer"], n, n_ff, n_embd)
 
 
+class ParameterPair(NamedTuple):
+    """A and B of a parameter; ``targets``: those that the folder names."""
+
+    of: Parameters
+    a: SafeTensor
+    b: SafeTensor
+    targets: Sequence[str]
+
+    def fits(self) -> tuple[list[str], list[str]]:
+        """The parameters that they fit straight, and the other way round."""
+        given, gives = self.a.shape[-1:], self.b.shape[:1]
+        shapes = {name: shape for name, shape in self.of.shapes.items() if name in self.targets}
+        return (
+            [name for name, shape in shapes.items() if shape == (*gives, *given)],
+            [name for name, shape in shapes.items() if shape == (*given, *gives)],
+        )
+
+
+def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: object) -> bool:
+    """Whether A is of what a parameter is given, in a whole file; ``version``: PEFT's, which has
+    said it from 0.18 on. Raises UnsupportedError where nothing tells.
+    """
+    fits = [tuple(map(bool, pair.fits())) for pair in pairs]
+    told = {straight for straight, turned in fits if straight != turned}
+    if len(told) == 1:
+        return told.pop()
+    first = next((pair for pair, each in zip(pairs, fits, strict=True) if all(each)), None)
+    if first is None:  # each tells for itself, or fits nothing
+        return True
+    match = re.match(r"(\d+)\.(\d+)", str(version))
+    is_old = match is None or (int(match[1]), int(match[2])) < (0, 19)
+    (parameter, *_), _ = first.fits()
+    is_turned = _is_turned(parameter, modules)
+    if is_turned and not is_old:
+        why = f"a square matrix: nothing tells which of A and B is which (peft_version {version})"
+        raise UnsupportedError(f"{first.a.path}: {first.a.name}: {why}")
+    return is_turned if is_old else True
+
+
 def read_parameter(
-    of: Parameters,
-    a: SafeTensor,
-    b: SafeTensor,
-    targets: Sequence[str],
-    modules: Modules,
-    read: Read,
+    pair: ParameterPair, modules: Modules, read: Read, *, straight: bool
 ) -> Iterator[tuple[str, str, LowRank]]:
     """The parameter that a pair adds to, and what it adds, with a factor of 1, by GGUF's names.
-    ``targets``: the parameters that the folder names.
+    ``straight``: as ``is_straight`` says, where both ways fit.
 
     Raises FileError for shapes of no parameter, UnsupportedError where these fit two.
     """
+    of, a, b, targets = pair
     (n_rows, given), (gives, n_columns) = (
         each.shape if len(each.shape) == 2 else (0, 0) for each in (a, b)
     )
     rank = n_rows // of.n
     shapes = {name: shape for name, shape in of.shapes.items() if name in targets}
-    straight = [name for name, shape in shapes.items() if shape == (gives, given)]
-    found = straight or [name for name, shape in shapes.items() if shape == (given, gives)]
+    ways = pair.fits()
+    straight = bool(ways[0]) and (straight or not ways[1])
+    found = ways[0] if straight else ways[1]
     if not found or not rank or n_rows != n_columns or n_rows % of.n:
         expected = f"{of.n} experts' matrices of one of {', '.join(shapes) or 'no parameters'}"
         raise a.error(f"shapes {list(a.shape)} and {list(b.shape)}", expected)
@@ -117,11 +155,11 @@ def _matrices(
     of: Parameters, parameter: str, shape: tuple[int, int], modules: Modules
 ) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
     """GGUF's names of what becomes of a parameter, and which of its rows each has."""
-    for family, rule in modules.rules():
-        if len(rule.of) == 1 and rule.of[0].endswith(f"experts.{parameter}"):
-            for to, make in rule.gives.items():
-                yield gguf_name(stem_of(family, to), of.layer), _rows(make, shape)
-            return
+    if own := _rule(parameter, modules):
+        family, rule = own
+        for to, make in rule.gives.items():
+            yield gguf_name(stem_of(family, to), of.layer), _rows(make, shape)
+        return
     for rule in PACKED_EXPERTS:
         if rule.of[0].endswith(f".{parameter}"):
             for to, make in rule.gives.items():
@@ -129,6 +167,21 @@ def _matrices(
                 yield gguf_name(stem, of.layer), _rows(make, shape)
             return
     yield gguf_name(_STEMS[parameter], of.layer), np.arange(shape[0])
+
+
+def _rule(parameter: str, modules: Modules) -> tuple[Family, Rule] | None:
+    """What becomes of it in its family."""
+    for family, rule in modules.rules():
+        if len(rule.of) == 1 and rule.of[0].endswith(f"experts.{parameter}"):
+            return family, rule
+    return None
+
+
+def _is_turned(parameter: str, modules: Modules) -> bool:
+    """Whether the model has it ``[E, k, m]``."""
+    own = _rule(parameter, modules)
+    makes = own[1].gives.values() if own else ()
+    return any(np.asarray(make(np.zeros((1, 2, 6), np.float32))).shape[-1] == 2 for make in makes)
 
 
 def _rows(make: Make, shape: tuple[int, int]) -> npt.NDArray[np.intp]:

@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, NamedTuple, NotRequired, Required, Union
+from typing import Any, Literal, NamedTuple, Union
 
 from treadle.errors import TreadleError
 
@@ -18,7 +18,10 @@ _LISTS: Mapping[Any, Callable[[list[Any]], Any]] = {
 }  # fmt: skip
 _MAPS = (dict, Mapping)
 _UNIONS = (Union, types.UnionType)
-_WRAPPED = (Required, NotRequired)  # a TypedDict says elsewhere which of its keys they are
+# Of keys of a TypedDict, which says elsewhere which ones they are. By name: Python 3.10 has them in
+# typing_extensions alone.
+_REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
+_WRAPPED = (_REQUIRED, _NOT_REQUIRED)
 
 
 class _Named(NamedTuple):
@@ -54,7 +57,7 @@ class Schemas:
             texts = [note for note in inner[1:] if isinstance(note, str)]
             told = {"description": texts[0]} if texts else {}
             return {**self.of(inner[0], where), **told}
-        if origin in _WRAPPED:
+        if _name_of(origin) in _WRAPPED:
             return self.of(inner[0], where)
         if (choices := _choices(kind)) is not None:
             values = [value for value, _ in choices]
@@ -81,7 +84,7 @@ class Schemas:
     def _object(self, kind: Any, named: _Named, where: str) -> dict[str, Any]:
         """In place; behind a reference if the class has itself within."""
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
-        if kind in self._within:
+        if kind in self._within or kind in self._recursive:
             self._recursive.add(kind)
             return ref
         self._within.append(kind)
@@ -115,7 +118,7 @@ def value_of(kind: Any, value: Any) -> Any:
     if hasattr(kind, "model_validate"):
         return kind.model_validate(value)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated or origin in _WRAPPED:
+    if origin is typing.Annotated or _name_of(origin) in _WRAPPED:
         return value_of(inner[0], value)
     if (choices := _choices(kind)) is not None:
         for choice, made in choices:
@@ -144,6 +147,11 @@ def _bare(kind: Any) -> Any:
     if type(kind).__name__ == "TypeAliasType":  # ``type X = ...``
         return _bare(kind.__value__)
     return kind
+
+
+def _name_of(origin: Any) -> str | None:
+    """A special form's."""
+    return getattr(origin, "_name", None)
 
 
 def _plain_of(kind: type, value: Any) -> Any:
@@ -230,8 +238,8 @@ def _named(kind: Any, where: str) -> _Named | None:
             if each.default is lacking and each.default_factory is lacking
         ]  # fmt: skip
         names: Iterable[str] = [each.name for each in fields]
-    elif typing.is_typeddict(kind):
-        names, required = kind.__annotations__, list(kind.__required_keys__)  # type: ignore[attr-defined]
+    elif hasattr(kind, "__required_keys__"):  # a TypedDict, of typing_extensions too
+        names, required = kind.__annotations__, list(kind.__required_keys__)
     elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
         names = kind._fields
         required = [name for name in kind._fields if name not in kind._field_defaults]  # type: ignore[attr-defined]
@@ -242,10 +250,10 @@ def _named(kind: Any, where: str) -> _Named | None:
     except Exception as error:  # whatever an annotation raises
         raise TreadleError(f"{where}: {kind.__name__}: its annotations: {error}") from error
     # Where annotations are texts, __required_keys__ knows nothing of these two.
-    said = {name: typing.get_origin(hints.get(name)) for name in names}
+    said = {name: _name_of(typing.get_origin(hints.get(name))) for name in names}
     needed = [
         name for name in names
-        if said[name] is Required or (name in required and said[name] is not NotRequired)
+        if said[name] == _REQUIRED or (name in required and said[name] != _NOT_REQUIRED)
     ]  # fmt: skip
     return _Named({name: hints.get(name, Any) for name in names}, needed, kind)
 
