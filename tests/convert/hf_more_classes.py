@@ -14,4 +14,5 @@ MORE_CLASSES = {
     "flex_olmo": "FlexOlmo",
     "gemma4_unified_text": "Gemma4UnifiedText",
     "granite4_vision_text": "Granite4VisionText",
+    "nanochat": "NanoChat",
 }

@@ -185,9 +185,9 @@ class Config:
     @property
     def centred(self) -> bool:
         """Whether norms are LayerNorms."""
-        return self.arch.norm != "rms"
+        return self.arch.norm not in ("rms", "bare_rms")
 
     @property
     def bare(self) -> bool:
         """Whether norms of states have no weights."""
-        return self.arch.norm == "bare"
+        return self.arch.norm in ("bare", "bare_rms")

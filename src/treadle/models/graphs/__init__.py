@@ -30,6 +30,7 @@ GRAPHS = Late[Graph](
         "grove": "grove.GROVE",
         "apertus": "apertus.APERTUS",
         "kimi": "kimi.KIMI",
+        "nanochat": "nanochat.NANOCHAT",
     },
 )
 
