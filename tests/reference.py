@@ -229,6 +229,8 @@ def mixed(config: Config, i: int, x: Array, tensor: Tensors, kept: Kept | None =
     from tests.reference_states import MIXED
 
     maps = Layer(config, i, tensor)
+    if maps.at.mixer == "attention_behind":
+        return x + maps.norm(attended(maps, x), POST)
     mix = MIXED.get(maps.at.mixer) or partial(attended, kept=kept)
     h = mix(maps, maps.norm(x, "attn_norm"))
     return x + (h if config.ffn_norm == POST else maps.norm(h, POST))
@@ -245,6 +247,8 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None =
         from tests.reference_gemma import beside
 
         return x + maps.norm(beside(maps, x), "post_ffw_norm")
+    if maps.at.ffn == "gated_behind":
+        return x + normed(gated(maps, x), tensor(f"blk.{i}.post_ffw_norm.weight"), config)
     if config.arch.graph == "early":
         return x + mixture(maps, maps.norm(x, "ffn_norm"), given)
     halves = config.arch.graph == "halves"  # a layer of one half
@@ -419,7 +423,7 @@ def gated(maps: Layer, h: Array) -> Array:
         return maps.linear(bend + b * x, "ffn_down")
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
-    if maps.at.ffn == "gated":
+    if maps.at.ffn in ("gated", "gated_behind"):
         gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
     else:
         gate, up = (maps.linear(h, "ffn_up", rows) for rows in (slice(n_ff), slice(n_ff, None)))

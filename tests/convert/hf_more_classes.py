@@ -15,4 +15,5 @@ MORE_CLASSES = {
     "gemma4_unified_text": "Gemma4UnifiedText",
     "granite4_vision_text": "Granite4VisionText",
     "nanochat": "NanoChat",
+    "olmo_hybrid": "OlmoHybrid",
 }

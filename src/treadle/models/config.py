@@ -50,6 +50,7 @@ class Recurrence:
     n_group: int = 1  # of heads that share keys and queries (B and C of Mamba)
     norm_eps: float = 0.0  # of the norm behind its heads, or of those of Mamba-1's dt, B and C
     n_rank: int = 0  # of what Mamba-1's steps are made of
+    beta_most: float = 1.0  # of the delta rule: above 1 a state may change its sign
     normed: bool = False  # Mamba-1's dt, B and C are, without weights (Falcon)
 
     @property

@@ -98,7 +98,6 @@ _REASONS: dict[str, str] = {
     "each head's result has a sigmoid gate, in layers between short convolutions": "lfm3 lfm3_vl",
     "its experts are chosen before the sigmoid that weighs them": "kolibri1",
     "its attention is the difference of two": "diffllama",
-    "its delta net lets states change their sign": "olmo_hybrid",
     "its layers of attention share their weights": "zamba zamba2",
     "its layers of attention are experts": "jetmoe",
     "its layers have gates that states decay by (RG-LRU)": "recurrent_gemma",

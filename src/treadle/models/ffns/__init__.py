@@ -10,6 +10,7 @@ FUSED_EXPERTS = "experts_gate_up"  # of each, the rows of its gate and those of 
 PLAIN_EXPERTS = "experts_plain"  # without gates
 LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
 WEIGHED_EXPERTS = "experts_weighed"  # one for each token, which reads states that are weighed
+BEHIND = "gated_behind"  # a norm of what it gives, and none of what it reads
 GROVE_EXPERTS = "experts_grove"  # neighbours share one more, small one
 
 FFNS = Late[Sublayer](
@@ -26,5 +27,6 @@ FFNS = Late[Sublayer](
         "experts_beside": "beside.EXPERTS_BESIDE",
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
         "gated_sparse": "sparse.GATED_SPARSE",
+        BEHIND: "behind.GATED_BEHIND",
     },
 )

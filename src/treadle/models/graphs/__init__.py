@@ -31,6 +31,7 @@ GRAPHS = Late[Graph](
         "apertus": "apertus.APERTUS",
         "kimi": "kimi.KIMI",
         "nanochat": "nanochat.NANOCHAT",
+        "olmo_hybrid": "olmo_hybrid.OLMO_HYBRID",
     },
 )
 

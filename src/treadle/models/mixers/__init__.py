@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV
 from treadle.models.mixers.names import (
+    BEHIND,
     FUSED,
     GATE,
     OWN_DISTANCES,
@@ -40,5 +41,7 @@ MIXERS = Late[Sublayer](
         "delta": "delta.DELTA",
         "delta_grouped": "delta.DELTA_GROUPED",
         "kda": "kda.KDA",
+        BEHIND: "behind.ATTENTION_BEHIND",
+        "delta_signed": "delta_signed.DELTA_SIGNED",
     },
 )
