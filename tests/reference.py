@@ -53,6 +53,8 @@ def states(
         x = x + tensor("position_embd.weight")[: len(ids)]
     if "token_embd_norm.weight" in config.optional:
         x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
+    if config.arch.graph == "nanochat":
+        x = rms_norm(x, np.ones(1), config.norm_eps)
     kept: Kept = {}
     if config.n_streams > 1:
         from tests.reference_streams import joined
@@ -75,7 +77,7 @@ def states(
         if "layer_output_scale.weight" in config.optional:
             x = x * tensor(f"blk.{i}.layer_output_scale.weight")
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
-    weight = np.ones(1) if config.arch.norm == "bare" else tensor("output_norm.weight")
+    weight = np.ones(1) if config.bare else tensor("output_norm.weight")
     return np.asarray(normed(x, weight, config) + bias)
 
 
@@ -104,7 +106,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 def normed(x: Array, weight: Array, config: Config) -> Array:
     """RMS norm, or LayerNorm without its bias."""
-    x = x - x.mean(axis=-1, keepdims=True) if config.arch.norm != "rms" else x
+    x = x - x.mean(axis=-1, keepdims=True) if config.centred else x
     return rms_norm(x, weight, config.norm_eps)
 
 
@@ -203,7 +205,7 @@ class Layer:
     def norm(self, x: Array, stem: str, without: Array | None = None) -> Array:
         """``without``, or ``x`` itself, where the file lacks the norm that another one has."""
         optional = {f"{name}.weight" for name in OPTIONAL_NORMS} | self.config.arch.lacks
-        if self.config.arch.norm == "bare" and stem in ("attn_norm", "ffn_norm"):
+        if self.config.bare and stem in ("attn_norm", "ffn_norm"):
             return normed(x, np.ones(1), self.config)
         if not stem or (f"{stem}.weight" in optional and not self.has(f"{stem}.weight")):
             return x if without is None else without
@@ -227,6 +229,8 @@ def mixed(config: Config, i: int, x: Array, tensor: Tensors, kept: Kept | None =
     from tests.reference_states import MIXED
 
     maps = Layer(config, i, tensor)
+    if maps.at.mixer == "attention_behind":
+        return x + maps.norm(attended(maps, x), POST)
     mix = MIXED.get(maps.at.mixer) or partial(attended, kept=kept)
     if maps.at.mixer.startswith("wkv"):
         from tests.reference_wkv import wkv
@@ -251,6 +255,8 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None =
         from tests.reference_wkv import channel_mix
 
         return x + channel_mix(maps, x)
+    if maps.at.ffn == "gated_behind":
+        return x + normed(gated(maps, x), tensor(f"blk.{i}.post_ffw_norm.weight"), config)
     if config.arch.graph == "early":
         return x + mixture(maps, maps.norm(x, "ffn_norm"), given)
     halves = config.arch.graph == "halves"  # a layer of one half
@@ -428,7 +434,7 @@ def gated(maps: Layer, h: Array) -> Array:
         return maps.linear(bend + b * x, "ffn_down")
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
-    if maps.at.ffn == "gated":
+    if maps.at.ffn in ("gated", "gated_behind"):
         gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
     else:
         gate, up = (maps.linear(h, "ffn_up", rows) for rows in (slice(n_ff), slice(n_ff, None)))

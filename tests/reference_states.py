@@ -81,7 +81,14 @@ def delta(maps: Layer, h: Array) -> Array:
     s, blk = maps.at.state, f"blk.{maps.i}.ssm"
     assert s is not None
     shape, share = (len(h), s.n_group, -1), s.n_head // s.n_group
-    qkv = convolved(maps.linear(h, "attn_qkv"), maps.tensor(f"{blk}_conv1d.weight"))
+    if maps.at.mixer == "delta_signed":
+        parts = [maps.tensor(f"{blk}_conv1d_{x}.weight") for x in "qkv"]
+        qkv = np.concatenate(
+            [h @ maps.tensor(f"blk.{maps.i}.attn_{x}.weight").T for x in "qkv"], -1
+        )
+        qkv = convolved(qkv, np.concatenate(parts))
+    else:
+        qkv = convolved(maps.linear(h, "attn_qkv"), maps.tensor(f"{blk}_conv1d.weight"))
     q, k, v = np.split(activate(qkv, "silu"), [s.n_keys, 2 * s.n_keys], axis=-1)
     q, k = (
         a / np.sqrt((a**2).sum(-1, keepdims=True) + 1e-6)
@@ -93,9 +100,10 @@ def delta(maps: Layer, h: Array) -> Array:
         q, k = (np.repeat(a, share, axis=1) for a in (q, k))
     else:
         beta, alpha = maps.linear(h, "ssm_beta"), maps.linear(h, "ssm_alpha")
-        q, k = (np.tile(a, (1, share, 1)) for a in (q, k))
+        signed = maps.at.mixer == "delta_signed"
+        q, k = (np.repeat(a, share, 1) if signed else np.tile(a, (1, share, 1)) for a in (q, k))
     q, v = q / np.sqrt(s.n_state), v.reshape(len(h), s.n_head, -1)
-    beta, decay = 1 / (1 + np.exp(-beta)), rates_of(maps, alpha)[1]
+    beta, decay = s.beta_most / (1 + np.exp(-beta)), rates_of(maps, alpha)[1]
     state, out = np.zeros((s.n_head, s.n_state, s.head_dim)), np.zeros_like(v)
     for t in range(len(h)):
         state = state * decay[t][:, None, None]
@@ -148,6 +156,7 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "mamba1": mamba1,
     "linear": lambda maps, h: maps.linear(h, "attn_output"),
     "delta": delta,
+    "delta_signed": delta,
     "delta_grouped": delta,
     "kda": kda,
     "latent": latent,

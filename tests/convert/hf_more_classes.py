@@ -14,4 +14,6 @@ MORE_CLASSES = {
     "flex_olmo": "FlexOlmo",
     "gemma4_unified_text": "Gemma4UnifiedText",
     "granite4_vision_text": "Granite4VisionText",
+    "nanochat": "NanoChat",
+    "olmo_hybrid": "OlmoHybrid",
 }

@@ -582,6 +582,7 @@ STATES = [
     ChannelDelta(2, 48, 16, 2, passing=True),
     Rates(4),
     Rates(37, beta=True),
+    Rates(5, beta=True, most=2.0),
     ChannelRates(3, 32),
     ChannelRates(37, 7),
     UnitHeads(32, 3, 0.25, EPS),

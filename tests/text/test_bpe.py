@@ -60,6 +60,7 @@ def test_every_family_keeps_every_character(pre: str, text: str) -> None:
         ("deepseek-llm", "Ωa 12漢字 x!\n", "Ω|a| |12|漢字| x|!|\n"),  # its punctuation has a-z
         ("bailingmoe", "I'VE 12 x!\n\nyY", "I|'VE| |1|2| x|!\n\n|yY"),
         ("bailingmoe2", "don't x \n\ny", "don|'t| x| \n\n|y"),
+        ("nanochat", "I'VE 1234 don't!\n\nyY", "I|'VE| |12|34| don|'t|!\n\n|yY"),
         ("kimi-k2", "I'VE 1234 don't漢字x 日本!/\n", "I'VE| |123|4| don't|漢字|x| |日本|!/\n"),
         ("afmoe", "#ab 1234567 12漢字x\n", "#ab| |1|234|567| |12|漢字|x|\n"),
         ("exaone-moe", "one two's 12 x/\n\ny", "one two|'s| |1|2| x|/\n|\n|y"),

@@ -72,7 +72,9 @@ NORMED = {
 # It wants keys and values of every layer there, also of those that read others' and have none; it
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
-LACKING = frozenset({"gte"})  # architectures that it does not have
+LACKING = frozenset(
+    {"flex_olmo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
+)  # architectures that it does not have
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says
 # Which it does not look for there: queries made in one step or in two, an output's own matrix.

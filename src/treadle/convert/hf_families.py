@@ -51,6 +51,7 @@ from treadle.convert.hf_older import OLDER
 from treadle.convert.hf_pictures import PICTURES
 from treadle.convert.hf_rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf_rwkv7 import RWKV7
+from treadle.convert.hf_unheld import UNHELD
 from treadle.convert.hf_windowed import WINDOWED
 from treadle.convert.hf_windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.files.keys import Keys
@@ -325,7 +326,7 @@ FAMILIES: dict[str, Family] = {
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
 FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS | MORE
-FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH | RWKV7 | DBRX
+FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH | RWKV7 | DBRX | UNHELD
 FAMILIES["granite4_vision_text"] = FAMILIES["granite"]
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -42,6 +42,7 @@ class Rule:
     floats: arrays are given, and made, as float32; else elements are moved as they are stored.
     dtype: what is made is in this, bytes [.., n]; "": in that of the first, or float32.
     first_layer, last_layer: it is for these and those between them.
+    whole: of arrays of three axes the first is no row of matrices alike.
     side: what ``gives`` does to a matrix, it does to an adapter's B (rows), or to its A (columns);
         "": an adapter of the matrix cannot be mapped.
     """
@@ -52,6 +53,7 @@ class Rule:
     dtype: str = ""
     first_layer: int = 0
     last_layer: int = 1 << 20
+    whole: bool = False
     side: Side = ""
 
 
@@ -147,7 +149,7 @@ def _made(name: str, sources: tuple[SafeTensor, ...], make: Make, rule: Rule) ->
     dtype = rule.dtype or ("F32" if rule.floats else first.dtype)
     in_blocks = as_stored and block_of(first.dtype)[0] > 1
     try:
-        shape = _shape_of(make, sources, rule.floats)
+        shape = _shape_of(make, sources, rule.floats, rule.whole)
         if in_blocks and shape[-1:] != elements_of(first)[-1:]:
             raise IndexError("a block would be taken apart")
     except (ValueError, IndexError) as error:
@@ -183,11 +185,13 @@ def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> Safe
     return Made(tensor.name, kind, tensor.shape, size, *at, sources, make, floats=True)
 
 
-def _shape_of(make: Make, sources: Sequence[SafeTensor], floats: bool) -> tuple[int, ...]:
+def _shape_of(
+    make: Make, sources: Sequence[SafeTensor], floats: bool, whole: bool = False
+) -> tuple[int, ...]:
     """What ``make`` would give; of many matrices one is tried, for they are alike."""
     kind = np.dtype(np.float32 if floats else np.uint8)
     shapes = [each.shape if floats else elements_of(each) for each in sources]
-    if many := len(shapes[0]) > 2 and shapes[0][0] > 1:
+    if many := len(shapes[0]) > 2 and shapes[0][0] > 1 and not whole:
         shapes = [(1, *shape[1:]) for shape in shapes]
     made = make(*(np.broadcast_to(np.zeros((), kind), shape) for shape in shapes))
     return (sources[0].shape[0], *made.shape[1:]) if many else tuple(made.shape)

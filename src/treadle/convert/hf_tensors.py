@@ -343,9 +343,13 @@ def _hf_name(name: str, hyper: Hyper, found: Mapping[str, Named]) -> str:
     """The name that transformers gives to what GGUF calls ``name``, as this checkpoint spells."""
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")
-    own = next((hf for hf, gguf in _names(hyper).items() if gguf == stem), None)
-    if own is None:
+    names = [hf for hf, gguf in _names(hyper).items() if gguf == stem]
+    if not names:
         return name
+    # Of several, one of a part of the layer that is there: attention's, or that with a state.
+    here = [n.tensor.name for n in found.values() if layer_of(n.name)[0] == layer]
+    parts = {hf: f".{hf.rpartition('.')[0]}." for hf in names}
+    own = next((hf for hf in names if any(parts[hf] in each for each in here)), names[0])
     others = (n for n in found.values() if n.name != OUTPUT)
     likes = (n.tensor.name for n in others if layer < 0 or layer_of(n.name)[0] >= 0)
     sibling = next(likes, "model.")

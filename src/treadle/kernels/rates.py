@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from treadle.record import dataclass
 @dataclass(frozen=True)
 class Rates(Spec):
     """Of each head ``dt = softplus(x + bias)``, and ``e**(a dt)``, ``a`` below 0: what a state is
-    multiplied by. With ``beta`` the first is ``sigmoid(beta)`` instead.
+    multiplied by. With ``beta`` the first is ``most * sigmoid(beta)`` instead.
 
     ``out`` is two rows of ``heads`` values side by side, each padded to COLUMNS. Items: tokens.
     """
@@ -28,6 +29,7 @@ class Rates(Spec):
     args = Args("x:in a:const bias:const out:out stride out_stride column beta_column:?")
     heads: int
     beta: bool = False
+    most: float = 1.0
 
     @property
     def needs(self) -> set[str]:
@@ -45,8 +47,12 @@ class Rates(Spec):
             map_row(k, self.heads, out, step, x, frame.bias)
             map_row(k, self.heads, out + pad, lambda dt, a: math.exp(k, dt * a), out, frame.a)
             if self.beta:
-                beta = row + frame.beta_column * 4
-                map_row(k, self.heads, out, lambda v: math.sigmoid(k, v), beta)
+                map_row(k, self.heads, out, self._first(k), row + frame.beta_column * 4)
+
+    def _first(self, k: Builder) -> Callable[[Val], Val]:
+        if self.most == 1.0:
+            return lambda v: math.sigmoid(k, v)
+        return lambda v: math.sigmoid(k, v) * self.most
 
     def run_ref(self, args: Any, run: Any) -> None:
         n, h = int(run["n_tokens"]), self.heads
@@ -55,7 +61,7 @@ class Rates(Spec):
         dt = np.logaddexp(0, rows[:, args.column : args.column + h] + args.bias[:h])
         out[:n, pad : pad + h] = np.exp(dt * args.a[:h])
         if self.beta:
-            dt = activated("sigmoid", rows[:, args.beta_column : args.beta_column + h])
+            dt = activated("sigmoid", rows[:, args.beta_column : args.beta_column + h]) * self.most
         out[:n, :h] = dt
 
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def part_convolution(
-    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, part: int
+    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int
 ) -> Rows:
-    """Silu of a short convolution of each column: the ``part``-th of some of equal width, whose
-    last inputs are kept one behind another.
+    """Silu of a short convolution of each column: one of several, whose last inputs are kept one
+    behind another, with ``before`` columns before it.
     """
     spec = Convolution(x.width, state_of(ops, layer).n_conv)
-    off = part * 4 * (spec.taps - 1) * spec.k
+    off = 4 * (spec.taps - 1) * before
     return convolved(ops, label, spec, x, layer, f"{weight}.weight", None, off)
 
 

@@ -97,6 +97,7 @@ _STATES = (
     "rates",
     "mamba2",
     "delta",
+    "delta_apart",
     "silu_gate",
     "sigmoid_gate",
     "softplus_gate",

@@ -74,9 +74,18 @@ def convolved(
     return Floats(label, spec.k, rows, column)
 
 
-def rates(ops: CpuOps, label: str, x: Rows, beta: Rows | None = None, *, a: str, bias: str) -> Rows:
-    """Two rows side by side: steps, or the sigmoid of ``beta``; and what states are multiplied
-    by.
+def rates(
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    beta: Rows | None = None,
+    *,
+    a: str,
+    bias: str,
+    most: float = 1.0,
+) -> Rows:
+    """Two rows side by side: steps, or the sigmoid of ``beta`` times ``most``; and what states are
+    multiplied by.
     """
     steps, (rows, column) = ops.steps, ops.place(x)
     out = steps.floats(label, 2 * round_up(x.width, COLUMNS))
@@ -86,7 +95,7 @@ def rates(ops: CpuOps, label: str, x: Rows, beta: Rows | None = None, *, a: str,
         assert beta_rows is rows, label
     steps.emit(
         label,
-        Rates(x.width, beta=beta is not None),
+        Rates(x.width, beta=beta is not None, most=most),
         Grid(1, "n_tokens"),
         x=rows,
         a=steps.vector(a),
@@ -114,16 +123,26 @@ def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight:
 def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
     """The gated delta rule; ``x``: queries, keys, both made of length 1, and values."""
     state, (rows, column) = state_of(ops, layer), ops.place(x)
-    for name, scale, at in (("q", state.n_state**-0.5, 0), ("k", 1.0, state.n_keys)):
-        part = Floats(label, state.n_keys, rows, column + at)
+    widths = ((0, state.n_keys), (state.n_keys, state.n_keys), (2 * state.n_keys, state.n_inner))
+    q, k, v = (Floats(label, n, rows, column + at) for at, n in widths)
+    return delta_apart(ops, label, q, k, v, rates, layer=layer, grouped=grouped)
+
+
+def delta_apart(
+    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
+) -> Rows:
+    """The same of queries, keys and values that lie anywhere in the same rows."""
+    state, places = state_of(ops, layer), [ops.place(x) for x in (q, k, v)]
+    assert all(rows is places[0][0] for rows, _ in places), label
+    for name, scale, part in (("q", state.n_state**-0.5, q), ("k", 1.0, k)):
         unit_heads(ops, f"{label}.{name}_unit", part, state.n_group, scale)
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
     by_chunks = _chunked(ops, layer)
     kind, block = (ChunkedDelta, 1) if by_chunks else (Delta, block_of(ops))
     spec = kind(*sizes, block, grouped=grouped)
-    columns = {"queries": 0, "keys": state.n_keys, "values": 2 * state.n_keys}
-    columns = {name: column + at for name, at in columns.items()}
-    return scanned(ops, label, spec, rows, rates, layer, columns, None)
+    names = ("queries", "keys", "values")
+    columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
+    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
 def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> None:

@@ -52,6 +52,7 @@ class Recurrence:
     norm_eps: float = 0.0  # of the norm behind its heads, or of those of Mamba-1's dt, B and C
     n_rank: int = 0  # of what Mamba-1's steps are made of
     ranks: tuple[int, ...] = ()  # of WKV-7's decays, rates, mixed values and gates; 0: no gates
+    beta_most: float = 1.0  # of the delta rule: above 1 a state may change its sign
     normed: bool = False  # Mamba-1's dt, B and C are, without weights (Falcon)
 
     @property
@@ -188,9 +189,9 @@ class Config:
     @property
     def centred(self) -> bool:
         """Whether norms are LayerNorms."""
-        return self.arch.norm != "rms"
+        return self.arch.norm not in ("rms", "bare_rms")
 
     @property
     def bare(self) -> bool:
         """Whether norms of states have no weights."""
-        return self.arch.norm == "bare"
+        return self.arch.norm in ("bare", "bare_rms")

@@ -31,7 +31,7 @@ _REASONS: dict[str, str] = {
         "qwen4exp qwen4_exp qwen4_exp_text hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next "
         "glm5_next_text"
     ),
-    "its text goes through the same layers several times": "hrm_text",
+    "its text goes through the same layers several times": "hrm_text dory",
     "its layers add the embeddings once more, each by a factor of its own": "talkie",
     "embeddings have a norm without weights, and norms behind products an epsilon of their own": (
         "muse-glimmer muse_glimmer muse_glimmer_text"
@@ -92,12 +92,10 @@ _REASONS: dict[str, str] = {
     "each head's result has a sigmoid gate, in layers between short convolutions": "lfm3 lfm3_vl",
     "its experts are chosen before the sigmoid that weighs them": "kolibri1",
     "its attention is the difference of two": "diffllama",
-    "its delta net lets states change their sign": "olmo_hybrid",
     "its layers of attention share their weights": "zamba zamba2",
     "its layers of attention are experts": "jetmoe",
     "its layers have gates that states decay by (RG-LRU)": "recurrent_gemma",
     "its states are those of an xLSTM": "xlstm",
-    "its norms have no weights": "nanochat dory",
     "its output has rows for some of its tokens alone": "apertus1p5 apertus1p5_text",
     "its layers add what they make of the embeddings, and it writes no text": (
         "embedding_gemma2 embedding_gemma2_text"

@@ -46,7 +46,7 @@ _CHATML = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# These three have no system role: its text goes before the first user's.
+# These four have no system role: its text goes before the first user's.
 _SYSTEM_FIRST = """\
 {%- set system = '' %}
 {%- set turns = messages %}
@@ -87,6 +87,17 @@ _MISTRAL = """\
     {%- endif %}
 {%- endfor %}"""
 
+_NANOCHAT = """\
+{{- bos_token }}
+{%- for message in turns %}
+    {%- set role = 'assistant' if message['role'] == 'assistant' else 'user' %}
+    {{- '<|' + role + '_start|>' + (system if loop.first else '') }}
+    {{- message['content'] + '<|' + role + '_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant_start|>' }}
+{%- endif %}"""
+
 _PLAIN = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -126,6 +137,12 @@ BUILT_INS = (
     BuiltIn("chatml", ("<|im_start|>", "<|im_end|>"), _CHATML),
     BuiltIn("gemma", ("<start_of_turn>", "<end_of_turn>"), _without_system(_GEMMA, _PLAIN_SYSTEM)),
     BuiltIn("mistral", ("[INST]", "[/INST]"), _without_system(_MISTRAL, _PLAIN_SYSTEM)),
+    BuiltIn(
+        "nanochat",
+        ("<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>"),
+        _without_system(_NANOCHAT, _PLAIN_SYSTEM),
+        archs=("nanochat",),
+    ),
     # Their control tokens say nothing of the format, so the name must.
     BuiltIn(
         "mistral",

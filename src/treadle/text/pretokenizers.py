@@ -96,6 +96,10 @@ _BAILING = PreTokenizer(
     )
 )
 
+# NanoChat's ranks know whole words, as tiktoken looks them up.
+_TWOS = _BAILING.patterns[0].replace(r"\p{N}|", r"\p{N}{1,2}|")
+_NANOCHAT = PreTokenizer((_TWOS,), ignore_merges=True)
+
 # Digits in threes from the right. Longer runs are cut before, or each digit looks to the end.
 _TRINITY = PreTokenizer(
     (
@@ -213,6 +217,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     # Ling and Ring
     "bailingmoe": _BAILING,
     "bailingmoe2": _BAILING,
+    "nanochat": _NANOCHAT,
     "afmoe": _TRINITY,
     "minicpm5": PreTokenizer((r"\p{N}{1,3}", _gpt4(r"\p{N}+")), ignore_merges=True),
     # Signs keep apart from ends of lines

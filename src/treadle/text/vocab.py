@@ -47,6 +47,7 @@ END_OF_TURN = (
     b"[EOT]",
     "<｜end▁of▁sentence｜>".encode(),
     b"<end_of_utterance>",
+    b"<|assistant_end|>",  # NanoChat
 )
 END_OF_GENERATION = (
     *END_OF_TURN,

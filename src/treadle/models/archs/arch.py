@@ -65,8 +65,8 @@ class Arch:
     rope: which elements of a head turn together: ``norm`` is (2i, 2i+1), ``neox`` (i, i + dims/2).
     activation: of the FFN, a name in ``kernels.activation.ACTIVATIONS``.
     gated: the activation is on a gate; else on the one product before ``ffn_down``.
-    norm: ``rms``, ``layer`` for LayerNorm, ``bare`` for LayerNorm without weights, or as the file
-        ``told`` by whose epsilon it has.
+    norm: ``rms``, ``layer`` for LayerNorm, ``bare`` for LayerNorm without weights, ``bare_rms`` for
+        RMS norms without, or as the file ``told`` by whose epsilon it has.
     needs: optional tensors that every sound file of this architecture has.
     lacks: tensors that other architectures need, and this one's files may do without: in all
         layers at once, or with "blk.N." in front in that one alone.
@@ -95,7 +95,7 @@ class Arch:
     rope: RopePairs = "neox"
     activation: str = "silu"
     gated: bool = True
-    norm: Literal["rms", "layer", "bare", "told"] = "rms"
+    norm: Literal["rms", "layer", "bare", "bare_rms", "told"] = "rms"
     needs: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
     keys: tuple[tuple[str, float], ...] = ()

@@ -104,6 +104,15 @@ DECODERS = (
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
+    Arch(  # llama.cpp has none
+        "nanochat",
+        graph="nanochat",
+        activation="relu2",
+        gated=False,
+        norm="bare_rms",
+        lacks=PRE_NORM | OUTPUT_NORM,
+        keys=(("final_logit_softcapping", 15.0),),
+    ),
     Arch("apertus", graph="apertus", gated=False, needs=QK_NORM),
     Arch("bitnet", needs=SUB_NORMS),
     Arch("bitnet-b1.58", activation="relu2", needs=SUB_NORMS),  # Microsoft's name of its 2B-4T

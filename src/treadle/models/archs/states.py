@@ -80,6 +80,15 @@ STATES = (
         mixer="latent",
         state="kda",
     ),
+    Arch(  # llama.cpp has none
+        "olmo_hybrid",
+        graph="olmo_hybrid",
+        needs=QK_NORM | POST_ATTENTION,
+        lacks=FFN_NORM,
+        nope="told",
+        mixer="attention_behind",
+        state="delta_signed",
+    ),
     Arch(
         "rwkv7",
         graph="wkv",

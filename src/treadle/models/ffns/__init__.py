@@ -12,6 +12,7 @@ LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
 WEIGHED_EXPERTS = "experts_weighed"  # one for each token, which reads states that are weighed
 CAPPED_EXPERTS = "experts_capped"  # their scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # beside an FFN that every token has; the same of their scores
+BEHIND = "gated_behind"  # a norm of what it gives, and none of what it reads
 GROVE_EXPERTS = "experts_grove"  # neighbours share one more, small one
 
 FFNS = Late[Sublayer](
@@ -31,5 +32,6 @@ FFNS = Late[Sublayer](
         "experts_gate_up_beside": "beside.EXPERTS_FUSED_BESIDE",
         "gated_sparse": "sparse.GATED_SPARSE",
         "channel_mix": "channel_mix.CHANNEL_MIX",
+        BEHIND: "behind.GATED_BEHIND",
     },
 )

@@ -32,6 +32,8 @@ GRAPHS = Late[Graph](
         "apertus": "apertus.APERTUS",
         "kimi": "kimi.KIMI",
         "wkv": "wkv.WKV",
+        "nanochat": "nanochat.NANOCHAT",
+        "olmo_hybrid": "olmo_hybrid.OLMO_HYBRID",
     },
 )
 

@@ -130,7 +130,7 @@ def ffn_norm_of(keys: Keys, arch: Arch) -> str:
         for stem in (FFN_STEM, ATTENTION_STEM, *OWN_NORMS)
         if f"blk.0.{stem}.weight" in tensors or f"{stem}.weight" in arch.needs
     }
-    if arch.norm == "bare":
+    if arch.norm in ("bare", "bare_rms"):
         return FFN_STEM
     if f"{FFN_STEM}.weight" not in arch.lacks or found & {FFN_STEM, *OWN_NORMS}:
         return FFN_STEM

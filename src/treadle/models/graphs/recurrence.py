@@ -103,5 +103,5 @@ def read_norm_eps(keys: Keys, arch: Arch) -> float:
     """The epsilon of norms. RMS norms take LayerNorm's where it is the only one (Nemotron-H), and
     LayerNorms that of RMS norms (Phi's MoE).
     """
-    own, other = (RMS_EPS, LAYER_EPS) if arch.norm == "rms" else (LAYER_EPS, RMS_EPS)
+    own, other = (RMS_EPS, LAYER_EPS) if "rms" in arch.norm else (LAYER_EPS, RMS_EPS)
     return keys.number(own if keys.has(own) or not keys.has(other) else other, lo=0.0, hi=1.0)

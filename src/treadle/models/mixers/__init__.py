@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV
 from treadle.models.mixers.names import (
+    BEHIND,
     FUSED,
     GATE,
     OWN_DISTANCES,
@@ -42,5 +43,7 @@ MIXERS = Late[Sublayer](
         "kda": "kda.KDA",
         "wkv": "wkv.WKV",
         "wkv_first": "wkv.WKV_FIRST",
+        BEHIND: "behind.ATTENTION_BEHIND",
+        "delta_signed": "delta_signed.DELTA_SIGNED",
     },
 )

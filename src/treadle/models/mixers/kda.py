@@ -28,7 +28,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
             x,
             layer=i,
             weight=f"{blk}_conv1d_{name}",
-            part=part,
+            before=part * x.width,
         )
         for part, (name, x) in enumerate(zip("qkv", qkv, strict=True))
     )

@@ -9,4 +9,5 @@ SOFTPLUS_HEADS = "attention_softplus_heads"  # one value for each head
 SIGMOID_HEADS = "attention_sigmoid"  # the same, of which the sigmoid counts
 OWN_DISTANCES = "attention_distances"  # scores have numbers of its own added by distance
 SINKS, SINKS_FUSED = "attention_sinks", "attention_qkv_sinks"  # none is without sinks
+BEHIND = "attention_behind"  # a norm of what it gives, and none of what it reads
 HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms

@@ -1,0 +1,12 @@
+"""The gated FFN of plain states, with a norm of what it gives (OLMo Hybrid, beside attention)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from treadle.models.ffns.gated import GATED, NORMS_BEFORE
+from treadle.models.structure import TensorRow
+
+_NORM = TensorRow("post_ffw_norm.weight", ("n_embd",))
+_OTHERS = (row for row in GATED.rows if row not in NORMS_BEFORE and row.name != _NORM.name)
+GATED_BEHIND = replace(GATED, before="", rows=(*_OTHERS, _NORM))

@@ -1,0 +1,58 @@
+"""NanoChat: embeddings have a norm, no norm has weights, and pairs turn backwards.
+
+Its queries and keys are normed behind the rope. Without weights that is the same as before it: a
+turn leaves lengths as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.layer import build_layer
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config
+    from treadle.models.keys import Keys
+    from treadle.models.ops import Ops, Rows
+    from treadle.models.rope import Rope
+
+_LATER = "lambda"  # in names of numbers that later versions of NanoChat mix their streams by
+
+
+def build(g: Ops) -> Rows:
+    """As a decoder's, of normed embeddings."""
+    x = first(g)
+    if not g.config.here.start:
+        x = g.norm("token_embd_norm", x, "")
+    for i in g.config.here:
+        x = build_layer(g, i, x, *halves_of(g.config.layers[i]))
+    return x
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """As a decoder's. UnsupportedError for a model of a later version."""
+    if name := next((name for name in keys.gguf.tensors if _LATER in name), ""):
+        what = "is of a later NanoChat, whose layers are others: treadle has that of 2025"
+        raise UnsupportedError(f"{keys.gguf.path}: {name}: {what}")
+    config = reading.read(keys, arch)
+    layers = tuple(replace(layer, qk_norm=True) for layer in config.layers)
+    return replace(config, layers=layers, ropes=tuple(map(_backwards, config.ropes)))
+
+
+def _backwards(rope: Rope) -> Rope:
+    """Frequencies below 0. What cosines and sines are multiplied by, the norms take away."""
+    short, long = rope.factors or (1.0,) * (rope.dims // 2), rope.long_factors
+    return replace(
+        rope,
+        factors=tuple(-factor for factor in short),
+        long_factors=long and tuple(-factor for factor in long),
+        attn_factor=rope.attn_factor / rope.frequencies()[1],
+    )
+
+
+NANOCHAT = replace(DECODER, build=build, read=read)

@@ -1,0 +1,35 @@
+"""OLMo Hybrid: layers with a state have norms before their halves, those of attention behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.ffns import BEHIND
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER
+from treadle.models.graphs.kinds import ATTENTION_STEM
+from treadle.models.mixers.mamba2 import state_of
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import Keys
+
+SIGNED = "ssm.negative_eigenvalues"  # no GGUF file of others says it
+_EPS = 1e-5  # of the norm behind states' heads, whatever that of the others is
+
+
+def read(keys: Keys, arch: Arch) -> Config:
+    """As a decoder's, with what each kind of layer has otherwise."""
+    config = reading.read(keys, arch)
+    most = 2.0 if keys.flag(SIGNED, True) else 1.0
+
+    def own(layer: Layer) -> Layer:
+        state = replace(state_of(layer), norm_eps=_EPS, beta_most=most)
+        return replace(layer, state=state, ffn=BEHIND if layer.n_head_kv else layer.ffn)
+
+    return replace(config, layers=tuple(map(own, config.layers)), ffn_norm=ATTENTION_STEM)
+
+
+OLMO_HYBRID = replace(DECODER, read=read)
