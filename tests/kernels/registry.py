@@ -513,7 +513,7 @@ COMBINES = [
 EXPERTS = [
     Gemm("Q8_0", "q8", 352, 2, 4, segments=2, bias=True, experts=2),
     Gemv("Q4_0", "q8", 352, 4, 1, segments=2, experts=8),
-    GroupGemv("Q4_0", "q8", 352, 1, 4, segments=2, experts=8, one_mr=4, two_mr=2),
+    GroupGemv("Q4_0", "q8", 352, 1, 4, segments=2, experts=8, one_mr=4, one_ahead=2048, two_mr=2),
     GroupGemv("Q8_0", "q8", 512, 1, 4, bias=True, experts=8, spans=True, two_spans=True),
     Gemv("Q8_0", "q8", 352, 4, 1, segments=2, bias=True, experts=8, ahead=2048),
     Pack("silu", "q8", 352, 6, per=12, counted=True),

@@ -32,6 +32,7 @@ from treadle.kernels.spec import Frame, load_record, parts
 from treadle.record import dataclass
 
 Dot = Callable[[list[At], Neighbours | Runs], list[list[Val]]]
+WALKED = "mr", "ahead", "spans"  # fields that say how rows are walked
 ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
 
 
@@ -194,28 +195,26 @@ class GroupGemv(Gemv):
 
     op: ClassVar[str] = "gemv_groups"
     one_mr: int = 1
+    one_ahead: int = 0
     one_spans: bool = False
     two_mr: int = 1
+    two_ahead: int = 0
     two_spans: bool = False
 
     @classmethod
     def of_all(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
         """``most`` with the others for fewer rows."""
         given: dict[str, Any] = {field.name: getattr(most, field.name) for field in fields(Gemv)}
-        less: dict[str, Any] = {
-            "one_mr": one.mr,
-            "one_spans": one.spans,
-            "two_mr": two.mr,
-            "two_spans": two.spans,
-        }
-        return cls(**given, **less)
+        for name, other in (("one", one), ("two", two)):
+            given |= {f"{name}_{own}": getattr(other, own) for own in WALKED}
+        return cls(**given)
 
     def of(self, n: int) -> Gemv:
         """What multiplies ``n`` rows."""
-        own = {1: (self.one_mr, self.one_spans), 2: (self.two_mr, self.two_spans)}
-        mr, spans = own.get(n, (self.mr, self.spans))
         given = {field.name: getattr(self, field.name) for field in fields(Gemv)}
-        return Gemv(**{**given, "mr": mr, "spans": spans, "nr": n})
+        if name := {1: "one", 2: "two"}.get(n):
+            given |= {own: getattr(self, f"{name}_{own}") for own in WALKED}
+        return Gemv(**{**given, "nr": n})
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         stride, counts = self.layout().row_bytes, (1, 2, self.nr)
