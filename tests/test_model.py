@@ -460,9 +460,10 @@ def test_variables_of_a_chat_template(tiny: WriteTiny) -> None:
 def test_what_a_model_says_of_itself(tiny: WriteTiny, tmp_path: Path) -> None:
     path = tmp_path / "<b>&'x'.gguf"
     path.write_bytes(tiny("llama", "Q8_0").read_bytes())
+    size = f"{path.stat().st_size / 1024:.0f} KiB"
     with treadle.load(path, threads=2, context=100, kv="q8_0") as model:
         assert repr(model) == (
-            """Model("<b>&'x'.gguf", llama, 150K parameters, Q8_0, 166 KiB, """
+            f"""Model("<b>&'x'.gguf", llama, 150K parameters, Q8_0, {size}, """
             "2 threads, context of 100 tokens)"
         )
         html = model._repr_html_()

@@ -52,6 +52,7 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
     ("gemma4", "F32", {"window": 16}),
     ("gemma3n", "F32", {"window": 16}),
     ("nemotron_h", "F32", {}),
+    ("nanochat", "F32", {}),
     ("smallthinker", "F32", {"n_layer": 2, "n_expert": 4, "n_ff_exp": 64}),
     (
         "llama4",
@@ -65,6 +66,9 @@ MORE: list[tuple[str, str, dict[str, int]]] = [  # ``python -m tests.gpu`` has t
     ("lfm2", "BF16", {}),
     ("kimi-linear", "F32", {}),
     ("apertus", "F32", {}),
+    ("rwkv7", "F32", {}),
+    ("olmo_hybrid", "F32", {}),
+    ("grok", "F32", {"n_expert": 4, "n_ff_exp": 64}),
 ]
 
 
