@@ -172,7 +172,7 @@ def test_odd_models(data: Path) -> None:
     assert stories.warnings == []
 
 
-@pytest.mark.parametrize("model", ["rwkv", "plamo2", "none", "no_vocab"])
+@pytest.mark.parametrize("model", ["plamo2", "none", "no_vocab"])
 def test_other_kinds_are_refused_by_name(tmp_path: Path, model: str) -> None:
     path = write_vocab(tmp_path / "v.gguf", model, spm_pieces())
     with pytest.raises(UnsupportedError, match=model):
