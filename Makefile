@@ -35,6 +35,7 @@ lint: $(VENV)/.stamp-dev
 	$(VENV)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin src/treadle
 	$(VENV)/bin/mypy --platform win32 --cache-dir .mypy_cache/win32 src/treadle
 	$(VENV)/bin/mypy --platform freebsd14 --cache-dir .mypy_cache/freebsd src/treadle
+	$(VENV)/bin/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores --cache-dir .mypy_cache/py310 src/treadle
 
 format: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check --fix

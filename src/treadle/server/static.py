@@ -18,7 +18,7 @@ from treadle.server import ollama
 from treadle.server.wire import Response
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable  # Python 3.11
+    from importlib.resources.abc import Traversable  # type: ignore[import-not-found, unused-ignore]
 
 FOLDER = "page"
 INDEX = "index.html"
