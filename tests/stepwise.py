@@ -16,7 +16,6 @@ from treadle.engine import Engine
 from treadle.kernels import streams
 from treadle.kernels.act import WORD_TOP
 from treadle.kernels.attention import Attention
-from treadle.kernels.clamp import Cap
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.elementwise import Embed, Norm, Pack
 from treadle.kernels.gated import Gated
@@ -137,7 +136,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return [("whole", np.array(a)) for a in (*sorted_, args.places[: n * spec.n_used])]
     if isinstance(spec, ColumnNorm):
         return [("f32", rows(step.writes[0], slice(args.column, None))[:n, : spec.heads * spec.k])]
-    if isinstance(spec, (Cap, Times)):
+    if isinstance(spec, Times):
         return [("f32", rows(step.writes[0], slice(args.column, args.column + spec.k))[:n])]
     if isinstance(spec, (Add, Combine)):
         return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
@@ -203,7 +202,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         parts = arena[at : at + 4 * size * n_partials].view(np.float32)
         return [(kind, y[whole]), (kind, parts.reshape(-1, spec.dims_v + 2).copy())]
     if isinstance(spec, Softcap):
-        return [("f32", rows(step.writes[0], slice(spec.k))[: run["n_outputs"]])]
+        return [("f32", rows(step.writes[0], slice(spec.k))[: int(run[spec.count])])]
     if isinstance(spec, (Top, JoinTop)):  # an order, which is no matter of rounding
         return []
     if isinstance(spec, SparseGate):

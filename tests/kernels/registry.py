@@ -13,7 +13,7 @@ from treadle.formats.mlx import BITS, GROUPS, SCALES
 from treadle.kernels.attention import Attention
 from treadle.kernels.channels import ChannelDelta, ChannelRates
 from treadle.kernels.chunks import Chunked, ChunkedDelta, ChunkedMamba2
-from treadle.kernels.clamp import Cap, Clamp
+from treadle.kernels.clamp import Clamp
 from treadle.kernels.column_norm import ColumnNorm
 from treadle.kernels.convolution import Convolution
 from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
@@ -177,7 +177,7 @@ COLUMN_NORMS = [
     ColumnNorm(64, EPS, heads=2, centred=True, own=True),
 ]
 CLAMPS = [Clamp(5, 8.0), Clamp(64, 0.7), Clamp(1041, 8.0)]
-CAPS = [Cap(5, 30.0), Cap(64, 1.5), Cap(1041, 30.0)]
+CAPS = [Softcap(n, cap, outputs=False) for n, cap in ((5, 30.0), (64, 1.5), (1041, 30.0))]
 ROTATIONS = [Rotate(32, 3), Rotate(96, 2), Rotate(128, 2), Rotate(256, 1), Rotate(320, 1)]
 # Of pages whose dims are turned, which vectors of a processor alone read.
 ROPES_TURNED = [

@@ -1,4 +1,4 @@
-"""Clamp and Cap against their numpy twins: what lies beside the columns stays."""
+"""Clamp, and Softcap of tokens, against their numpy twins: what lies beside the columns stays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import CAPS, CLAMPS
 from treadle.isa.isa import Isa
-from treadle.kernels.clamp import Cap, Clamp
+from treadle.kernels.clamp import Clamp
+from treadle.kernels.softcap import Softcap
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -34,22 +35,20 @@ def test_clamp(spec: Clamp, isa: Isa, memory: Memory, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", CAPS, ids=registry.name)
-def test_cap(spec: Cap, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+def test_cap(spec: Softcap, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """In units of 2**-24, on arguments up to 1: tanh 2 (``jit/math.py``), its argument 2, the last
     product 1. Larger ones give the cap, and NaN stays NaN.
     """
-    n, column = 4, 6
-    stride = column + spec.k + 3
+    n, stride = 4, spec.k + 3
     x = rng.uniform(-spec.cap, spec.cap, (n, stride)).astype(np.float32)
-    x[1, column : column + 3] = np.nan, 1e6, -1e6
-    expected, strides = x.astype(np.float64), {"stride": stride, "column": column}
-    spec.run_ref(spec.args(x=expected, **strides), Run(n))
-    inside = slice(column, column + spec.k)
+    x[1, :3] = np.nan, 1e6, -1e6
+    expected, inside = x.astype(np.float64), slice(spec.k)
+    spec.run_ref(spec.args(y=expected, stride=stride), Run(n))
     assert np.nanmax(np.abs(expected[:, inside])) == spec.cap
     for front in (False, True):
-        out = memory.copy(x, name="x", front=front)
-        call(spec, isa, memory, {"x": out, **strides}, Run(n), n)
-        assert np.isnan(out[1, column])
+        out = memory.copy(x, name="y", front=front)
+        call(spec, isa, memory, {"y": out, "stride": stride}, Run(n), n * spec.pieces)
+        assert np.isnan(out[1, 0])
         found = np.where(np.isnan(x), x[0, 0], out)
         assert_close(found, np.where(np.isnan(x), x[0, 0], expected), spec.cap * 5 * U32, spec.name)
         outside = np.ones(stride, bool)

@@ -1,6 +1,4 @@
-"""Values held between two limits: OLMo's and MPT's queries, keys and values, Grok's scores of
-experts.
-"""
+"""Values held between two limits: OLMo's and MPT's queries, keys and values."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.kernels.elementwise import map_row
 from treadle.kernels.spec import Args, Frame, Spec
@@ -39,28 +36,3 @@ class Clamp(Spec):
         rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
         part = rows[:, args.column : args.column + self.k]
         part[:] = np.clip(part, -self.limit, self.limit)
-
-
-@dataclass(frozen=True)
-class Cap(Spec):
-    """``x = cap * tanh(x / cap)`` of ``k`` values of each row from ``column`` on, in place. Items:
-    tokens.
-    """
-
-    op: ClassVar[str] = "cap"
-    args = Args("x:inout stride column")
-    k: int
-    cap: float
-
-    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        def held(v: Val) -> Val:
-            return math.tanh(k, v * (1 / self.cap)) * self.cap
-
-        with k.loop(frame.end, start=frame.begin) as n:
-            row = frame.x + (n * frame.stride + frame.column) * 4
-            map_row(k, self.k, row, held, row)
-
-    def run_ref(self, args: Any, run: Any) -> None:
-        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
-        part = rows[:, args.column : args.column + self.k]
-        part[:] = self.cap * np.tanh(part.astype(np.float64) / self.cap)

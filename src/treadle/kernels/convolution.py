@@ -18,7 +18,40 @@ AHEAD = 16  # tokens
 
 
 @dataclass(frozen=True)
-class Convolution(Spec):
+class ByChannel(Spec):
+    """All tokens of a part, one after the other, for some channels. Items: parts x tiles of TILE
+    channels, so that bits do not depend on how a text is cut into runs.
+    """
+
+    k: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.k // TILE)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        lanes = min(isa.lanes, TILE)
+        full, rest = divmod(self.k, lanes)
+        parts = frame.run("parts", ptr)
+        with k.loop(frame.end, start=frame.begin) as item:
+            part, tile = item // self.tiles, item % self.tiles
+            record = load_record(k, parts + part * PART.itemsize, PART)
+            first = tile * (TILE // lanes)
+            with k.shared_loop(k.min(first + TILE // lanes, full), start=first) as c:
+                self._channels(k, frame, record, c * lanes, lanes, lanes)
+            if rest:
+                with k.if_(tile.eq(self.tiles - 1)), k.once():
+                    self._channels(k, frame, record, k.i64(full * lanes), lanes, rest)
+
+    def _channels(
+        self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
+    ) -> None:
+        """All tokens of a part, of the ``n`` channels from ``at`` on."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Convolution(ByChannel):
     """``y[t] = silu(bias + sum_j w[j] u[t - taps + 1 + j])``, channel by channel, in the place of
     ``u``; ``w`` is ``[taps, k]``.
 
@@ -39,26 +72,8 @@ class Convolution(Spec):
     def needs(self) -> set[str]:
         return self.args.required | ({"bias"} if self.bias else set())
 
-    @property
-    def tiles(self) -> int:
-        return -(-self.k // TILE)
-
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         return 4 * (self.taps - 1) * self.k, 2 * self.taps * self.k * n_tokens
-
-    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        lanes = min(isa.lanes, TILE)
-        full, rest = divmod(self.k, lanes)
-        parts = frame.run("parts", ptr)
-        with k.loop(frame.end, start=frame.begin) as item:
-            part, tile = item // self.tiles, item % self.tiles
-            record = load_record(k, parts + part * PART.itemsize, PART)
-            first = tile * (TILE // lanes)
-            with k.shared_loop(k.min(first + TILE // lanes, full), start=first) as c:
-                self._channels(k, frame, record, c * lanes, lanes, lanes)
-            if rest:
-                with k.if_(tile.eq(self.tiles - 1)), k.once():
-                    self._channels(k, frame, record, k.i64(full * lanes), lanes, rest)
 
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int

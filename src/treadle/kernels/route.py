@@ -11,7 +11,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.elementwise import map_row
 from treadle.kernels.matmul import GROUP, ROWS, TILE
-from treadle.kernels.spec import Args, Frame, Spec, round_up
+from treadle.kernels.spec import Args, Frame, Spec, parts, round_up
 from treadle.record import dataclass
 
 PADDED = 16  # f32 values that scores in scratch are padded to
@@ -358,11 +358,8 @@ class Group(Spec):
         chosen = args.chosen[: int(run["n_tokens"]) * self.n_used]
         made = []
         for e in range(self.n):
-            for some in parts_of(np.flatnonzero(chosen == e), ROWS):
+            slots = np.flatnonzero(chosen == e)
+            for first, n in parts(len(slots), ROWS):
+                some = slots[first : first + n]
                 made.append([e, len(some), *some, *[some[-1]] * (ROWS - len(some))])
         args.groups[: 1 + len(made) * (2 + ROWS)] = [len(made), *np.array(made, np.int64).ravel()]
-
-
-def parts_of(some: np.ndarray, n: int) -> list[np.ndarray]:
-    """Parts of ``n``, the last of them perhaps shorter."""
-    return [some[i : i + n] for i in range(0, len(some), n)]

@@ -1,4 +1,4 @@
-"""The softcap of Gemma 2: logits that cannot run away."""
+"""The softcap of Gemma 2 and Grok: logits, or scores of experts, that cannot run away."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PIECE = 1024  # values that one item handles
 
 @dataclass(frozen=True)
 class Softcap(Spec):
-    """``y = cap * tanh(y / cap)``, in place: ``y f32 [n_outputs, stride]``.
+    """``y = cap * tanh(y / cap)``, in place: ``y f32 [n_outputs, stride]``, or a row for each
+    token.
 
     Items: rows x pieces of PIECE values.
     """
@@ -26,6 +27,11 @@ class Softcap(Spec):
     args = Args("y:inout stride")
     k: int  # values of a row
     cap: float
+    outputs: bool = True  # rows are the run's outputs, not its tokens
+
+    @property
+    def count(self) -> str:
+        return "n_outputs" if self.outputs else "n_tokens"
 
     @property
     def pieces(self) -> int:
@@ -50,5 +56,5 @@ class Softcap(Spec):
                     part(at + 4 * lanes * full, rest)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        rows = args.y.reshape(-1, args.stride)[: run["n_outputs"], : self.k]
+        rows = args.y.reshape(-1, args.stride)[: int(run[self.count]), : self.k]
         rows[:] = self.cap * np.tanh(rows.astype(np.float64) / self.cap)

@@ -11,21 +11,21 @@ import numpy as np
 
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import Ty, f32, ptr
+from treadle.jit.types import Ty, f32
 from treadle.kernels.activation import activated
+from treadle.kernels.convolution import ByChannel
 from treadle.kernels.elementwise import map_row, mean_square, row_mean
 from treadle.kernels.scan import Here, Scan
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.kernels.spec import Args, Frame, Spec
 from treadle.record import dataclass
 
-TILE = 64  # channels that one item handles
 DECAY = -0.606531  # a state keeps e**(DECAY s) at least, with s a sigmoid: about -e**-0.5
 LEAST = 1e-12  # length of what is made of length 1
 ROW = ("decays", "removed", "added", "keys", "values")  # of ``WkvKeys``, side by side
 
 
 @dataclass(frozen=True)
-class TokenShift(Spec):
+class TokenShift(ByChannel):
     """``out[j] = x + w[j] (x' - x)`` for each of ``n`` rows of ``w``, side by side, where ``x'`` is
     the token before, or zeros before the first. ``x`` is of ``k`` channels.
 
@@ -34,29 +34,10 @@ class TokenShift(Spec):
 
     op: ClassVar[str] = "token_shift"
     args = Args("x:in w:const states:const out:out stride out_stride cell_bytes state_off")
-    k: int
     n: int
-
-    @property
-    def tiles(self) -> int:
-        return -(-self.k // TILE)
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         return 4 * self.k, 3 * self.n * self.k * n_tokens
-
-    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        lanes = min(isa.lanes, TILE)
-        full, rest = divmod(self.k, lanes)
-        parts = frame.run("parts", ptr)
-        with k.loop(frame.end, start=frame.begin) as item:
-            part, tile = item // self.tiles, item % self.tiles
-            record = load_record(k, parts + part * PART.itemsize, PART)
-            first = tile * (TILE // lanes)
-            with k.loop(k.min(first + TILE // lanes, full), start=first) as c:
-                self._channels(k, frame, record, c * lanes, lanes, lanes)
-            if rest:
-                with k.if_(tile.eq(self.tiles - 1)):
-                    self._channels(k, frame, record, k.i64(full * lanes), lanes, rest)
 
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int

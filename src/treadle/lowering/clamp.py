@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.clamp import Cap, Clamp
+from treadle.kernels.clamp import Clamp
+from treadle.kernels.softcap import Softcap
 from treadle.kernels.spec import Grid
 from treadle.lowering.values import Floats
 
@@ -24,8 +25,7 @@ def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
 
 def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
     """``cap * tanh(x / cap)``, in place: what it is given is used up."""
-    rows, column = ops.place(x)
-    stride = rows.row_bytes // 4
-    spec = Cap(x.width, cap)
-    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
-    return Floats(label, x.width, rows, column)
+    rows, spec = ops.floats(x), Softcap(x.width, cap, outputs=False)
+    grid = Grid(spec.pieces, spec.count)
+    ops.steps.emit(label, spec, grid, y=rows, stride=rows.row_bytes // 4)
+    return Floats(label, x.width, rows)

@@ -28,7 +28,7 @@ def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
         from treadle.kernels.softcap import Softcap
 
         softcap = Softcap(n_vocab, cap)
-        grid = Grid(softcap.pieces, "n_outputs")
+        grid = Grid(softcap.pieces, softcap.count)
         steps.emit(f"{label}.softcap", softcap, grid, y=y, stride=stride)
     assert n_vocab <= N_VOCAB_MAX, n_vocab
     n_rows, n_slices = LOOKS * plan.n_outputs, slices(n_vocab)

@@ -186,11 +186,7 @@ def scanned(
             keys=columns["keys"],
             queries=columns["queries"],
         )
-    state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
-    # A token's state goes past the caches: weights come between it and the next token, and lines
-    # that are written whole need not be read.
-    in_lines = not (states.cell_bytes | state_off | 4 * state.head_dim) % LINE
-    passing = in_lines and steps.plan.n_tokens == 1 and steps.isa.simt is None
+    state_off, passing = scanned_from(ops, layer)
     steps.emit(
         label,
         replace(spec, passing=passing),
@@ -211,6 +207,17 @@ def scanned(
         state_off=state_off,
     )
     return Floats(label, state.n_inner, out)
+
+
+def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
+    """Where in a sequence's states that of a scan begins, in bytes, and whether it is written past
+    the caches: weights come between a single token and the next one, and lines that are written
+    whole need not be read.
+    """
+    steps, state, states = ops.steps, state_of(ops, layer), ops.steps.cache.states_of(layer)
+    state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
+    in_lines = not (states.cell_bytes | state_off | 4 * state.head_dim) % LINE
+    return state_off, in_lines and steps.plan.n_tokens == 1 and steps.isa.simt is None
 
 
 def silu_gate(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from treadle.kernels.spec import LINE, Grid
+from treadle.kernels.spec import Grid
 from treadle.kernels.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
-from treadle.lowering.states import state_of
+from treadle.lowering.states import scanned_from, state_of
 from treadle.lowering.values import Floats
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def wkv(ops: CpuOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
     steps, state = ops.steps, state_of(ops, layer)
     queries, keys, states = ops.floats(r), ops.floats(rows), steps.cache.states_of(layer)
     out = steps.floats(label, state.n_inner)
-    state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
-    in_lines = not (states.cell_bytes | state_off | 4 * state.head_dim) % LINE
-    passing = in_lines and steps.plan.n_tokens == 1 and steps.isa.simt is None  # see states.scanned
+    state_off, passing = scanned_from(ops, layer)
     spec = Wkv(state.n_head, state.head_dim, state.n_state, state.n_head, passing=passing)
     steps.emit(
         label,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treadle.models.mixers.kda import convolved
 from treadle.models.mixers.mamba2 import sizes_of, state_of
 from treadle.models.pools import StateSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
@@ -22,17 +23,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     state, at, blk = state_of(g.config.layers[i]), f"L{i}.delta", f"blk.{i}.ssm"
     names = [f"blk.{i}.attn_{name}" for name in ("q", "k", "v", "gate")]
     *qkv, gate, beta, alpha = g.linears(f"{at}.in", h, [*names, f"{blk}_beta", f"{blk}_alpha"])
-    q, k, v = (
-        g.call(
-            "part_convolution",
-            f"{at}.conv_{name}",
-            x,
-            layer=i,
-            weight=f"{blk}_conv1d_{name}",
-            before=part * state.n_keys,
-        )
-        for part, (name, x) in enumerate(zip("qkv", qkv, strict=True))
-    )
+    q, k, v = convolved(g, i, at, qkv)
     rates = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "most": state.beta_most}
     both = g.call("rates", f"{at}.rates", alpha, beta, **rates)
     y = g.call("delta_apart", f"{at}.scan", q, k, v, both, layer=i, grouped=True)

@@ -11,6 +11,8 @@ from treadle.models.pools import StateSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from treadle.models.config import Layer
     from treadle.models.ops import Ops, Rows
 
@@ -21,23 +23,25 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     names = [f"blk.{i}.attn_{name}" for name in "qkv"]
     names += [f"{blk}_{name}" for name in ("f_a", "g_a", "beta")]
     *qkv, decay, gate, beta = g.linears(f"{at}.in", h, names)
-    q, k, v = (
-        g.call(
-            "part_convolution",
-            f"{at}.conv_{name}",
-            x,
-            layer=i,
-            weight=f"{blk}_conv1d_{name}",
-            before=part * x.width,
-        )
-        for part, (name, x) in enumerate(zip("qkv", qkv, strict=True))
-    )
+    q, k, v = convolved(g, i, at, qkv)
     decay = g.linear(f"{at}.f_b", decay, f"{blk}_f_b")
     rates = g.call("channel_rates", f"{at}.rates", decay, beta, a=f"{blk}_a", bias=f"{blk}_dt.bias")
     y = g.call("channel_delta", f"{at}.scan", q, k, v, rates, layer=i)
     gate = g.linear(f"{at}.g_b", gate, f"{blk}_g_b")
     y = g.call("normed_gate", f"{at}.gate", y, gate, layer=i, norm=f"{blk}_norm.weight")
     return g.linear(f"{at}.output", y, f"blk.{i}.attn_output")
+
+
+def convolved(g: Ops, i: int, at: str, qkv: Sequence[Rows]) -> list[Rows]:
+    """Queries, keys and values, each with a short convolution of its own."""
+    made: list[Rows] = []
+    before = 0
+    for name, x in zip("qkv", qkv, strict=True):
+        weight = f"blk.{i}.ssm_conv1d_{name}"
+        label = f"{at}.conv_{name}"
+        made.append(g.call("part_convolution", label, x, layer=i, weight=weight, before=before))
+        before += x.width
+    return made
 
 
 def _sizes(layer: Layer) -> Sizes:
