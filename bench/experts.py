@@ -157,7 +157,7 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
     w.write()
 
 
-AROUND = re.compile(r"^ffn\.(router|route|sort|gather|combine|fetch)")
+AROUND = re.compile(r"^ffn\.(few\.)?(router|route|sort|gather|combine|fetch)")
 
 
 class Shared(Mine):

@@ -92,8 +92,10 @@ def walk(engine: Engine, parts: Sequence[Part]) -> Iterator[Compared]:
             pool[:] = data
         for (kind, a), (_, e) in zip(actual, expected, strict=True):
             kind = {"bf16x2": "pairs", "bf16x3": "f32"}.get(kind, kind)
-            scores = step.spec.head_dim if isinstance(step.spec, Attention) else 0
-            yield Compared(step.label, kind, a, e, max(scores, e.shape[-1]))
+            spec = step.spec
+            terms = spec.head_dim if isinstance(spec, Attention) else 0
+            terms = spec.k if isinstance(spec, Matmul) else terms
+            yield Compared(step.label, kind, a, e, max(terms, e.shape[-1]))
     for part in parts:
         engine.cache.commit(part.seq)
 
@@ -102,11 +104,16 @@ def multiplied(plan: Plan, step: Step, arena: np.ndarray) -> np.ndarray:
     """Which rows by expert products meet: the others fill up an expert's last block, and a product
     whose tiles are shorter than blocks writes none of them.
     """
-    before = plan.steps[: plan.steps.index(step)]
-    last = next(s for s in reversed(before) if isinstance(s.spec, Sort))
-    tiles = plan.arrays(last, arena).tiles
+    rows = step.args["rows"]
+    sort = next(s for s in plan if isinstance(s.spec, Sort) and s.args["rows"] is rows)
+    tiles = plan.arrays(sort, arena).tiles
     each = tiles[1 : 1 + 3 * int(tiles[0])].reshape(-1, 3)
-    return np.concatenate([np.arange(first, first + n) for _, first, n in each])
+    return np.concatenate([np.arange(0), *(np.arange(first, first + n) for _, first, n in each)])
+
+
+def rows_met(spec: Matmul | Gated, args: Any, run: Run) -> np.ndarray:
+    """Which rows of y a product writes."""
+    return np.concatenate([np.arange(0), *(to for _, _, to in spec.met_ref(args, run))])
 
 
 def _width(spec: Any, buffer: Buffer, step: Step) -> int:
@@ -149,9 +156,10 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         if isinstance(spec, Norm) and (spec.add or spec.rows):
             return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
         if isinstance(spec, Gated) and spec.experts:
-            met = [to for _, _, to in spec.met_ref(args, run)]
-            values = spec.result().read_ref(args.y, max(int(to[-1]) for to in met) + 1)
-            return [(spec.to, values[np.concatenate(met)])]
+            met = rows_met(spec, args, run)
+            with np.errstate(invalid="ignore"):  # rows between these may be anything
+                values = spec.result().read_ref(args.y, max(met, default=-1) + 1)
+            return [(spec.to, values[met])]
         n = n * spec.per if isinstance(spec, Pack) else n
         count = run["n_outputs"] if isinstance(spec, Norm) and spec.outputs else n
         at = plan.offsets[step.writes[0]]
@@ -170,7 +178,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         found = []
         for height, column in zip(args.rows, args.column, strict=True):
             y = rows(step.writes[0], slice(column, column + height))
-            there = np.concatenate([to for _, _, to in spec.met_ref(args, run)])
+            there = rows_met(spec, args, run)
             # One value alone may be near 0 where its terms are not.
             kind = spec.act if spec.act == "bf16x2" else "f32"
             found.append((kind, y[there] + (height == 1)))

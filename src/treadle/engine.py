@@ -75,8 +75,7 @@ class Engine:
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
         self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run
-        experts = {(at.n_used, at.n) for layer in config.layers if (at := layer.experts)}
-        sizes = batch_sizes(device.isa, self._weights.are_floats, () if deterministic else experts)
+        sizes = batch_sizes(device.isa, self._weights.are_floats)
         self.few = [size for size in sizes if size < self.max_tokens]
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
 

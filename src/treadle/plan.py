@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
-from math import prod
+from math import comb, prod
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from treadle.kernels.spec import Grid, Spec, round_up
 from treadle.record import dataclass
 
 ALIGN = 64
-ANY_PART = range(1 << 62)  # tokens
+ANY = range(1, 1 << 62)  # tokens of a part, rows of an expert
 
 
 def counted(count: str) -> str:
@@ -117,8 +117,9 @@ class Step:
     shape: tuple[int, ...] = ()
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
-    serves: range = ANY_PART  # the sizes of parts, in tokens, whose history it reads
+    serves: range = ANY  # the sizes of parts, in tokens, whose history it reads
     used: float = 1.0  # the share of n_bytes that one token needs: some experts, one embedding
+    met: range = ANY  # so many tokens must need the same, or it is not read here
 
     @property
     def kernel(self) -> str:
@@ -144,12 +145,22 @@ class Step:
         of_outputs = self.grid.count in ("n_outputs", "n_sampled")
         rows = n_outputs if of_outputs else sum(n for _, n in parts)
         # Expected, where tokens choose as they like: what none of them needs is not read.
-        n_bytes = round(self.n_bytes * (1.0 - (1.0 - self.used) ** rows))
+        n_bytes = round(self.n_bytes * chance(rows, self.used, self.met))
         n_ops = rows * self.n_flops
+        if self.met != ANY and rows:  # a token's choice, if as many of the others have made it
+            others = range(self.met.start - 1, self.met.stop - 1)
+            n_ops = round(n_ops * chance(rows - 1, self.used, others))
         for part in parts:
             more_bytes, more_ops = self.spec.history(*part) if part[1] in self.serves else (0, 0)
             n_bytes, n_ops = n_bytes + more_bytes, n_ops + more_ops
         return n_bytes, n_ops
+
+
+def chance(n: int, p: float, counts: range) -> float:
+    """That of ``n`` things, each with the chance ``p``, a number in ``counts`` comes true."""
+    if counts.stop > n:
+        return 1.0 - chance(n, p, range(counts.start))
+    return sum(comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in counts)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from treadle.cli.bench import Test as BenchTest
@@ -12,7 +13,7 @@ from treadle.kernels.attention import Attention
 from treadle.kernels.elementwise import Norm
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.spec import Grid, Spec
-from treadle.plan import Step
+from treadle.plan import ANY, Step
 
 PEAKS = {"bandwidth": 1e9, "int8": 1e9, "f32": 1e9}
 
@@ -72,6 +73,22 @@ def test_logits_that_nobody_wants_cost_nothing() -> None:
     assert output.work([(0, 512)], 0) == (0, 0)
     assert output.work([(0, 512)], 1) == (1000, 7)
     assert output.work([(0, 1)] * 8, 8) == (1000, 56)
+
+
+@pytest.mark.parametrize("n", [1, 5, 9, 40, 512])
+def test_experts_of_few_rows_and_of_many_share_the_work(n: int) -> None:
+    """Both steps name all that there is; what is expected of each, against random choices."""
+    rng, n_expert, few = np.random.default_rng(1), 20, range(1, 9)
+    whole = replace(step(Norm("q8", 64, 1, 1e-5), n_bytes=10**9, n_flops=10**9), used=0.1)
+    parts = [replace(whole, met=met) for met in (few, range(few.stop, ANY.stop))]
+    sizes = rng.binomial(n, 0.1, (4000, n_expert))
+    met = np.isin(sizes, few)
+    expected = met.mean(), (sizes * met).sum() / sizes.sum()
+    found = [part.work([(0, n)]) for part in parts]
+    n_bytes, n_ops = whole.work([(0, n)])
+    assert (found[0][0] / 1e9, found[0][1] / n_ops) == pytest.approx(expected, abs=0.01)
+    assert sum(each[0] for each in found) == pytest.approx(n_bytes, abs=2)
+    assert sum(each[1] for each in found) == pytest.approx(n_ops, rel=1e-9)
 
 
 def test_what_works_on_matrix_registers_is_bound_by_them() -> None:

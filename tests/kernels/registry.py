@@ -30,7 +30,7 @@ from treadle.kernels.merge import Merge
 from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
 from treadle.kernels.recurrences import Delta, Mamba2
 from treadle.kernels.rope import RopeStore
-from treadle.kernels.route import Group, Route, Sort
+from treadle.kernels.route import Route, Sort
 from treadle.kernels.scaled import Temper, Times, Weigh
 from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
@@ -488,8 +488,13 @@ ROUTES = [
     Route(37, 3, "softmax", jitter=0.25),
     Route(24, 5, "softmax", True, 0.05, per=2),
 ]
-SLOT_GROUPS = [Group(8, 2), Group(5, 1), Group(128, 8)]
-SORTS = [Sort(8, 2, 4, 8), Sort(5, 1, 6, 6), Sort(128, 8, 24, 504)]
+SORTS = [
+    Sort(8, 2, 4, 8),
+    Sort(5, 1, 6, 6),
+    Sort(128, 8, 24, 504, over=3),
+    Sort(128, 8, 1, 4, upto=3),
+    Sort(8, 2, 1, 4),
+]
 GATHERS = [
     Gather("q8", 96, 4, 32, 12),
     Gather("q8", 352, 6, 16, 6),
@@ -513,7 +518,7 @@ COMBINES = [
 EXPERTS = [
     Gemm("Q8_0", "q8", 352, 2, 4, segments=2, bias=True, experts=2),
     Gemv("Q4_0", "q8", 352, 4, 1, segments=2, experts=8),
-    GroupGemv("Q4_0", "q8", 352, 1, 4, segments=2, experts=8, one_mr=4, one_ahead=2048, two_mr=2),
+    GroupGemv("Q4_0", "q8", 352, 1, 4, segments=2, experts=8, of_tokens=True, one_mr=4, two_mr=2),
     GroupGemv("Q8_0", "q8", 512, 1, 4, bias=True, experts=8, spans=True, two_spans=True),
     Gemv("Q8_0", "q8", 352, 4, 1, segments=2, bias=True, experts=8, ahead=2048),
     Pack("silu", "q8", 352, 6, per=12, counted=True),
@@ -667,7 +672,6 @@ ALL: list[Spec] = [
     *GEMVS,
     *ROUTES,
     *SORTS,
-    *SLOT_GROUPS,
     *GATHERS,
     *COMBINES,
     *EXPERTS,

@@ -194,9 +194,6 @@ def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
             codes, floats = () if isa.name == "avx512" else (8, 128), (8, 128)
         assert choice.batch_sizes(isa, False) == (*GEMV_TOKENS, *codes)
         assert choice.batch_sizes(isa, True) == (*GEMV_TOKENS, *floats)
-        for experts, more in (((8, 128), (8, 32)), ((4, 32), (8,)), ((4, 12), ())):
-            with_experts = choice.batch_sizes(isa, False, [experts])
-            assert with_experts == tuple(sorted({*GEMV_TOKENS, *codes, *more}))
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:

@@ -26,7 +26,7 @@ from treadle.kernels.gemv import Gemv
 from treadle.kernels.matmul import TILE, Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.route import Route, Sort, blocks_most, tiles_most
+from treadle.kernels.route import Route, Sort, blocks_most
 from treadle.kernels.spec import round_up
 from treadle.kernels.vector_bytes import LanesGemm
 from treadle.kernels.vector_floats import FloatLanes
@@ -68,16 +68,23 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
     assert_close(weighed, weights, 16 * U32 * np.abs(weights), spec.name)
 
 
+FIRST, LEFT_OUT = 1000, -1  # places
+
+
 def sorted_rows(
     spec: Sort, chosen: np.ndarray, memory: Memory, isa: Isa | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tiles, rows and places: by the kernel, or without ``isa`` by its twin."""
+    """Tiles, rows and places from FIRST on, LEFT_OUT where there is none: by the kernel, or without
+    ``isa`` by its twin.
+    """
     n_slots = len(chosen)
-    most = tiles_most(n_slots, spec.n, spec.most), blocks_most(n_slots, spec.n, spec.block)
+    most = [blocks_most(n_slots, spec.n, rows) for rows in (spec.most, spec.block)]
     tiles = memory.array(1 + most[0] * 3, np.int64, name="tiles")
     into = memory.array(2 + most[1] * spec.block, np.int32, name="rows")
     places = memory.array(n_slots, np.int32, name="places")
-    args = {"chosen": memory.copy(chosen), "tiles": tiles, "rows": into, "places": places}
+    places[:] = LEFT_OUT
+    given = {"chosen": memory.copy(chosen), "tiles": tiles, "rows": into, "places": places}
+    args = {**given, "first": FIRST}
     run = Run(n_slots // spec.n_used)
     if isa is None:
         spec.run_ref(spec.args(**args), run)
@@ -89,7 +96,7 @@ def sorted_rows(
 @pytest.mark.parametrize("isa", rows.VECTORS[-1:], ids=rows.name)
 @pytest.mark.parametrize("spec", SORTS, ids=registry.name)
 def test_sort(spec: Sort, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    """All numbers are whole: exact. Most experts have no token, or one has all."""
+    """All numbers are whole: exact. Most experts have no token, or one has all, or not too many."""
     few = np.full(3 * spec.n_used, spec.n - 1, np.int32)
     for chosen in (few, rng.integers(0, spec.n, 41 * spec.n_used).astype(np.int32)):
         exact = sorted_rows(spec, chosen, memory, None)
@@ -97,10 +104,13 @@ def test_sort(spec: Sort, isa: Isa, memory: Memory, rng: np.random.Generator) ->
             assert np.array_equal(made, want)
         tiles, into, places = exact
         records = tiles[1 : 1 + 3 * tiles[0]].view(TILE)
-        assert records["n"].sum() == len(chosen)
-        assert records["n"].max() <= spec.most
-        tokens = into[2:]
-        assert np.array_equal(tokens[places], np.arange(len(chosen)) // spec.n_used)
+        sizes = np.bincount(chosen, minlength=spec.n)
+        met = (sizes > spec.over) & (sizes <= (spec.upto or len(chosen)))
+        assert np.array_equal(places != LEFT_OUT, met[chosen])
+        assert records["n"].sum() == sizes[met].sum()
+        assert records["n"].max(initial=0) <= spec.most
+        tokens, places, there = into[2:], places - FIRST, np.flatnonzero(met[chosen])
+        assert np.array_equal(tokens[places[there]], there // spec.n_used)
         for expert, first, n in records.tolist():
             assert first % spec.block == 0
             slots = np.flatnonzero((places >= first) & (places < first + n))

@@ -15,7 +15,7 @@ from tests.kernels.registry import EXPERT_LORAS
 from treadle.isa.isa import Isa
 from treadle.kernels.lora import GROUP, GROUP_OF, PIECE, STRIP
 from treadle.kernels.lora_experts import ExpertDown, ExpertUp, OfExperts, Wants
-from treadle.kernels.route import Sort, blocks_most, tiles_most
+from treadle.kernels.route import Sort, blocks_most
 
 N_TOKENS, BLOCK, MOST = 23, 4, 8
 SCALES = ((0.0, 1.5, -0.25), (0.0, 0.0, 0.0), (2.0, 0.0, 1.0), (0.0, 0.0, 0.5))
@@ -57,10 +57,11 @@ class Problem:
         if not spec.sorted:
             return
         sort = Sort(spec.n, spec.n_used, BLOCK, MOST)
-        n_tiles, n_blocks = tiles_most(n_slots, 5, MOST), blocks_most(n_slots, 5, BLOCK)
+        n_tiles, n_blocks = (blocks_most(n_slots, 5, rows) for rows in (MOST, BLOCK))
         tiles = np.zeros(1 + 3 * n_tiles, np.int64)
         sorted_rows = np.zeros(2 + n_blocks * BLOCK, np.int32)
         given = {"tiles": tiles, "rows": sorted_rows, "places": np.zeros(n_slots, np.int32)}
+        given["first"] = 0
         sort.run_ref(sort.args(chosen=self.tiles, **given), self.run)
         self.tiles, self.rows, self.units = tiles, sorted_rows, int(tiles[0])
         self.n_rows = int(sorted_rows[:2].view(np.int64)[0]) * BLOCK
@@ -120,7 +121,7 @@ def test_down(spec: ExpertDown, isa: Isa, memory: Memory, rng: np.random.Generat
 @pytest.mark.parametrize("spec", of(ExpertUp), ids=registry.name)
 def test_up(spec: ExpertUp, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of y and r products in f32: r + 1 roundings. The second adapter has no last strip."""
-    problem = Problem(spec, rng)
+    problem, before = Problem(spec, rng), 3  # rows of y
     ranks, firsts = (5, 16, 1), (0, 8, 24)
     pieces = np.zeros((spec.n_adapters, spec.n_strips), PIECE)
     parts, at, row_bytes = [], 0, spec.fmt.row_bytes(STRIP)
@@ -133,18 +134,20 @@ def test_up(spec: ExpertUp, isa: Isa, memory: Memory, rng: np.random.Generator) 
         at += spec.n * pitch
     blocks = spec.fmt.quantize_rows(np.concatenate(parts))
     stride, t_stride = spec.n_strips * STRIP + 3, 28
-    y = rng.standard_normal((problem.n_rows, stride)).astype(np.float32)
+    y = rng.standard_normal((before + problem.n_rows, stride)).astype(np.float32)
     t = np.full((problem.n_rows, t_stride), np.nan, np.float32)
     for adapter, (rank, first) in enumerate(zip(ranks, firsts, strict=True)):
         some = problem.wanted(adapter)
         t[some, first : first + rank] = rng.standard_normal((int(some.sum()), rank))
-    common = {"stride": stride, "t_stride": t_stride}
+    common = {"first": before, "stride": stride, "t_stride": t_stride}
     expected = y.astype(np.float64)
     args = {"t": t.ravel(), "w": blocks, "pieces": pieces.ravel(), "y": expected.reshape(-1)}
     spec.run_ref(spec.args(**args, **common, **problem.args()), problem.run)
     changed = (expected != y)[:, : spec.n_strips * STRIP].any(1)
-    assert np.array_equal(changed, np.any([problem.wanted(a) for a in range(3)], 0))
-    size = np.abs(expected) + np.nan_to_num(np.abs(t)).sum(1, keepdims=True) * 5
+    assert not changed[:before].any()
+    assert np.array_equal(changed[before:], np.any([problem.wanted(a) for a in range(3)], 0))
+    size = np.abs(expected)
+    size[before:] += np.nan_to_num(np.abs(t)).sum(1, keepdims=True) * 5
     for front in (False, True):
         given = {"t": memory.copy(t, front=front), "w": memory.copy(blocks, front=front)}
         given |= {"pieces": memory.copy(pieces, front=front), **problem.args(memory)}

@@ -27,9 +27,8 @@ from treadle.kernels.act import Act
 from treadle.kernels.elementwise import Pack
 from treadle.kernels.gated import Gated
 from treadle.kernels.gather import Gather
-from treadle.kernels.gemv import GroupGemv
 from treadle.kernels.latent import PackHeads
-from treadle.kernels.matmul import Matmul, groups_of
+from treadle.kernels.matmul import Matmul, tiles_of
 from treadle.kernels.route import Sort
 from treadle.kernels.spec import Grid
 from treadle.plan import Buffer, Plan, Step
@@ -60,8 +59,8 @@ class Tap:
 class Share:
     """Which of the rows kept of ``buffer`` each expert multiplies, known after ``step``.
 
-    ``tiles``: of a gemm, whose rows are those of ``rows``'s tokens if that is given; of a gemv the
-    experts, each ``tokens`` of which have the same row, or groups of these slots.
+    ``tiles``: whose rows are those of ``rows``'s tokens if that is given; or, with ``tokens``, the
+    experts, each ``tokens`` of which have the same row.
     """
 
     step: int
@@ -72,25 +71,19 @@ class Share:
     rows: Buffer | None
     tokens: int
     n_used: int  # experts of a token
-    grouped: bool
 
     def of_experts(
         self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
     ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Experts, and rows that they multiply."""
         tiles = read(self.tiles).view(self.tiles.dtype)
-        if self.grouped:
-            for expert, slots in groups_of(tiles):
-                yield expert, slots // self.tokens
-            return
         if self.tokens:
             chosen = tiles[: n_tokens * self.n_used]
             for expert in np.unique(chosen):
                 yield int(expert), np.flatnonzero(chosen == expert) // self.tokens
             return
         token_of = read(self.rows).view(self.rows.dtype)[2:] if self.rows else None
-        for expert, first, n in tiles[1 : 1 + 3 * int(tiles[0])].reshape(-1, 3).tolist():
-            here = np.arange(first, first + n)
+        for expert, here in tiles_of(tiles):
             yield expert, here if token_of is None else token_of[here].astype(np.int64)
 
 
@@ -297,10 +290,9 @@ def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) 
         tuple(names),
         n_experts,
         product.args["tiles"],
-        known.args["rows"] if isinstance(known.spec, Gather) else None,
+        known.args["rows"] if isinstance(known.spec, Gather) else product.args.get("sources"),
         product.args["tokens"],
         spec.experts,
-        isinstance(spec, GroupGemv),
     )
 
 

@@ -123,6 +123,8 @@ class Act:
     def write_ref(self, out: np.ndarray, x: np.ndarray) -> None:
         """Write f32 ``x [N, k]`` into the bytes ``out`` in this layout."""
         n, g = x.shape[0], self.group
+        if not n:
+            return
         groups = out[: self.n_bytes(n)].reshape(-1, self.group_bytes)
         values: np.ndarray
         if self.kind == "q8":
@@ -162,6 +164,8 @@ class Act:
 
     def read_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
         """The values of the first ``n`` tokens, float64 ``[n, k]``."""
+        if not n:
+            return np.zeros((0, self.k))
         g, groups = self.group, buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
         rows = self.dwords_ref(buffer, n)
         if self.kind == "f32":

@@ -6,7 +6,7 @@ machine's own, which whoever builds a plan hands in: nothing here reads a file o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from treadle.kernels.choice_act import by_words, folds, gemm_act, gemv_act, matr
 from treadle.kernels.choice_strips import by_strips, fits_strips
 from treadle.kernels.gated import Gated
 from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv, GroupGemv
+from treadle.kernels.gemv import GROUPED, Gemv, GroupGemv
 from treadle.kernels.gemv_spans import kind_of
-from treadle.kernels.matmul import COLUMNS, ROWS, Matmul
+from treadle.kernels.matmul import COLUMNS, Matmul
 from treadle.kernels.matrix import EDGE, SIDE, MatrixGemm
 from treadle.kernels.spec import round_up
 from treadle.kernels.strips import StripGemm
@@ -31,12 +31,11 @@ from treadle.record import dataclass
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
-SLOT_TOKENS = (8, 32)  # of plans of their own, where tokens meet their experts by slot
 # Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
 FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
-SHARED = 2  # rows of an expert, of all of them, up to which no panels are packed
+FEW_ROWS = 8  # of an expert: packing a panel takes longer than gemvs of GROUPED rows
 WAITED = 1.2  # times as long as threads work that the last of them may work
 GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
 
@@ -127,22 +126,17 @@ def matmul(
     return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
 
 
-def by_slot(isa: Isa, tokens: int, n_used: int, n: int) -> bool:
-    """Whether tokens meet their ``n_used`` experts of ``n`` by gemvs, which read an expert's
-    weights for each of its rows, or each few of them.
-
-    Packing a panel for a row or two takes longer than products.
-    """
-    return tokens in GEMV_TOKENS or (isa.simt is None and tokens * n_used <= SHARED * n)
+def few_rows(isa: Isa) -> int:
+    """An expert that so many rows meet has gemvs. More are faster with a panel."""
+    if isa.simt is not None:
+        return 0
+    return GROUPED if isa.matrix is not None else FEW_ROWS
 
 
-def batch_sizes(isa: Isa, floats: bool, experts: Iterable[tuple[int, int]] = ()) -> tuple[int, ...]:
+def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
     """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
-    of a model that mostly has such weights; ``experts``: those of a token, and of how many.
+    of a model that mostly has such weights.
     """
-    pairs = [*experts]
-    if own := {n for n in SLOT_TOKENS if any(by_slot(isa, n, *each) for each in pairs)}:
-        return tuple(sorted({*batch_sizes(isa, floats), *own}))
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
     if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:
@@ -160,10 +154,12 @@ def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **f
     return Gemv(fmt.name, gemv_act(fmt, isa), k, nr=tokens, **chosen, **fields)
 
 
-def group_gemv(fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, **fields: Any) -> GroupGemv:
-    """The one for rows of x in groups of at most ``ROWS`` that meet the same expert."""
-    one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, ROWS))
-    return GroupGemv.of_all(one, two, most)
+def group_gemv(
+    fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, *, of_tokens: bool = False, **fields: Any
+) -> GroupGemv:
+    """The one for an expert's rows, at most ``GROUPED`` at a time."""
+    one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, GROUPED))
+    return replace(GroupGemv.of_all(one, two, most), of_tokens=of_tokens)
 
 
 def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:

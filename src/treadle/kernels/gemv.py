@@ -27,12 +27,13 @@ from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.gemv_spans import kind_of
-from treadle.kernels.matmul import GROUP, Matmul, Segment, finish, groups_of, n_strips, pick_segment
-from treadle.kernels.spec import Frame, load_record, parts
+from treadle.kernels.matmul import TILE, Matmul, Segment, finish, n_strips, pick_segment, tiles_of
+from treadle.kernels.spec import Args, Frame, load_record, parts
 from treadle.record import dataclass
 
 Dot = Callable[[list[At], Neighbours | Runs], list[list[Val]]]
 WALKED = "mr", "ahead", "spans"  # fields that say how rows are walked
+GROUPED = 4  # rows of an expert that are multiplied together
 ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
 
 
@@ -84,7 +85,7 @@ class Gemv(Matmul):
 
     @contextmanager
     def _met(self, k: Builder, frame: Frame) -> Iterator[tuple[Val, Val, Val]]:
-        """What each of the items' rows, groups or heads is, and which of all its strips to do."""
+        """What each of the items' rows, tiles or heads is, and which of all its strips to do."""
         strips = n_strips(k, frame, self, self.rows_per_item(k.isa.lanes))
         all_of_them = (frame.end + (strips - 1)) // strips
         with k.loop(all_of_them, start=frame.begin // strips) as one:
@@ -186,20 +187,31 @@ class Gemv(Matmul):
 
 @dataclass(frozen=True)
 class GroupGemv(Gemv):
-    """With experts: at most ``nr`` (``ROWS``) rows of x at a time that meet the same one. ``tiles``
-    are groups of slots, the rows of y; ``tokens`` of these are made of the same row of x.
+    """With experts that few rows meet: at most ``nr`` (``GROUPED``) rows of one tile at a time.
+
+    Row r of ``tiles`` is row ``first`` + r of y, and of x, too, or ``of_tokens`` that of its token,
+    which ``sources`` has, as ``Sort`` writes it.
 
     One and two rows are walked as a gemv of so many walks them; its fields begin with ``one`` or
     ``two``.
     """
 
     op: ClassVar[str] = "gemv_groups"
+    args = Args(
+        "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:? sources:in? first",
+        each="w:tensor bias:const? factor:const? rows column pitch:?",
+    )
+    of_tokens: bool = False
     one_mr: int = 1
     one_ahead: int = 0
     one_spans: bool = False
     two_mr: int = 1
     two_ahead: int = 0
     two_spans: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return super().needs | ({"sources"} if self.of_tokens else set())
 
     @classmethod
     def of_all(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
@@ -218,17 +230,28 @@ class GroupGemv(Gemv):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         stride, counts = self.layout().row_bytes, (1, 2, self.nr)
-        with self._met(k, frame) as (group, begin, end):
-            at = frame.tiles + (8 + group * GROUP.itemsize)
-            expert, n, *slots = load_record(k, at, GROUP).values()
+        with self._met(k, frame) as (tile, begin, end):
+            at = load_record(k, frame.tiles + (8 + tile * TILE.itemsize), TILE)
             for fewer, most in zip((0, *counts), counts, strict=False):
-                with k.if_((n > fewer) & (n <= most)):
-                    rows = slots[:most]
-                    tokens = [frame.x + row // frame.tokens * stride for row in rows]
-                    self.of(most)._multiply(k, frame, tokens, begin, end, expert, rows)
+                with k.if_((at["n"] > fewer) & (at["n"] <= most)):
+                    last = at["n"] - 1  # it stands in for the missing ones
+                    rows = [at["first"] + k.min(k.i64(i), last) for i in range(most)]
+                    sources = [self._source(k, frame, row) for row in rows]
+                    tokens = [frame.x + source * stride for source in sources]
+                    into = [frame.first + row for row in rows]
+                    self.of(most)._multiply(k, frame, tokens, begin, end, at["expert"], into)
+
+    def _source(self, k: Builder, frame: Frame, row: Val) -> Val:
+        """The row of x that this one is made of."""
+        if not self.of_tokens:
+            return row
+        return k.load(frame.sources + (8 + row * 4), i32).to(i64)
 
     def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        return [(expert, some // args.tokens, some) for expert, some in groups_of(args.tiles)]
+        return [
+            (expert, args.sources[2 + rows] if self.of_tokens else rows, args.first + rows)
+            for expert, rows in tiles_of(args.tiles)
+        ]
 
 
 def _dot_floats(

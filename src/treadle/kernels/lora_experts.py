@@ -178,13 +178,15 @@ class ExpertDown(OfExperts):
 
 @dataclass(frozen=True)
 class ExpertUp(OfExperts):
-    """``y[n] += B[e] t[n]``, adapter by adapter, each column of t after the other.
+    """``y[first + n] += B[e] t[n]``, adapter by adapter, each column of t after the other.
 
     ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``.
     """
 
     op: ClassVar[str] = "expert_lora_up"
-    args = Args("t:in w:const pieces:const wants:in tiles:in rows:in? y:inout stride t_stride")
+    args = Args(
+        "t:in w:const pieces:const wants:in tiles:in rows:in? y:inout first stride t_stride"
+    )
     n_strips: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -199,7 +201,7 @@ class ExpertUp(OfExperts):
                     scale = self.scale(k, frame, self.token(k, frame, row), adapter)
                     with k.if_(k.abs(scale) > 0.0):
                         t = frame.t + (row * frame.t_stride + piece["first"]) * 4
-                        y = frame.y + (row * frame.stride + at.part * STRIP) * 4
+                        y = frame.y + ((frame.first + row) * frame.stride + at.part * STRIP) * 4
                         add_strip(k, self.fmt, y, w, t, piece["n"])
 
     def run_ref(self, args: Any, run: Any) -> None:
@@ -216,4 +218,4 @@ class ExpertUp(OfExperts):
                 w = raw[at + e * pitch :][: count * n_bytes].reshape(count, n_bytes)
                 mine = t[some, first : first + count].astype(np.float64)
                 made = mine @ self.fmt.dequantize_rows(w).astype(np.float64)
-                y[some, strip * STRIP : (strip + 1) * STRIP] += made
+                y[args.first + some, strip * STRIP : (strip + 1) * STRIP] += made

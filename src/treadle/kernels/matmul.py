@@ -27,20 +27,17 @@ from treadle.kernels.blocks import At, WeightRows
 from treadle.kernels.spec import Args, Frame, Spec, load_record
 from treadle.record import dataclass
 
-# Rows of x that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are
-# the experts of its rows, i32.
+# Rows that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are the
+# experts of its rows, i32.
 TILE = np.dtype([(name, "i8") for name in ("expert", "first", "n")])
-# Or their slots, wherever they are, ``ROWS`` at most.
-ROWS = 4
-GROUP = np.dtype([(name, "i8") for name in ("expert", "n", *(f"slot{i}" for i in range(ROWS)))])
 BY_HEAD = {"pitch", "x_pitch", "y_pitch"}
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
-def groups_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The experts and slots of GROUP records behind their count, i64."""
-    for group in raw[1 : 1 + int(raw[0]) * (GROUP.itemsize // 8)].view(GROUP):
-        yield int(group["expert"]), np.array([*group][2 : 2 + group["n"]])
+def tiles_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The experts and rows of TILE records behind their count, i64."""
+    for expert, first, n in raw[1 : 1 + 3 * int(raw[0])].reshape(-1, 3).tolist():
+        yield expert, np.arange(first, first + n)
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,7 @@ class Matmul(Spec):
         if not self.experts:
             rows = np.arange(int(run[self.count]))
             return [(head, rows, rows) for head in range(max(1, self.heads))]
-        n_tiles = int(args.tiles[0])
-        tiles = args.tiles[1 : 1 + 3 * n_tiles].reshape(-1, 3)
-        rows_of = [(int(e), np.arange(first, first + n)) for e, first, n in tiles]
-        return [(e, rows, rows) for e, rows in rows_of]
+        return [(e, rows, rows) for e, rows in tiles_of(args.tiles)]
 
     def products_ref(self, args: Any, run: Any) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """Rows of y, and each segment's product there, ``[N, M]``, with its bias."""

@@ -10,8 +10,8 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.elementwise import map_row
-from treadle.kernels.matmul import GROUP, ROWS, TILE
-from treadle.kernels.spec import Args, Frame, Spec, parts, round_up
+from treadle.kernels.matmul import TILE
+from treadle.kernels.spec import Args, Frame, Spec, round_up
 from treadle.record import dataclass
 
 PADDED = 16  # f32 values that scores in scratch are padded to
@@ -226,13 +226,8 @@ def first_of(k: Builder, at: Val, count: int, rest: float) -> Val:
     return k.select(k.const(range(ty.lanes), i32.like(ty)) < count, v, k.const(rest, ty))
 
 
-def tiles_most(n_slots: int, n_experts: int, rows: int) -> int:
-    """Tiles of at most ``rows`` rows that so many slots make at most."""
-    return min(n_experts, n_slots) + n_slots // rows
-
-
 def blocks_most(n_slots: int, n_experts: int, block: int) -> int:
-    """Blocks of rows that they fill at most."""
+    """Tiles of at most, or blocks of, so many rows that so many slots make at most."""
     return min(n_experts, n_slots) + n_slots // block
 
 
@@ -240,22 +235,29 @@ def blocks_most(n_slots: int, n_experts: int, block: int) -> int:
 class Sort(Spec):
     """A counting sort of the batch's *slots* (``n_used`` for each token) by expert, so that those
     of one expert are rows that follow each other. An expert's rows begin at a multiple of
-    ``block``, and rows that fill the last one are its first row again.
+    ``block``, and rows that fill the last one are its first row again. Experts with no more slots
+    than ``over``, or more than ``upto`` if that is given, are left out.
 
     ``tiles``: how many, i64, then TILE records: at most ``most`` rows of one expert, without the
     repeated ones. ``rows``: how many blocks, i64, then of each row the token, i32. ``places`` i32:
-    of each slot the row. One item.
+    of each slot the row, from ``first`` on. One item.
     """
 
     op: ClassVar[str] = "sort"
-    args = Args("chosen:in tiles:out rows:out places:out")
+    args = Args("chosen:in tiles:out rows:out places:out first")
     n: int
     n_used: int
     block: int
     most: int  # a multiple of ``block``
+    over: int = 0
+    upto: int = 0
 
     def scratch(self, lanes: int) -> int:
         return 8 * self.n
+
+    def is_in(self, n: Val) -> Val:
+        """Whether an expert with so many slots is not left out."""
+        return (n > self.over) & (n <= self.upto) if self.upto else n > self.over
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         n_slots, cursor = frame.run("n_tokens") * self.n_used, frame.scratch
@@ -270,7 +272,8 @@ class Sort(Spec):
         n_tiles, row = k.var(k.i64(0)), k.var(k.i64(0))
         with k.loop(self.n) as e:
             n = k.load(cursor + e * 8, i64)
-            k.store(cursor + e * 8, row.v)
+            n = k.select(self.is_in(n), n, k.i64(0))
+            k.store(cursor + e * 8, k.select(n > 0, row.v, k.i64(-1)))
             with k.loop(n, step=self.most) as first:
                 tile = frame.tiles + (8 + n_tiles.v * TILE.itemsize)
                 for i, v in enumerate((e, row.v + first, k.min(n - first, self.most))):
@@ -282,20 +285,23 @@ class Sort(Spec):
         tokens = frame.rows + 8
         with k.loop(n_slots) as slot:
             place = k.load(at(slot), i64)
-            token = (slot // self.n_used).to(i32)
-            k.store(tokens + place * 4, token)
-            k.store(frame.places + slot * 4, place.to(i32))
-            # The rest of the block, which the expert's next rows replace.
-            with k.if_((place % self.block).eq(0)), k.loop(self.block, start=1) as j:
-                k.store(tokens + (place + j) * 4, token)
-            k.store(at(slot), place + 1)
+            with k.if_(place >= 0):
+                token = (slot // self.n_used).to(i32)
+                k.store(tokens + place * 4, token)
+                k.store(frame.places + slot * 4, (frame.first + place).to(i32))
+                # The rest of the block, which the expert's next rows replace.
+                with k.if_((place % self.block).eq(0)), k.loop(self.block, start=1) as j:
+                    k.store(tokens + (place + j) * 4, token)
+                k.store(at(slot), place + 1)
 
     def run_ref(self, args: Any, run: Any) -> None:
         chosen = args.chosen[: int(run["n_tokens"]) * self.n_used]
         tiles, tokens, row = [], [], 0
         for e in range(self.n):
             slots = np.flatnonzero(chosen == e)
-            args.places[slots] = row + np.arange(len(slots))
+            if not self.over < len(slots) <= (self.upto or len(slots)):
+                continue
+            args.places[slots] = args.first + row + np.arange(len(slots))
             for first in range(0, len(slots), self.most):
                 tiles.append((e, row + first, min(len(slots) - first, self.most)))
             filled = round_up(len(slots), self.block)
@@ -307,59 +313,3 @@ class Sort(Spec):
         args.tiles[: 1 + 3 * len(tiles)] = [len(tiles), *np.array(tiles, np.int64).ravel()]
         args.rows[:2].view(np.int64)[0] = row // self.block
         args.rows[2 : 2 + row] = tokens
-
-
-@dataclass(frozen=True)
-class Group(Spec):
-    """The batch's slots by expert, at most ``ROWS`` of one together: for gemvs, which read weights
-    once for so many.
-
-    ``groups``: how many, i64, then GROUP records; in place of missing slots the last one. One item.
-    """
-
-    op: ClassVar[str] = "group"
-    args = Args("chosen:in groups:out")
-    n: int
-    n_used: int
-
-    def scratch(self, lanes: int) -> int:
-        return 2 * 8 * self.n
-
-    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        n_slots, counts, groups = frame.run("n_tokens") * self.n_used, frame.scratch, frame.groups
-        with k.loop(self.n) as e:
-            k.store(counts + e * 16, k.i64(0))
-
-        def at(slot: Val) -> Val:
-            return counts + k.load(frame.chosen + slot * 4, i32).to(i64) * 16
-
-        with k.loop(n_slots) as slot:
-            k.store(at(slot), k.load(at(slot), i64) + 1)
-        n_groups = k.var(k.i64(0))
-        with k.loop(self.n) as e:
-            n = k.load(counts + e * 16, i64)
-            k.store(counts + e * 16, k.i64(0))
-            k.store(counts + e * 16, n_groups.v, offset=8)
-            with k.loop(n, step=ROWS) as first:
-                group = groups + (8 + n_groups.v * GROUP.itemsize)
-                k.store(group, e)
-                k.store(group, k.min(n - first, ROWS), offset=8)
-                n_groups.v = n_groups.v + 1
-        k.store(groups, n_groups.v)
-        with k.loop(n_slots) as slot:
-            n = k.load(at(slot), i64)
-            k.store(at(slot), n + 1)
-            number = k.load(at(slot), i64, offset=8) + n // ROWS
-            to = groups + (8 + 16 + number * GROUP.itemsize)
-            with k.loop(ROWS, start=n % ROWS) as i:  # which the expert's next slots replace
-                k.store(to + i * 8, slot)
-
-    def run_ref(self, args: Any, run: Any) -> None:
-        chosen = args.chosen[: int(run["n_tokens"]) * self.n_used]
-        made = []
-        for e in range(self.n):
-            slots = np.flatnonzero(chosen == e)
-            for first, n in parts(len(slots), ROWS):
-                some = slots[first : first + n]
-                made.append([e, len(some), *some, *[some[-1]] * (ROWS - len(some))])
-        args.groups[: 1 + len(made) * (2 + ROWS)] = [len(made), *np.array(made, np.int64).ravel()]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from treadle.formats import Format
     from treadle.lowering.steps import Steps
-    from treadle.lowering.values import Matrix, Products
+    from treadle.lowering.values import Branch, Matrix, Products
     from treadle.lowering.weights import Weights
     from treadle.models.lora import Floats, LowRank
 
@@ -56,28 +56,30 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     packed: Packed = weights.packed[key]
     n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
     given: dict[str, Any] = {"t": steps.floats(f"{of.label}.lora", n_columns)}
+    into = {"y": y, "stride": y.row_bytes // 4}
     down = Down(packed.w, of.x.width)
     up = Up(packed.w, n_adapters, packed.n_strips)
     n_flops, height = packed.n_flops // n_adapters, sum(of.heights)
-    _emit(steps, packed, down, up, lambda base: Grid(base, "n_loras"), n_flops, height, x, y, given)
+    _emit(
+        steps, packed, down, up, lambda base: Grid(base, "n_loras"), n_flops, height, x, into, given
+    )
 
 
 def emit_experts_lora(
     steps: Steps,
-    label: str,
+    branch: Branch,
     matrices: Sequence[Matrix],
     x: Buffer,
     y: Buffer,
-    tiles: Buffer,
-    rows: Buffer | None,
-    *,
+    first: int,
     n_used: int,
     of_tokens: bool,
 ) -> None:
-    """Add what adapters make of ``x``, f32 rows, to experts' products in ``y``, side by side.
-    ``tiles``, ``rows``, ``of_tokens``: as ``kernels/lora_experts.py`` has them.
+    """Add what adapters make of ``x``, f32 rows, to experts' products side by side in ``y``, from
+    its row ``first`` on. ``of_tokens``: as ``kernels/lora_experts.py`` has it.
     """
     weights, key = steps.weights, tuple(each.name for each in matrices)
+    label = f"{branch.label}.{y.name.rpartition('.')[-1]}"
     k, name = weights.tensor(f"{key[0]}.weight").shape[-1], f"{label}.lora"
     if key not in weights.packed:
         heights, width = [each.height for each in matrices], y.row_bytes // 4
@@ -88,18 +90,20 @@ def emit_experts_lora(
     if steps.wants is None:
         steps.wants = Buffer("lora.wants", steps.plan.n_tokens, 4 * n_adapters)
         steps.emit("lora.wants", Wants(n_adapters), Grid(1), out=steps.wants)
-    given: dict[str, Any] = {"t": Buffer(name, y.rows, n_columns * 4), "wants": steps.wants}
-    given |= {"tiles": tiles, "rows": rows}
-    shape = packed.w, packed.n_experts, n_used, n_adapters, rows is not None
+    given: dict[str, Any] = {"t": Buffer(name, branch.n_rows, n_columns * 4), "wants": steps.wants}
+    given |= {"tiles": branch.tiles, "rows": branch.rows}
+    given |= {"used": n_used / packed.n_experts, "met": branch.met}
+    shape = packed.w, packed.n_experts, n_used, n_adapters, branch.rows is not None
     down = ExpertDown(*shape, k, packed.n_groups, of_tokens)
     up = ExpertUp(*shape, packed.n_strips)
     n_flops = packed.n_flops // packed.n_experts * n_used // n_adapters
 
     def grid(base: int) -> Grid:
-        return Grid(base, "tiles") if rows else Grid(base * n_used, "n_tokens")
+        return Grid(base, "tiles") if branch.rows else Grid(base * n_used, "n_tokens")
 
     height = sum(each.height for each in matrices)
-    _emit(steps, packed, down, up, grid, n_flops, height, x, y, given)
+    into = {"y": y, "first": first, "stride": y.row_bytes // 4}
+    _emit(steps, packed, down, up, grid, n_flops, height, x, into, given)
 
 
 def _emit(
@@ -111,10 +115,12 @@ def _emit(
     n_flops: int,
     height: int,
     x: Buffer,
-    y: Buffer,
+    into: dict[str, Any],
     given: dict[str, Any],
 ) -> None:
-    """Both steps; ``grid`` by items of a tile or slot, ``given``: t, and what both take beside."""
+    """Both steps; ``grid`` by items of a tile or slot, ``into``: where their results are added,
+    ``given``: t, and what both take beside.
+    """
     t, n_columns = given["t"], packed.n_groups * GROUP
     given["t_stride"] = t.row_bytes // 4
     steps.emit(
@@ -137,8 +143,7 @@ def _emit(
         shape=(height, n_columns),
         w=packed.b,
         pieces=packed.pieces,
-        y=y,
-        stride=y.row_bytes // 4,
+        **into,
         **given,
     )
 

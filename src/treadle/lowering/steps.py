@@ -18,7 +18,7 @@ from treadle.kernels.spec import Grid, Spec, round_up
 from treadle.lowering.inputs import inputs_of, lora_inputs
 from treadle.lowering.weights import factor_of, whole
 from treadle.models.rope import FACTORS, LONG, SHORT
-from treadle.plan import ANY_PART, Buffer, Const, Plan, Step
+from treadle.plan import ANY, Buffer, Const, Plan, Step
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -145,12 +145,13 @@ class Steps:
         n_bytes: int = 0,
         n_flops: int = 0,
         shape: tuple[int, ...] = (),
-        serves: range = ANY_PART,
+        serves: range = ANY,
         used: float = 1.0,
+        met: range = ANY,
         **args: Any,
     ) -> None:
         """A step; ``args`` by the names that the kernel declares."""
-        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used))
+        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used, met))
 
     def row_of(self, name: str) -> dict[str, Any]:
         """Of a step: that each token reads one row of a matrix."""

@@ -6,6 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.models.ops import Rows
+from treadle.plan import ANY
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
@@ -158,3 +159,21 @@ class Matrix(NamedTuple):
     name: str  # of the tensor, or of its rows from the first one's on (``models.ops.part``)
     height: int
     pitch: int  # rows from one expert's to the next one's
+
+
+@dataclass(frozen=True)
+class Branch:
+    """How the rows lie that meet their experts in one way: they are those of ``tiles``, made of the
+    tokens in ``rows``, which has ``block`` of them together. Without that rows are slots, and
+    ``tiles`` their experts.
+
+    Results begin at row ``first``; ``met``: so many rows of an expert go this way.
+    """
+
+    label: str
+    tiles: Buffer
+    n_rows: int
+    rows: Buffer | None = None
+    block: int = 1
+    first: int = 0
+    met: range = ANY

@@ -185,6 +185,7 @@ class SimtSort(PerBlock, Sort):
         count = k.var(k.i64(0))
         with k.loop(n_slots) as slot:
             count.v = count.v + k.select(is_mine(slot), k.i64(1), k.i64(0))
+        count.v = k.select(self.is_in(count.v), count.v, k.i64(0))
         k.store(block.shared + tid * 8, count.v, align=8)
         block.simt.barrier(k)
         row, n_tiles = k.var(k.i64(0)), k.var(k.i64(0))
@@ -206,10 +207,10 @@ class SimtSort(PerBlock, Sort):
             k.store(frame.tiles, n_tiles.v, align=8)
             k.store(frame.rows, end // self.block, align=8)
         last = k.var(k.const(0, i32))  # the token whose row fills the last block
-        with k.loop(n_slots) as slot, k.if_(is_mine(slot)):
+        with k.loop(n_slots) as slot, k.if_(is_mine(slot) & (count.v > 0)):
             token = (slot // self.n_used).to(i32)
             k.store(tokens + row.v * 4, token, align=4)
-            k.store(frame.places + slot * 4, row.v.to(i32), align=4)
+            k.store(frame.places + slot * 4, (frame.first + row.v).to(i32), align=4)
             last.v = k.select((row.v % self.block).eq(0), token, last.v)
             row.v = row.v + 1
         with k.loop(end, start=row.v) as place:
