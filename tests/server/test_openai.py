@@ -297,9 +297,10 @@ def test_how_many_messages_there_may_be(client: TestClient) -> None:
 
 
 def test_messages_as_clients_send_them(client: TestClient) -> None:
-    """Late system messages are put first: most templates raise on them."""
+    """The system's first messages are one; a late one stays where the template writes it there."""
     messages = [
         {"role": "developer", "content": "one"},
+        {"role": "system", "content": "more"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "refusal": None},
         {"role": "system", "content": "two"},
@@ -307,13 +308,14 @@ def test_messages_as_clients_send_them(client: TestClient) -> None:
     ]
     found = post(client, "/apply-template", messages=messages)["prompt"]
     plain = [
-        {"role": "system", "content": "one\n\ntwo"},
+        {"role": "system", "content": "one\n\nmore"},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": ""},
+        {"role": "system", "content": "two"},
         {"role": "user", "content": "c"},
     ]
     assert found == post(client, "/apply-template", messages=plain)["prompt"]
-    assert found.index("one") < found.index("two") < found.index("a\nb")
+    assert found.index("one") < found.index("more") < found.index("a\nb") < found.index("two")
 
 
 def test_the_last_words_of_an_assistant_are_gone_on_with(client: TestClient) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.text.vocabularies import accepts
+from treadle.errors import GrammarError
 from treadle.text.grammar import Grammar
 from treadle.text.tokenizer import Tokenizer
 
@@ -67,3 +68,53 @@ def test_closed(bytes_tokenizer: Tokenizer, schema: Any, right: str, wrong: str)
 def test_open(bytes_tokenizer: Tokenizer, schema: Any, text: str) -> None:
     """Where a schema says so, and where several of its parts describe one object."""
     assert accepts(Grammar.from_json_schema(schema, bytes_tokenizer), text)
+
+
+TEXTS, FLAG = {"type": "string"}, {"type": "boolean"}
+NAMED = {"type": "string", "enum": ["a", "b"]}
+RECORD = {"type": "object", "additionalProperties": FLAG}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({**RECORD, "propertyNames": TEXTS}, '{"z": true}', '{"z": 1}'),
+        ({**A, "propertyNames": {}, "additionalProperties": False}, '{"a": 1}', '{"z": 1}'),
+        ({**RECORD, "propertyNames": NAMED}, '{"b": true}', '{"z": true}'),
+        ({**RECORD, "propertyNames": NAMED}, "{}", '{"b": 1}'),
+        ({**RECORD, "propertyNames": NAMED, "required": ["a", "b"]},
+         '{"a": true, "b": false}', '{"a": true}'),
+        ({**A, "propertyNames": {"enum": ["b", "a"]}}, '{"b": "any", "a": 1}', '{"a": "any"}'),
+        ({**A, "propertyNames": NAMED, "additionalProperties": False}, '{"a": 1}', '{"a": 1, "b"'),
+        ({**RECORD, "propertyNames": {"const": "a"}}, '{"a": true}', '{"b": true}'),
+        ({**RECORD, "propertyNames": {"pattern": "^a[0-9]$"}}, '{"a1": true}', '{"b1": true}'),
+        ({**RECORD, "propertyNames": {"$ref": "#/$defs/x"}, "$defs": {"x": NAMED}},
+         '{"a": true}', '{"z": true}'),
+        ({"allOf": [{"propertyNames": NAMED}, A]}, '{"a": 1, "b": 1}', '{"a": 1, "z": 1}'),
+    ],
+)  # fmt: skip
+def test_names(bytes_tokenizer: Tokenizer, schema: Any, right: str, wrong: str) -> None:
+    """As zod writes a ``record``; of llguidance's own it is refused."""
+    grammar = Grammar.from_json_schema(schema, bytes_tokenizer)
+    assert accepts(grammar, right)
+    assert not accepts(grammar, wrong)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"maxLength": 3},
+        False,
+        {"type": "number"},
+        {"enum": ["a", 1]},
+        {"pattern": "a", "maxLength": 3},
+        {"enum": ["a"], "pattern": "a"},
+    ],
+)
+def test_names_that_nothing_else_says(bytes_tokenizer: Tokenizer, names: Any) -> None:
+    schema = {**RECORD, "propertyNames": names}
+    with pytest.raises(GrammarError, match="propertyNames"):
+        Grammar.from_json_schema(schema, bytes_tokenizer)
+    made = Grammar.from_json_schema(schema, bytes_tokenizer, lenient=True)
+    assert accepts(made, '{"z": true}')
+    assert any("propertyNames" in warning for warning in made.warnings)

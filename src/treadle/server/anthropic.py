@@ -24,6 +24,7 @@ from treadle.server.fields import (
     texts,
     whole,
 )
+from treadle.server.openai_answer import warnings
 from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, event, finished, read_json, ticking
@@ -43,7 +44,17 @@ def _format(name: str, value: Any) -> dict[str, Any]:
     return {"type": kind, "schema": mapping(f"{name}.schema", form.get("schema"))}
 
 
+def _thread(name: str, value: Any) -> Any:
+    """Anthropic's SDKs ask for a conversation that the server keeps, and then send new messages
+    alone. Told by this code that there is none, they send all of it.
+    """
+    why = "treadle keeps no conversation: send all of its messages, without this field"
+    code = "thread_unsupported_request"
+    raise ApiError(400, f"{name}: {why}", param=name, details={"error_code": code})
+
+
 FIELDS: Table = {
+    "thread": _thread,
     "max_tokens": whole(0),  # 0: the prompt is read, for the cache
     "stop_sequences": texts,
     "metadata": mapping,
@@ -75,8 +86,10 @@ TYPES = {
 def error_dict(error: ApiError) -> dict[str, Any]:
     """Anthropic's error object."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
-    kind = TYPES.get(error.status, other)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    made = {"type": TYPES.get(error.status, other), "message": error.message}
+    if "details" in error.more:
+        made["details"] = error.more["details"]
+    return {"type": "error", "error": made}
 
 
 @named(NAMES)
@@ -254,7 +267,7 @@ async def messages(request: Request) -> Response:
         return Stream(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
     (piece,) = await finished(request, call)
     shown["content"] = _blocks(piece.said())
-    return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text)})
+    return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text), **warnings(call)})
 
 
 async def count_tokens(request: Request) -> Response:
@@ -361,7 +374,8 @@ async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
                 yield _event("content_block_delta", index=index, delta=_delta(part))
         if piece.finish_reason is not None:
             yield _closing(index, kind)
-            yield _event("message_delta", delta=_stop(call, piece), usage=_usage(piece.text))
+            own = {"delta": _stop(call, piece), "usage": _usage(piece.text), **warnings(call)}
+            yield _event("message_delta", **own)
     yield _event("message_stop")
 
 

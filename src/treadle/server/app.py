@@ -98,6 +98,7 @@ DELETE: dict[str, Handler] = {"/v1/responses/{id}": openai_kept.delete}
 NOT_YET = (  # known to clients, and not built
     "/v1/audio/transcriptions",
     "/v1/images/generations",
+    "/v1/responses/compact",
     "/api/pull",
     "/api/create",
     "/api/delete",
@@ -162,7 +163,8 @@ def refusal(path: str, problem: ApiError) -> Json:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return refusal(request.url.path, problem_of(error))
+    problem = request.scope["treadle.problem"] = problem_of(error)  # for the log
+    return refusal(request.url.path, problem)
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
@@ -229,6 +231,9 @@ class Guard:
             self._service.n_open -= waited_for
             if self._service.settings.log:
                 line = log_line(scope, name, status, time.perf_counter() - began)
+                if "treadle.problem" in scope:
+                    text = self._service.settings.log_text
+                    line["error"] = told_of(scope["treadle.problem"], text=text)
                 if self._service.settings.log_text and "treadle.call" in scope:
                     line |= said(scope["treadle.call"], self._service.model)
                 log(**line)
@@ -336,6 +341,15 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
             "finish": sorted({ending(answer) for answer in answers}),
         }
     return line
+
+
+def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
+    """Why a call was refused: agents show their own words in place of the server's. ``text``: with
+    the message, which may have some of the call in it.
+    """
+    told = {"code": problem.code or problem.type, "param": problem.param, **problem.more}
+    told |= {"message": problem.message} if text else {}
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def ending(answer: Answer) -> str:

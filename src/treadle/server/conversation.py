@@ -106,8 +106,8 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """As templates take them: one system message, and that the first; contents as texts or parts
-    of text; arguments of calls as objects. Raises ApiError.
+    """As templates take them: those of the system that are first as one; contents as texts or
+    parts of text; arguments of calls as objects. Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
         raise ApiError(
@@ -115,7 +115,6 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
             f"messages: expected 1 to {MAX_MESSAGES}, found {len(messages)}",
             param="messages",
         )
-    system: list[str] = []
     made: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
@@ -124,7 +123,9 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
             raise wrong(f"{where}.role", role, "a string, such as user")
         content = content_text(f"{where}.content", message.get("content"))
         if role in _SYSTEM:
-            system.append(content)
+            if len(made) == 1 and made[0]["role"] == "system":
+                content = f"{made.pop()['content']}\n\n{content}"
+            made.append({"role": "system", "content": content})
             continue
         kept = {key: value for key, value in message.items() if value is not None}
         read_fields(kept, MESSAGE, f"{where}.")
@@ -134,8 +135,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         elif message.get("content") is None and role not in ("assistant", "tool"):
             raise ApiError(400, f"{where}.content: required", param=f"{where}.content")
         made.append({**kept, "role": role, "content": content})
-    first = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    return first + made
+    return made
 
 
 def content_text(name: str, content: Any) -> str:

@@ -16,6 +16,7 @@ from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import CUT, embed, embedder_of
 from treadle.server.fields import Table, array, flag, mapping, one_of, read_fields, refused, text
+from treadle.server.openai_answer import warnings
 from treadle.server.openai_chat import read_logprobs
 from treadle.server.openai_completions import read_prompts
 from treadle.server.problems import ApiError, named
@@ -157,7 +158,8 @@ async def _answer(request: Request, service: Service, call: Call, say: Say) -> R
         parts = _lines(service, call, say)
         return Stream(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
     (piece,) = await finished(request, call)
-    return Json({**_head(service), **_said(piece, piece.said(), say), **_end(piece)})
+    said = _said(piece, piece.said(), say)
+    return Json({**_head(service), **said, **_end(piece), **warnings(call)})
 
 
 async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]:
@@ -169,7 +171,7 @@ async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]
         if parts or piece.logprobs:  # some of tokens whose text is held back
             yield _line({**_head(service), **_said(piece, parts, say), "done": False})
         if piece.finish_reason is not None:
-            yield _line({**_head(service), **say(NOTHING), **_end(piece)})
+            yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(call)})
 
 
 def _said(piece: Piece, parts: list[Said], say: Say) -> dict[str, Any]:

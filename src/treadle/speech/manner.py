@@ -42,6 +42,7 @@ _TOOL = _tool(
 )
 _USER = {"role": "user", "content": "hi"}
 _GIVEN = "gave 3"  # by a tool
+_LATE = {"role": "system", "content": "treadle says more"}
 _IDS, _NAMED = ("callxxxx1", "callxxxx2"), (f"functions.{_NAME}:0", f"functions.{_NAME}:1")
 # What a schema may say in other words, too: macros of Hermes never come back from "null", those of
 # Functionary raise on a schema that is true.
@@ -84,6 +85,7 @@ class Manner:
     one_call: bool = False  # a message has one at most
     has_system: bool = True
     system_raises: bool = False  # a system's message; else it may be left out
+    system_stays: bool = False  # it writes a later one of the system's where that stands
     alternates: bool = False  # it raises on two messages of one role in a row
     gap: str | None = None  # what the assistant must say between a result and the user
     plain_schemas: bool = False  # it raises on what only some schemas have
@@ -133,6 +135,7 @@ def find_manner(template: ChatTemplate) -> Manner:
         "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
         "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
         "full_schemas": shows and not _rendered(template, [], properties=_BARE),
+        "system_stays": _SYSTEM in system and _system_stays(template, tools=shows),
     }  # fmt: skip
     named = any(row.named_ids and row.after in source for row in ROWS)
     for as_text in (False, True):
@@ -145,6 +148,8 @@ def find_manner(template: ChatTemplate) -> Manner:
                 own["text_apart"] = bool(channels) and not _has_text(template, form, tools=shows)
                 own["gap"] = _gap(template, form, tools=shows)
                 own["results_as_text"] = not _has_objects(template, form, tools=shows)
+                talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN), _LATE]
+                own["system_stays"] &= _LATE["content"] in _rendered(template, talk, tools=shows)
                 return Manner(row=row, writes_calls=True, **own)
     row = next((row for row in ROWS if row.told_by and row.told_by in source), None)
     if row is None:
@@ -220,6 +225,28 @@ def _gap(template: ChatTemplate, form: Form, *, tools: bool) -> str | None:
     return next(
         (gap for gap, m in tried if _rendered(template, [*talk, m, _USER], tools=tools)), None
     )
+
+
+def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
+    """Whether it writes a system's message where it stands, behind a first one and without one, and
+    not as if another had said it. Some put the system's words first, or write the last alone.
+    """
+    before, after = ({"role": role, "content": f"as {role}"} for role in ("assistant", "user"))
+    for system in (True, False):
+        last, *said = (
+            _rendered(template, talk, tools=tools, system=system)
+            for talk in (
+                [_LATE],
+                *([before, {**_LATE, "role": r}, after] for r in ("system", "user", "assistant")),
+            )
+        )
+        words = [before["content"], _LATE["content"], after["content"]]
+        places = [said[0].find(word) for word in words]
+        if -1 in places or places != sorted(places) or said[0].count(words[1]) > 1:
+            return False
+        if said[0] in said[1:] or words[1] not in last or (system and _SYSTEM not in said[0]):
+            return False
+    return True
 
 
 def _calling(arguments: list[dict[str, Any]], form: Form) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
 from treadle.speech.rows import Row
 from treadle.speech.schemas import fully, plainly
+from treadle.speech.systems import system_first
 from treadle.text.messages import (
     SPEAKERS,
     check_messages,
@@ -46,7 +47,8 @@ def shaped(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
-    made = [_with_objects(message) for message in messages]
+    placed = messages if manner.system_stays else system_first(messages)
+    made = [_with_objects(message) for message in placed]
     made = _begun_by_user(made, manner) if manner.alternates else made
     made = _told_by_user(made) if manner.system_raises else made
     made = in_turns(made) if manner.alternates else made

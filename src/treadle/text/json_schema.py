@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from treadle.errors import GrammarError
 from treadle.text.exact_numbers import dump
-from treadle.text.schema_keys import MAPS, VALUES, ClosedObjects
+from treadle.text.schema_keys import MAPS, VALUES, ClosedObjects, in_other_words
 from treadle.text.schema_limits import (
     MAX_DEPTH,
     Numbers,
@@ -175,7 +175,8 @@ class _Enforced:
             return {name: self.schema(item) for name, item in schema.items()}
         if isinstance(schema.get("$ref"), str) and self._never.at(schema["$ref"]):
             return False
-        kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
+        told = in_other_words(schema, self._parts)
+        kept = {key: value for key, value in told.items() if self._keeps(key, value)}
         patterns = kept.get("patternProperties")
         if isinstance(patterns, Mapping):
             kept["patternProperties"] = fine = {

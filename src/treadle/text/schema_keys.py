@@ -20,6 +20,53 @@ VALUES = ("enum", "const", "default", "examples", "example")
 _OF_KEYS = ("properties", "required", "minProperties", "dependentRequired")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 
+_NOTES = ("type", "title", "description", "$comment", "examples")  # beside what names are
+
+
+def in_other_words(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
+    """An object's schema without ``propertyNames``, where other keywords say the same; llguidance
+    has none of that name. zod writes it for each ``record``: that names are texts, which says
+    nothing, or one of some texts.
+    """
+    if "propertyNames" not in schema:
+        return schema
+    names, others = _names_of(schema["propertyNames"], parts), dict(schema)
+    del others["propertyNames"]
+    if names is None or names.keys() <= {"type"}:
+        return schema if names is None else others
+    if "patternProperties" in schema or "unevaluatedProperties" in schema:
+        return schema
+    known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+    required = schema.get("required", [])
+    if not isinstance(known, Mapping) or not isinstance(required, list | tuple):
+        return schema
+    if "pattern" in names and not known and not required:
+        return {**others, "patternProperties": {names["pattern"]: rest}} | _CLOSED
+    allowed = names.get("enum", [names.get("const")])
+    if "pattern" in names or any(name not in allowed for name in required):
+        return schema
+    own = {n: known.get(n, rest) for n in allowed if n in known or rest is not False}
+    return {**others, "properties": own} | _CLOSED
+
+
+_CLOSED = {"additionalProperties": False}
+
+
+def _names_of(names: Any, parts: Parts) -> Mapping[str, Any] | None:
+    """What ``propertyNames`` says: nothing, or a pattern or texts alone; None for anything else."""
+    for _ in range(8):  # references
+        if isinstance(names, Mapping) and names.keys() == {"$ref"}:
+            ref = names["$ref"]
+            names = parts.at(ref) if isinstance(ref, str) and parts.leads(ref) else None
+    if names is True:
+        return {}
+    if not isinstance(names, Mapping) or names.get("type", "string") != "string":
+        return None
+    said = {key: value for key, value in names.items() if key not in _NOTES}
+    texts = said.get("enum", [said["const"]] if "const" in said else [])
+    fine = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+    return said if fine and [*said] in ([], ["enum"], ["const"], ["pattern"]) else None
+
 
 class ClosedObjects:
     """Those of one schema. An object that several parts describe together (``allOf``, or
