@@ -98,6 +98,7 @@ DELETE: dict[str, Handler] = {"/v1/responses/{id}": openai_kept.delete}
 NOT_YET = (  # known to clients, and not built
     "/v1/audio/transcriptions",
     "/v1/images/generations",
+    "/v1/responses/compact",
     "/api/pull",
     "/api/create",
     "/api/delete",
