@@ -591,6 +591,27 @@ def test_ollama(agent: TestClient) -> None:
     assert set(post(agent, "/api/show")["capabilities"]) >= {"tools", "thinking"}
 
 
+def test_anthropics_own_loop_loses_no_message(agent: TestClient) -> None:
+    """It asks the server to keep the conversation; refused, it sends all of it each time."""
+
+    @anthropic.beta_tool
+    def g(a: int) -> str:
+        """Called once."""
+        return "twelve"
+
+    people = anthropic.Anthropic(
+        api_key="none", base_url="http://localhost", http_client=agent, max_retries=0
+    )
+    call = '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>'
+    told = people.beta.messages.tool_runner(
+        model="any", max_tokens=60, messages=[{"role": "user", "content": "how much?"}], tools=[g],
+        extra_body={"grammar": gbnf(call)}, max_iterations=2,
+    )  # fmt: skip
+    first, second = (message.usage for message in told)
+    both = [(u.input_tokens or 0) + (u.cache_read_input_tokens or 0) for u in (first, second)]
+    assert both[1] > both[0] + first.output_tokens
+
+
 def test_openai_client(agent: TestClient) -> None:
     people = openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=agent, max_retries=0

@@ -46,6 +46,18 @@ def _format(name: str, value: Any) -> dict[str, Any]:
     return {"type": kind, "schema": mapping(f"{name}.schema", form.get("schema"))}
 
 
+def _thread(name: str, value: Any) -> None:
+    """A conversation that the server is to keep, of which later calls send the new messages alone.
+    Anthropic's own client asks for one in its loop of tools; told this, it sends all of them.
+    """
+    raise ApiError(
+        400,
+        f"{name}: treadle keeps no conversations: send all messages, without {name}",
+        param=name,
+        details={"error_code": "thread_unsupported_request"},
+    )
+
+
 FIELDS: Table = {
     "max_tokens": whole(0),  # 0: the prompt is read, for the cache
     "stop_sequences": texts,
@@ -57,6 +69,8 @@ FIELDS: Table = {
     "output_config": object_of({"effort": text, "format": _format}),
     "output_format": _format,  # its older place
     "mcp_servers": refused("treadle calls no servers", []),
+    "thread": _thread,
+    "compaction": refused("treadle summarizes no conversation"),
 }
 NAMES = {
     "stop": "stop_sequences",
@@ -79,7 +93,8 @@ def error_dict(error: ApiError) -> dict[str, Any]:
     """Anthropic's error object."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = TYPES.get(error.status, other)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    details = {"details": error.more["details"]} if "details" in error.more else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
 
 @named(NAMES)
