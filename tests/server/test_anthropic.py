@@ -228,6 +228,23 @@ def test_refused(body: dict[str, Any], said: str, client: TestClient) -> None:
     assert said in found["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
+)
+def test_a_thread_is_refused_as_its_client_knows(
+    thread: dict[str, str], path: str, client: TestClient
+) -> None:
+    """Left out, all of the conversation but its last turn would be lost without a word."""
+    hi = {"role": "user", "content": "hi"}
+    body: dict[str, Any] = {"messages": [hi], "max_tokens": 1, "thread": thread}
+    error = post(client, path, 400, **body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("thread: ")
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    post(client, path, **{**body, "thread": None})
+
+
 def test_errors_have_its_form_everywhere(client: TestClient) -> None:
     for answer in (
         client.post(PATH, content=b"{"),

@@ -20,6 +20,7 @@ from tests.server.conftest import running, talking
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
+from treadle.server.anthropic import SIGNATURE
 from treadle.speech.schemas import without_nulls
 from treadle.text.template import ChatTemplate
 
@@ -442,18 +443,21 @@ def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_anthropics_thinking_is_signed(cut: bool, agent: TestClient) -> None:
-    """Also where the reasoning is all that there is. Clients send the block back."""
+    """Also where the reasoning is all that there is. Clients send the block back, unless its
+    signature is empty.
+    """
+    assert SIGNATURE
     body: dict[str, Any] = {"messages": HI, "max_tokens": 12 if cut else 99, "temperature": 0}
     body["grammar"] = gbnf("<think>\na < b" + " and so on" * 9 * cut + "\n</think>\n\nyes")
     events = named(agent.post("/v1/messages", json={**body, "stream": True}).text)
     told = [data for name, data in events if name.startswith("content_block") and not data["index"]]
     assert told[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
     assert {each["delta"]["type"] for each in told[1:-2]} == {"thinking_delta"}
-    assert told[-2]["delta"] == {"type": "signature_delta", "signature": ""}
+    assert told[-2]["delta"] == {"type": "signature_delta", "signature": SIGNATURE}
     assert told[-1]["type"] == "content_block_stop"
     whole = post(agent, "/v1/messages", **body)["content"]
     thought = "".join(each["delta"]["thinking"] for each in told[1:-2])
-    assert whole[0] == {"type": "thinking", "thinking": thought, "signature": ""}
+    assert whole[0] == {"type": "thinking", "thinking": thought, "signature": SIGNATURE}
     assert len(whole) == (1 if cut else 2)
     talk = [*HI, {"role": "assistant", "content": whole}, *HI]
     post(agent, "/v1/messages", **{**body, "messages": talk})
@@ -577,12 +581,35 @@ def test_ollama(agent: TestClient) -> None:
     parts = lines(agent, "/api/chat", **body)
     calls = [call for part in parts for call in part["message"].get("tool_calls", [])]
     assert [call["function"] for call in calls] == [
-        {"name": "f", "arguments": ARGUMENTS},
-        {"name": "g", "arguments": {}},
+        {"index": 0, "name": "f", "arguments": ARGUMENTS},
+        {"index": 1, "name": "g", "arguments": {}},
     ]
     assert len({call["id"] for call in calls}) == 2  # for results of one tool's two calls
+    whole = post(agent, "/api/chat", **body, stream=False)["message"]["tool_calls"]
+    assert [call["function"] for call in whole] == [call["function"] for call in calls]
     assert "".join(part["message"]["content"] for part in parts) == "so:"
     assert set(post(agent, "/api/show")["capabilities"]) >= {"tools", "thinking"}
+
+
+def test_anthropics_own_loop_loses_no_message(agent: TestClient) -> None:
+    """It asks the server to keep the conversation; refused, it sends all of it each time."""
+
+    @anthropic.beta_tool
+    def g(a: int) -> str:
+        """Called once."""
+        return "twelve"
+
+    people = anthropic.Anthropic(
+        api_key="none", base_url="http://localhost", http_client=agent, max_retries=0
+    )
+    call = '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>'
+    told = people.beta.messages.tool_runner(
+        model="any", max_tokens=60, messages=[{"role": "user", "content": "how much?"}], tools=[g],
+        extra_body={"grammar": gbnf(call)}, max_iterations=2,
+    )  # fmt: skip
+    first, second = (message.usage for message in told)
+    both = [(u.input_tokens or 0) + (u.cache_read_input_tokens or 0) for u in (first, second)]
+    assert both[1] > both[0] + first.output_tokens
 
 
 def test_openai_client(agent: TestClient) -> None:

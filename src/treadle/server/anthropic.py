@@ -35,6 +35,9 @@ from treadle.speech.messages import in_turns
 # A client's first line of the system prompt, which changes with every call: with it no beginning
 # of a prompt would ever be found in the cache.
 BILLING = "x-anthropic-billing-header:"
+# Of reasoning. Nobody checks it; but clients (pydantic-ai) take an empty one for a stream that was
+# cut, and do not send the block back.
+SIGNATURE = "treadle"
 
 
 def _format(name: str, value: Any) -> dict[str, Any]:
@@ -65,6 +68,7 @@ FIELDS: Table = {
     "output_config": object_of({"effort": text, "format": _format}),
     "output_format": _format,  # its older place
     "mcp_servers": refused("treadle calls no servers", []),
+    "compaction": refused("treadle summarizes no conversation"),
 }
 NAMES = {
     "stop": "stop_sequences",
@@ -322,6 +326,8 @@ def _blocks(parts: list[Said]) -> list[dict[str, Any]]:
             blocks.append(_opening(part))
             if part.call is None:
                 blocks[-1][_TEXTS[part.kind]] = part.text
+            if part.kind == "reasoning":
+                blocks[-1]["signature"] = SIGNATURE
     return blocks
 
 
@@ -347,14 +353,14 @@ def _delta(part: Said) -> dict[str, Any]:
 
 def _closing(index: int, kind: str) -> bytes:
     """The end of the block that is open, if one is. Before that of reasoning comes its signature,
-    which clients send back with it; nobody checks it, so it is empty.
+    which clients send back with it.
     """
     if not kind:
         return b""
     end = _event("content_block_stop", index=index)
     if kind != "reasoning":
         return end
-    signed = {"type": "signature_delta", "signature": ""}
+    signed = {"type": "signature_delta", "signature": SIGNATURE}
     return _event("content_block_delta", index=index, delta=signed) + end
 
 

@@ -136,9 +136,13 @@ def _message(told: Told) -> dict[str, Any]:
         made["tool_calls"] = [
             {
                 "id": call.id,
-                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
+                "function": {
+                    "index": index,
+                    "name": call.name,
+                    "arguments": arguments_of(call.arguments),
+                },
             }
-            for call in told.calls
+            for index, call in enumerate(told.calls, told.first)
         ]
     return {"message": made}
 

@@ -45,11 +45,12 @@ def merged(parts: Iterable[Said]) -> list[Said]:
 
 @dataclass
 class Told:
-    """A whole answer."""
+    """A whole answer, or what came of it. ``first``: the number of the first of ``calls``."""
 
     reasoning: str
     content: str
     calls: list[ToolCall]
+    first: int = 0
 
     @classmethod
     def of(cls, parts: Sequence[Said]) -> Told:
@@ -61,4 +62,5 @@ class Told:
                 calls.append(part.call)
             elif part.kind == "arguments":
                 calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + part.text)
-        return cls(texts["reasoning"], texts["content"], calls)
+        first = next((part.number for part in parts if part.call is not None), 0)
+        return cls(texts["reasoning"], texts["content"], calls, first)
