@@ -1,5 +1,6 @@
 """Forks while another thread uses a model: the child says so at once, and never hangs."""
 
+import _imp
 import os
 import signal
 import subprocess
@@ -251,6 +252,47 @@ def test_a_fork_waits_for_calls_that_must_not_be_cut() -> None:
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert not uncut.locked()
+
+
+class Now(Exception):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
+def test_a_signal_in_the_middle_of_a_fork() -> None:
+    """It had ended the wait, been dropped, and left ``uncut`` taken for ever."""
+
+    def ring(*_: object) -> None:
+        raise Now
+
+    def work() -> None:
+        with uncut:
+            there.set()
+            time.sleep(0.3)
+
+    there, usual = threading.Event(), signal.signal(signal.SIGALRM, ring)
+    thread = threading.Thread(target=work)
+    thread.start()
+    there.wait()
+    raised = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            child = os.fork()
+        if not child:
+            kept = signal.getsignal(signal.SIGALRM) is ring
+            os._exit(kept + 2 * uncut.locked() + 4 * thread.is_alive())
+        time.sleep(5)
+    except Now:
+        raised = True
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+        thread.join()
+    assert raised
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert not uncut.locked()
+    assert not _imp.lock_held()
 
 
 MANY_SCRIPT = """

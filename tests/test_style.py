@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "version": "",
     "values": "errors",
     "system": "",
-    "forked": "errors",
+    "forked": "errors runtime.interrupts",
     "garbage": "",
     # file -> tensors
     "formats": "errors jit.language jit.types",

@@ -5,6 +5,7 @@ held is never given back, and what it guards may be half done.
 from __future__ import annotations
 
 import _imp
+import _signal  # type: ignore[import-not-found]  # what the module signal wraps
 import _thread
 import sys
 import threading
@@ -16,10 +17,14 @@ from typing import Protocol
 from weakref import WeakSet
 
 from treadle.errors import ForkedError
+from treadle.record import dataclass
+from treadle.runtime.interrupts import interrupts_held
 from treadle.system import SYSTEM
 
 WAIT = 2.0
 """Seconds that a fork waits for what other threads have begun, imports and calls of ``uncut``."""
+LATER = 0.01
+"""Seconds after a fork that signals act which came during it."""
 
 
 class Told(Protocol):
@@ -97,17 +102,27 @@ def is_held(lock: threading.Lock | threading.RLock) -> bool:
     return True
 
 
-_forking: set[int] = set()
-"""The thread that holds ``uncut`` for a fork."""
+@dataclass(frozen=True, eq=False)
+class _Fork:
+    """What the thread that forks has taken for it."""
+
+    signals: interrupts_held
+    uncut: bool
+
+
+_forking: dict[int, _Fork] = {}  # by thread
 
 
 def _before_fork() -> None:
     """Others' imports come to their end, for a module in C that is half made cannot be imported
     anew. A fork in the middle of an import does not wait: others may wait for that import.
+
+    What a signal's handler raised in here, or at the beginning of ``_forked``, Python would print
+    and drop, and the locks would never be given back: signals wait till the fork is over.
     """
-    mine = threading.get_ident()
-    if uncut.acquire(timeout=WAIT):
-        _forking.add(mine)
+    mine, signals = threading.get_ident(), interrupts_held()
+    signals.__enter__()
+    _forking[mine] = _Fork(signals, uncut.acquire(timeout=WAIT))
     end = time.monotonic() + WAIT
     _imp.acquire_lock()  # no import begins
     while (owners := _importing().values()) and mine not in owners and time.monotonic() < end:
@@ -117,21 +132,37 @@ def _before_fork() -> None:
 
 
 def _forked() -> None:
+    fork = _forking.pop(threading.get_ident(), None)
+    if fork is None:  # a handler that is not held raised before anything was taken
+        return
     _imp.release_lock()
-    if threading.get_ident() in _forking:
-        _forking.clear()
+    if fork.uncut:
         uncut.release()
+    arrived = fork.signals.forget()
+    fork.signals.release()
+    for number in arrived:
+        _thread.start_new_thread(_act, (number,))
+
+
+def _act(number: int) -> None:
+    """Behind other parts' hooks, in which the signal must not act either."""
+    time.sleep(LATER)
+    _signal.raise_signal(number)
 
 
 def _after_fork() -> None:
     with suppress(RuntimeError):  # some versions of Python free it
         _imp.release_lock()
+    fork = _forking.get(threading.get_ident())
     _forking.clear()
     for lock in _LOCKS:
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
     for owner in list(_TOLD):
         owner.after_fork()
     _forget_imports()
+    if fork is not None:
+        fork.signals.forget()  # they were the parent's
+        fork.signals.release()
 
 
 def _forget_imports() -> None:

@@ -236,6 +236,8 @@ def test_the_list_of_pieces(tmp_path: Path) -> None:
         ("1 'a' 2\n", "line 1: is"),
         ("1 a 1\n", "line 1: is"),
         ("1 5 1\n", "line 1: is"),
+        pytest.param(f"1 {'-' * 3000}1 1\n", "line 1: is", id="recursion"),
+        pytest.param(f"1 {'-' * 30000}1 1\n", "line 1: is", id="memory"),
         ("1 'a' 1\n2 'b' 1\n3 'c' 1", r"has 4 pieces \(expected at most 3"),
     ],
 )

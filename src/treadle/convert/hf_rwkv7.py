@@ -178,7 +178,7 @@ def _piece(line: str, i: int, path: Path) -> bytes:
         piece = piece.encode() if isinstance(piece, str) else piece
         if isinstance(piece, bytes) and (int(number), int(size)) == (i, len(piece)):
             return piece
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the latter: nested too deeply
         pass
     expected = f"{i}, a text or bytes as Python writes them, and how many bytes these are"
     raise FileError(f"is {line!r:.60}", path=path, where=f"line {i}", expected=expected)

@@ -81,6 +81,11 @@ class interrupts_held:  # read as what a block says of itself
             if self._arrived:
                 self.let()
 
+    def forget(self) -> list[int]:
+        """Signals that have arrived, which do not act any more."""
+        arrived, self._arrived = self._arrived, []
+        return [number for number, _ in arrived]
+
     def let(self) -> None:
         """Let signals act now, if any has arrived: mostly this raises an exception."""
         if self._arrived:
