@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -171,3 +172,19 @@ def test_the_shells_lines_name_the_pythons(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "there is no python3 here" in done.stderr
     assert "wc" not in done.stderr
+
+
+def test_the_shells_lines_pass_over_a_python_that_does_not_run(tmp_path: Path) -> None:
+    for name, lines in (
+        ("python3", "exit 127"),  # what pyenv has for each version that it does not run here
+        ("python3.10", '[ "$1" = -c ] || echo "$1"'),
+        ("script", build.script("abc", [wheels.Target("x86_64", (3, 10))], 100).decode()),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", str(tmp_path / "script")],
+        env={"PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'script'}\n")

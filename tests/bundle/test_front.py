@@ -157,7 +157,14 @@ def test_another_python(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("3.98", "3.99"):
         (own / f"python{version}").symlink_to(sys.executable)
     monkeypatch.setitem(os.environ, "PATH", str(own))
+    with pytest.raises(SystemExit, match="the bundle is for"):  # neither is what its name says
+        front.start()
+
+    for version, code in (("3.98", 0), ("3.99", 127)):  # pyenv's names for what it would not run
+        (own / f"python{version}").unlink()
+        (own / f"python{version}").write_text(f"#!/bin/sh\nexit {code}\n")
+        (own / f"python{version}").chmod(0o755)
     with pytest.raises(Left) as left:
         front.start()
-    python = str(own / "python3.99")
+    python = str(own / "python3.98")
     assert left.value.args == (python, [python, *sys.argv])

@@ -72,6 +72,8 @@ def test_version(run: Run) -> None:
         (OSError(errno.EACCES, "Permission denied", "m.gguf"), 1,
          "treadle: error: m.gguf: Permission denied\n"),
         (MemoryError(), 1, "treadle: error: out of memory\n"),
+        (ImportError("a.so: failed to map segment", path="/b/a.so"), 1,
+         "treadle: error: a.so: failed to map segment (too little memory for it, or not whole)\n"),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), 141, ""),
     ],

@@ -155,3 +155,18 @@ def test_more_threads_than_there_may_be(run: Run, args: str) -> None:
     ran = run(*args.split(), "-t", "1025")
     assert (ran.code, ran.out) == (2, "")
     assert "1025 is not in the range 1<=x<=1024" in ran.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "serve a --grace nan",
+        "serve a --max-queue nan",
+        "batch a b --temp nan",
+        "batch a b --temp inf",
+    ],
+)
+def test_what_is_no_number_for_a_range(run: Run, args: str) -> None:
+    ran = run(*args.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{args.split()[-1]!r} is not a finite number" in ran.err

@@ -216,3 +216,20 @@ def test_a_signal_that_is_ignored_stays_so(gguf: str) -> None:
         "cli.main = lambda: (os.kill(os.getpid(), signal.SIGHUP), 7)[1]; cli.run_process()"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 7
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_a_callback_of_pythons_is_not_lost(number: signal.Signals, code: int) -> None:
+    program = (
+        "import os, time, weakref\n"
+        "from treadle import cli\n"
+        "def main():\n"
+        "    some = type('some', (), {})()\n"
+        f"    watch = weakref.ref(some, lambda _: os.kill(os.getpid(), {int(number)}))\n"
+        "    del some\n"
+        "    time.sleep(20)\n"
+        "cli.main = main\n"
+        "cli.run_process()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (code, b"")

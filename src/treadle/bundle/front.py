@@ -55,6 +55,18 @@ def fits(folder):  # type: (str) -> bool
         return False
 
 
+def runs(python, version):  # type: (str, tuple[int, int]) -> bool
+    """Whether it is that Python: pyenv has names for all it knows, and most of them only fail."""
+    import subprocess
+
+    asked = "import sys; sys.exit(sys.version_info[:2] != %r)" % (version,)
+    with open(os.devnull, "w") as nothing:
+        try:
+            return not subprocess.call([python, "-c", asked], stdout=nothing, stderr=nothing)
+        except OSError:  # not for this kind of machine
+            return False
+
+
 def fitting_python():  # type: () -> None
     """Go on with another Python where this one is too old, or too new."""
     if sys.version_info[:2] in PYTHONS:
@@ -62,7 +74,7 @@ def fitting_python():  # type: () -> None
     for version in reversed(PYTHONS):
         for folder in os.environ.get("PATH", "").split(os.pathsep):
             python = os.path.join(folder, "python%d.%d" % version)
-            if os.access(python, os.X_OK):
+            if os.access(python, os.X_OK) and runs(python, version):
                 os.execv(python, [python] + sys.argv)
     names = ", ".join("%d.%d" % version for version in PYTHONS)
     sys.exit(

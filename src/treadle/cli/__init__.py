@@ -66,9 +66,29 @@ def leave_on_signals() -> None:
 
     import signal
 
+    class Left(SystemExit):
+        """Raised by a signal."""
+
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # the second one ends it at once
-        raise SystemExit(128 + number)
+        raise Left(128 + number)
+
+    def once_more(lost: sys.UnraisableHookArgs) -> None:
+        # It came while Python ran a finalizer or a weak reference's callback, as in an import:
+        # what is raised there is dropped, so the signal is sent again a little later.
+        if isinstance(lost.exc_value, Left):
+            number = int(str(lost.exc_value.code)) - 128
+            signal.signal(number, leave)
+        elif isinstance(lost.exc_value, KeyboardInterrupt):
+            number = signal.SIGINT
+        else:
+            sys.__unraisablehook__(lost)
+            return
+        from threading import Timer
+
+        Timer(0.01, os.kill, (os.getpid(), number)).start()
+
+    sys.unraisablehook = once_more
 
     known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows lacks one
     for number in filter(None, known):

@@ -181,6 +181,10 @@ def invoke(argv: Sequence[str] | None) -> int:
         return fail(typed(error))
     except MemoryError:
         return fail("out of memory")
+    except ImportError as error:
+        if not (error.path or "").endswith((".so", ".pyd")):
+            raise
+        return fail(f"{error} (too little memory for it, or not whole)")  # under ulimit -v, say
 
 
 def fail(message: str, code: int = FAILED) -> int:

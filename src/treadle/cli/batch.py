@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import find_model, load_model
-from treadle.cli.options import load_options
+from treadle.cli.options import Number, load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 from treadle.files.target import file_name
@@ -66,9 +66,7 @@ class Told:
     "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
     help="Tokens of an answer, for lines that do not say.",
 )  # fmt: skip
-@click.option(
-    "--temp", type=click.FloatRange(0), metavar="T", help="Temperature, for lines without one."
-)
+@click.option("--temp", type=Number(0), metavar="T", help="Temperature, for lines without one.")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed, for lines without one.")
 @click.option(
     "--sequences", type=click.IntRange(1, 4096), metavar="N", default=8, show_default=True,

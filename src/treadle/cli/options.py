@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,17 @@ class Picture(click.Path):
         if not str(value):
             self.fail("an empty name", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number that is one: nan passes click's ranges, because no comparison with it is true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A float; infinity where the range is open, as a bound that bounds nothing."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number) or (math.isinf(number) and not self.min_open):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 class ModelCommand(click.Command):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from treadle.cli.load import device_name, load_model
-from treadle.cli.options import writing_load_options
+from treadle.cli.options import Number, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
@@ -55,11 +55,11 @@ def origin(text: str) -> str:
 )  # fmt: skip
 @click.option(
     "--max-queue", "max_queue_s", default=300.0, show_default=True, metavar="S",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     help="Seconds that reading the prompts in hand may take; more are told to come later (503).",
 )  # fmt: skip
 @click.option(
-    "--grace", default=10.0, show_default=True, type=click.FloatRange(0, 3600), metavar="S",
+    "--grace", default=10.0, show_default=True, type=Number(0, 3600), metavar="S",
     help="Seconds that texts may take to end when the server is stopped.",
 )  # fmt: skip
 @click.option("--metrics/--no-metrics", default=False, help="Serve /metrics for Prometheus.")
