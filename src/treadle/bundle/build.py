@@ -41,7 +41,7 @@ if { [ "$(wc -c < "$0")" -lt BYTES ]; } 2> /dev/null; then
     exit 1
 fi
 for p in python3 PYTHONS; do
-    $p -c '' > /dev/null 2>&1 && exec $p "$0" "$@"  # pyenv has names that run nothing
+    $p -ISc '' > /dev/null 2>&1 && exec $p "$0" "$@"  # pyenv has names that run nothing
 done
 echo "treadle: error: there is no python3 here, and a bundle needs CPython 3.10 or newer" >&2
 exit 1
