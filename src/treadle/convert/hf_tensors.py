@@ -216,7 +216,10 @@ def tasks_left_out(weights: SafeTensors) -> str:
     """What a user should know of a model with adapters inside, one for each task; or nothing."""
     if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
         return ""
-    return "the adapters inside, one for each task, are left out: vectors are those of no task"
+    return (
+        "the adapters inside, one for each task, are left out: vectors are those of no task, "
+        "unless one is named as an adapter (FOLDER/TASK)"
+    )
 
 
 def check_named(
