@@ -170,4 +170,4 @@ def _holds(word: str, limit: Any, value: Any) -> bool:
             return True
     if not hasattr(value, "__len__"):
         return True
-    return len(value) >= limit if word == "min_length" else len(value) <= limit
+    return bool(len(value) >= limit if word == "min_length" else len(value) <= limit)
