@@ -293,7 +293,7 @@ def test_python_3_10_has_what_is_imported_from_typing() -> None:
 
 # -- limits -------------------------------------------------------------------------------------
 
-LIMITED = {
+LIMITED: dict[str, tuple[Any, dict[str, Any], list[Any], list[Any]]] = {
     "field": (Annotated[int, Field(ge=1, lt=9, description="how many")],
               {"type": "integer", "minimum": 1, "exclusiveMaximum": 9, "description": "how many"},
               [1, 8], [0, 9]),
@@ -395,13 +395,17 @@ class TypeAliasType:
         """Python 3.10 takes nothing else for a type."""
 
 
-JSON: Any = TypeAliasType("JSON", lambda: Union[list[JSON], dict[str, JSON], str, None])  # noqa: UP007
-TREE: Any = TypeAliasType("TREE", lambda: list[TREE])
+def list_of(kind: Any) -> Any:
+    return list.__class_getitem__(kind)
+
+
+JSON: Any = TypeAliasType("JSON", lambda: list_of(JSON) | dict[str, Any] | str | None)
+TREE: Any = TypeAliasType("TREE", lambda: list_of(TREE))
 SELF: Any = TypeAliasType("SELF", lambda: SELF)
 ONE: Any = TypeAliasType("ONE", lambda: Optional[TWO])  # noqa: UP045
 TWO: Any = TypeAliasType("TWO", lambda: Union[ONE, int])  # noqa: UP007
 PLAIN: Any = TypeAliasType("PLAIN", lambda: int)
-LOST: Any = TypeAliasType("LOST", lambda: {}["LOST"])
+LOST: Any = TypeAliasType("LOST", lambda: dict[str, Any]()["LOST"])
 
 
 def test_names_of_types() -> None:
