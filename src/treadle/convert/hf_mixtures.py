@@ -77,12 +77,11 @@ def expert_words(keys: Keys) -> dict[str, str]:
     found = {}
     for name, words in _COUNTS.items():
         own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
-        none = (None, False)  # the second is Hunyuan's
-        given = [word for word in own if all(keys.values.get(word) is not no for no in none)]
+        said = {word: keys.values.get(word) for word in own}  # false is Hunyuan's
+        given = [word for word, value in said.items() if value is not None and value is not False]
         given += [word for word in own if keys.defaults.get(word) is not None]
-        if given:
-            found[name] = given[0]
-    return found
+        found[name] = next(iter(given), "")
+    return {name: word for name, word in found.items() if word}
 
 
 def _count(keys: Keys, word: str) -> int:

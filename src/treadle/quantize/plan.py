@@ -13,7 +13,6 @@ from treadle.convert.gguf import source_tensor
 from treadle.convert.recipe import Entry, entry_of
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.formats import FORMATS, Format, by_name
-from treadle.models.keys import NEXTN
 from treadle.quantize.mixes import (
     ALIASES,
     FALLBACKS,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from treadle.imatrix.matrix import ImportanceMatrix
 
 N_LAYER_DEEP = 80
+NEXTN = "nextn_predict_layers"
 UNSEEN = "Q4_K"  # for coarser ones, of a layer that `imatrix` does not run
 NOT_SEEN = "a layer that predicts further tokens, of which the importance matrix has nothing"
 
