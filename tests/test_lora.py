@@ -401,7 +401,7 @@ def test_peft_configurations_that_are_refused(
     [
         ("model.layers.0.mlp.experts.3.gate_proj.lora_A", "a module that no matrix"),
         ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
-        ("model.embed_tokens.lora_embedding_A", "the token embeddings"),
+        ("lm_head.lora_A", "the output matrix"),
         ("model.layers.0.mixer.in_proj.lora_A", "a module that no matrix"),
     ],
     ids=lambda value: value.rpartition(".")[2],
@@ -456,7 +456,7 @@ def pair(m: int, k: int, rank: int = 4) -> tuple[np.ndarray, np.ndarray]:
         ("blk.0.attn_q.weight", pair(128, 63), r"\[rank, 64\]"),
         ("blk.0.attn_q.weight", (pair(128, 64)[0], pair(128, 64, 5)[1]), r"\[128, rank\]"),
         ("blk.7.attn_q.weight", pair(128, 64), "no tensor of the model"),
-        ("token_embd.weight", pair(512, 64), "the token embeddings"),
+        ("token_embd.weight", pair(512, 64), "one rank for 320 rows of 64 values"),
         ("output.weight", pair(512, 64), "the output matrix"),
         ("blk.0.attn_norm.weight", pair(1, 64), "a vector"),
     ],

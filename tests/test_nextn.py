@@ -18,10 +18,16 @@ from tests.reference import mixed as attended
 from tests.test_drafter import Always
 from tests.tiny import rounding, write_model
 from treadle.batch import Part
+from treadle.cli.quantize import remarks
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
+from treadle.imatrix.collect import collect
+from treadle.imatrix.matrix import missing
 from treadle.kernels.top import Look
 from treadle.nextn import KEPT, NextnDrafter, States
+from treadle.quantize.mixes import WANTS_IMATRIX
+from treadle.quantize.plan import find_mix, make_recipe, parse_rule
+from treadle.quantize.write import write
 
 LAYERS = 3  # of the model; the one behind them predicts
 STEM = f"blk.{LAYERS}.nextn."
@@ -249,3 +255,36 @@ def test_states_of_a_text() -> None:
     assert (kept.end, len(kept.ids), len(kept.rows)) == (621, KEPT, KEPT)
     kept.put(3, [4], rows[3:4])  # another text in its place
     assert (kept.start, kept.ids) == (3, [4])
+
+
+def test_what_importances_do_not_have(tmp_path: Path) -> None:
+    """No program's have anything of the layer; its coarsest matrices become Q4_K, and that is said.
+    llama.cpp stops there.
+    """
+    path = write_nextn(tmp_path / "m.gguf", "glm4moe", n_embd=256, n_ff=256, n_ff_exp=256)
+    with treadle.load(path, threads=1, kv="f32") as model:
+        windows = np.random.default_rng(5).integers(3, 300, (2, 16)).astype(np.int32)
+        matrix = collect(model.engine, windows, "", bos=None)
+    assert not [name for name in matrix.entries if name.startswith(f"blk.{LAYERS}.")]
+    with open_gguf(path) as gguf:
+        mix = find_mix("IQ2_XXS")
+        recipe = make_recipe(gguf, mix, imatrix=matrix)
+        fine = make_recipe(gguf, find_mix("Q4_K_M"), imatrix=matrix)
+        bare = make_recipe(gguf, mix)
+        mine = [parse_rule("eh_proj=IQ2_XXS")]
+        asked = make_recipe(gguf, mix, imatrix=matrix, rules=mine)
+        write(gguf, recipe, tmp_path / "q.gguf", n_threads=1, imatrix=matrix)
+    layer = [each for each in recipe.targets if each.tensor.name.startswith(f"blk.{LAYERS}.")]
+    noted = [each for each in layer if each.note]
+    assert f"{STEM}eh_proj.weight" in {each.tensor.name for each in noted}
+    whole = [each for each in noted if not each.tensor.k % 256]
+    assert {each.type.name for each in whole} == {"Q4_K"}
+    assert all(each.encode is None or each.type.name not in WANTS_IMATRIX for each in layer)
+    assert missing(matrix, recipe.wants_imatrix) == []
+    said = [text for text in remarks(recipe, matrix) if "predicts further" in text]
+    assert [text.partition(",")[0] for text in said] == ["Q4_K instead"]
+    assert not any("predicts" in each.note for each in (*fine.targets, *bare.targets))
+    (eh,) = (each for each in asked.targets if "eh_proj" in each.tensor.name)
+    assert eh.type.name == "IQ2_XXS"
+    with treadle.load(tmp_path / "q.gguf", threads=1) as model:
+        assert np.isfinite(model.logits([3, 4, 5])).all()

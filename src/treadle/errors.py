@@ -98,6 +98,7 @@ class FileError(TreadleError):
     ) -> None:
         self.path = os.fspath(path)
         self.offset = offset
+        self.what = message
         self.where = where
         self.expected = expected
         place = self.path if len(self.path) <= MAX_SHOWN // 2 else f"{self.path[: MAX_SHOWN // 2]}…"

@@ -15,5 +15,6 @@ MORE_CLASSES = {
     "gemma4_unified_text": "Gemma4UnifiedText",
     "granite4_vision_text": "Granite4VisionText",
     "nanochat": "NanoChat",
+    "gpt_neo": "GPTNeo",
     "olmo_hybrid": "OlmoHybrid",
 }

@@ -489,6 +489,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
     "gemma3_text": {},
     "gpt2": {},
+    "gpt_neo": {},
     "dbrx": {},
     "gpt_bigcode": {},
     "gptj": {},

@@ -315,3 +315,17 @@ def test_what_is_at_odds(change: Any, why: str, tmp_path: Path) -> None:
     said.write_text(json.dumps(config))
     with pytest.raises((FileError, UnsupportedError), match=why):
         open_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("qwen3moe", "num_experts_per_tok", 0), ("granitemoe", "num_experts_per_tok", 0)],
+)
+def test_keys_by_their_own_names(name: str, key: str, value: int, tmp_path: Path) -> None:
+    """What the graph finds out of range is named as config.json has it, GGUF's name behind."""
+    folder = tmp_path / "hf"
+    save(own(CASES[name]), folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(FileError, match=rf"config\.json: {key} \([a-z0-9]+\.expert_\w+\): is 0"):
+        open_hf(folder)

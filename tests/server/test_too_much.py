@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.test_openai import post
-from treadle.server import openai_completions, wire
+from treadle.server import json_pieces, openai_completions, wire
 from treadle.server.asked import read_asked
 from treadle.server.problems import ApiError
 from treadle.server.service import Service
@@ -201,3 +201,40 @@ def test_json_is_read_without_a_search_for_garbage(
     with suppress(ApiError):
         parse_any(body)
     assert (searched, gc.isenabled()) == ([False], True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, -2.5e3, "x\\u00e9\\n", null, true], "b": {"c": [[], {}]}, "a": 2}',
+        ' [[[["deep"]]], 123456789012345678901] ',
+        "[1, 2", '{"a" 1}', "[1,]", "", "[NaN]", '["\x01"]', "[1] 2", '{"a": 1,}',
+    ],
+)  # fmt: skip
+def test_many_values_are_read_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By code that lets other threads run, with the same result and errors."""
+
+    def read() -> Any:
+        try:
+            return parse_any(text.encode())
+        except ApiError as error:
+            return error.status, str(error)
+
+    expected = read()
+    monkeypatch.setattr(json_pieces, "MANY", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", None)
+        found = read()
+    assert found == expected
+
+
+def test_a_schema_of_mebibytes(client: TestClient) -> None:
+    """Its grammar took 25 s to be refused."""
+    names = {f"w{i}": {"type": "string"} for i in range(40_000)}
+    schema = {"type": "object", "properties": names}
+    body = {"messages": HI, "response_format": {"type": "json_schema", "json_schema":
+            {"name": "x", "schema": schema}}, "max_tokens": 1}  # fmt: skip
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "too large: " in answer.json()["error"]["message"]
+    assert "bytes of JSON (at most 1048576)" in answer.json()["error"]["message"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum, auto
 from pathlib import Path
@@ -20,13 +20,16 @@ from typing import (
     Union,
 )
 
+import annotated_types
 import pytest
+from pydantic import AfterValidator, Field, PositiveInt, StringConstraints
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 import treadle
 from treadle.errors import TreadleError
 from treadle.speech.annotations import Schemas, to_json, value_of
 from treadle.speech.functions import result_of, tool_of
-from treadle.text.json_schema import kept_schema
+from treadle.text.json_schema import is_possible, kept_schema
 
 
 class Colour(Enum):
@@ -286,3 +289,142 @@ def test_python_3_10_has_what_is_imported_from_typing() -> None:
         # At the start of a line: what TYPE_CHECKING guards is not run.
         for names in re.findall(r"^from typing import (\([^)]*\)|.*)", path.read_text(), re.M):
             assert newer.isdisjoint(re.findall(r"\w+", names)), path
+
+
+# -- limits -------------------------------------------------------------------------------------
+
+LIMITED: dict[str, tuple[Any, dict[str, Any], list[Any], list[Any]]] = {
+    "field": (Annotated[int, Field(ge=1, lt=9, description="how many")],
+              {"type": "integer", "minimum": 1, "exclusiveMaximum": 9, "description": "how many"},
+              [1, 8], [0, 9]),
+    "words": (Annotated[str, annotated_types.Len(2, 3), Field(pattern="^[a-z]+$")],
+              {"type": "string", "minLength": 2, "maxLength": 3, "pattern": "^[a-z]+$"},
+              ["ab"], ["a", "abcd", "AB"]),
+    "alias": (PositiveInt, {"type": "integer", "exclusiveMinimum": 0}, [1], [0]),
+    "items": (Annotated[list[Annotated[float, Field(multiple_of=0.1)]], Field(max_length=1)],
+              {"type": "array", "items": {"type": "number", "multipleOf": 0.1}, "maxItems": 1},
+              [[], [0.3]], [[1, 2], [0.25]]),
+    "keys": (Annotated[dict[str, int], Field(min_length=1)],
+             {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
+             [{"a": 1}], [{}]),
+    "union": (Annotated[int | None, Field(ge=2, strict=True)],
+              {"anyOf": [{"type": "integer", "minimum": 2}, {"type": "null"}]},
+              [2, None], [1]),
+    "tightest": (Annotated[Annotated[int, annotated_types.Ge(1)], Field(ge=3), Field(ge=2)],
+                 {"type": "integer", "minimum": 3}, [3], [2]),
+    "title": (Annotated[str, Field(title="T", examples=["x"], json_schema_extra={"default": "y"})],
+              {"type": "string", "title": "T", "examples": ["x"], "default": "y"}, ["x"], [1]),
+    "other": (Annotated[int, re.compile("a"), object()], {"type": "integer"}, [1], ["a"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_limits(name: str) -> None:
+    """They reach the schema that holds the model, and a value that breaks one is an error."""
+    kind, schema, good, bad = LIMITED[name]
+    assert Schemas().of(kind, "x") == schema
+    _, left_out = kept_schema(schema)
+    assert left_out == ()
+    for value in good:
+        assert value_of(kind, value) == value
+    for value in bad:
+        with pytest.raises((TypeError, ValueError)):
+            value_of(kind, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Annotated[int, AfterValidator(abs)], "x: AfterValidator: no schema can say it"),
+        (Annotated[int, Field(max_length=2)], "max_length says nothing of what it stands beside"),
+        (Annotated[str, StringConstraints(strip_whitespace=True)], "strip_whitespace: no schema"),
+        (Annotated[int, Field(alias="z")], r"Field\(alias=...\): a parameter has one name"),
+        (Annotated[int, Field(default=3)], r"Field\(default=...\) within Annotated"),
+        (Annotated[Literal[1, 2], Field(ge=1)], "ge says nothing"),
+        (Annotated[str, Field(pattern="a"), Field(pattern="b")], "pattern is said twice"),
+        (Annotated[str, Field(json_schema_extra=lambda _: None)], "expected a dict"),
+    ],
+)  # fmt: skip
+def test_limits_that_are_refused(kind: Any, why: str) -> None:
+    with pytest.raises(TreadleError, match=why):
+        Schemas().of(kind, "x")
+
+
+def test_fields_in_the_place_of_values() -> None:
+    def f(n: int = Field(3, ge=1, description="how many"), word: str = Field(min_length=2)) -> str:
+        return word * n
+
+    parameters = tool_of(f)["function"]["parameters"]
+    assert parameters["required"] == ["word"]
+    n = {"type": "integer", "minimum": 1, "description": "how many"}
+    assert parameters["properties"] == {"n": n, "word": {"type": "string", "minLength": 2}}
+    assert result_of(f, '{"word": "ab"}') == "ababab"
+    assert result_of(f, '{"word": "ab", "n": 0}') == "error: ValueError: n: 0: expected ge=1"
+
+
+def test_dataclasses_of_pydantic() -> None:
+    @pydantic_dataclass
+    class Own:
+        x: int = Field(ge=1)
+
+    def f(own: Any) -> int:
+        return int(own.x)
+
+    f.__annotations__["own"] = Own
+    (own,) = tool_of(f)["function"]["parameters"]["properties"].values()
+    assert own["properties"]["x"]["minimum"] == 1
+    assert own["required"] == ["x"]
+    assert result_of(f, '{"own": {"x": 2}}') == "2"
+    assert result_of(f, '{"own": {"x": 0}}').startswith("error: ValidationError")
+
+
+# -- names of types -----------------------------------------------------------------------------
+
+
+class TypeAliasType:
+    """What ``type X = ...`` makes, from Python 3.12 on."""
+
+    def __init__(self, name: str, behind: Callable[[], Any]) -> None:
+        self.__name__, self._behind = name, behind
+
+    @property
+    def __value__(self) -> Any:
+        return self._behind()
+
+    def __call__(self) -> None:
+        """Python 3.10 takes nothing else for a type."""
+
+
+def list_of(kind: Any) -> Any:
+    return list.__class_getitem__(kind)
+
+
+JSON: Any = TypeAliasType("JSON", lambda: list_of(JSON) | dict[str, Any] | str | None)
+TREE: Any = TypeAliasType("TREE", lambda: list_of(TREE))
+SELF: Any = TypeAliasType("SELF", lambda: SELF)
+ONE: Any = TypeAliasType("ONE", lambda: Optional[TWO])  # noqa: UP045
+TWO: Any = TypeAliasType("TWO", lambda: Union[ONE, int])  # noqa: UP007
+PLAIN: Any = TypeAliasType("PLAIN", lambda: int)
+LOST: Any = TypeAliasType("LOST", lambda: dict[str, Any]()["LOST"])
+
+
+def test_names_of_types() -> None:
+    assert Schemas().of(list[PLAIN], "x") == {"type": "array", "items": {"type": "integer"}}
+    for kind, value in ((JSON, {"a": ["b", None, {}]}), (TREE, [[], [[]]])):
+        schemas = Schemas()
+        schema = schemas.of(kind, "x")
+        assert schema == {"$ref": f"#/$defs/{kind.__name__}"}
+        assert is_possible({**schema, "$defs": schemas.defs})
+        assert value_of(kind, value) == value
+    with pytest.raises(ValueError, match="no string"):
+        value_of(JSON, ["a", 1])
+
+
+@pytest.mark.parametrize("kind", [SELF, ONE, TWO])
+def test_names_that_stand_for_themselves(kind: Any) -> None:
+    with pytest.raises(TreadleError, match="which stands for itself"):
+        Schemas().of(kind, "x")
+    with pytest.raises(TreadleError, match=r"x: .*LOST"):
+        Schemas().of(LOST, "x")
+    with pytest.raises(TypeError, match="stands for itself"):
+        value_of(SELF, 1)

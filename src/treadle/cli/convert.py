@@ -124,13 +124,11 @@ def command(
     if not target.parent.is_dir():
         raise FileError("there is no such folder", path=target.parent)
     path = checkpoint(src)
-    if (path / ADAPTER).is_file():
+    if (path / ADAPTER).is_file() or is_inside(path):
         if base is None:
             raise click.UsageError(f"{path} is an adapter: --base MODEL says what it is for")
         refuse_options(click.get_current_context(), OF_MODELS, "is not for adapters")
-        return show_written(
-            path, "an adapter of PEFT's", [adapted(path, base, target, options)], as_json
-        )
+        return show_written(path, "an adapter", [adapted(path, base, target, options)], as_json)
     if base is not None:
         raise click.UsageError(f"--base: {path} is no folder with {ADAPTER}")
     cache = before_opening(path)
@@ -161,6 +159,15 @@ def checkpoint(src: str) -> Path:
         return Path(src).expanduser()
     with ProgressBar() as meter:
         return find_model(src, meter, to_run=False)
+
+
+def is_inside(path: Path) -> bool:
+    """Whether it is the adapter of a task in a model's folder."""
+    if path.exists():
+        return False
+    from treadle.convert.lora_tasks import is_task
+
+    return is_task(path)
 
 
 def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:

@@ -109,13 +109,19 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
         return []
     from treadle.convert.lora import open_adapter
     from treadle.files.gguf import open_gguf
+    from treadle.models.graphs import GRAPHS
     from treadle.models.load import load_config
+    from treadle.models.lora import EMBEDDINGS
 
     made = []
     with open_gguf(path) as gguf:  # its tensors get the graph's names: not for writing
         config = load_config(gguf)
         for file, scale in given:
             adapter = open_adapter(file, gguf, config)
+            writes = "logits" in GRAPHS[config.arch.graph].outputs
+            if EMBEDDINGS in adapter.ranks and config.tied and writes:
+                what = "the output matrix is the embeddings' here, and an adapter adds to one"
+                raise UnsupportedError(f"{adapter.path}: {EMBEDDINGS}: {what}")
             ranks = {gguf.tensors[name].name: low for name, low in adapter.ranks.items()}
             made.append((replace(adapter, ranks=ranks), scale))
     return made

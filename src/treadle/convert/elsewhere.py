@@ -73,7 +73,7 @@ NORMED = {
 # takes the first so many layers to have some, and the first so many gates to be sparse.
 SHARING = {"gemma3n": (20, 10)}
 LACKING = frozenset(
-    {"flex_olmo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
+    {"flex_olmo", "gptneo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
 )  # architectures that it does not have
 ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
 FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says

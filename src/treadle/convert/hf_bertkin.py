@@ -8,7 +8,7 @@ from typing import Any
 from treadle.convert.hf_encoders import ENCODERS
 from treadle.convert.hf_family import Family
 from treadle.convert.hf_made import Rule, lower, upper
-from treadle.convert.hf_names import BERT, BERT_SCORE, ROBERTA_SCORE, Names
+from treadle.convert.hf_names import BERT, BERT_SCORE, LATE_BERT, ROBERTA_SCORE, Names
 from treadle.convert.hf_rope import f32
 from treadle.files.keys import Keys
 from treadle.models.graphs.encoder import N_TYPES
@@ -29,15 +29,6 @@ _DISTILBERT: Names = {
     "ffn.lin2": "ffn_down",
     "output_layer_norm": "layer_output_norm",
 }
-# transformers', of encoders of late.
-_OWN: Names = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "attn_output_norm",
-    "post_mlp_layernorm": "layer_output_norm",
-}
 # Of XLM-RoBERTa's second code (flash attention), which Jina's models have.
 _FLASH: Names = {
     "emb_ln": "token_embd_norm",
@@ -51,7 +42,7 @@ _FLASH: Names = {
 _JINA3: Names = {
     **BERT,
     **_FLASH,
-    **_OWN,
+    **LATE_BERT,
 }
 _XLM_ROBERTA = ENCODERS["xlm-roberta"]
 # A rope in place of positions; their number counts two that no token has, all the same.
@@ -111,11 +102,8 @@ _GTE: Names = {
     "attention.v_proj": "attn_v",
     "attention.o_proj": "attn_output",
     "attn_ln": "attn_output_norm",
-    "mlp.up_proj": "ffn_up",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.down_proj": "ffn_down",
     "mlp_ln": "layer_output_norm",
-    **_OWN,
+    **LATE_BERT,
 }
 _UP_FIRST = Rule(
     ("mlp.up_gate_proj.weight",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from treadle.convert.hf_distance import ENCODERS_OF
 from treadle.convert.hf_families import FAMILIES
 from treadle.convert.hf_family import GELU_TANH, Family
 from treadle.convert.hf_made import Rule
-from treadle.convert.hf_mixtures import expert_keys
+from treadle.convert.hf_mixtures import expert_keys, expert_words
 from treadle.convert.hf_pictures import OUTER, SIZES
 from treadle.convert.hf_rope import f32, read_rope
 from treadle.convert.hf_windows import every_layer, every_layer_if_used
@@ -54,6 +54,8 @@ class Hyper:
     rules: Sequence[Rule] = ()  # for tensors that lie otherwise than GGUF's
     n_extra: int = 0  # layers behind the last, which predict further tokens
     headless: bool = False  # of a class that ends with the states
+    # What config.json calls keys of GGUF's that the graph checks, and "" for its path.
+    spelt: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
@@ -134,7 +136,28 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         family.made(keys),
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
         _has_no_head(whole),
+        _spelt(keys, family) | {"": str(path)},
     )
+
+
+def _spelt(keys: Keys, family: Family) -> dict[str, str]:
+    made = {name: family.word(word) for name, word in _BASIC.items()}
+    made |= {name: key for key, name in family.copied.items()}
+    if family.experts:
+        made |= expert_words(keys)
+    return {name: keys.prefix + word for name, word in made.items()}
+
+
+_BASIC = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+}
 
 
 # Lengths of rows, which nobody knows without the layer where a key has one for each.

@@ -23,6 +23,7 @@ from treadle.convert.hf_flash import FLASH
 from treadle.convert.hf_gemma import GEMMA_VARIANTS, GEMMAS
 from treadle.convert.hf_gemma3n import GEMMA3N
 from treadle.convert.hf_gemma4 import GEMMA4
+from treadle.convert.hf_gptneo import GPT_NEO
 from treadle.convert.hf_granite_shared import GRANITE_SHARED
 from treadle.convert.hf_hybrids import HYBRIDS
 from treadle.convert.hf_kimi import KIMI
@@ -326,7 +327,7 @@ FAMILIES: dict[str, Family] = {
 FAMILIES |= GEMMAS | MIXTURES | HYBRIDS | MAMBAS | MAMBA1S | FALCON_H1 | LATENTS | GEMMA4 | ENCODERS
 FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N | WINDOWED
 FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS | MORE
-FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH | RWKV7 | DBRX | UNHELD
+FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH | RWKV7 | DBRX | UNHELD | GPT_NEO
 FAMILIES["granite4_vision_text"] = FAMILIES["granite"]
 # Rows that ``variant`` gives.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

@@ -55,15 +55,7 @@ _OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     """GGUF's keys of a family's experts."""
-    made: dict[str, Any] = {}
-    for name, words in _COUNTS.items():
-        own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
-        none = (None, False)  # the second is Hunyuan's
-        given = [word for word in own if all(keys.values.get(word) is not no for no in none)]
-        given += [word for word in own if keys.defaults.get(word) is not None]
-        found = next(iter(given), None)
-        if found is not None:
-            made[name] = _count(keys, found)
+    made: dict[str, Any] = {name: _count(keys, word) for name, word in expert_words(keys).items()}
     if not made.get("expert_count"):  # the same family without any
         return {}
     usual = dict(ARCHS[family.arch].keys)
@@ -78,6 +70,18 @@ def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     if last not in (-1, n_layer - 1):
         keys.refuse("moe_layer_end_index", f"is {last}: treadle has experts up to the last layer")
     return made
+
+
+def expert_words(keys: Keys) -> dict[str, str]:
+    """What config.json calls GGUF's keys of experts, of those that it has."""
+    found = {}
+    for name, words in _COUNTS.items():
+        own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
+        said = {word: keys.values.get(word) for word in own}  # false is Hunyuan's
+        given = [word for word, value in said.items() if value is not None and value is not False]
+        given += [word for word in own if keys.defaults.get(word) is not None]
+        found[name] = next(iter(given), "")
+    return {name: word for name, word in found.items() if word}
 
 
 def _count(keys: Keys, word: str) -> int:

@@ -113,7 +113,21 @@ JINA_BERT: Names = {
     "mlp.gate_layer": "ffn_gate",
     "mlp.down_layer": "ffn_down",
 }
+# transformers', of encoders of late; some it writes in the words of their first code.
+LATE_BERT: Names = {
+    "embeddings.LayerNorm": "token_embd_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "attn_output_norm",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.down_proj": "ffn_down",
+    "post_mlp_layernorm": "layer_output_norm",
+}
 NOMIC_BERT: Names = {
+    **LATE_BERT,
     "embeddings.word_embeddings": "token_embd",
     "embeddings.token_type_embeddings": "token_types",
     "emb_ln": "token_embd_norm",

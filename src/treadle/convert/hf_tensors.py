@@ -216,7 +216,10 @@ def tasks_left_out(weights: SafeTensors) -> str:
     """What a user should know of a model with adapters inside, one for each task; or nothing."""
     if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
         return ""
-    return "the adapters inside, one for each task, are left out: vectors are those of no task"
+    return (
+        "the adapters inside, one for each task, are left out: vectors are those of no task, "
+        "unless one is named as an adapter (FOLDER/TASK)"
+    )
 
 
 def check_named(
@@ -229,7 +232,15 @@ def check_named(
     """
     arch = ARCHS[hyper.family.arch]
     graph = GRAPHS[arch.graph]
-    config = graph.read(Keys(model, arch.name, arch.keys), arch)
+    try:
+        config = graph.read(Keys(model, arch.name, arch.keys), arch)
+    except FileError as error:
+        key = (error.where or "").removeprefix(f"{arch.name}.")
+        if key not in hyper.spelt:
+            raise
+        where = f"{hyper.spelt[key]} ({error.where})"
+        path, what = hyper.spelt[""], error.what
+        raise FileError(what, path=path, where=where, expected=error.expected) from None
     order: dict[str, tuple[int, ...]] = {}
     for i, (row, name, shape) in enumerate(needed_tensors(graph, config, found)):
         _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")

@@ -3,14 +3,14 @@
 GGUF: ``general.type`` adapter, ``adapter.type`` lora, ``adapter.lora.alpha``, and for a matrix
 ``NAME [m, k]`` the tensors ``NAME.lora_a [rank, k]`` and ``NAME.lora_b [m, rank]``. What is added
 is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's. Matrices of experts
-``[E, m, k]`` have ``[E, rank, k]`` and ``[E, m, rank]``.
+``[E, m, k]`` have ``[E, rank, k]`` and ``[E, m, rank]``. Embeddings ``[n_vocab, n_embd]`` have
+``[n_vocab, rank]`` and ``[n_embd, rank]``: A B^T is added to them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from treadle.convert.hf_family import PAIRS
 from treadle.convert.hf_layout import IN_PLACE, halves_to_pairs
+from treadle.convert.lora_tasks import is_task, open_task
+from treadle.convert.lora_wholes import as_model_has
 from treadle.convert.open import open_model
 from treadle.convert.peft import is_peft, open_peft
 from treadle.errors import FileError, TreadleError, UnsupportedError
@@ -31,7 +33,7 @@ from treadle.files.target import check_target, file_name, files_of
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY, load_config, renamed
-from treadle.models.lora import Adapter, LowRank, lora_scale
+from treadle.models.lora import EMBEDDINGS, TYPES, Adapter, LowRank, lora_scale, turned
 
 if TYPE_CHECKING:
     from treadle.convert.peft import Peft
@@ -47,15 +49,14 @@ Scaled = Name | tuple[Name, float]
 Adapters = Sequence[Scaled] | Mapping[Any, float]
 SUFFIXES = (".lora_a", ".lora_b")
 REFUSED = {  # matrices that a plan reads otherwise than by a product of all rows
-    "token_embd.weight": "the token embeddings",
     "output.weight": "the output matrix",
 }
-GATE_OR_UP = re.compile(r"\.ffn_(?:gate|up)_exps\.")
 TURNED = (".attn_q.weight", ".attn_k.weight")
 
 
 def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
-    """The adapter in a GGUF file or a PEFT folder, for the model ``gguf`` with this ``config``.
+    """The adapter in a GGUF file or a PEFT folder, or that of a task in a model's folder, for the
+    model ``gguf`` with this ``config``.
 
     Raises FileError for what is damaged, of another architecture or does not fit the model;
     UnsupportedError for what treadle cannot add.
@@ -65,12 +66,11 @@ def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
         adapter = _of_peft(
             open_peft(path, gguf, config), config, pairs=ROPE_KEY not in gguf.metadata
         )
+    elif is_task(path):
+        adapter = open_task(path, gguf, config)
     else:
         adapter = _of_gguf(path, gguf, config)
-    adapter = _fused(adapter, gguf)
-    for name, low in adapter.ranks.items():
-        _check(adapter, name, low, gguf)
-    return adapter
+    return _checked(adapter, gguf, config)
 
 
 def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
@@ -113,17 +113,19 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
         named = name
         for theirs, ours in config.arch.names:
             named = renamed(named, theirs, ours)
-        rank = a.shape[-2] if len(a.shape) > 1 else 0
+        is_table = named == EMBEDDINGS
+        rank = a.shape[-1 if is_table else -2] if len(a.shape) > 1 else 0
         move = _heads(named, config) if model.metadata.get(ROPE_KEY) == IN_PLACE else 0
         moved = partial(_pairs_to_halves, b, move, _share(named, config) if move else 1.0)
-        ranks[named] = LowRank(
+        low = LowRank(
             rank,
             float(alpha) / rank if alpha and rank else 1.0,
-            partial(_floats, a),
+            partial(_transposed, a) if is_table else partial(_floats, a),
             moved if move else partial(_floats, b),
-            a.shape,
+            a.shape[::-1] if is_table else a.shape,
             b.shape,
         )
+        ranks[named] = turned(low) if is_table else low
     return Adapter(path.stem, path, ranks, _mark(file.tensors, alpha))
 
 
@@ -147,8 +149,8 @@ def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
 def write_adapter(
     folder: Path, base: Path, target: Path, fmt: Format | None = None, *, force: bool = False
 ) -> int:
-    """Write a PEFT folder as a GGUF adapter for models like ``base``, whole or not at all: in
-    ``fmt``, None for the types it has. The bytes of the file.
+    """Write a PEFT folder, or a task's adapter, as a GGUF adapter for models like ``base``, whole
+    or not at all: in ``fmt``, None for the types it has. The bytes of the file.
 
     A GGUF file has one alpha: where factors differ, the rest of them goes into B. Errors as
     ``open_adapter``'s; FileError where ``target`` exists and not ``force``.
@@ -156,24 +158,30 @@ def write_adapter(
     check_target(target, files_of(folder, base), force=force)
     with open_model(base) as gguf:
         config = load_config(gguf)
-        peft = open_peft(folder, gguf, config)
-        adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
-        adapter = _fused(adapter, gguf)
-        for name, low in adapter.ranks.items():
-            _check(adapter, name, low, gguf)
+        peft = None if is_task(folder) else open_peft(folder, gguf, config)
+        if peft is None:
+            adapter = open_task(folder, gguf, config)
+        else:
+            adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
+        adapter = _checked(adapter, gguf, config)
     # Not 0, which in such a file stands for factors of 1.
     alpha = next((low.factor * low.rank for low in adapter.ranks.values() if low.factor), 1.0)
     writer = GGUFWriter(target)
     said = {"general.type": "adapter", "general.architecture": config.arch.name}
     said |= {"general.name": adapter.name, "adapter.type": "lora"}
+    if peft is None:
+        said["adapter.lora.task_name"] = adapter.name
     for key, value in {**said, "adapter.lora.alpha": float(alpha)}.items():
         writer.add(key, value)
+    of_made = "F32", "F32"
     for name, low in adapter.ranks.items():
         rest = low.factor * low.rank / alpha
-        a, b = (
-            by_name(own) if fmt is None else fmt for own in peft.types.get(name, ("F32", "F32"))
-        )
-        writer.add_tensor(f"{name}.lora_a", low.a_shape, a, a.quantize_rows(low.a()))
+        types = peft.types.get(name, of_made) if peft else of_made
+        if name == EMBEDDINGS:
+            low, types = turned(low), types[::-1]
+        first = np.ascontiguousarray(low.a().T) if name == EMBEDDINGS else low.a()
+        a, b = (by_name(own) if fmt is None else fmt for own in types)
+        writer.add_tensor(f"{name}.lora_a", first.shape, a, a.quantize_rows(first))
         writer.add_tensor(
             f"{name}.lora_b", low.b_shape, b, b.quantize_rows(low.b() * np.float32(rest))
         )
@@ -193,42 +201,6 @@ def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
         b = partial(_to_pairs, low.b, heads, _share(name, config)) if heads else low.b
         ranks[name] = replace(low, b=b)
     return Adapter(peft.path.resolve().name, peft.path, ranks, peft.mark)
-
-
-def _fused(adapter: Adapter, gguf: GGUF) -> Adapter:
-    """Experts' gates and up as one pair, where the model has one matrix of both: its A is one's on
-    top of the other's, and each one's rows of B are 0 where the other's rank is.
-    """
-    ranks = dict(adapter.ranks)
-    for name in adapter.ranks:
-        whole = GATE_OR_UP.sub(".ffn_gate_up_exps.", name)
-        if name not in ranks or name in gguf.tensors or whole in ranks:
-            continue  # done, or what is said of it is that the model has none such
-        if whole not in gguf.tensors or len(gguf.tensors[whole].shape) != 3:
-            continue
-        n, m, k = gguf.tensors[whole].shape
-        names = [whole.replace("gate_up", one) for one in ("gate", "up")]
-        halves = [ranks.pop(each, None) for each in names]
-        for each, low in zip(names, halves, strict=True):
-            if low is not None:
-                _check_shapes(adapter, each, low, (n, m // 2, k))
-        rank = sum(low.rank for low in halves if low is not None)
-        a, b = partial(_fused_a, halves), partial(_fused_b, halves, (n, m, rank))
-        ranks[whole] = LowRank(rank, 1.0, a, b, (n, rank, k), (n, m, rank))
-    return replace(adapter, ranks=ranks)
-
-
-def _fused_a(halves: Sequence[LowRank | None]) -> Floats:
-    return np.concatenate([low.a() for low in halves if low is not None], 1)
-
-
-def _fused_b(halves: Sequence[LowRank | None], shape: tuple[int, int, int]) -> Floats:
-    made, at, m = np.zeros(shape, np.float32), 0, shape[1] // 2
-    for i, low in enumerate(halves):
-        if low is not None:
-            made[:, i * m : (i + 1) * m, at : at + low.rank] = low.b() * np.float32(low.factor)
-            at += low.rank
-    return made
 
 
 def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
@@ -271,12 +243,24 @@ def _floats(tensor: Tensor) -> Floats:
     return values
 
 
+def _transposed(tensor: Tensor) -> Floats:
+    return _floats(tensor).T
+
+
 def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
     state = hashlib.sha256(repr(alpha).encode())
     for name, tensor in tensors.items():
         state.update(repr((name, tensor.shape, tensor.ggml_type)).encode())
         state.update(tensor.data.tobytes())
     return state.digest()
+
+
+def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
+    """The same by the model's matrices, held against them."""
+    made = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
+    for name, low in made.ranks.items():
+        _check(made, name, low, gguf)
+    return made
 
 
 def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
@@ -302,4 +286,6 @@ def _check_shapes(adapter: Adapter, name: str, low: LowRank, shape: tuple[int, .
         found = f"shapes {list(low.a_shape)} and {list(low.b_shape)}"
         n = "".join(f"{n}, " for n in each)
         expected = f"[{n}rank, {k}] and [{n}{m}, rank], for a matrix of shape {list(shape)}"
+        if name in (EMBEDDINGS, TYPES):  # which adapters have either way round
+            expected = f"one rank for {m} rows of {k} values"
         raise FileError(found, path=adapter.path, where=name, expected=expected)

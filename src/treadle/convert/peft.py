@@ -27,7 +27,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import open_safetensors, read_json
 from treadle.formats import FORMATS
-from treadle.models.lora import LowRank
+from treadle.models.lora import LowRank, turned
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30}
-KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
+KEY = re.compile(
+    r"base_model\.model\.(?P<module>.+)\."
+    r"(?:lora_(?P<side>[AB])(?:\.\w+)?\.weight|lora_embedding_(?P<of_table>[AB])(?:\.\w+)?)"
+)
 NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and what they stand for
     "use_dora": "DoRA, which scales rows of the sum",
     "modules_to_save": "modules saved whole",
@@ -99,11 +102,15 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
     pairs: dict[str, dict[str, SafeTensor]] = {}
     found: dict[str, Pair] = {}
+    tables: set[str] = set()  # modules that a token reads one row of
     for name, tensor in weights.tensors.items():
         match = KEY.fullmatch(name)
         if match is None:
             raise UnsupportedError(f"{tensor.path}: {name}: {_what(name)}")
-        pairs.setdefault(match["module"], {})[match["side"]] = tensor
+        side = match["side"] or match["of_table"]
+        pairs.setdefault(match["module"], {})[side] = tensor
+        if match["of_table"]:
+            tables.add(match["module"])
         state.update(name.encode())
         state.update(tensor.data.tobytes())
     made = Peft(folder, {}, modules.families[0].paired, state.digest())
@@ -115,6 +122,8 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
         if len(pair) < 2:
             (tensor,) = pair.values()
             raise tensor.error("is one half of a pair", "lora_A and lora_B")
+        if modules.is_unread(module):
+            continue
         a, b = pair["A"], pair["B"]
         types = a.dtype, b.dtype
         if (experts := find_parameters(module, gguf)) is None:
@@ -132,8 +141,10 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
         parts = _parts(module, modules, next(iter(each.values())).a)
         whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))
         for part in parts:
-            made.ranks[part.name] = _pair(part, whole, config)
-            made.types[part.name] = whole.types
+            low, types = _pair(part, whole, config), whole.types
+            if module in tables:  # [rank, n_vocab] and [n_embd, rank]
+                low, types = turned(low), (types[1], types[0])
+            made.ranks[part.name], made.types[part.name] = low, types
     if not made.ranks:
         raise FileError("has no tensors", path=folder / WEIGHTS)
     return made
@@ -157,8 +168,6 @@ def _refuse(keys: Keys) -> None:
 def _what(name: str) -> str:
     if "lora_magnitude_vector" in name:
         return "is of DoRA, which scales rows of the sum"
-    if "lora_embedding" in name:
-        return "an adapter of the token embeddings, which treadle does not add"
     return "is no lora_A and no lora_B"
 
 

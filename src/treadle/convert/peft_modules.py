@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.convert.hf_families import FAMILIES, VARIANTS
-from treadle.convert.hf_names import NAME
+from treadle.convert.hf_names import NAME, NOT_STATES
+from treadle.convert.hf_tensors import SCORING
 from treadle.errors import UnsupportedError
 from treadle.files.keys import Keys
+from treadle.models.archs import ARCHS
 from treadle.models.keys import Keys as ModelKeys
 from treadle.record import dataclass
 
@@ -59,6 +61,7 @@ class Modules:
     def __init__(self, gguf: GGUF, arch: str) -> None:
         every = (*FAMILIES.values(), *VARIANTS)
         self._gguf, self._keys = gguf, ModelKeys(gguf, arch)
+        self._is_encoder = arch in ARCHS and ARCHS[arch].graph == "encoder"
         self.families = [family for family in every if family.arch == arch]
         if not self.families:
             raise UnsupportedError(f"treadle knows no names of transformers' for {arch}")
@@ -93,6 +96,12 @@ class Modules:
             if all(part.name in self._gguf.tensors for part in parts):
                 return parts
         raise UnsupportedError(why)
+
+    def is_unread(self, module: str) -> bool:
+        """Whether it stands behind the states that an encoder gives, and nothing reads it."""
+        if any(name.startswith(SCORING) for name in self._gguf.tensors):
+            return False
+        return self._is_encoder and bool(NOT_STATES.fullmatch(f"{module}.weight"))
 
     def rules(self) -> Iterator[tuple[Family, Rule]]:
         """What becomes of tensors that GGUF has otherwise, and whose that is."""

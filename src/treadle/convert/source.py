@@ -86,7 +86,9 @@ class SourceTensor:
     def error(self, what: str, expected: str | None = None, where: str = "") -> FileError:
         """A FileError about it, or about ``where`` in it."""
         path = self.ranges[0].path if self.ranges else self.origin
-        where = f"{self.name}: {where}" if where else self.name
+        own = self.origin.removeprefix(f"{path}: ") if self.ranges else self.name
+        name = own if own == self.name else f"{own} ({self.name})"  # the checkpoint's comes first
+        where = f"{name}: {where}" if where else name
         return FileError(what, path=path, where=where, expected=expected)
 
     def as_f32(self) -> SourceTensor:

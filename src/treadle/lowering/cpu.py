@@ -153,6 +153,10 @@ class CpuOps(Making, Ops):
             **steps.row_of(f"{weight}.weight"),
             shape=(width,),
         )
+        if names := self.adapted_tables(weight):
+            from treadle.lowering.lora import emit_embedding_lora
+
+            emit_embedding_lora(steps, label, names, x, width, scale)
         return Floats(label, width, x)
 
     def given(self, label: str, width: int) -> Rows:

@@ -1,5 +1,5 @@
 """Adapters behind the products that they add to: ``.lora_a`` and ``.lora_b`` (``kernels/lora.py``,
-of experts ``kernels/lora_experts.py``).
+of experts ``kernels/lora_experts.py``). Behind the tokens' embeddings ``.lora_rows`` comes first.
 
 The constants of a step hold all adapters that a model was loaded with, packed as its kernels read
 them, and are shared by all plans.
@@ -13,21 +13,23 @@ import numpy as np
 
 from treadle.formats import by_name
 from treadle.kernels.act import BLOCK
+from treadle.kernels.elementwise import Embed
 from treadle.kernels.lora import GROUP, GROUP_OF, PIECE, STRIP, Down, Up
 from treadle.kernels.lora_experts import ExpertDown, ExpertUp, Wants
 from treadle.kernels.spec import Grid, round_up
 from treadle.lowering.weights import PART, whole
+from treadle.models.lora import LowRank
 from treadle.plan import Buffer, Const
 from treadle.record import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from treadle.formats import Format
     from treadle.lowering.steps import Steps
     from treadle.lowering.values import Branch, Matrix, Products
     from treadle.lowering.weights import Weights
-    from treadle.models.lora import Floats, LowRank
+    from treadle.models.lora import Floats
 
 FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step is taken
 
@@ -52,7 +54,7 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     weights, key = steps.weights, tuple(of.names)
     if key not in weights.packed:
         placed = of.heights, of.columns, of.x.width, y.row_bytes // 4
-        weights.packed[key] = _pack(weights, of.label, of.names, *placed)
+        weights.packed[key] = _pack(weights, weights.adapters, of.label, of.names, *placed)
     packed: Packed = weights.packed[key]
     n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
     given: dict[str, Any] = {"t": steps.floats(f"{of.label}.lora", n_columns)}
@@ -63,6 +65,66 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     _emit(
         steps, packed, down, up, lambda base: Grid(base, "n_loras"), n_flops, height, x, into, given
     )
+
+
+def emit_embedding_lora(
+    steps: Steps, label: str, names: Sequence[str], y: Buffer, width: int, scale: float
+) -> None:
+    """Add to the embeddings in ``y`` what adapters add to tokens' rows of ``names``: each token
+    reads one row of all their B's, side by side, and of these each adapter's own meet its A.
+    """
+    weights, key = steps.weights, tuple(names)
+    if key not in weights.packed:
+        table, selecting = _tables(weights, names)
+        placed = [width], [0], table.shape[1], y.row_bytes // 4
+        packed = _pack(weights, selecting, label, names[:1], *placed)
+        const = weights.storage.weights(f"{label}.lora_table", table)
+        weights.packed[key] = packed, const, *table.shape
+    packed, const, n_rows, k = weights.packed[key]
+    x, t = steps.floats(f"{label}.lora_rows", k), packed.n_groups * GROUP
+    steps.emit(
+        x.name,
+        Embed("F32", k, scale, n_rows if n_rows < steps.config.n_vocab else 0),
+        Grid(1, "n_tokens"),
+        n_bytes=4 * k * n_rows,
+        used=1 / n_rows,
+        w=(const,),
+        x=x,
+        stride=x.row_bytes // 4,
+        shape=(k,),
+    )
+    down, up = Down(packed.w, k), Up(packed.w, len(weights.adapters), packed.n_strips)
+    n_flops = packed.n_flops // len(weights.adapters)
+    given = {"t": steps.floats(f"{label}.lora", t)}
+    _emit(steps, packed, down, up, lambda n: Grid(n, "n_loras"), n_flops, width, x, y, given)
+
+
+def _tables(weights: Weights, names: Sequence[str]) -> tuple[Floats, list[dict[str, LowRank]]]:
+    """All B's ``[n_vocab, columns]``; of each adapter what picks its columns, as A, and its A's,
+    turned, as B, under the first name. A B of one row is the same for all tokens.
+    """
+    each = [
+        [ranks[f"{name}.weight"] for name in names if f"{name}.weight" in ranks]
+        for ranks in weights.adapters
+    ]
+    n_columns = round_up(sum(low.rank for lows in each for low in lows), BLOCK)
+    table = np.zeros((weights.n_rows(f"{names[0]}.weight"), n_columns), np.float32)
+    selecting: list[dict[str, LowRank]] = []
+    at = 0
+    for lows in each:
+        first = at
+        for low in lows:
+            table[:, at : at + low.rank] = low.b()
+            at += low.rank
+        a = np.eye(at - first, n_columns, first, np.float32)
+        b = [low.a().T * np.float32(low.factor) for low in lows]
+        made = _low_rank(a, np.concatenate(b, 1)) if lows else None
+        selecting.append({f"{names[0]}.weight": made} if made else {})
+    return table, selecting
+
+
+def _low_rank(a: Floats, b: Floats) -> LowRank:
+    return LowRank(len(a), 1.0, lambda: a, lambda: b, a.shape, b.shape)
 
 
 def emit_experts_lora(
@@ -84,7 +146,8 @@ def emit_experts_lora(
     if key not in weights.packed:
         heights, width = [each.height for each in matrices], y.row_bytes // 4
         columns = [i * (width // len(matrices)) for i in range(len(matrices))]
-        weights.packed[key] = _pack(weights, label, key, heights, columns, k, width)
+        placed = heights, columns, k, width
+        weights.packed[key] = _pack(weights, weights.adapters, label, key, *placed)
     packed: Packed = weights.packed[key]
     n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
     if steps.wants is None:
@@ -150,6 +213,7 @@ def _emit(
 
 def _pack(
     weights: Weights,
+    adapters: Sequence[Mapping[str, LowRank]],
     label: str,
     names: Sequence[str],
     heights: Sequence[int],
@@ -162,9 +226,9 @@ def _pack(
     groups: list[tuple[int, float]] = []
     downs: list[Floats] = []
     ups: list[Floats] = []
-    pieces = np.zeros((len(weights.adapters), n_strips), PIECE)
+    pieces = np.zeros((len(adapters), n_strips), PIECE)
     n_placed = 0  # values of ``ups``
-    for i, ranks in enumerate(weights.adapters):
+    for i, ranks in enumerate(adapters):
         for name, height, column in zip(names, heights, columns, strict=True):
             low = ranks.get(whole(f"{name}.weight"))
             if low is None:

@@ -26,6 +26,7 @@ from treadle.lowering.values import (
     of_outputs,
 )
 from treadle.lowering.weights import whole
+from treadle.models.lora import EMBEDDINGS, TYPES
 
 if TYPE_CHECKING:
     from treadle.lowering.steps import Steps
@@ -313,8 +314,19 @@ class Making:
 
     def adapted(self, names: Sequence[str]) -> bool:
         """Whether an adapter adds to one of these matrices' products."""
-        wholes = {whole(f"{name}.weight") for name in names}
+        wholes = {whole(f"{name}.weight") for name in names} - {EMBEDDINGS}  # as the output matrix
         return any(not wholes.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
+
+    def adapted_tables(self, weight: str) -> list[str]:
+        """The matrix of embeddings ``weight``, and one row of types that all tokens get beside
+        theirs, if an adapter adds to one of these; else nothing.
+        """
+        weights, tables = self.steps.weights, [weight]
+        is_first = f"{weight}.weight" == EMBEDDINGS and self.steps.has(TYPES)
+        if is_first and weights.n_rows(TYPES) == 1:
+            tables.append(TYPES.removesuffix(".weight"))
+        met = [f"{name}.weight" in ranks for ranks in weights.adapters for name in tables]
+        return tables if any(met) else []
 
     def _rows(self, of: Products, layouts: Sequence[Act]) -> Buffer:
         """The input in f32, and of this in each layout: an op before it is not done twice."""

@@ -104,7 +104,7 @@ _REASONS: dict[str, str] = {
     "its folder's tokenizer is a program": "kimi_vl",
     "it reads bytes, and joins them by a model of its own": "blt",
     "no GGUF architecture holds it": (
-        "opt gpt_neo gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
+        "opt gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
         "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
         "doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop "
         "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "

@@ -14,6 +14,7 @@ from treadle.record import dataclass
 
 Floats = npt.NDArray[np.float32]
 MOST_SCALE = 1e6
+EMBEDDINGS, TYPES = "token_embd.weight", "token_types.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,19 @@ class LowRank:
     b: Callable[[], Floats]
     a_shape: tuple[int, ...]
     b_shape: tuple[int, ...]
+
+
+def turned(low: LowRank) -> LowRank:
+    """Of the matrix' transpose."""
+
+    def a() -> Floats:
+        return np.ascontiguousarray(low.b().T)
+
+    def b() -> Floats:
+        return np.ascontiguousarray(low.a().T)
+
+    rank = low.b_shape[-1] if low.b_shape else 0
+    return LowRank(rank, low.factor, a, b, low.b_shape[::-1], low.a_shape[::-1])
 
 
 @dataclass(frozen=True, eq=False)

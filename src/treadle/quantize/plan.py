@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from treadle.imatrix.matrix import ImportanceMatrix
 
 N_LAYER_DEEP = 80
+NEXTN = "nextn_predict_layers"
+UNSEEN = "Q4_K"  # for coarser ones, of a layer that `imatrix` does not run
+NOT_SEEN = "a layer that predicts further tokens, of which the importance matrix has nothing"
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,10 @@ def make_recipe(
     """Choose a format for every tensor of ``gguf``.
 
     Matrices get what ``mix`` says; where blocks do not divide the rows, what llama.cpp takes
-    instead, with a note. ``rules``, the last one that fits a name, ``output_type`` and
-    ``embd_type``, and ``pure`` (the mix's base format for all others) say otherwise; what these ask
-    for must fit.
+    instead, with a note; the coarsest of layers that predict further tokens, which no program's
+    importances have, become UNSEEN (llama.cpp stops there). ``rules``, the last one that fits a
+    name, ``output_type`` and ``embd_type``, and ``pure`` (the mix's base format for all others) say
+    otherwise; what these ask for must fit.
 
     Raises UnsupportedError for rows that a format asked for cannot hold, TreadleError for a rule
     that no matrix answers to.
@@ -161,7 +165,13 @@ def make_recipe(
         elif pure:
             targets.append(_exactly(tensor, format_by_name(mix.base), gguf))
         else:
-            targets.append(_nearly(tensor, format_by_name(mix.format_for(*places(tensor)))))
+            fmt = format_by_name(mix.format_for(*places(tensor)))
+            lacks = imatrix is not None and tensor.name not in imatrix.entries
+            if lacks and fmt.name in WANTS_IMATRIX and places.predicts(tensor):
+                made = _nearly(tensor, by_name(UNSEEN))
+                targets.append(replace(made, note=made.note or NOT_SEEN))
+            else:
+                targets.append(_nearly(tensor, fmt))
     for rule in rules:
         if rule in unused:
             raise TreadleError(
@@ -211,6 +221,7 @@ class _Places:
         n_head_kv = _largest(meta, f"{arch}.attention.head_count_kv", n_head)
         n_layer = _largest(meta, f"{arch}.block_count", 0)
         self.n_layer, self.tied = n_layer, "output.weight" not in gguf.tensors
+        self.n_further = _largest(meta, f"{arch}.{NEXTN}", 0)
         self.block = format_by_name(mix.base).block
         self.model = Place(
             layer=0,
@@ -243,6 +254,11 @@ class _Places:
             fits=tensor.shape[-1] % self.block == 0,
             expert=len(tensor.shape) > 2 and tensor.shape[-3] > 1,
         )
+
+    def predicts(self, tensor: Tensor) -> bool:
+        """Whether it is of a layer that predicts further tokens."""
+        match = re.match(r"blk\.(\d+)\.", tensor.name)
+        return match is not None and self.n_layer - self.n_further <= int(match[1]) < self.n_layer
 
 
 def _layer(name: str) -> int:

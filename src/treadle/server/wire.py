@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from treadle.garbage import garbage_kept
+from treadle.server import json_pieces
 from treadle.server.call import Call, GoneError, Piece, Text, late
 from treadle.server.problems import ApiError, busy, problem_of
 
@@ -220,8 +221,8 @@ def parse_any(raw: bytes) -> Any:
     try:
         # .NET's and PowerShell's writers put a byte order mark before it.
         said = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-        with garbage_kept():  # no other thread runs meanwhile
-            return json.loads(said, parse_constant=_no_number)
+        with garbage_kept():  # nothing in it is garbage
+            return json_pieces.loads(said, _no_number)
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, Union
 
 from treadle.errors import TreadleError
+from treadle.speech.constraints import check, narrowed
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _LISTS: Mapping[Any, Callable[[list[Any]], Any]] = {
@@ -22,6 +23,7 @@ _UNIONS = (Union, types.UnionType)
 # typing_extensions alone.
 _REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
 _WRAPPED = (_REQUIRED, _NOT_REQUIRED)
+_PYDANTIC = "__pydantic_validator__"  # what a dataclass of pydantic has
 
 
 class _Named(NamedTuple):
@@ -42,21 +44,21 @@ class Schemas:
 
     def of(self, kind: Any, where: str) -> dict[str, Any]:
         """The schema of an annotation. Raises TreadleError for what JSON has not."""
-        kind = _bare(kind)
+        kind = _renamed(kind)
+        if _is_alias(kind):
+            return self._alias(kind, where)
         if kind is Any:
             return {}
         if isinstance(kind, type) and kind in _PLAIN:
             return {"type": _PLAIN[kind]}
-        if hasattr(kind, "model_json_schema"):  # pydantic's
-            own = dict(kind.model_json_schema())
+        if hasattr(kind, "model_json_schema") or hasattr(kind, _PYDANTIC):
+            own = _schema_of(kind)
             for name, part in own.pop("$defs", {}).items():
                 self._define(name, part, where)
             return own
         origin, inner = typing.get_origin(kind), typing.get_args(kind)
         if origin is typing.Annotated:
-            texts = [note for note in inner[1:] if isinstance(note, str)]
-            told = {"description": texts[0]} if texts else {}
-            return {**self.of(inner[0], where), **told}
+            return narrowed(self.of(inner[0], where), inner[1:], where)
         if _name_of(origin) in _WRAPPED:
             return self.of(inner[0], where)
         if (choices := _choices(kind)) is not None:
@@ -80,6 +82,26 @@ class Schemas:
             more = self.of(inner[1], where) if inner else {}
             return {"type": "object", **({"additionalProperties": more} if more else {})}
         raise TreadleError(f"{where} is {kind}: no type of JSON")
+
+    def _alias(self, kind: Any, where: str) -> dict[str, Any]:
+        """Of ``type X = ...``: in place; behind a reference if it has itself within."""
+        ref = {"$ref": f"#/$defs/{kind.__name__}"}
+        if kind in self._within or kind in self._recursive:
+            self._recursive.add(kind)
+            return ref
+        self._within.append(kind)
+        try:
+            behind = kind.__value__
+        except Exception as error:  # whatever it raises: it is computed now
+            raise TreadleError(f"{where}: {kind}: {error}") from error
+        made = self.of(behind, where)
+        self._within.pop()
+        if kind not in self._recursive:
+            return made
+        if _is_or_has(made, ref):
+            raise TreadleError(f"{where} is {kind}, which stands for itself")
+        self._define(kind.__name__, made, where)
+        return ref
 
     def _object(self, kind: Any, named: _Named, where: str) -> dict[str, Any]:
         """In place; behind a reference if the class has itself within."""
@@ -117,8 +139,14 @@ def value_of(kind: Any, value: Any) -> Any:
         return _plain_of(kind, value)
     if hasattr(kind, "model_validate"):
         return kind.model_validate(value)
+    if hasattr(kind, _PYDANTIC):
+        return getattr(kind, _PYDANTIC).validate_python(value)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated or _name_of(origin) in _WRAPPED:
+    if origin is typing.Annotated:
+        made = value_of(inner[0], value)
+        check(inner[1:], made)
+        return made
+    if _name_of(origin) in _WRAPPED:
         return value_of(inner[0], value)
     if (choices := _choices(kind)) is not None:
         for choice, made in choices:
@@ -142,11 +170,39 @@ def value_of(kind: Any, value: Any) -> Any:
 
 def _bare(kind: Any) -> Any:
     """What another name stands for."""
-    while (behind := getattr(kind, "__supertype__", None)) is not None:  # NewType's
-        kind = behind
-    if type(kind).__name__ == "TypeAliasType":  # ``type X = ...``
-        return _bare(kind.__value__)
+    met: list[Any] = []
+    while _is_alias(kind := _renamed(kind)):
+        if kind in met:
+            raise TypeError(f"{kind} stands for itself")
+        met.append(kind)
+        kind = kind.__value__
     return kind
+
+
+def _renamed(kind: Any) -> Any:
+    """What a NewType stands for."""
+    while (behind := getattr(kind, "__supertype__", None)) is not None:
+        kind = behind
+    return kind
+
+
+def _is_alias(kind: Any) -> bool:
+    """Whether it is ``type X = ...``; Python 3.11 has it in typing_extensions alone."""
+    return type(kind).__name__ == "TypeAliasType"
+
+
+def _is_or_has(schema: Mapping[str, Any], ref: Mapping[str, Any]) -> bool:
+    """Whether a schema is a reference, or one of its alternatives is."""
+    return schema == ref or any(_is_or_has(part, ref) for part in schema.get("anyOf", ()))
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    """Pydantic's, of a model or of its dataclass."""
+    if hasattr(kind, "model_json_schema"):
+        return dict(kind.model_json_schema())
+    from pydantic import TypeAdapter  # which the class is of
+
+    return TypeAdapter(kind).json_schema()
 
 
 def _name_of(origin: Any) -> str | None:

@@ -9,10 +9,12 @@ import re
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from treadle.errors import TreadleError
 from treadle.speech.annotations import Schemas, to_json, value_of
+from treadle.speech.constraints import check, is_field, narrowed_by_default
 
 Function = Callable[..., Any]
 _REST = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.*)", re.M)
@@ -42,7 +44,9 @@ def tool_of(function: Function) -> dict[str, Any]:
         schema = schemas.of(hints.get(parameter.name, Any), where)
         if parameter.name in told:
             schema.setdefault("description", told[parameter.name])
-        if parameter.default is parameter.empty:
+        if is_field(parameter.default):
+            schema = narrowed_by_default(schema, parameter.default, where)
+        if parameter.default is parameter.empty or _is_needed(parameter.default):
             required.append(parameter.name)
         properties[parameter.name] = schema
     schema = {
@@ -96,9 +100,15 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 def result_of(function: Function, arguments: str) -> str:
     """What a call of it gives, as text for the model; an error is told, for the model to mend."""
     try:
-        hints = typing.get_type_hints(function)
-        given = json.loads(arguments)
-        found = function(**{key: _given(hints, key, given[key]) for key in given})
+        hints = typing.get_type_hints(function, include_extras=True)
+        given, own = json.loads(arguments), _fields(function)
+        values = {key: _given(hints, key, given[key]) for key in given}
+        for name, field in own.items():
+            if name in values:
+                _checked(name, partial(check, [field], values[name]))
+            elif not _is_needed(field):
+                values[name] = field.get_default(call_default_factory=True)
+        found = function(**values)
         if inspect.isawaitable(found):
             found = _awaited(found)
         return found if isinstance(found, str) else json.dumps(found, default=to_json)
@@ -106,9 +116,24 @@ def result_of(function: Function, arguments: str) -> str:
         return f"error: {type(error).__name__}: {error}"
 
 
+def _fields(function: Function) -> dict[str, Any]:
+    """Parameters with pydantic's ``Field`` in the place of a value: ``x: int = Field(3, ge=1)``."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if is_field(each.default)}
+
+
+def _is_needed(default: Any) -> bool:
+    return is_field(default) and bool(default.is_required())
+
+
 def _given(hints: Mapping[str, Any], name: str, value: Any) -> Any:
+    return _checked(name, lambda: value_of(hints.get(name, Any), value))
+
+
+def _checked(name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives; an error of ours names the parameter."""
     try:
-        return value_of(hints.get(name, Any), value)
+        return make()
     except (TypeError, ValueError) as error:
         if type(error) in (TypeError, ValueError):  # ours, most likely: they name no parameter
             raise type(error)(f"{name}: {error}") from error

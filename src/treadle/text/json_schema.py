@@ -24,6 +24,7 @@ from treadle.text.schema_limits import (
 )
 from treadle.text.schema_never import Never
 
+MAX_BYTES = 1 << 20  # llguidance takes far less, and 25 s to say so of 5 MiB
 WHITESPACE = r" |\n[ \t]{0,20}"
 
 _LEAP = (
@@ -138,7 +139,9 @@ def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
             )
         if isinstance(value, bool):
             return {} if value else False
-        json.dumps(made := dict(value))
+        if (n := len(json.dumps(made := dict(value)))) > MAX_BYTES:
+            what = f"too large: {n} bytes of JSON (at most {MAX_BYTES})"
+            raise GrammarError(f"JSON schema: {what}")
         return made
     except (TypeError, ValueError, RecursionError) as e:
         raise GrammarError(f"JSON schema: {e}") from None

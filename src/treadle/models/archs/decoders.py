@@ -163,6 +163,15 @@ DECODERS = (
         norm="layer",
         needs=POSITIONS,
     ),
+    Arch(  # llama.cpp has none
+        "gptneo",
+        rope="none",
+        activation="gelu",
+        gated=False,
+        norm="layer",
+        needs=POSITIONS,
+        keys=((WINDOW, 256), (PATTERN, -2)),
+    ),
     Arch(
         "phi2",
         activation="gelu",

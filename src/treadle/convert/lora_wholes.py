@@ -1,0 +1,104 @@
+"""Adapters of matrices that the model has as one, or in parts: queries, keys and values; experts'
+gates and ups.
+
+Of several matrices that the model has as one, A is one's on top of the other's, and each one's rows
+of B are 0 where another's rank is. The parts of one matrix share its A.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from treadle.files.gguf import GGUF
+from treadle.models.config import Config, Layer
+from treadle.models.lora import Adapter, Floats, LowRank
+
+GATE_OR_UP = re.compile(r"\.ffn_(?:gate|up)_exps\.")
+Q_K_V = re.compile(r"(?P<at>blk\.(?P<layer>\d+)\.attn_)(?P<one>qkv|q|k|v)\.weight")
+Check = Callable[[str, LowRank, tuple[int, ...]], None]  # of a name, and the matrix' shape
+
+
+def as_model_has(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> Adapter:
+    """The same by the matrices of the model. ``check`` raises for a part of another shape."""
+    ranks = dict(adapter.ranks)
+    for name in adapter.ranks:
+        if name in gguf.tensors:
+            continue
+        if name in ranks and GATE_OR_UP.search(name):
+            _join_experts(ranks, name, gguf, check)
+        match = Q_K_V.fullmatch(name)
+        if match and name in ranks and int(match["layer"]) < len(config.layers):
+            _join_or_part(ranks, match, gguf, config.layers[int(match["layer"])], check)
+    return replace(adapter, ranks=ranks)
+
+
+def _join_experts(ranks: dict[str, LowRank], name: str, gguf: GGUF, check: Check) -> None:
+    whole = GATE_OR_UP.sub(".ffn_gate_up_exps.", name)
+    if whole in ranks or whole not in gguf.tensors or len(gguf.tensors[whole].shape) != 3:
+        return  # what is said of it is that the model has none such
+    n, m, k = gguf.tensors[whole].shape
+    shapes = {whole.replace("gate_up", one): (n, m // 2, k) for one in ("gate", "up")}
+    ranks[whole] = _joined(ranks, shapes, check)
+
+
+def _join_or_part(
+    ranks: dict[str, LowRank], match: re.Match[str], gguf: GGUF, layer: Layer, check: Check
+) -> None:
+    whole = f"{match['at']}qkv.weight"
+    n_q, n_k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
+    heights = {"q": n_q, "k": n_k, "v": layer.n_head_kv * layer.head_dim_v}
+    parts = {f"{match['at']}{one}.weight": height for one, height in heights.items()}
+    if match["one"] != "qkv":
+        if whole in ranks or whole not in gguf.tensors:
+            return
+        k = gguf.tensors[whole].shape[-1]
+        ranks[whole] = _joined(ranks, {name: (m, k) for name, m in parts.items()}, check)
+    elif parts.keys() <= gguf.tensors.keys() and parts.keys().isdisjoint(ranks):
+        low, first = ranks.pop(whole), 0
+        check(whole, low, (sum(parts.values()), gguf.tensors[min(parts)].shape[-1]))
+        for name, m in parts.items():
+            b = partial(_rows, low, first, m)
+            ranks[name], first = replace(low, b=b, b_shape=(m, low.rank)), first + m
+
+
+def _joined(
+    ranks: dict[str, LowRank], shapes: Mapping[str, tuple[int, ...]], check: Check
+) -> LowRank:
+    """Of those that there are; ``shapes`` of all matrices, from top to bottom."""
+    parts = [ranks.pop(name, None) for name in shapes]
+    for (name, shape), low in zip(shapes.items(), parts, strict=True):
+        if low is not None:
+            check(name, low, shape)
+    *each, k = next(iter(shapes.values()))
+    each = each[:-1]
+    heights = [shape[-2] for shape in shapes.values()]
+    rank = sum(low.rank for low in parts if low is not None)
+    a_shape, b_shape = (*each, rank, k), (*each, sum(heights), rank)
+    a, b = partial(_joined_a, parts), partial(_joined_b, parts, heights, b_shape)
+    return LowRank(rank, 1.0, a, b, a_shape, b_shape)
+
+
+def _joined_a(parts: Sequence[LowRank | None]) -> Floats:
+    return np.concatenate([low.a() for low in parts if low is not None], -2)
+
+
+def _joined_b(
+    parts: Sequence[LowRank | None], heights: Sequence[int], shape: tuple[int, ...]
+) -> Floats:
+    made, row, at = np.zeros(shape, np.float32), 0, 0
+    for low, height in zip(parts, heights, strict=True):
+        if low is not None:
+            to = made[..., row : row + height, at : at + low.rank]
+            to[:] = low.b() * np.float32(low.factor)
+            at += low.rank
+        row += height
+    return made
+
+
+def _rows(low: LowRank, first: int, n: int) -> Floats:
+    return low.b()[first : first + n]

@@ -1,0 +1,173 @@
+"""What ``Annotated`` says of a value besides its type: a text, ``Field`` of pydantic, and the words
+of annotated_types, of which ``Field`` is made. Notes of other libraries say nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from treadle.errors import TreadleError
+
+_LIBRARIES = ("pydantic", "pydantic_core", "annotated_types")
+_NUMBER = {
+    "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}  # fmt: skip
+# What a schema calls each word, by the type of what it is said of.
+_KEYS: Mapping[str, Mapping[str, str]] = {
+    "integer": _NUMBER,
+    "number": _NUMBER,
+    "string": {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"},
+    "array": {"min_length": "minItems", "max_length": "maxItems"},
+    "object": {"min_length": "minProperties", "max_length": "maxProperties"},
+}
+_WORDS = frozenset(word for keys in _KEYS.values() for word in keys)
+_LEAST, _MOST = ("ge", "gt", "min_length"), ("le", "lt", "max_length")
+_HOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt,
+    "multiple_of": lambda value, of: Fraction(str(value)) % Fraction(str(of)) == 0,
+}  # fmt: skip
+_SAID = ("title", "description", "examples")
+_ALIASES = ("alias", "validation_alias", "serialization_alias")
+_HELD = ("strict", "allow_inf_nan")  # by JSON, and by ``value_of``, whatever is said
+
+
+def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[str, Any]:
+    """A schema with what is said besides. Raises TreadleError for what no schema can say."""
+    said: dict[str, Any] = {}
+    for note in notes:
+        if is_field(note) and not note.is_required():
+            raise TreadleError(f"{where}: Field(default=...) within Annotated: put it behind a =")
+        said |= _said_by(note, where)
+    return _narrowed(schema, notes, said, where)
+
+
+def narrowed_by_default(schema: dict[str, Any], field: Any, where: str) -> dict[str, Any]:
+    """The same of ``x: int = Field(3, ge=1)``."""
+    return _narrowed(schema, [field], _said_by(field, where), where)
+
+
+def _narrowed(
+    schema: dict[str, Any], notes: Sequence[Any], said: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    words = _words(notes, where)
+    return {**(_with(schema, words, where) if words else schema), **said}
+
+
+def check(notes: Sequence[Any], value: Any) -> None:
+    """Raise ValueError for a value that the notes do not allow."""
+    for word, limit in _words(notes, "").items():
+        if not _holds(word, limit, value):
+            raise ValueError(f"{value!r:.60}: expected {word}={limit!r:.60}")
+
+
+def is_field(given: Any) -> bool:
+    """Whether it is what pydantic's ``Field`` gives."""
+    return _is_ours(given) and hasattr(given, "is_required") and hasattr(given, "metadata")
+
+
+def _is_ours(note: Any) -> bool:
+    return type(note).__module__.partition(".")[0] in _LIBRARIES
+
+
+def _said_by(note: Any, where: str) -> dict[str, Any]:
+    """Texts for who reads the schema."""
+    if isinstance(note, str):
+        return {"description": note}
+    if isinstance(text := getattr(note, "documentation", None), str):  # typing's Doc
+        return {"description": text}
+    if not is_field(note):
+        return {}
+    if alias := next((name for name in _ALIASES if getattr(note, name, None) is not None), None):
+        raise TreadleError(f"{where}: Field({alias}=...): a parameter has one name")
+    said = {key: value for key in _SAID if (value := getattr(note, key)) is not None}
+    extra = note.json_schema_extra
+    if callable(extra):
+        raise TreadleError(f"{where}: Field(json_schema_extra=...): expected a dict")
+    return {**said, **(extra or {})}
+
+
+def _words(notes: Sequence[Any], where: str) -> dict[str, Any]:
+    """Limits, the tightest of each kind."""
+    words: dict[str, Any] = {}
+    for note in notes:
+        for word, value in _words_of(note, where):
+            if isinstance(value, re.Pattern):
+                value = value.pattern
+            if word in words and words[word] != value:
+                if word not in (*_LEAST, *_MOST):
+                    raise TreadleError(f"{where}: {word} is said twice")
+                value = (max if word in _LEAST else min)(words[word], value)
+            words[word] = value
+    return words
+
+
+def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if not _is_ours(note):
+        return
+    if is_field(note):
+        for part in note.metadata:
+            yield from _words_of(part, where)
+        return
+    if hasattr(note, "__iter__"):  # several in one
+        for part in note:
+            yield from _words_of(part, where)
+        return
+    fields = dataclasses.fields(note) if dataclasses.is_dataclass(note) else ()
+    named = {each.name: getattr(note, each.name) for each in fields} or getattr(
+        note, "__dict__", {}
+    )
+    name = type(note).__name__
+    for word, value in named.items():
+        if word in _WORDS:
+            yield word, value
+        elif value is not None and word not in _HELD:
+            what = word if name.startswith("_") else name
+            raise TreadleError(f"{where}: {what}: no schema can say it")
+    if not named:
+        raise TreadleError(f"{where}: {name}: no schema can say it")
+
+
+def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A schema's values within limits; of alternatives those that they say something of."""
+    if parts := schema.get("anyOf"):
+        fit = [words.keys() <= _KEYS.get(part.get("type"), {}).keys() for part in parts]
+        if any(fit):
+            each = [
+                _with(part, words, where) if fits else part
+                for part, fits in zip(parts, fit, strict=True)
+            ]
+            return {**schema, "anyOf": each}
+    keys = _KEYS.get(schema.get("type", ""), {})
+    if "enum" in schema or not words.keys() <= keys.keys():
+        word = min(words.keys() - keys.keys(), default=min(words))
+        raise TreadleError(f"{where}: {word} says nothing of what it stands beside")
+    made = dict(schema)
+    for word, value in words.items():
+        key = keys[word]
+        if key in made and made[key] != value:
+            if word not in (*_LEAST, *_MOST):
+                raise TreadleError(f"{where}: {word} is said twice")
+            value = (max if word in _LEAST else min)(made[key], value)
+        made[key] = value
+    return made
+
+
+def _holds(word: str, limit: Any, value: Any) -> bool:
+    if word in _NUMBER:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return True  # of another alternative
+        return bool(_HOLDS[word](value, limit))
+    if word == "pattern":
+        try:
+            return not isinstance(value, str) or bool(re.search(limit, value))
+        except re.error:  # pydantic's language is another one
+            return True
+    if not hasattr(value, "__len__"):
+        return True
+    return bool(len(value) >= limit if word == "min_length" else len(value) <= limit)
