@@ -96,7 +96,8 @@ def emit_embedding_lora(
     down, up = Down(packed.w, k), Up(packed.w, len(weights.adapters), packed.n_strips)
     n_flops = packed.n_flops // len(weights.adapters)
     given = {"t": steps.floats(f"{label}.lora", t)}
-    _emit(steps, packed, down, up, lambda n: Grid(n, "n_loras"), n_flops, width, x, y, given)
+    into = {"y": y, "stride": y.row_bytes // 4}
+    _emit(steps, packed, down, up, lambda n: Grid(n, "n_loras"), n_flops, width, x, into, given)
 
 
 def _tables(weights: Weights, names: Sequence[str]) -> tuple[Floats, list[dict[str, LowRank]]]:
