@@ -16,7 +16,7 @@ from treadle.errors import GrammarError
 from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter
-from treadle.jit.cache import write_whole
+from treadle.jit.cache import checked_folder, write_whole
 from treadle.text.bpe import BYTE_OF_LETTER
 from treadle.text.grammar import Grammar
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
@@ -122,7 +122,8 @@ def write_llama3(data: Path, path: Path) -> Path:
     lines = (data / "tokenizers/llama3.tiktoken").read_text("ascii").split("\n")
     tokens = [base64.b64decode(line.split()[0]) for line in lines if line]
     source = hashlib.sha256(Path(__file__).read_bytes() + "\n".join(lines).encode()).hexdigest()
-    kept = Path(os.environ["TREADLE_TEST_CACHE"]) / "merges" / f"{source[:32]}.txt"
+    shared = checked_folder(Path(os.environ["TREADLE_TEST_CACHE"]))
+    kept = shared / "merges" / f"{source[:32]}.txt"
     try:
         merges = kept.read_text("utf-8").split("\n")
     except FileNotFoundError:
