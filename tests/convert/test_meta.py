@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import treadle
 from tests.convert.meta_files import params_of, weights_of, write_meta
 from tests.text.vocabularies import LLAMA3_SPECIALS, read_pairs
+from treadle.convert import tiktoken
 from treadle.convert.kinds import find_kind, open_source
 from treadle.convert.meta import open_meta
 from treadle.convert.output import convert
@@ -157,9 +159,15 @@ def test_the_context_of_each_release(
 # -- tokenizers ----------------------------------------------------------------------------------
 
 
+read_ranks_once = functools.cache(tiktoken.read_ranks)  # of 128,000 it takes seconds
+
+
 @pytest.mark.parametrize("special", [LLAMA3, LLAMA31])
-def test_llama_3s_vocabulary(data: Path, tmp_path: Path, special: dict[int, str]) -> None:
+def test_llama_3s_vocabulary(
+    data: Path, tmp_path: Path, special: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llama.cpp's own 47 pairs, through keys made from the list of ranks alone."""
+    monkeypatch.setattr(tiktoken, "read_ranks", read_ranks_once)
     keys = read_tiktoken(data / "tokenizers" / "llama3.tiktoken", special)
     names = keys["tokenizer.ggml.tokens"][128000:]
     assert len(names) == len(set(names)) == 256

@@ -6,8 +6,6 @@ The truth is transformers on the weights that mlx itself unpacks (``mlx_files.py
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,8 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.cli.conftest import Run
+from tests.cli.conftest import run as run  # a fixture
 from tests.convert.mlx_files import save, set_config, write_mlx
 from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_cases import CASES, Case
@@ -355,13 +355,14 @@ def test_converts(name: str, saved: Saved, tmp_path: Path) -> None:
                 assert error < share * np.sqrt(4 * config.n_layer + 1)
 
 
-def test_says_what_becomes_of_the_weights(saved: Saved, tmp_path: Path) -> None:
-    ran = treadle_(
+def test_says_what_becomes_of_the_weights(saved: Saved, tmp_path: Path, run: Run) -> None:
+    ran = run(
         "convert", str(saved("gemma3")[0]), str(tmp_path / "a.gguf"), "--set", "general.name=x"
     )
-    assert "MLX4_G64_BF16, which GGUF does not have" in ran.stderr
-    assert "written as BF16" in ran.stderr
-    assert "--type" in ran.stderr
+    assert ran.code == 0, ran.err
+    assert "MLX4_G64_BF16, which GGUF does not have" in ran.err
+    assert "written as BF16" in ran.err
+    assert "--type" in ran.err
 
 
 def test_a_scale_that_is_no_number_is_not_converted(saved: Saved, tmp_path: Path) -> None:
@@ -382,13 +383,6 @@ def test_a_scale_that_is_no_number_is_not_converted(saved: Saved, tmp_path: Path
 
 
 # -- the commands -----------------------------------------------------------------------------
-
-
-def treadle_(*words: str) -> Any:
-    command = [sys.executable, "-m", "treadle", *words]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr
-    return ran
 
 
 @pytest.fixture(scope="module")
@@ -453,27 +447,32 @@ def test_a_trained_model_tells_its_story(stories: Path, data: Path) -> None:
     assert ", there was a little girl named Lily" in said[1]
 
 
-def test_the_commands_take_the_folder(stories: Path, data: Path, tmp_path: Path) -> None:
+def test_the_commands_take_the_folder(stories: Path, data: Path, tmp_path: Path, run: Run) -> None:
+    def told(*words: str) -> str:
+        ran = run(*words)
+        assert ran.code == 0, ran.err
+        return ran.out
+
     folder = str(stories)
-    ran = treadle_("run", folder, "Once upon a time", "-n", "12", "--temp", "0")
-    assert "there was a little girl" in ran.stdout
-    report = json.loads(treadle_("inspect", folder, "--json").stdout)
+    story = told("run", folder, "Once upon a time", "-n", "12", "--temp", "0")
+    assert "there was a little girl" in story
+    report = json.loads(told("inspect", folder, "--json"))
     assert not [p for p in report["problems"] if "chat" not in p]
     formats = {row["format"]: row for row in report["formats"]}
     assert formats["MLX8_G32_F32"]["bits_per_weight"] == 8 + 64 / 32
     assert formats["MLX8_G32_F32"]["n_tensors"] > 25
-    assert "MLX8_G32_F32" in treadle_("inspect", folder).stdout
-    assert "gemv_MLX8_G32_F32_q8" in treadle_("plan", folder).stdout
+    assert "MLX8_G32_F32" in told("inspect", folder)
+    assert "gemv_MLX8_G32_F32_q8" in told("plan", folder)
     text = tmp_path / "story.txt"
     text.write_text("Once upon a time, there was a little girl named Lily. " * 40)
     scores = [
-        json.loads(treadle_("perplexity", path, str(text), "-c", "128", "--json").stdout)
+        json.loads(told("perplexity", path, str(text), "-c", "128", "--json"))
         for path in (folder, str(data / "models" / "stories260K.gguf"))
     ]
     assert scores[0]["perplexity"] == pytest.approx(scores[1]["perplexity"], rel=0.02)
-    speed = json.loads(treadle_("bench", folder, "-p", "16", "-n", "4", "-r", "1", "--json").stdout)
+    speed = json.loads(told("bench", folder, "-p", "16", "-n", "4", "-r", "1", "--json"))
     assert {row["test"] for row in speed} == {"pp16", "tg4"}
-    same = json.loads(treadle_("inspect", "--diff", folder, folder, "--json").stdout)
+    same = json.loads(told("inspect", "--diff", folder, folder, "--json"))
     assert all(row["identical"] for row in same["tensors"])
 
 

@@ -17,7 +17,8 @@ from tests.conftest import WriteTiny
 from tests.gpu.cards import cards
 from tests.gpu.emulated import EmulatedDriver
 from tests.gpu.fake_cuda import FakeCuda
-from tests.gpu.machine import some
+from tests.gpu.machine import EVERYTHING, some
+from tests.gpu.served import write_demo
 from tests.test_kvcache import check_pages
 from tests.test_session import decode, expected_of_mixed, mixed, prefill, text
 from treadle.batch import Part
@@ -192,12 +193,13 @@ def test_times_of_steps(model: Any) -> None:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def test_text_of_several_models(drivers: list[EmulatedDriver]) -> None:
-    """Of the packaged model on two cards at once: by a grammar, whose masks come late; drawn; and
-    of several texts together.
+def test_text_of_several_models(drivers: list[EmulatedDriver], tmp_path: Path) -> None:
+    """Of the packaged model on two cards at once, or of one with its words whose kernels other
+    tests have: by a grammar, whose masks come late; drawn; and of several texts together.
     """
     made: list[list[str]] = [[], []]
-    with model_on("cuda") as one, model_on("cuda:1") as two:
+    path = None if EVERYTHING else write_demo(tmp_path)
+    with model_on("cuda", path) as one, model_on("cuda:1", path) as two:
         for model, texts in zip((one, two), made, strict=True):
             ruled = model.generate("A number:", max_tokens=8, temperature=0, regex="[0-9]{3}")
             drawn = model.generate("The", max_tokens=4, seed=3)

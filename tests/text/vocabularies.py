@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +16,7 @@ from treadle.errors import GrammarError
 from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter
+from treadle.jit.cache import checked_folder, write_whole
 from treadle.text.bpe import BYTE_OF_LETTER
 from treadle.text.grammar import Grammar
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
@@ -113,11 +116,21 @@ LLAMA3_SPECIALS = (
 
 
 def write_llama3(data: Path, path: Path) -> Path:
-    """Llama 3's vocabulary from its ranks: the merge of a token is how lower ranks make it."""
+    """Llama 3's vocabulary from its ranks: the merge of a token is how lower ranks make it. That
+    takes long, so all processes of a run share the list of merges.
+    """
     lines = (data / "tokenizers/llama3.tiktoken").read_text("ascii").split("\n")
     tokens = [base64.b64decode(line.split()[0]) for line in lines if line]
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    merges = [merge for token in tokens if (merge := _merge_of(token, ranks))]
+    source = hashlib.sha256(Path(__file__).read_bytes() + "\n".join(lines).encode()).hexdigest()
+    shared = checked_folder(Path(os.environ["TREADLE_TEST_CACHE"]))
+    kept = shared / "merges" / f"{source[:32]}.txt"
+    try:
+        merges = kept.read_text("utf-8").split("\n")
+    except FileNotFoundError:
+        ranks = {token: rank for rank, token in enumerate(tokens)}
+        merges = [merge for token in tokens if (merge := _merge_of(token, ranks))]
+        kept.parent.mkdir(exist_ok=True)
+        write_whole(kept, "\n".join(merges).encode())
     pieces: list[Piece] = [(letters(token), NORMAL) for token in tokens]
     pieces += [(name, CONTROL) for name in LLAMA3_SPECIALS]
     keys: dict[str, Any] = {"bos_token_id": 128000, "eos_token_id": 128009, "pre": "llama-bpe"}
