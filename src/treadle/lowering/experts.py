@@ -139,7 +139,7 @@ class _Experts(Mixture):
     def _by_gemv(
         self, branch: Branch, h: Rows, both: list[Matrix], down: Matrix, y: Buffer
     ) -> None:
-        made, pitch = self.made(branch, both)
+        made, pitch = self.first_rows(branch, both)
         for name, some in self.alike(both):
             spec = self._gemv(branch, some, h.width, of_tokens=True)
             x = self.ops.activations(h, spec.layout())
@@ -189,7 +189,7 @@ class _Experts(Mixture):
         y: Buffer,
     ) -> None:
         emit_fetch(self.steps, branch.label, both, Grid(1, "tiles"), tiles=branch.tiles)
-        made, pitch = self.made(branch, both)
+        made, pitch = self.first_rows(branch, both)
         gathered: dict[Act, Buffer] = {}
         for name, some, spec in gemms:
             act = spec.layout()

@@ -117,7 +117,7 @@ class Mixture:
             "experts": self.at.n_used,
         }
 
-    def made(self, branch: Branch, both: list[Matrix]) -> tuple[Buffer, int]:
+    def first_rows(self, branch: Branch, both: list[Matrix]) -> tuple[Buffer, int]:
         """For the rows of the first products side by side, and the columns of one."""
         pitch = round_up(self.at.n_ff, COLUMNS)
         return Buffer(f"{branch.label}.gate_up", branch.n_rows, len(both) * pitch * 4), pitch
