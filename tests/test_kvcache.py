@@ -551,6 +551,13 @@ def test_few_bytes_are_for_all_sequences() -> None:
         TreadleError, match=r"at least 8192 \(1 MiB\), a page of 32 tokens in every"
     ):
         KVCache(both, CPU, N_CTX, kv_bytes=2 * page - 1)
+    cache = KVCache(both, CPU, N_CTX, n_sequences=3, kv_tokens=4 * PAGE)
+    assert (cache.n_bytes, cache.n_tokens) == (2 * 7 * page, 4 * PAGE)
+    long, short = cache.sequence(), cache.sequence()
+    cache.extend(long, range(5 * PAGE))  # pages that are not full of others are there
+    cache.extend(short, range(2 * PAGE))
+    with pytest.raises(NoRoomError, match=r"room for 128 tokens: close a session, or raise kv_tok"):
+        cache.extend(short, [1])
 
 
 def test_formats_that_do_not_fit_are_refused() -> None:

@@ -48,6 +48,7 @@ GREEDY = treadle.Sampling(temperature=0)
         ({"context": 0}, "context=0: expected at least 1"),
         ({"n_sequences": 0}, "n_sequences=0: expected at least 1"),
         ({"kv_bytes": 0}, "kv_bytes=0: expected at least 1"),
+        ({"kv_tokens": 0}, "kv_tokens=0: expected at least 1"),
         ({"kv_bytes": 1e9}, r"kv_bytes=1000000000\.0: expected an integer"),
         ({"kv": "f17"}, "no KV format 'f17'"),
         ({"device": None}, "device=None: expected one of cpu, "),
@@ -110,6 +111,23 @@ def test_few_bytes_for_keys_and_values(tiny: WriteTiny) -> None:
         assert model.generate([5] * 40, max_tokens=10).finish()
         with pytest.raises(NoRoomError, match="room for 64 tokens"):
             model.generate([5] * 100, max_tokens=10).finish()
+
+
+def test_few_tokens_for_keys_and_values(tiny: WriteTiny) -> None:
+    """One text may have them all; two that are long take turns."""
+    path = tiny(n_head_kv=2, n_ctx=1 << 20)
+    given: dict[str, Any] = {"threads": 1, "n_sequences": 2, "deterministic": True}
+    with treadle.load(path, kv_tokens=10_000, **given) as model:
+        assert (model.n_ctx, model.engine.cache.n_tokens) == (10_000, 10_000)
+    with treadle.load(path, kv_tokens=128, **given) as model:
+        assert model.n_ctx == 128
+        alone = [model.generate([i] * 100, max_tokens=20, temperature=0).finish() for i in (5, 6)]
+        both = model.generate_many([[5] * 100, [6] * 100], max_tokens=20, temperature=0)
+        assert [made.text for made in both] == alone
+        with pytest.raises(ContextFullError):
+            model.generate([5] * 129, max_tokens=1).finish()
+    with treadle.load(tiny(n_ctx=100), kv_tokens=1000, **given) as model:
+        assert model.n_ctx == 100
 
 
 def test_the_model_inside_the_package() -> None:

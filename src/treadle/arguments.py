@@ -35,9 +35,10 @@ def read_sizes(
     threads: int | None,
     context: int | None,
     kv_bytes: int | None,
+    kv_tokens: int | None,
     n_sequences: int,
     cache_bytes: int,
-) -> tuple[int | None, int | None, int | None, int, int]:
+) -> tuple[int | None, int | None, int | None, int | None, int, int]:
     """Settings of ``load`` as Python's numbers: in numpy's an address would overflow. Raises
     TreadleError for one that is no number above 0.
     """
@@ -45,6 +46,7 @@ def read_sizes(
         threads if threads is None else positive("threads", threads, 1024),
         context if context is None else positive("context", context),
         kv_bytes if kv_bytes is None else positive("kv_bytes", kv_bytes),
+        kv_tokens if kv_tokens is None else positive("kv_tokens", kv_tokens),
         positive("n_sequences", n_sequences),
         positive("cache_bytes", cache_bytes),
     )
@@ -97,20 +99,29 @@ def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
     return ranged("logprobs", logprobs, 0, n_vocab)
 
 
-def default_context(config: Config, gguf: GGUF) -> int:
+def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> int:
     """Tokens that a sequence may hold where nobody says: the model's own, or the longest text that
-    it embeds, up to a bound.
+    it embeds, up to a bound. Above ``USUAL_CONTEXT`` none in which short texts are read otherwise.
     """
     own = max_seq_length(gguf) or config.n_ctx_train
-    own = min(own, config.n_ctx_most or own)
-    return min(own, config.n_ctx_train, USUAL_CONTEXT if config.causal else WHOLE_TEXT)
+    own = min(own, config.n_ctx_most or own, config.n_ctx_train)
+    if not config.causal:
+        return min(own, WHOLE_TEXT)
+    for rope in config.ropes:
+        if rope.dynamic or rope.has_long(own):
+            usual = min(usual, max(rope.n_ctx_orig, USUAL_CONTEXT))
+    return min(own, usual)
 
 
-def choose_context(asked: int | None, config: Config, gguf: GGUF) -> int:
-    """``asked``, or the default. A warning says if short texts are read otherwise for it: they are
-    right in either, but not the same. TreadleError for a length that the rope does not have.
+def choose_context(
+    asked: int | None, config: Config, gguf: GGUF, kv_tokens: int | None = None
+) -> int:
+    """``asked``, or the default, up to ``kv_tokens`` if these are given. A warning says if short
+    texts are read otherwise for it: they are right in either, but not the same. TreadleError for a
+    length that the rope does not have.
     """
-    n_ctx, name = asked or default_context(config, gguf), gguf.path.name
+    usual = USUAL_CONTEXT if kv_tokens is None else kv_tokens
+    n_ctx, name = asked or default_context(config, gguf, usual), gguf.path.name
     if 0 < config.n_ctx_most < n_ctx:
         raise TreadleError(
             f"context={n_ctx}: behind token {config.n_ctx_most} of a text {name} makes scores of "

@@ -216,7 +216,7 @@ def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
     n_ctx = min(engine.n_ctx, config.n_ctx_train)
     made = Engine(
         draft, config, engine.device, n_ctx=n_ctx, kv=engine.cache.kv,
-        n_sequences=engine.cache.n_sequences,
+        n_sequences=engine.cache.n_sequences, kv_tokens=engine.cache.kv_tokens,
     )  # fmt: skip
     if made.cache.states:
         raise UnsupportedError(

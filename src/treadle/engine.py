@@ -53,7 +53,8 @@ class Engine:
 
     def __init__(
         self, gguf: GGUF, config: Config, device: Device, *, n_ctx: int, kv: str = "f16",
-        n_sequences: int = 1, kv_bytes: int | None = None, deterministic: bool = False,
+        n_sequences: int = 1, kv_bytes: int | None = None, kv_tokens: int | None = None,
+        deterministic: bool = False,
     ) -> None:  # fmt: skip
         if config.n_positions and n_ctx > config.n_positions:
             have = f"the model has learned positions for {config.n_positions}"
@@ -61,7 +62,8 @@ class Engine:
         self.config, self.device, self.n_ctx = config, device, n_ctx
         self.deterministic, self.kernels = deterministic, device.kernels
         pools, n_batch = GRAPHS[config.arch.graph].pools(config), config.n_batch
-        self.cache = self.cache_type(pools, device, n_ctx, kv, n_sequences, kv_bytes, n_batch)
+        limits = n_sequences, kv_bytes, n_batch, kv_tokens
+        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits)
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._adapted: Weights | None = None  # with what adapters add
         self.adapters: tuple[Adapter, ...] = ()
@@ -104,8 +106,7 @@ class Engine:
         """The same, ready to run, with adapters or without."""
         ready = self._ready.get((n_tokens, n_outputs, output, adapted))
         if ready is None:
-            limits = self.max_tokens, OUTPUTS
-            sizes = plan_sizes(n_tokens, n_outputs, self._sizes, limits, CHUNK)
+            sizes = plan_sizes(n_tokens, n_outputs, self._sizes, (self.max_tokens, OUTPUTS), CHUNK)
             ready = self._ready.get((*sizes, output, adapted))
             ready = ready or self._make(*sizes, output, adapted)
             self._ready[n_tokens, n_outputs, output, adapted] = ready

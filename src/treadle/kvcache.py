@@ -35,28 +35,29 @@ TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens where no layer sees eve
 
 
 class KVCache:
-    """The pools of one model. ``n_ctx`` tokens a sequence, room for ``n_sequences`` full ones, or
-    for what ``kv_bytes`` hold, whichever is less; ``n_batch`` are written before pages go back.
+    """The pools of one model. ``n_ctx`` tokens a sequence, room for ``n_sequences`` full ones, at
+    most ``kv_tokens`` in all, in ``kv_bytes``; ``n_batch`` are written before pages go back.
     """
 
     def __init__(
         self, specs: Ids[PoolSpec | StateSpec], device: Storage, n_ctx: int, kv: str = "f16",
         n_sequences: int = 1, kv_bytes: int | None = None, n_batch: int = N_BATCH,
+        kv_tokens: int | None = None,
     ) -> None:  # fmt: skip
         self.kv, self.n_ctx, self.n_sequences, self.n_batch = kv, n_ctx, n_sequences, n_batch
+        self.kv_tokens = min(kv_tokens, n_sequences * n_ctx) if kv_tokens else None
         pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
         if all(spec.window for spec in pools):
             pools.append(TEXT)
         if all(spec.causal for spec in pools):
-            n_pages = [self._n_pages(spec.window) * n_sequences for spec in pools]
+            most = n_sequences - -(kv_tokens or 1 << 40) // PAGE  # one not full of each
+            n_pages = [min(self._n_pages(spec.window) * n_sequences, most) for spec in pools]
         else:  # nothing is given back before a text ends
             n_pages = [self._n_pages(0) * n_sequences + N_TEXTS for _ in pools]
         if kv_bytes is not None:
             n_pages = pages_within(kv_bytes, n_pages, [page_bytes(spec, kv) for spec in pools])
-        self.pools = [
-            Pool(device, spec, index, kv, n)
-            for index, (spec, n) in enumerate(zip(pools, n_pages, strict=True))
-        ]
+        sized = enumerate(zip(pools, n_pages, strict=True))
+        self.pools = [Pool(device, spec, index, kv, n) for index, (spec, n) in sized]
         self.windows = [pool for pool in self.pools if pool.window]
         # Pools without a window fill alike: what is left in one is left in all.
         self._whole = next(pool for pool in self.pools if not pool.window)
@@ -87,7 +88,7 @@ class KVCache:
     @property
     def n_tokens(self) -> int:
         """Tokens that all sequences together may hold."""
-        return min(self._whole.n_pages * PAGE, self.n_sequences * self.n_ctx)
+        return min(self._whole.n_pages * PAGE, self.kv_tokens or self.n_sequences * self.n_ctx)
 
     @property
     def n_bytes(self) -> int:
@@ -337,7 +338,8 @@ class KVCache:
     def _no_room(self, cells: Pool | States) -> NoRoomError:
         room, cure = f"{self.n_sequences} x {self.n_ctx} tokens", "load with a larger n_sequences="
         if self.n_tokens < self.n_sequences * self.n_ctx:
-            room, cure = f"{self.n_tokens} tokens", "raise kv_bytes="
+            what = "tokens" if self.kv_tokens else "bytes"
+            room, cure = f"{self.n_tokens} tokens", f"raise kv_{what}="
         return NoRoomError(
             f"no {cells.cell_name} left in {cells.const.name}, which has room for {room}: "
             f"close a session, or {cure}"

@@ -67,6 +67,7 @@ def load(
     kv: str = "f16",
     n_sequences: int = 1,
     kv_bytes: int | None = None,
+    kv_tokens: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int = CACHE_BYTES,
     speculate: bool | None = None,
@@ -80,24 +81,25 @@ def load(
     the small model inside the package.
 
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
-    cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096, of
-    encoders 8192; ``deterministic``: results do not depend on what else is in a batch, nor on how a
-    text is cut into runs; ``kv``: keys and values as "f16", "bf16", "f32", "q8_0" or "q4_0";
-    ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys and values take
-    at most, of all of them together, None for no other limit; ``cache_dir``: a folder where they
-    outlive the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come
-    next in the text itself, and check it in the same step, None for models with layers of their own
-    that predict further tokens; ``draft``: a smaller model with the same tokens, to guess it;
-    ``lora``: adapters, each a path or a path and a scale; ``device``: "cuda" for an NVIDIA GPU,
-    "cuda:1" for the second; ``isa``: an instruction set's name, None for the best here;
-    ``progress(stage, done, total)`` is called during long work.
+    cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096 (or
+    ``kv_tokens``), of encoders 8192; ``deterministic``: results do not depend on what else is in a
+    batch, nor on how a text is cut into runs; ``kv``: keys and values as "f16", "bf16", "f32",
+    "q8_0" or "q4_0"; ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys
+    and values take at most, of all of them together, and ``kv_tokens``: of how many, None for no
+    other limit; ``cache_dir``: a folder where they outlive the process, in files of ``cache_bytes``
+    at most; ``speculate``: look up what may come next in the text itself, and check it in the same
+    step, None for models with layers of their own that predict further tokens; ``draft``: a smaller
+    model with the same tokens, to guess it; ``lora``: adapters, each a path or a path and a scale;
+    ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the second; ``isa``: an instruction set's
+    name, None for the best here; ``progress(stage, done, total)`` is called during long work.
 
     Raises FileError, UnsupportedError, DeviceError, and TreadleError for settings out of range.
     """
     return Model(
         path, threads=threads, context=context, deterministic=deterministic, kv=kv,
-        n_sequences=n_sequences, kv_bytes=kv_bytes, cache_dir=cache_dir, cache_bytes=cache_bytes,
-        speculate=speculate, draft=draft, lora=lora, device=device, isa=isa, progress=progress,
+        n_sequences=n_sequences, kv_bytes=kv_bytes, kv_tokens=kv_tokens, cache_dir=cache_dir,
+        cache_bytes=cache_bytes, speculate=speculate, draft=draft, lora=lora, device=device,
+        isa=isa, progress=progress,
     )  # fmt: skip
 
 
@@ -116,14 +118,14 @@ class Model:
 
     def __init__(
         self, path: str | os.PathLike[str] | None, *, threads: int | None, context: int | None,
-        deterministic: bool, kv: str, n_sequences: int, kv_bytes: int | None,
+        deterministic: bool, kv: str, n_sequences: int, kv_bytes: int | None, kv_tokens: int | None,
         cache_dir: str | os.PathLike[str] | None, cache_bytes: int, speculate: bool | None,
         draft: str | os.PathLike[str] | None, lora: Adapters, device: str, isa: str | None,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         began = time.perf_counter()
-        sizes = read_sizes(threads, context, kv_bytes, n_sequences, cache_bytes)
-        threads, context, kv_bytes, n_sequences, cache_bytes = sizes
+        sizes = read_sizes(threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes)
+        threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes = sizes
         check_choices(deterministic, speculate, draft, kv, isa)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
@@ -131,11 +133,11 @@ class Model:
         self.config = load_config(self.gguf)
         self.sampling = recommended(self.gguf.metadata)  # where a call says nothing
         self.n_threads = threads or usable_threads()[0]
-        self.n_ctx = choose_context(context, self.config, self.gguf)
+        self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
         self.engine = self.engine_type(
             self.gguf, self.config, self.device_type(device, isa, self.n_threads, progress),
             n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,
-            deterministic=deterministic,
+            kv_tokens=kv_tokens, deterministic=deterministic,
         )  # fmt: skip
         self.isa = self.engine.device.isa
         add_adapters(lora, self.engine)

@@ -6,9 +6,12 @@ from typing import Any
 import click
 import pytest
 
+import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
+from tests.conftest import WriteTiny
 from treadle.cli.options import KV_TYPES, OF_SAMPLING, build_sampling
+from treadle.cli.serve import SHARED_TOKENS
 from treadle.kernels.kv import KV_FORMATS
 from treadle.sampling.settings import Sampling
 
@@ -170,3 +173,28 @@ def test_what_is_no_number_for_a_range(run: Run, args: str) -> None:
     ran = run(*args.split())
     assert (ran.code, ran.out) == (2, "")
     assert f"{args.split()[-1]!r} is not a finite number" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "n_ctx", "n_tokens"),
+    [
+        ("", SHARED_TOKENS, SHARED_TOKENS),
+        ("-c 1000", 1000, 4000),
+        ("--sequences 2", 4096, 8192),
+        ("--kv-mib 1", 4096, 42 * 32),  # pages of 24 KiB
+    ],
+)
+def test_a_text_may_have_all_the_room_that_a_server_has(
+    options: str, n_ctx: int, n_tokens: int, run: Run, tiny: WriteTiny,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Unless somebody says how much there is."""
+    found = []
+
+    def serve(model: treadle.Model, *settings: object) -> None:
+        found.append((model.n_ctx, model.engine.cache.n_tokens))
+
+    monkeypatch.setattr("treadle.server.serve.serve", serve)
+    path = tiny(n_ctx=1 << 20, n_head_kv=2)
+    assert run("serve", str(path), "-t", "1", *options.split()).code == 0
+    assert found == [(n_ctx, n_tokens)]

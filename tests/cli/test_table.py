@@ -162,6 +162,7 @@ def test_no_escapes_where_they_are_not_wanted(
         ("raise it with context=, or shorten", "raise it with -c, or shorten"),
         ("lower context= or n_sequences=", "lower -c"),
         ("lower context= or n_sequences=, or set kv_bytes=", "lower -c, or set --kv-mib"),
+        ("close a session, or raise kv_tokens=", "close a session, or raise --kv-mib"),
         ("kv_bytes=100: expected", "kv_bytes=100: expected"),
         ("context=0: expected at least 1", "context=0: expected at least 1"),
     ],

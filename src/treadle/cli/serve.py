@@ -15,6 +15,8 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
 MOST_SEQUENCES = 128  # where a number of bytes says how many fit
+# Of all texts together, where nobody says: agents' prompts have 6,000 to 25,000 tokens.
+SHARED_TOKENS = 32768
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -47,7 +49,7 @@ def origin(text: str) -> str:
 @click.option(
     "--sequences", type=click.IntRange(1, 4096), metavar="N",
     help="Room for so many full contexts; shorter texts share it, more of them at once. By default "
-    "4, or what --kv-mib holds.",
+    "4, or what --kv-mib holds; without -c room for 32768 tokens, of which a text may have all.",
 )  # fmt: skip
 @click.option(
     "--max-requests", default=512, show_default=True, type=click.IntRange(1), metavar="N",
@@ -119,6 +121,8 @@ def command(
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
     load["context"] = load["context"] or n_ctx
+    if not (load["context"] or sequences or load["kv_bytes"]):
+        load["kv_tokens"] = SHARED_TOKENS
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     with ProgressBar() as progress:
         loaded = load_model(model, progress, deterministic=deterministic, **load)

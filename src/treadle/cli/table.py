@@ -20,7 +20,7 @@ CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but of \n, \t,
 # Settings of treadle.load, where messages tell what to change, and the options that set them.
 SETTINGS = (
     (re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])"), "-c"),
-    (re.compile(r"\bkv_bytes=(?![^\s,.;:)])"), "--kv-mib"),
+    (re.compile(r"\bkv_(?:bytes|tokens)=(?![^\s,.;:)])"), "--kv-mib"),
 )
 SHOWN = 1000  # characters of a cell on a terminal
 GAP = 2  # columns between two cells

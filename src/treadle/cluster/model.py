@@ -14,7 +14,7 @@ from treadle.models.stages import split, staged
 from treadle.stages.front import FrontEngine
 from treadle.stages.pipeline import Pipeline
 
-OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "deterministic")
+OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "kv_tokens", "deterministic")
 
 
 class StagedModel(Model):
