@@ -11,8 +11,9 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.conftest import WriteTiny
 from treadle.cli.options import KV_TYPES, OF_SAMPLING, build_sampling
-from treadle.cli.serve import SHARED_TOKENS
+from treadle.cli.serve import SHARED_BYTES, SHARED_TOKENS, shared_room
 from treadle.kernels.kv import KV_FORMATS
+from treadle.runtime.memory import MemoryBound
 from treadle.sampling.settings import Sampling
 
 # What only a program can give.
@@ -176,25 +177,37 @@ def test_what_is_no_number_for_a_range(run: Run, args: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "n_ctx", "n_tokens"),
+    ("options", "n_ctx", "n_tokens", "n_sequences"),
     [
-        ("", SHARED_TOKENS, SHARED_TOKENS),
-        ("-c 1000", 1000, 4000),
-        ("--sequences 2", 4096, 8192),
-        ("--kv-mib 1", 4096, 42 * 32),  # pages of 24 KiB
+        ("", SHARED_TOKENS, SHARED_TOKENS, 4),
+        ("-c 1000", 1000, 4000, 4),
+        ("--sequences 2", 4096, 8192, 2),
+        ("--kv-mib 1", 4096, 42 * 32, 128),  # pages of 24 KiB
     ],
 )
 def test_a_text_may_have_all_the_room_that_a_server_has(
-    options: str, n_ctx: int, n_tokens: int, run: Run, tiny: WriteTiny,
+    options: str, n_ctx: int, n_tokens: int, n_sequences: int, run: Run, tiny: WriteTiny,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Unless somebody says how much there is."""
     found = []
 
     def serve(model: treadle.Model, *settings: object) -> None:
-        found.append((model.n_ctx, model.engine.cache.n_tokens))
+        cache = model.engine.cache
+        found.append((model.n_ctx, cache.n_tokens, cache.n_sequences))
 
     monkeypatch.setattr("treadle.server.serve.serve", serve)
     path = tiny(n_ctx=1 << 20, n_head_kv=2)
     assert run("serve", str(path), "-t", "1", *options.split()).code == 0
-    assert found == [(n_ctx, n_tokens)]
+    assert found == [(n_ctx, n_tokens, n_sequences)]
+
+
+def test_a_servers_room_takes_a_quarter_of_the_memory_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for free, most in ((40 << 30, 10 << 30), (1 << 20, SHARED_BYTES)):
+        bound = MemoryBound(free, free, "memory", "")
+        monkeypatch.setattr("treadle.runtime.memory.usable_memory", lambda bound=bound: bound)
+        assert shared_room() == {"kv_tokens": SHARED_TOKENS, "kv_bytes": most}
+    monkeypatch.setattr("treadle.runtime.memory.usable_memory", lambda: None)
+    assert shared_room() == {"kv_tokens": SHARED_TOKENS}

@@ -15,8 +15,9 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
 MOST_SEQUENCES = 128  # where a number of bytes says how many fit
-# Of all texts together, where nobody says: agents' prompts have 6,000 to 25,000 tokens.
-SHARED_TOKENS = 32768
+# Of all texts together, where nobody says: agents' prompts have 6,000 to 25,000 tokens. They take a
+# quarter of the memory that there is at most, but may take so much.
+SHARED_TOKENS, SHARED_BYTES = 32768, 256 << 20
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -49,7 +50,8 @@ def origin(text: str) -> str:
 @click.option(
     "--sequences", type=click.IntRange(1, 4096), metavar="N",
     help="Room for so many full contexts; shorter texts share it, more of them at once. By default "
-    "4, or what --kv-mib holds; without -c room for 32768 tokens, of which a text may have all.",
+    "4, or what --kv-mib holds. Without these and -c there is room for 32768 tokens, of which any "
+    "text may have all.",
 )  # fmt: skip
 @click.option(
     "--max-requests", default=512, show_default=True, type=click.IntRange(1), metavar="N",
@@ -121,9 +123,9 @@ def command(
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
     load["context"] = load["context"] or n_ctx
-    if not (load["context"] or sequences or load["kv_bytes"]):
-        load["kv_tokens"] = SHARED_TOKENS
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
+    if not (load["context"] or sequences or load["kv_bytes"]):
+        load |= shared_room()
     with ProgressBar() as progress:
         loaded = load_model(model, progress, deterministic=deterministic, **load)
 
@@ -135,10 +137,20 @@ def command(
         pages = n_bytes(loaded.engine.cache.n_bytes)
         remark(
             f"{loaded.path.name} is ready: {device_name(loaded) or f'{loaded.n_threads} threads'}, "
-            f"up to {loaded.n_ctx} tokens a text, {pages} for keys and values"
+            f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens a text, "
+            f"{pages} for keys and values"
         )
         click.echo(url)
 
     own = Settings(alias=alias, host=host, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
+
+
+def shared_room() -> dict[str, int]:
+    """What all texts have together, where nobody says."""
+    from treadle.runtime.memory import usable_memory
+
+    bound = usable_memory()
+    most = {"kv_bytes": max(SHARED_BYTES, bound.free_bytes // 4)} if bound else {}
+    return {"kv_tokens": SHARED_TOKENS, **most}
