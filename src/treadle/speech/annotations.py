@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -200,9 +201,9 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     """Pydantic's, of a model or of its dataclass."""
     if hasattr(kind, "model_json_schema"):
         return dict(kind.model_json_schema())
-    from pydantic import TypeAdapter  # which the class is of
-
-    return TypeAdapter(kind).json_schema()
+    # It is loaded: the class is its own.
+    schema: dict[str, Any] = sys.modules["pydantic"].TypeAdapter(kind).json_schema()
+    return schema
 
 
 def _name_of(origin: Any) -> str | None:
