@@ -15,7 +15,7 @@ from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
 MOST_SEQUENCES = 128  # where a number of bytes says how many fit
-# Of all texts together, where nobody says: agents' prompts have 6,000 to 25,000 tokens. They take a
+# Of all texts together, where nobody says: agents' prompts have 6,000 to 21,000 tokens. They take a
 # quarter of the memory that there is at most, but may take so much.
 SHARED_TOKENS, SHARED_BYTES = 32768, 256 << 20
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
