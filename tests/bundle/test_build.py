@@ -177,7 +177,7 @@ def test_the_shells_lines_name_the_pythons(tmp_path: Path) -> None:
 def test_the_shells_lines_pass_over_a_python_that_does_not_run(tmp_path: Path) -> None:
     for name, lines in (
         ("python3", "exit 127"),  # what pyenv has for each version that it does not run here
-        ("python3.10", '[ "$1" = -c ] || echo "$1"'),
+        ("python3.10", '[ "$1" = -ISc ] || echo "$1"'),
         ("script", build.script("abc", [wheels.Target("x86_64", (3, 10))], 100).decode()),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")

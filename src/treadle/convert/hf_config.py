@@ -54,8 +54,8 @@ class Hyper:
     rules: Sequence[Rule] = ()  # for tensors that lie otherwise than GGUF's
     n_extra: int = 0  # layers behind the last, which predict further tokens
     headless: bool = False  # of a class that ends with the states
-    # What config.json calls keys of GGUF's that the graph checks, and "" for its path.
-    spelt: Mapping[str, str] = field(default_factory=dict)
+    spelt: Mapping[str, str] = field(default_factory=dict)  # its keys, by GGUF's that graphs check
+    path: Path = Path("config.json")
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
@@ -118,8 +118,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     for key, size in _BY_LAYER.items():
         if isinstance(made[key], list) and len(set(made[key]) - {0}) > 1:
             del sizes[size]
-    metadata = {"general.architecture": family.arch}
-    metadata |= _in_full(made, family.arch)
+    metadata = {"general.architecture": family.arch, **_in_full(made, family.arch)}
     return Hyper(
         family,
         metadata,
@@ -136,7 +135,8 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         family.made(keys),
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
         _has_no_head(whole),
-        _spelt(keys, family) | {"": str(path)},
+        _spelt(keys, family),
+        path,
     )
 
 

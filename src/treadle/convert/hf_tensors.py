@@ -238,9 +238,8 @@ def check_named(
         key = (error.where or "").removeprefix(f"{arch.name}.")
         if key not in hyper.spelt:
             raise
-        where = f"{hyper.spelt[key]} ({error.where})"
-        path, what = hyper.spelt[""], error.what
-        raise FileError(what, path=path, where=where, expected=error.expected) from None
+        where, expected = f"{hyper.spelt[key]} ({error.where})", error.expected
+        raise FileError(error.what, path=hyper.path, where=where, expected=expected) from None
     order: dict[str, tuple[int, ...]] = {}
     for i, (row, name, shape) in enumerate(needed_tensors(graph, config, found)):
         _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")

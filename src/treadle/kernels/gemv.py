@@ -27,7 +27,17 @@ from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.gemv_spans import kind_of
-from treadle.kernels.matmul import TILE, Matmul, Segment, finish, n_strips, pick_segment, tiles_of
+from treadle.kernels.matmul import (
+    EACH,
+    ONCE,
+    TILE,
+    Matmul,
+    Segment,
+    finish,
+    n_strips,
+    pick_segment,
+    tiles_of,
+)
 from treadle.kernels.spec import Args, Frame, load_record, parts
 from treadle.record import dataclass
 
@@ -197,10 +207,7 @@ class GroupGemv(Gemv):
     """
 
     op: ClassVar[str] = "gemv_groups"
-    args = Args(
-        "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:? sources:in? first",
-        each="w:tensor bias:const? factor:const? rows column pitch:?",
-    )
+    args = Args(f"{ONCE} sources:in? first", EACH)
     of_tokens: bool = False
     one_mr: int = 1
     one_ahead: int = 0

@@ -31,6 +31,9 @@ from treadle.record import dataclass
 # experts of its rows, i32.
 TILE = np.dtype([(name, "i8") for name in ("expert", "first", "n")])
 BY_HEAD = {"pitch", "x_pitch", "y_pitch"}
+# Arguments.
+ONCE = "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:?"
+EACH = "w:tensor bias:const? factor:const? rows column pitch:?"
 COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
 
 
@@ -44,10 +47,7 @@ def tiles_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 class Matmul(Spec):
     """The fields that every matrix product has, and its arguments."""
 
-    args = Args(
-        "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:?",
-        each="w:tensor bias:const? factor:const? rows column pitch:?",
-    )
+    args = Args(ONCE, EACH)
     w: str  # weight format
     act: str  # activation kind
     k: int
