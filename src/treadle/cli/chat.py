@@ -40,15 +40,15 @@ NO_MODEL = (
 @click.argument("model", required=False, metavar="MODEL")
 @generation_options
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
-@click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
+@click.option("--load", "record", metavar="FILE", help="Continue a saved conversation.")
 @click.option(
     "--when-full", type=click.Choice(WHEN_FULL), default=WHEN_FULL[0],
     help="When the context is full: refuse the message, the default, or drop the oldest turns.",
 )  # fmt: skip
-@click.option("--markdown", is_flag=True, help="Show Markdown as such, on a terminal.")
+@click.option("--markdown", is_flag=True, help="Render Markdown on a terminal.")
 @click.option(
     "--reasoning", type=click.Choice(REASONING), default=REASONING[0],
-    help="What a model thinks before it answers: fold it to a line, the default, or show it.",
+    help="Reasoning of the model: fold it to one line (the default), or show it.",
 )  # fmt: skip
 @writing_load_options
 def command(
@@ -138,7 +138,7 @@ class Chat:
             except KeyboardInterrupt:  # a second one in an answer, too
                 if not interactive:
                     raise
-                note("Ctrl-D leaves.")
+                note("Ctrl-D exits.")
 
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""
@@ -161,7 +161,7 @@ class Chat:
             if heard is None or not heard.content:
                 conversation.unanswered()
                 screen.end()
-                note("stopped; the conversation is as it was before")
+                note("stopped; the message was discarded")
                 return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             self.clean(heard)
@@ -172,7 +172,7 @@ class Chat:
             conversation.unanswered()
             complain(typed(error))
             if isinstance(error, ContextFullError):
-                note(f"The message was taken back. {self.remedy()}.")
+                note(f"The message was discarded. {self.remedy()}.")
             return
         self.n_answered += 1
         heard.end()
@@ -195,9 +195,11 @@ class Chat:
     def record(self, reply: Generation, text: str) -> None:
         """Keep an answer, and say what it cost and whether it was cut."""
         if reply.finish_reason == "context":
-            note(f"the context is full: the answer stops here. {self.remedy()}.")
+            note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
-            note(f"the answer stops at {len(reply.ids)} tokens, as -n (/set max_tokens) asks.")
+            note(
+                f"the answer is cut off at {len(reply.ids)} tokens, the limit of -n (/set max_tokens)."
+            )
         turn = turn_of(self.model, reply)
         self.conversation.answered(text, turn)
         note(str(turn))
@@ -206,7 +208,7 @@ class Chat:
         """What a person can do about a full context."""
         if self.conversation.settings.when_full == "drop":
             return "The next message drops the oldest ones"
-        return "/undo or /clear frees some, /set when_full drop forgets the oldest messages"
+        return "/undo or /clear frees some of it, /set when_full drop removes the oldest messages"
 
     def begin(self, n_dropped: int) -> Generation:
         """The answer to the conversation without its first messages. Raises ContextFullError."""
@@ -244,8 +246,8 @@ class Chat:
         if conversation.n_dropped > before:
             n = conversation.n_dropped - before
             note(
-                f"the context is full: dropped the oldest {n} messages. The model reads them no "
-                "more; /save still writes them."
+                f"the context is full: the oldest {n} messages were removed from the prompt; "
+                "/save still writes them."
             )
         return reply
 

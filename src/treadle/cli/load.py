@@ -160,7 +160,7 @@ def load_model(
         progress.close()
         remark(
             f"warning: a context of {context} tokens: {model.path.name} was trained for {trained}; "
-            "expect nonsense behind them"
+            "text beyond that is unreliable"
         )
     if model.gguf.n_bytes >= WORTH_ASKING and (text := from_disk(model)):
         progress.close()

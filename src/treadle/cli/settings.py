@@ -78,8 +78,8 @@ def find(name: str) -> Knob:
     if plain(name) in known:
         return known[plain(name)]
     near = get_close_matches(plain(name), known, n=1, cutoff=0.7)
-    hint = f"did you mean {near[0]}?" if near else "/set lists what there is"
-    raise SamplingError(f"no setting is called '{name}'; {hint}")
+    hint = f"did you mean {near[0]}?" if near else "/set lists the settings"
+    raise SamplingError(f"unknown setting '{name}'; {hint}")
 
 
 _OF_CHAT = (
