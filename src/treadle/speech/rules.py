@@ -41,10 +41,6 @@ class Rules:
         ]
         return " ".join(parts) or '""'
 
-    def is_token(self, mark: str) -> bool:
-        """Whether a mark is one token."""
-        return len(self._tokenizer.encode(mark, bos=False, special=True)) == 1
-
     def text_until(self, mark: str) -> str:
         """Any text, and the first such mark behind it."""
         cut = self._tokenizer.cut(mark)
