@@ -53,6 +53,7 @@ class Plan:
     tokenizer: Tokenizer
     thought: Thought | None = None
     opened: bool = False  # by the prompt
+    may_open: bool = True  # else what is ``bound`` holds from the first token on
     budget: int | None = None  # tokens of reasoning
     header: Grammar | None = None
     bound: Grammar | None = None
@@ -173,6 +174,8 @@ class Guide:
             self._state = "thinking"
             self._watch()
         elif plan.thought is None or plan.budget == 0:
+            self._behind()
+        elif plan.bound is not None and not plan.may_open:
             self._behind()
         elif plan.bound is not None:
             self._bound = self._first()

@@ -100,6 +100,7 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             grammars.tokenizer,
             manner.thought,
             speech.opened,
+            _may_open(wanted, manner, grammars),
             wanted.budget,
             _header(wanted, manner, speech, grammars),
             bound,
@@ -181,6 +182,18 @@ def _header(
     if speech.begun and row.content and channels is None:
         return grammars.lark(final_header(row, grammars.tokenizer))
     return None
+
+
+def _may_open(wanted: Wanted, manner: Manner, grammars: Grammars) -> bool:
+    """Whether reasoning may come before what must hold: its mark is one token, or begins with one
+    of its own, or an answer has messages anyway. Before a grammar of the caller's it must be one.
+    """
+    if manner.thought is None:
+        return False
+    ids = grammars.tokenizer.encode(manner.thought.open, bos=False, special=True)
+    if len(ids) == 1 or wanted.grammar is not None or wanted.regex is not None:
+        return len(ids) == 1
+    return manner.channels is not None or grammars.tokenizer.is_special(ids[0])
 
 
 def _drafts(row: Row, tools: Schemas) -> list[str]:

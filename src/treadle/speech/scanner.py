@@ -259,7 +259,8 @@ class Scanner:
         text = self._held.lstrip()
         if any(text.startswith(head) for head in channels.heads):
             return len(text) < MAX_HEAD
-        return not text or (not last and any(head.startswith(text) for head in channels.heads))
+        begun = any(head.startswith(text) for head in channels.heads)
+        return not text or (begun and (not last or text.startswith("<|")))  # a mark that was cut
 
     def _in_mark(self, channels: Channels, last: bool) -> list[Said]:
         """Before a message whose header is one mark. What has none is for the user."""
