@@ -6,7 +6,8 @@ of its closing mark are all that may follow. Where there is a budget, reasoning 
 with a budget of none it is not opened at all.
 
 Within reasoning the mark of a call binds nothing, as it may only be named. The grammar holds from
-the call's arguments on; behind the call the model may end its text, or reason on.
+the call's arguments on. Behind the call the model may end its text, or reason on; where a call must
+be, it is that one.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ _GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
 class Plan:
     """What holds for an answer; a ``guide`` of it for each text.
 
-    ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what follows one of ``triggers``,
-    which the model may write where it will; without any, an answer that begins as a call does.
+    ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
+    follows one of ``triggers``, which the model may write where it will; without any, an answer
+    that begins as a call does.
     ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
-    trigger within reasoning, that a call is written there. ``once``: the first call is the
+    trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
+    ``trigger``, or ``lazy``. ``once``: the first call is the
     answer's end.
     """
 
@@ -61,6 +64,7 @@ class Plan:
     triggers: tuple[bytes, ...] = ()
     heads: tuple[bytes, ...] = ()
     drafts: tuple[bytes, ...] = ()
+    trigger: str = ""
     once: bool = False
 
     def guide(self) -> Guide:
@@ -175,10 +179,11 @@ class Guide:
             self._watch()
         elif plan.thought is None or plan.budget == 0:
             self._behind()
-        elif plan.bound is not None and not plan.may_open:
-            self._behind()
         elif plan.bound is not None:
-            self._bound = self._first()
+            if plan.may_open:
+                self._bound = self._first()
+            else:
+                self._behind()
 
     # -- what the sampler asks ------------------------------------------------------------------
 
@@ -312,17 +317,16 @@ class Guide:
             elif rest.strip(b"\n"):
                 self._say(rest)
             return
-        if self._plan.lazy is not None and self._plan.triggers:
+        triggers = self._plan.triggers if self._plan.drafts else ()
+        if triggers:
             self._drafts(token, said)
         if self._state == "thinking":
-            triggers = self._plan.triggers if self._plan.lazy is not None else ()
             self._text = self._text[-max(map(len, (close, *triggers))) :]
             self._watch()
 
     def _drafts(self, token: int, said: bytes) -> None:
         """Follow what looks like a call; where it is one, the grammar holds from here on."""
         plan = self._plan
-        assert plan.lazy is not None
         if self._draft is not None:
             try:
                 self._draft.accept(token)
@@ -337,14 +341,19 @@ class Guide:
             self._drafted = rest
         if self._draft is not None and any(each in self._drafted for each in plan.drafts):
             self._matcher, self._draft, self._text = self._draft, None, b""
-            self._state, self._within = "call", True
+            self._state, self._within = "call", plan.bound is None
 
     def _replayed(self, rest: bytes) -> Matcher | None:
         """The grammar of calls behind ``rest``; None where that begins none."""
-        assert self._plan.lazy is not None
-        matcher = self._plan.lazy.matcher()
+        grammar, ids = self._plan.bound or self._plan.lazy, list[int]()
+        assert grammar is not None
+        matcher = grammar.matcher()
         try:
-            for id in self._plan.tokenizer.encode_plain(rest.decode(), start=False) if rest else ():
+            if self._plan.bound is not None:
+                ids += self._plan.ids(self._plan.trigger)
+            if rest:
+                ids += self._plan.tokenizer.encode_plain(rest.decode(), start=False)
+            for id in ids:
                 matcher.accept(id)
         except (GrammarError, UnicodeDecodeError):
             return None

@@ -107,10 +107,10 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             lazy,
             triggers=_triggers(row),
             heads=tuple(head.encode() for head in _heads(row, tools)),
-            drafts=tuple(head.encode() for head in _drafts(row, tools)),
+            drafts=() if own else tuple(head.encode() for head in _drafts(row, tools)),
+            trigger=row.trigger,
             once=not wanted.parallel,
         )
-    speech = replace(speech, unclosed=bound is None)
     found = bound or lazy
     said = (*warnings, *(found.warnings if found is not None else ()))
     return Planned(speech, plan, tuple(dict.fromkeys(said)), _shown(speech, grammars))
@@ -169,9 +169,7 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
     return made, warnings
 
 
-def _header(
-    wanted: Wanted, manner: Manner, speech: Speech, grammars: Grammars
-) -> Grammar | None:
+def _header(wanted: Wanted, manner: Manner, speech: Speech, grammars: Grammars) -> Grammar | None:
     """What stands before an answer of the caller's own grammar that does not write it itself."""
     own, row, channels = wanted.grammar or wanted.regex, manner.row, manner.channels
     if own is None:
@@ -198,6 +196,8 @@ def _may_open(wanted: Wanted, manner: Manner, grammars: Grammars) -> bool:
 
 def _drafts(row: Row, tools: Schemas) -> list[str]:
     """What tells, behind a trigger, that a call is written."""
+    if not tools:
+        return []
     if row.by_header and row.channels:
         return [row.channels.message]
     return _heads(row, tools)
