@@ -85,8 +85,11 @@ class Plan:
         return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
 
     def ids(self, mark: str) -> list[int]:
-        """The tokens of a mark."""
-        return self.tokenizer.encode(mark, bos=False, special=True)
+        """The tokens of a mark; those of its letters where one would end the text."""
+        found = self.tokenizer.encode(mark, bos=False, special=True)
+        if self.tokenizer.eog.isdisjoint(found):
+            return found
+        return self.tokenizer.encode_plain(mark, start=False)
 
     def bits_of(self, ids: Iterable[int]) -> bytes:
         """A mask that allows some tokens."""
