@@ -12,6 +12,7 @@ from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
 from treadle.speech.messages import begun, check_calls, gone_on, in_another_form, shaped
 from treadle.speech.planned import Planned, Wanted, plan_answer
+from treadle.speech.reasoning import is_off
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
 from treadle.text.messages import check_messages, read_messages
@@ -19,6 +20,7 @@ from treadle.text.prompt import chat_prompt
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
+    from treadle.speech.guide import Guide
     from treadle.text.grammars import Grammars
     from treadle.text.template import ChatTemplate
 
@@ -161,7 +163,7 @@ def reply(
         schema=own.pop("json_schema", None),
         grammar=own.pop("grammar", None),
         regex=own.pop("regex", None),
-        budget=reasoning_budget,
+        budget=0 if is_off({**variables, **(template or {})}) else reasoning_budget,
     )
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)
@@ -170,6 +172,16 @@ def reply(
     )
     planned.dress(made.request.answer)
     return Reply(made, planned)
+
+
+def without_reasoning(
+    model: Model, messages: Sequence[dict[str, Any]], prompt: str
+) -> Guide | None:
+    """A constraint that keeps an answer to ``prompt`` from reasoning; None where its template has
+    none.
+    """
+    manner = begun(messages, manner_of(model.template))
+    return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:

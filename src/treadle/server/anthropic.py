@@ -31,6 +31,7 @@ from treadle.server.wire import Json, Response, Stream, event, finished, read_js
 from treadle.speech import Said
 from treadle.speech.arguments import arguments_of
 from treadle.speech.messages import in_turns
+from treadle.speech.reasoning import switched
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning
 # of a prompt would ever be found in the cache.
@@ -134,9 +135,9 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "effort" in given.get("output_config", {}):
         chat["reasoning_effort"] = given["output_config"]["effort"]
-    if "thinking" in given:  # a variable that templates of models which reason read
+    if "thinking" in given:  # variables that templates of models which reason read
         on = given["thinking"].get("type") != "disabled"
-        chat["chat_template_kwargs"] = {"enable_thinking": on}
+        chat["chat_template_kwargs"] = switched(on)
     return chat
 
 

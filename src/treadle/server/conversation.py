@@ -11,6 +11,7 @@ from treadle.server.fields import Table, array, flag, mapping, read_fields, refu
 from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
 from treadle.speech.messages import begun, shaped
+from treadle.speech.reasoning import is_off, switched
 from treadle.text.variables import check_own
 
 if TYPE_CHECKING:
@@ -64,16 +65,22 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
         strict=tools.strict,
         forced=tools.forced,
         parallel=tools.parallel,
-        budget=_budget(given, service) if wanted.budget is None else wanted.budget,
+        budget=_budget(given, service, wanted.budget),
     )
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
     own = service.manner
     asked.plan(model, begun(read_messages(given["messages"]), own) if continued else own, prompt)
 
 
-def _budget(given: Mapping[str, Any], service: Service) -> int | None:
-    """Tokens of reasoning by ``reasoning_effort``, where the template does not read that."""
+def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
+    """Tokens of reasoning: none where it is switched off, those that were ``asked`` for, or by
+    ``reasoning_effort``, where the template does not read that.
+    """
+    if is_off(_variables(given)):
+        return 0
     effort = given.get("reasoning_effort")
+    if asked is not None:
+        return asked
     if effort is None or "reasoning_effort" in service.model.template.source:
         return None
     return EFFORTS.get(effort)
@@ -89,11 +96,7 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
     said = read_messages(given["messages"])
     check_text("".join(str(message.get("content") or "") for message in said), model)
     messages, shown = shaped(said, read_tools(given).functions, service.manner)
-    variables = dict(given.get("chat_template_kwargs", {}))
-    if "reasoning_effort" in given:
-        variables.setdefault("reasoning_effort", given["reasoning_effort"])
-        if given["reasoning_effort"] == "none":
-            variables.setdefault("enable_thinking", False)
+    variables = _variables(given)
     prompt = given.get("add_generation_prompt", True)
     if given.get("continue_final_message", prompt):
         made = model.chat_prompt(messages, tools=shown, template=variables)
@@ -103,6 +106,16 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
         )
     check_text(made, model)  # tools, calls and variables are in it too
     return made
+
+
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A body's variables of the chat template."""
+    variables = dict(given.get("chat_template_kwargs", {}))
+    if "reasoning_effort" in given:
+        variables.setdefault("reasoning_effort", given["reasoning_effort"])
+        if given["reasoning_effort"] == "none":
+            variables = {**switched(False), **variables}
+    return variables
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:

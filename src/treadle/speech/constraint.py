@@ -67,7 +67,7 @@ def whole_answer(
     if schema is not None:
         answer = f"{answer} | {json_behind(rules, row, schema, begun=begun)}"
     if row.channels:
-        answer = f"{analysis(rules, row.channels)} ({answer})"
+        answer = f"{next_message(rules, row.channels)} ({answer})"
     return rules.source(answer)
 
 
@@ -89,7 +89,9 @@ def whole_json(row: Row, schema: Schema, tokenizer: Tokenizer, *, begun: bool = 
     """An answer that is JSON, for rows that write something before contents."""
     rules = Rules(tokenizer)
     answer = json_behind(rules, row, schema, begun=begun)
-    return rules.source(f"{analysis(rules, row.channels)} ({answer})" if row.channels else answer)
+    if row.channels:
+        answer = f"{next_message(rules, row.channels)} ({answer})"
+    return rules.source(answer)
 
 
 def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
@@ -102,14 +104,17 @@ def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
     return f"{head} {rules.add(inline_schema(schema, lenient=True))}"
 
 
-def analysis(rules: Rules, channels: Channels) -> str:
-    """A first message of reasoning that models may write; then the next begins, perhaps here. The
-    guide reads reasoning that one token opens: behind it comes the next message.
-    """
-    thought, behind = channels.thought, rules.literal(channels.start)
-    if rules.is_token(thought.open):
-        return f"({behind})?"
-    return f"({rules.literal(thought.open)} {rules.text_until(thought.close)} {behind})?"
+def final_header(row: Row, tokenizer: Tokenizer) -> str:
+    """What says that an answer for the user follows."""
+    rules = Rules(tokenizer)
+    if row.channels is None:
+        return rules.source(rules.literal(row.content + row.after))
+    return rules.source(f"{next_message(rules, row.channels)} {rules.literal(row.channels.final)}")
+
+
+def next_message(rules: Rules, channels: Channels) -> str:
+    """What begins a message behind one of reasoning, which the guide reads."""
+    return f"({rules.literal(channels.start)})?"
 
 
 def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:

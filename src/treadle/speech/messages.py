@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
 from treadle.speech.manner import Manner, manner_of
+from treadle.speech.reasoning import style_of
 from treadle.speech.rows import Row
 from treadle.speech.schemas import fully, plainly
 from treadle.speech.systems import system_first
@@ -120,10 +121,8 @@ def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:
     if thought is not None and content.lstrip().startswith(thought.open.rstrip()):
         opened = ends.endswith(thought.open.rstrip())
         return f"{ends.removesuffix(thought.open.rstrip()) if opened else asked}{content}"
-    if thought is not None and ends.endswith(thought.open.rstrip()):
-        return f"{asked}{reasoning}\n{thought.close}\n\n{content}"
-    if thought is not None and reasoning and not ends.endswith(thought.close):
-        return f"{asked}{thought.open.rstrip()}\n{reasoning}\n{thought.close}\n\n{content}"
+    if thought is not None:
+        asked = style_of(template, thought).write(thought, asked, reasoning)
     return f"{asked}{content}"
 
 

@@ -85,10 +85,6 @@ class Rules:
             more = behind if needed else f"{behind} | {self.add(more)}"
         return self.add(first)
 
-    def is_token(self, mark: str) -> bool:
-        """Whether a mark is one token."""
-        return len(self._tokenizer.encode(mark, bos=False, special=True)) == 1
-
     def text_until(self, mark: str) -> str:
         """Any text, and the first such mark behind it."""
         cut = self._tokenizer.cut(mark)
