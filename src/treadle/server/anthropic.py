@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from treadle.server.asked import Asked, read_asked
+from treadle.server.asked import Asked, read_asked, two_forms
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import conversation_text, read_conversation
 from treadle.server.fields import (
@@ -110,7 +110,7 @@ def read_messages(service: Service, body: dict[str, Any]) -> Asked:
     }
     forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
     if all(forms):
-        raise ApiError(400, "output_format: output_config.format is there, too: send that alone")
+        raise two_forms("output_format", "output_config.format")
     if any(forms):
         own["response_format"] = forms[0] or forms[1]
     asked = read_asked({**body, **own}, service.model, service.defaults)

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from treadle.embedding import Embedder
-from treadle.server.asked import Asked, read_asked, read_prompt, room
+from treadle.server.asked import ANY_OBJECT, Asked, read_asked, read_prompt, room, two_forms
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import CUT, embed, embedder_of
@@ -59,12 +59,23 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
         options["num_predict"] = -1
     form = body.get("format")
     if form not in (None, ""):
-        options["json_schema"] = {"type": "object"} if form == "json" else mapping("format", form)
+        options |= _format(form, options)
     options |= {"stream": given.get("stream", True), "n": None}
     asked = read_asked(options, service.model, service.defaults)
     asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
     asked.settings["logprobs"] = read_logprobs(body, service.model)
     return asked
+
+
+def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``format`` as a schema; the word json says nothing where ``options`` have a schema."""
+    other = next((key for key in ("json_schema", "guided_json") if options.get(key)), None)
+    if form == "json":
+        return dict(ANY_OBJECT) if other is None else {}
+    schema = mapping("format", form)
+    if other is not None and options[other] != schema:
+        raise two_forms("format", f"options.{other}")
+    return {"json_schema": schema}
 
 
 @named({"json_schema": "format"})
