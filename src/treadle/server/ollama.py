@@ -82,12 +82,24 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
-    for i, message in enumerate(given.get("messages", [])):
-        if mapping(f"messages[{i}]", message).get("images"):
-            raise ApiError(400, f"messages[{i}].images: treadle reads text alone")
-    chat = {"messages": given.get("messages"), "tools": given.get("tools")}
+    messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
+    chat = {"messages": messages, "tools": given.get("tools")}
     read_conversation({**chat, **_thinking(body)}, service, asked)
     return asked
+
+
+def _given(name: str, message: Any) -> dict[str, Any]:
+    """A message as a chat's: pictures of a tool's result are parts of its content."""
+    made = dict(mapping(name, message))
+    pictures = array(f"{name}.images", made.pop("images", None) or [])
+    if not pictures:
+        return made
+    if made.get("role") != "tool":
+        raise ApiError(400, f"{name}.images: treadle reads text alone")
+    said = made.get("content")
+    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said or []
+    parts = [*array(f"{name}.content", parts), *({"type": "image", "data": p} for p in pictures)]
+    return {**made, "content": parts}
 
 
 @named({"json_schema": "format"})

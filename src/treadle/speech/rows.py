@@ -58,6 +58,7 @@ class Channels:
     known_by: tuple[str, ...]  # what a template has that writes them
     message: str = ""
     call: re.Pattern[str] | None = None
+    preamble: str = ""  # the header of words for the user that stand before a call
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -212,7 +213,7 @@ HARMONY = Row(  # gpt-oss
             "<|channel|>analysis<|message|>", "<|end|>", between="<|start|>assistant"
         ),
         known_by=("<|channel|>", "<|message|>"), message="<|message|>",
-        call=re.compile(r"to=functions\.([^\s<]+)"),
+        call=re.compile(r"to=functions\.([^\s<]+)"), preamble="<|channel|>commentary<|message|>",
     ),
 )  # fmt: skip
 SOLAR = Row(  # Solar Open
