@@ -251,7 +251,7 @@ def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
     bare = [{"role": "tool", "content": str(i)} for i in range(3)]
     made, _ = shaped([USER, said, *bare], [F], manner)
     assert [m["content"] for m in made if m["role"] == "tool"] == ["0", "1", "2"]
-    assert [m["role"] for m in made[1:]] == ["assistant", "tool"] * 3
+    assert [m["role"] for m in made[1:]] == ["assistant", *["assistant", "tool"] * 3]
     assert not find_manner(real(data, "Qwen-Qwen2.5-7B-Instruct")).one_call
 
 
