@@ -73,6 +73,12 @@ def _results(messages: Messages) -> list[tuple[Mapping[str, Any], bool]]:
     return made
 
 
+def _reasoning(message: Mapping[str, Any]) -> str:
+    """The reasoning of a message, under whichever name a client has for it."""
+    found = (message.get(name) for name in REASONING)
+    return next((said for said in found if isinstance(said, str) and said), "")
+
+
 def _name(message: Mapping[str, Any]) -> str:
     keys = ("tool_call_id", "tool_name", "name")
     return next((str(message[key]) for key in keys if message.get(key)), "")
@@ -87,7 +93,7 @@ def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]
         content = message.get("content")
         if message.get("role") != "assistant" or message.get("tool_calls"):
             return False
-        if thoughts and message.get("reasoning_content"):
+        if thoughts and _reasoning(message):
             return False
         return is_text(content) and not joined(content)
 
@@ -96,10 +102,8 @@ def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]
 
 def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
     """The assistant's reasoning as a part of its content, as Ministral's template has it."""
-    reasoning, content = message.get("reasoning_content"), message.get("content")
-    if message.get("role") != "assistant" or not isinstance(reasoning, str) or not reasoning:
-        return message
-    if not is_text(content):
+    reasoning, content = _reasoning(message), message.get("content")
+    if message.get("role") != "assistant" or not reasoning or not is_text(content):
         return message
     words = joined(content)
     said = [{"type": "text", "text": words}] if words else []
@@ -119,7 +123,7 @@ def text_before_calls(messages: Messages, beside: Beside) -> list[dict[str, Any]
     last_words = _last_words(messages)
     for i, message in enumerate(messages):
         words = joined(message.get("content")) if is_text(message.get("content")) else ""
-        reasoning = message.get("reasoning_content") or ""
+        reasoning = _reasoning(message)
         if not message.get("tool_calls") or not words:
             made.append(dict(message))
         elif beside.apart or (beside.in_thought is not None and i < last_words):
