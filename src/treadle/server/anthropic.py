@@ -272,6 +272,8 @@ def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
         where = f"{name}.content"
         parts = enumerate(array(where, content))
         content = [made for i, part in parts for made in _parts(f"{where}[{i}]", part)]
+        if all(part["type"] == "text" for part in content):
+            content = "\n".join(part["text"] for part in content)
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 

@@ -28,6 +28,16 @@ class Beside:
     in_thought: str | None = None
 
 
+def needs_form(messages: Messages) -> bool:
+    """Whether some templates leave out a part of a conversation, or raise on it."""
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
+        return False  # said where messages are checked
+    roles = [message.get("role") for message in messages]
+    others = any(role == "tool" or role in SYSTEM for role in roles[1:]) or roles[:1] == ["tool"]
+    alone = bool(roles) and all(role in SYSTEM for role in roles)
+    return others or alone or any(m.get("tool_calls") or _reasoning(m) for m in messages)
+
+
 def lone_results(messages: Messages) -> list[str]:
     """A warning for each result of a tool that stands behind no call."""
     return [

@@ -138,6 +138,15 @@ def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:
     return f"{asked}{content}"
 
 
+def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Messages, without tools, in the form of ``template``. Raises TemplateError."""
+    check_messages(messages)
+    messages = read_messages(messages)
+    check_calls(messages)
+    made, _ = shaped(messages, [], manner_of(template))
+    return made
+
+
 def in_another_form(
     messages: Sequence[Mapping[str, Any]], template: ChatTemplate, error: TemplateError
 ) -> list[dict[str, Any]]:
