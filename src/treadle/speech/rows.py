@@ -74,6 +74,7 @@ class Channels:
     known_by: tuple[str, ...]  # what a template has that writes them
     message: str = ""
     call: re.Pattern[str] | None = None
+    preamble: str = ""  # the header of words for the user that stand before a call
     heads: tuple[str, ...] = ()  # how a header may begin
 
     def is_for_user(self, header: str) -> bool:
@@ -238,7 +239,7 @@ HARMONY = Row(  # gpt-oss
             "<|channel|>analysis<|message|>", "<|end|>", between="<|start|>assistant"
         ),
         known_by=("<|channel|>", "<|message|>"), message="<|message|>",
-        call=re.compile(r"to=functions\.([^\s<]+)"),
+        call=re.compile(r"to=functions\.([^\s<]+)"), preamble="<|channel|>commentary<|message|>",
         heads=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to="),
     ),
 )  # fmt: skip
