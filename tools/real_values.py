@@ -51,7 +51,7 @@ PROMPTS = (
     "January, February, March,",
     "def add(a, b):\n    return",
     "for i in range(10):\n    print(",
-    'import numpy as np\nimport matplotlib.pyplot as',
+    "import numpy as np\nimport matplotlib.pyplot as",
     '<!DOCTYPE html>\n<html>\n<head>\n<meta charset="',
     "We hold these truths to be self-evident, that all men are",
     "To be, or not to be, that is the",

@@ -82,7 +82,10 @@ def test_a_conversation_from_the_cache_is_the_one_read_anew(steady: treadle.Mode
 def test_texts_beside_others_are_those_alone(steady: treadle.Model) -> None:
     """Chats and plain texts of several lengths, eight at once on four sequences."""
     settings = {"max_tokens": 24, **GREEDY}
-    prompts = [*SOME_PROMPTS, *(steady.chat_prompt([{"role": "user", "content": q}]) for q in ASKED)]
+    prompts = [
+        *SOME_PROMPTS,
+        *(steady.chat_prompt([{"role": "user", "content": q}]) for q in ASKED),
+    ]
     alone = []
     for prompt in prompts:
         with steady.session() as session:

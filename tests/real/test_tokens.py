@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 import treadle
@@ -37,11 +36,29 @@ RANGES = (  # first and last code point of what is drawn
     *((0x2F800, 0x2FA1D), (0x30000, 0x3134A), (0xE0020, 0xE007F), (0xF0000, 0xF00FF)),
     (0x100000, 0x1000FF),
 )
-JOINTS = (" ", "  ", "\n", "\n\n", "\t", "", "", "", ", ", ". ", "'s ", " (", ")", "-", "\u00a0", "\r\n")
+JOINTS = (
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "\t",
+    "",
+    "",
+    "",
+    ", ",
+    ". ",
+    "'s ",
+    " (",
+    ")",
+    "-",
+    "\u00a0",
+    "\r\n",
+)
 FIXED = (
     "", " ", "   ", "\n\n\n", "a  b", " leading", "trailing ", "don't I'll we've they're",
     "1234567890 12,345.67 ½ ² ٣", "x=1;y+=2//3", "https://example.com/a?b=c&d=%20#e",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇫🇷", "e\u0301 é ﬁ Ⅷ ㍿", "İstanbul ı ß ẞ ǅ", "ＡＢＣ １２３", "\ufeffbom", "ﷺ",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇫🇷", "e\u0301 é ﬁ Ⅷ ㍿", "İstanbul ı ß ẞ ǅ",
+    "ＡＢＣ １２３", "\ufeffbom", "ﷺ",
 )  # fmt: skip
 
 
