@@ -86,12 +86,12 @@ class Answer:
         self.shown: Container[int] = ()  # control tokens that the text spells
         self.ear: Ear | None = None  # for what stop strings are looked for in; else all
         self.lines: Lines | None = None  # where its lines end it
-        room = n_ctx + 1 - len(prompt_ids)  # the last id is only said: nothing follows it
+        room = n_ctx - len(prompt_ids)
         self._most, self._at_most = room, "context"
         if max_tokens is not None and max_tokens <= room:
             self._most, self._at_most = max_tokens, "length"
-            if max_tokens <= 0:
-                self.finish_reason = "length"
+        if self._most <= 0 <= room:
+            self.finish_reason = self._at_most
 
     @property
     def n_left(self) -> int:
@@ -161,8 +161,11 @@ class Answer:
         return StreamDecoder(self.tokenizer, shown=self.shown, start=begins)
 
     def _end(self, decoder: StreamDecoder, reason: str) -> None:
-        """What is held back comes out, unless it completes a stop string."""
-        stopped = self._give(decoder.flush(), last=True)
+        """What is held back comes out, unless it completes a stop string. Bytes of a character that
+        a limit has cut are left out; those that the model ended with become U+FFFD.
+        """
+        rest = decoder.flush() if reason == "stop" else ""
+        stopped = self._give(rest, last=True)
         self.finish_reason = "stop" if stopped else reason
 
     def _give(self, new: str, *, last: bool = False) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -50,6 +51,18 @@ def test_a_prompt_that_is_to_be_read_anew(
     assert found["cache"]["why"] == "end"
     error = post(client, path, 400, **body, cache_prompt="x")["error"]
     assert error["param"] == "cache_prompt"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_fills_the_context_is_truncated(stream: bool, client: TestClient) -> None:
+    """llama.cpp: prompt and text are n_ctx tokens, not one more."""
+    for n, limit, truncated in ((8, -1, True), (8, 4, False), (N_CTX - 4, 4, True)):
+        body = {"prompt": [5] * n, "n_predict": limit, "ignore_eos": True, "stream": stream}
+        text = client.post("/completion", json=body).text
+        last = events(text)[-1] if stream else json.loads(text)
+        written = N_CTX - n if limit < 0 else limit
+        assert last["timings"]["predicted_n"] == last["tokens_predicted"] == written
+        assert (last["truncated"], last["stop_type"]) == (truncated, "limit")
 
 
 def test_a_stream_says_when_it_stops(client: TestClient) -> None:

@@ -172,7 +172,7 @@ class Asked:
         asked = None if asked == -1 else asked
         if room(model) == model.n_ctx:
             return asked
-        most = room(model) + 1 - len(ids)  # the last is only said: nothing follows it
+        most = room(model) - len(ids)
         return most if asked is None else min(asked, most)
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
@@ -180,6 +180,8 @@ class Asked:
         sampling: Sampling = self.settings["sampling"]
         made = []
         for at, ids in enumerate(self.prompts):
+            if len(ids) >= room(model):  # no token can follow
+                raise too_long(len(ids), room(model), room(model) - 1)
             for i in range(self.n):
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
                 settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}

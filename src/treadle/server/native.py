@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from treadle.answer import Answer
 from treadle.errors import UnsupportedError
 from treadle.sampling import Sampling
 from treadle.server.asked import (
@@ -184,12 +185,17 @@ def _end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
         },
         "stop_type": kind,
         "stopping_word": word,
-        "truncated": False,
+        "truncated": answer.finish_reason != "stop" and _is_full(service, answer),
         "has_new_line": "\n" in service.model.detokenize(answer.ids),
         "tokens_cached": answer.timings.n_cached,
         "timings": timings(piece.text),
         **warnings(call),
     }
+
+
+def _is_full(service: Service, answer: Answer) -> bool:
+    """Whether prompt and text fill the context."""
+    return answer.timings.n_prompt + len(answer.ids) >= room(service.model)
 
 
 async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:

@@ -62,14 +62,18 @@ class ApiError(Exception):
         return {"error": {**known, **self.more}}
 
 
-def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
+def too_long(
+    n_prompt: int, n_ctx: int, n_most: int | None = None, *, at_least: bool = False
+) -> ApiError:
     """A prompt that the context cannot hold: it is never cut silently. The first words are those of
-    Anthropic's API: agents find them in a message, and shorten their conversation.
+    Anthropic's API: agents find them in a message, and shorten their conversation. ``n_most``:
+    tokens that it may have, where that is less than ``n_ctx``.
     """
+    n_most = n_ctx if n_most is None else n_most
     shown = f"at least {n_prompt}" if at_least else str(n_prompt)
     return ApiError(
         400,
-        f"prompt is too long: {shown} tokens > {n_ctx} maximum: shorten it, or start the server "
+        f"prompt is too long: {shown} tokens > {n_most} maximum: shorten it, or start the server "
         "with a larger --context",
         type="exceed_context_size_error",
         code="context_length_exceeded",
