@@ -137,7 +137,8 @@ def test_a_character_never_comes_in_parts() -> None:
     assert list(made) == ["a", "é", "€", "😀"]
     for cut in range(1, 4):  # a limit within a character: nothing is shown of it
         for limit in ({"max_tokens": 2 + cut}, {}):
-            script = Script([*"hi😀".encode()[: 2 + cut], *b"xx"], n_ctx=10_000 if limit else 5 + cut)
+            n_ctx = 10_000 if limit else 5 + cut
+            script = Script([*"hi😀".encode()[: 2 + cut], *b"xx"], n_ctx=n_ctx)
             made = script.generate(stop=["\ufffd", "hix"], **limit)
             assert "".join(made) == made.text == "hi"
             assert made.finish_reason == ("length" if limit else "context")

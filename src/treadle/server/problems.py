@@ -15,6 +15,7 @@ from treadle.errors import (
     DeviceError,
     FileError,
     NoRoomError,
+    NotFiniteError,
     TreadleError,
 )
 
@@ -131,7 +132,7 @@ def problem_of(error: BaseException) -> ApiError:
         return busy("no pages of keys and values are left for this text now")
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), type="exceed_context_size_error")
-    if isinstance(error, FileError | CompileError | CacheError | DeviceError):
+    if isinstance(error, FileError | CompileError | CacheError | DeviceError | NotFiniteError):
         return ApiError(500, str(error))
     if isinstance(error, TreadleError):
         return ApiError(400, str(error), param=error.setting)
