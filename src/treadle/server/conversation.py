@@ -34,6 +34,7 @@ FIELDS: Table = {
     "tool_choice": lambda name, value: value,
     "parallel_tool_calls": flag,
     "chat_template_kwargs": mapping,
+    "documents": array,
     "reasoning_effort": text,
     "continue_final_message": flag,
     "add_generation_prompt": flag,
@@ -94,6 +95,8 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
         if given["reasoning_effort"] == "none":
             variables.setdefault("enable_thinking", False)
+    if "documents" in given:  # vLLM's name for the variable of the same name
+        variables.setdefault("documents", given["documents"])
     prompt = given.get("add_generation_prompt", True)
     if given.get("continue_final_message", prompt):
         made = model.chat_prompt(messages, tools=shown, template=variables)

@@ -150,6 +150,7 @@ STREAMED: Fields = {
 
 NATIVE: Fields = SHARED | {
     "stream_options": Ignored("the last event has tokens_evaluated and tokens_predicted"),
+    "verbose": Ignored("an answer has all its fields", (True, False)),
 }
 """``/completion`` and ``/infill``."""
 

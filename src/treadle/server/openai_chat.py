@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.asked import Asked, read_asked
+from treadle.server.asked import MAX_N, Asked, read_asked
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import read_conversation
 from treadle.server.fields import (
@@ -54,6 +54,7 @@ FIELDS: Table = {
     "return_progress": flag,
     "verbose": flag,
     "n_probs": whole(0, MAX_TOP),
+    "n_cmpl": whole(1, MAX_N),
     "include_reasoning": flag,
     "reasoning_format": one_of("auto", "deepseek", "deepseek-legacy", "none"),
     "chat_template": refused("the model's own template is used", ""),
@@ -70,13 +71,15 @@ FIELDS: Table = {
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
-    asked = read_asked(body, model, service.defaults)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.settings["logprobs"] = read_logprobs(body, model)
     if given.get("n_probs") and asked.settings["logprobs"] is None:
         asked.settings["logprobs"] = min(given["n_probs"], model.config.n_vocab)
     read_conversation(body, service, asked)
     asked.ignored = ignored_fields(body, CHAT)
     asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
+    if body.get("documents") and "documents" not in model.template.source:
+        asked.ignored.append("documents: the chat template does not read them")
     if given.get("reasoning_format") == "none":  # what is written is content, with its marks
         speech = replace(asked.planned.speech, thought=None, opened=False)
         asked.planned = replace(asked.planned, speech=speech)

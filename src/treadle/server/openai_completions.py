@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.server.asked import (
+    MAX_N,
     Asked,
     check_length,
     check_text,
@@ -62,6 +63,7 @@ FIELDS: Table = {
     "timings_per_token": flag,
     "verbose": flag,
     "n_probs": whole(0, MAX_TOP),
+    "n_cmpl": whole(1, MAX_N),
     "add_special_tokens": refused("a text begins as the model wants it: send ids", True),
     "prompt_embeds": refused("send texts or ids"),
     "suffix": text,
@@ -71,7 +73,7 @@ FIELDS: Table = {
 def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
-    asked = read_asked(body, model, service.defaults)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.prompts = read_prompts(body, model)
     if given.get("best_of", asked.n) != asked.n:
         raise ApiError(400, "best_of: only the same as n", param="best_of")
