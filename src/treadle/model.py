@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
@@ -355,20 +356,26 @@ class Model:
 
     def embed(
         self, texts: str | Sequence[str | Sequence[int]], *, normalize: bool = True,
-        dimensions: int | None = None, default_prompt: bool = True,
+        dimensions: int | None = None, default_prompt: bool = True, truncate: bool = False,
     ) -> np.ndarray:  # fmt: skip
         """A vector for each text, or list of ids, float32 ``[n_texts, dimensions]``; see
-        ``embedding.py``.
+        ``embedding.py``. ``truncate``: read the beginning of a text that is too long.
         """
         from treadle.embedding import Embedder
 
-        return Embedder(self, normalize, dimensions, default_prompt=default_prompt).of(texts)
+        embedder = Embedder(self, normalize, dimensions, default_prompt=default_prompt)
+        if embedder.note:
+            warnings.warn(embedder.note, stacklevel=2)
+        return embedder.of(texts, truncate=truncate)
 
-    def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
-        """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``."""
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> np.ndarray:
+        """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``.
+        ``truncate``: read the beginning of a document that is too long.
+        """
         from treadle.rerank import Reranker
 
-        return Reranker(self).scores(query, listed("documents", documents))
+        reranker, given = Reranker(self), listed("documents", documents)
+        return reranker.scores(query, given, truncate=truncate)
 
     def _read(self, text: str) -> list[int]:
         if not (ids := self.tokenize(text)):

@@ -74,8 +74,9 @@ def origin(text: str) -> str:
 @click.option("--page/--no-page", default=True, help="Show a page to talk with the model at /.")
 @click.option(
     "--slot-save-path", metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Let clients save texts to files of DIR and restore them (llama.cpp's /slots).",
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
+    help="Let clients save texts to files of DIR, which is made if it is missing, and restore "
+    "them (llama.cpp's /slots).",
 )  # fmt: skip
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
@@ -122,6 +123,7 @@ def command(
         )
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
+    make_folder(settings["slot_save_path"])
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     if not (load["context"] or sequences or load["kv_bytes"]):
@@ -145,6 +147,16 @@ def command(
     own = Settings(alias=alias, host=host, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
+
+
+def make_folder(path: Path | None) -> None:
+    """The folder of slots that are saved, if one is wanted."""
+    try:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        raise click.ClickException(f"--slot-save-path: {path} cannot be made: {why}") from error
 
 
 def shared_room() -> dict[str, int]:

@@ -24,6 +24,7 @@ from treadle.server.fields import (
     texts,
     whole,
 )
+from treadle.server.ignored import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
 from treadle.server.openai_answer import warnings
 from treadle.server.problems import ApiError, named
 from treadle.server.service import Service, service_of
@@ -117,6 +118,8 @@ def read_messages(service: Service, body: dict[str, Any]) -> Asked:
     if any(forms):
         own["response_format"] = forms[0] or forms[1]
     asked = read_asked({**body, **own}, service.model, service.defaults)
+    asked.ignored = ignored_fields(body, ANTHROPIC)
+    asked.ignored += ignored_fields(given.get("thinking", {}), ANTHROPIC_THINKING, "thinking.")
     asked.more["stop"] = list(asked.settings["stop"])  # the template's own are no stop_sequence
     read_conversation(chat_of(body), service, asked)
     return asked

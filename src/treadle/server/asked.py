@@ -6,6 +6,7 @@ Each protocol reads its own fields and its prompt; settings, limits and constrai
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from treadle.server.fields import (
     flag,
     mapping,
     number,
+    object_of,
     read_fields,
     refused,
     text,
@@ -28,6 +30,7 @@ from treadle.server.fields import (
 )
 from treadle.server.problems import ApiError, named, too_long
 from treadle.server.texts import NONE
+from treadle.server.token_rules import TokenRules, read_rules
 from treadle.speech.manner import Manner
 from treadle.speech.planned import Planned, Wanted, plan_answer
 
@@ -40,6 +43,7 @@ MAX_PROMPTS = 256  # of one call
 LOOK_AHEAD = 64  # pieces that a stream's reader may be behind before its text pauses
 MAX_STOP = 64  # stop strings
 SEEDS = 2**64
+NEVER_S = 1e6  # no stream is silent for so long
 
 
 def _words(name: str, value: Any) -> list[str] | str:
@@ -88,6 +92,8 @@ SYNONYMS = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "thinking_budget_tokens": "reasoning_budget",
+    "thinking_token_budget": "reasoning_budget",
+    "reasoning_budget_tokens": "reasoning_budget",
 }
 
 GUIDED = ("guided_json", "guided_regex")  # vLLM's names of what an answer must be
@@ -113,6 +119,26 @@ ANY_OBJECT: Mapping[str, Any] = {"json_schema": {"type": "object"}}
 """What ``response_format`` says by json_object, where it has no schema."""
 
 _OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
+
+
+def _choices(name: str, value: Any) -> str:
+    """A regular expression of the texts that may be chosen."""
+    found = texts(name, value)
+    if not found:
+        raise wrong(name, value, "a text at least")
+    return "|".join(re.sub(r"([\\.+*?()|\[\]{}^$#&\-~])", r"\\\1", each) for each in found)
+
+
+STRUCTURED: Table = {
+    "json": lambda name, value: value,  # checked where it is compiled
+    "regex": text,
+    "choice": _choices,
+    "grammar": text,
+    "json_object": flag,
+    "structural_tag": refused(_OTHER_ENGINES),
+}
+"""vLLM's ``structured_outputs``."""
+
 COMMON: Table = {
     "max_tokens": whole(-1),
     "seed": whole(-(2**63), 2**64 - 1),
@@ -130,9 +156,14 @@ COMMON: Table = {
     "cache_prompt": flag,
     "user": text,
     "safety_identifier": text,
-    "guided_choice": refused(_OTHER_ENGINES),
+    "guided_choice": _choices,
     "guided_grammar": refused(_OTHER_ENGINES),
-    "structured_outputs": refused(_OTHER_ENGINES),
+    "structured_outputs": object_of(STRUCTURED),
+    "include_stop_str_in_output": flag,
+    "use_beam_search": refused("texts are sampled", False),
+    "logits_processors": refused("samplers are fields of a call", []),
+    "cache_salt": refused("all callers share the cache of beginnings"),
+    "sse_ping_interval": number(-1, 1e6),
     "grammar_lazy": refused("a grammar holds from the first token on", False),
     "lora": adapters,
     "post_sampling_probs": refused("log-probabilities are the model's own", False),
@@ -163,6 +194,10 @@ class Asked:
     wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
     planned: Planned = field(default_factory=Planned)  # how it is held, and what is found in them
     names: dict[str, str] = field(default_factory=dict)  # that the client has for settings, by ours
+    rules: TokenRules = field(default_factory=TokenRules)
+    keeps_stop: bool = False  # whether a text has the stop string that ends it
+    ping_s: float | None = None  # seconds of silence behind which a stream shows that it is alive
+    ignored: list[str] = field(default_factory=list)  # what was asked for and is not done
 
     def plan(self, model: Model, manner: Manner | None = None, prompt: str = "") -> None:
         """Compile what must hold for answers to ``prompt``; without a ``manner`` they
@@ -177,7 +212,7 @@ class Asked:
         asked = None if asked == -1 else asked
         if room(model) == model.n_ctx:
             return asked
-        most = room(model) + 1 - len(ids)  # the last is only said: nothing follows it
+        most = room(model) - len(ids)
         return most if asked is None else min(asked, most)
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
@@ -185,12 +220,17 @@ class Asked:
         sampling: Sampling = self.settings["sampling"]
         made = []
         for at, ids in enumerate(self.prompts):
+            if len(ids) >= room(model):  # no token can follow
+                raise too_long(len(ids), room(model), room(model) - 1)
             for i in range(self.n):
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
+                own = self.rules.applied(own, len(ids))
                 settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
                 rule = self.planned.guide()
                 request = model.generate(ids, constraint=rule, **settings).request
                 self.planned.dress(request.answer)
+                request.answer.ends = self.rules.stop
+                request.answer.keeps_stop = self.keeps_stop
                 if max(self.lines) > 0:
                     request.answer.lines = Lines(*self.lines)
                 request.priority = request.level = self.priority
@@ -211,6 +251,7 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
     body, names = dict(body), {}
+    names |= _structured(body)
     for name, ours in SYNONYMS.items():
         two = name in GUIDED and body.get(name) is not None
         if two and body.get(ours) not in (None, "", body[name]):
@@ -225,6 +266,33 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Ask
         names |= dict.fromkeys(own, "response_format")
     asked.names = names
     return asked
+
+
+def _structured(body: dict[str, Any]) -> dict[str, str]:
+    """Put what vLLM's fields ask of a text's form where ours are; the client's names of these."""
+    made, names = dict[str, Any](), dict[str, str]()
+    own = {"json": "json_schema", "choice": "regex"}
+    given = read_fields(
+        body, {name: COMMON[name] for name in ("guided_choice", "structured_outputs")}
+    )
+    for name, value in given.get("structured_outputs", {}).items():
+        if name == "json_object":
+            name, value = "json", {"type": "object"} if value else None
+        if value is not None:
+            made[own.get(name, name)] = value
+            names[own.get(name, name)] = f"structured_outputs.{name}"
+    if "guided_choice" in given:
+        if "regex" in made:
+            raise ApiError(
+                400, "guided_choice and structured_outputs: choose one", param="guided_choice"
+            )
+        made["regex"], names["regex"] = given["guided_choice"], "guided_choice"
+    for name in made:
+        for other in (name, *(each for each, ours in SYNONYMS.items() if ours == name)):
+            if body.get(other) is not None:
+                raise ApiError(400, f"{names[name]} and {other}: choose one", param=other)
+    body |= made
+    return names
 
 
 def _asked(
@@ -251,7 +319,15 @@ def _asked(
         reuse=given.get("cache_prompt", True),
         lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
         wanted=_wanted(given, names),
+        rules=read_rules(body, model),
+        keeps_stop=given.get("include_stop_str_in_output", False),
+        ping_s=_ping_s(given.get("sse_ping_interval")),
     )
+
+
+def _ping_s(asked: float | None) -> float | None:
+    """llama.cpp's interval: -1, and 0, for none."""
+    return asked if asked is None or asked > 0 else NEVER_S
 
 
 def _stop(stop: list[str]) -> list[str]:

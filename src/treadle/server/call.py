@@ -103,6 +103,7 @@ class Text:
         self.first_s = self.last_s = 0.0  # when ids came
         # In the tally: ids, seconds of writing, and whether it has ended.
         self.n_counted, self.counted_s, self.counted = 0, 0.0, False
+        self.drafts_counted: tuple[int, int, list[int]] = (0, 0, [])
 
     def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[Said]:
         """What is certain of the text with a ``part`` of ``n_ids``; its reasoning is counted."""
@@ -155,7 +156,14 @@ class Text:
         return None if begun or not (found.processed or found.place) else found
 
     def _take_progress(self) -> Piece | None:
-        now = self.progress()
+        """A piece that tells it, where it has changed; one at least before the text begins, however
+        quickly the prompt was read.
+        """
+        now, timings = self.progress(), self.answer.timings
+        begun = self.answer.ids or self.answer.done
+        if begun and self.told is None and self.answer.error is None:
+            n = timings.n_prompt if self.answer.ids else timings.n_cached
+            now = Progress(timings.n_prompt, timings.n_cached, n, 0)
         if now is None or now == self.told:
             return None
         self.told = now

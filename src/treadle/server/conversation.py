@@ -37,6 +37,7 @@ FIELDS: Table = {
     "tool_choice": lambda name, value: value,
     "parallel_tool_calls": flag,
     "chat_template_kwargs": mapping,
+    "documents": array,
     "reasoning_effort": text,
     "continue_final_message": flag,
     "add_generation_prompt": flag,
@@ -108,6 +109,8 @@ def conversation_text(
     check_text("".join(str(message.get("content") or "") for message in said), model)
     messages, shown = shaped(said, read_tools(given).functions, service.manner)
     variables = _variables(given)
+    if "documents" in given:  # vLLM's name for the variable of the same name
+        variables.setdefault("documents", given["documents"])
     prompt = given.get("add_generation_prompt", True)
     if given.get("continue_final_message", prompt):
         made = model.chat_prompt(messages, tools=shown, template=variables)

@@ -14,8 +14,9 @@ from treadle.embedding import Embedder
 from treadle.server.asked import ANY_OBJECT, Asked, read_asked, read_prompt, room, two_forms
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
-from treadle.server.embeddings import CUT, embed, embedder_of
+from treadle.server.embeddings import CUT, embed, embedder_of, most_tokens
 from treadle.server.fields import Table, array, flag, mapping, one_of, read_fields, refused, text
+from treadle.server.ignored import OLLAMA, ignored_by_ollama
 from treadle.server.openai_answer import warnings
 from treadle.server.openai_chat import read_logprobs
 from treadle.server.openai_completions import read_prompts
@@ -44,6 +45,7 @@ FIELDS: Table = {
     "suffix": text,
     "template": refused("the model's own template is used", ""),
     "context": refused("the cache finds beginnings by itself", []),
+    "_debug_render_only": refused("/apply-template shows prompts", False),
 }
 
 
@@ -63,6 +65,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
         options |= _format(form, options)
     options |= {"stream": given.get("stream", True), "n": None}
     asked = read_asked(options, service.model, service.defaults)
+    asked.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
     asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
     asked.settings["logprobs"] = read_logprobs(body, service.model)
     return asked
@@ -248,23 +251,31 @@ def _ns(seconds: float) -> int:
 async def embed_texts(request: Request) -> Response:
     """``POST /api/embed``."""
     service, body = service_of(request), await read_json(request)
-    given = read_fields(body, {**CUT, "truncate": flag})
+    given = {"truncate": True, **read_fields(body, {**CUT, "truncate": flag})}
     embedder = embedder_of(service.model, given)
     if body.get("input") == []:
         return Json({"model": service.name, "embeddings": []})
-    work = embed(service, body.get("input"), embedder, cut=given.get("truncate", True))
+    most = most_tokens(service.model, given)
+    work = embed(service, body.get("input"), embedder, most=most)
     vectors, n_tokens = await result(request, work)
-    return Json(
-        {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
-    )
+    made = {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
+    return Json({**made, **_notes(service, body, embedder)})
 
 
 async def embed_prompt(request: Request) -> Response:
     """``POST /api/embeddings``, the older form: one text."""
     service, body = service_of(request), await read_json(request)
-    prompt = text("prompt", body.get("prompt"))
-    vectors, _ = await result(request, embed(service, prompt, Embedder(service.model), "prompt"))
-    return Json({"embedding": vectors[0].tolist()})
+    given, prompt = read_fields(body, {"truncate": flag}), text("prompt", body.get("prompt"))
+    embedder, most = Embedder(service.model), most_tokens(service.model, given)
+    vectors, _ = await result(request, embed(service, prompt, embedder, "prompt", most=most))
+    return Json({"embedding": vectors[0].tolist(), **_notes(service, body, embedder)})
+
+
+def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dict[str, list[str]]:
+    """What was asked for and is not done."""
+    told = ignored_by_ollama(body, {}, room(service.model))
+    told += [embedder.note] if embedder.note else []
+    return {"warnings": told} if told else {}
 
 
 def describe(service: Service) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field
@@ -121,6 +121,19 @@ class Service:
             return await asyncio.wrap_future(job)
         finally:
             self._n_preparing -= 1
+
+    async def steps(self, runs: Generator[T | None, None, None]) -> T:
+        """The first of ``runs`` that is not None. Each is computed as a job of the engine's thread:
+        steps of texts come between. When the client leaves, no further one is computed.
+        """
+        try:
+            while True:
+                made = await asyncio.wrap_future(self.engine.submit(lambda: next(runs)))
+                if made is not None:
+                    return made
+        except BaseException:
+            self.engine.submit(runs.close)  # behind the run in hand
+            raise
 
     async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
         """What ``work`` gives. Raises ApiError where the call's time is over before."""
