@@ -74,7 +74,8 @@ def text_of(modules: tuple[str, ...], parity: int) -> str:
     code = ""
     for name in modules:
         spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.origin is not None
+        assert spec is not None
+        assert spec.origin is not None
         code += Path(spec.origin).read_text("utf-8")
     both = zip_longest(pieces(prose), pieces(code), fillvalue="")
     return "\n".join(chain.from_iterable(both))
@@ -116,9 +117,7 @@ class Bench:
         text = self.folder / "evaluation.txt"
         text.write_text(text_of(EVALUATION, 0), "utf-8")
         if not logits.exists():
-            treadle(
-                "perplexity", exact, text, "--save-logits", logits, "--chunks", self.windows
-            )  # fmt: skip
+            treadle("perplexity", exact, text, "--save-logits", logits, "--chunks", self.windows)
 
     def measure(self, mix: str, engine: str, aware: bool) -> dict[str, float]:
         """Quantise, and compare with F32."""
@@ -126,7 +125,8 @@ class Bench:
         target.unlink(missing_ok=True)
         make = self.by_treadle if engine == "treadle" else self.by_ggml
         make(mix, target, aware)
-        found = treadle("perplexity", target, "--kl-from", self.file("logits"))
+        logits = self.file("logits")
+        found = treadle("perplexity", target, "--kl-from", logits, "--chunks", self.windows)
         n_bytes = target.stat().st_size
         target.unlink()
         return {
@@ -163,8 +163,10 @@ class Bench:
 
 def table(results: dict[str, Any], mixes: list[str]) -> Iterator[str]:
     """For docs/formats.md."""
-    yield "| model | mix | MB | KL | KL, ggml | KL, matrix | KL, matrix, ggml | perplexity | ggml | matrix | matrix, ggml |"
-    yield "|---|---|" + "---:|" * 9
+    kinds = ("", ", ggml", ", matrix", ", matrix, ggml")
+    columns = [f"{what}{kind}" for what in ("KL", "perplexity") for kind in kinds]
+    yield f"| model | mix | MB | {' | '.join(columns)} |"
+    yield "|---|---|---:|" + "---:|" * len(columns)
     for model, rows in results.items():
         for mix in mixes:
             cells: list[str] = []

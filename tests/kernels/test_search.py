@@ -31,7 +31,7 @@ def some_blocks(spec: SearchKernel, rng: np.random.Generator) -> np.ndarray:
     x = (rng.standard_normal((N, spec.block)) * rng.uniform(0.01, 3, (N, 1))).astype(np.float32)
     x[1] += 10
     x[2], x[3] = 0, -0.375
-    x[4, 7], x[5, 200], x[6, 31] = np.nan, np.inf, 1e38
+    x[4, 7], x[5, 200 % spec.block], x[6, 31] = np.nan, np.inf, 1e38
     steps = rng.integers(1, max(spec.how.top, 2), (8, spec.n_sub, 1)) * np.float32(0.01)
     whole = rng.integers(0, 4, (8, spec.n_sub, spec.length))
     x[8:16] = (steps * whole).reshape(8, spec.block)
@@ -116,9 +116,10 @@ def test_search_of_points(
 ) -> None:
     """One scale for a block, a rung for each sub-block: the same, of blocks of every magnitude."""
     fmt = by_name(spec.w)
-    x = (rng.standard_normal((N, spec.block)) * 10.0 ** rng.uniform(-5, 4, (N, 1))).astype(np.float32)
+    x = rng.standard_normal((N, spec.block)) * 10.0 ** rng.uniform(-5, 4, (N, 1))
+    x = x.astype(np.float32)
     x[2], x[3] = 0, -0.375
-    x[4, 7], x[5, 200], x[6], x[7] = np.nan, np.inf, x[6] * 1e30, x[7] * 1e-30
+    x[4, 7], x[5, 200 % spec.block], x[6], x[7] = np.nan, np.inf, x[6] * 1e30, x[7] * 1e-30
     weights = some_weights(x.shape, rng)
     outs, twins = searched(spec, isa, memory, x, weights)
     kept = weights if spec.aware else None

@@ -177,7 +177,8 @@ class Format:
         """float32 [..., k] to the format's bytes, uint8 [..., row_bytes(k)].
 
         ``weights``: how much each error counts, broadcast to x's shape; formats that are not
-        ``aware`` take no notice. Works in strips, so that a large tensor needs no large temporaries.
+        ``aware`` take no notice. Works in strips, so that a large tensor needs no large
+        temporaries.
         """
         n_bytes = self.row_bytes(x.shape[-1])
         blocks = np.ascontiguousarray(x, np.float32).reshape(-1, self.block)
