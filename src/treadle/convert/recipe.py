@@ -55,6 +55,7 @@ class Entry:
     tensor: SourceTensor
     encode: Format | None
     note: str = ""  # why it is not what was asked for
+    instead_of: Format | None = None  # the format whose blocks do not divide the rows
 
     @property
     def type(self) -> GGMLType:
