@@ -89,6 +89,7 @@ MAY_IMPORT = {
     "generation": "",
     "arguments": "errors values sampling convert.lora models.lora models.sentence",
     "card": "words",
+    "defaults": "errors sampling text",
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
     # other files -> tensors, and back
@@ -100,9 +101,10 @@ MAY_IMPORT = {
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors values files formats isa jit models runtime devices batch kvfile kvstore"
     " engine session sampling answer request scheduler turns generation reply rerank embedding text"
-    " convert arguments card",
+    " convert arguments card defaults",
     "speech": "errors answer text",
-    "reply": "errors values arguments generation speech text.grammars text.messages text.prompt",
+    "reply": "errors values arguments generation speech text.grammars text.messages text.prompt"
+    " text.variables",
     "server": "errors garbage arguments logprobs version answer card engine sampling text speech"
     " kernels.choice model models.graphs rerank embedding session kvfile",
     "batchfile": "errors server",
@@ -113,7 +115,8 @@ MAY_IMPORT = {
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version garbage card files formats models model hub sampling answer"
     " generation runtime text speech jit.cache batch convert imatrix quantize perplexity server"
-    " batchfile study bundle cluster rerank embedding devices.named devices.wgpu gpu.facts",
+    " batchfile study bundle cluster rerank embedding defaults devices.named devices.wgpu"
+    " gpu.facts",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }

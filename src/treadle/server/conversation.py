@@ -72,11 +72,25 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
 
 
 def _budget(given: Mapping[str, Any], service: Service) -> int | None:
-    """Tokens of reasoning by ``reasoning_effort``, where the template does not read that."""
+    """Tokens of reasoning by ``reasoning_effort``, where the template does not read that; none
+    where the operator has switched reasoning off, and the call does not ask for it.
+    """
     effort = given.get("reasoning_effort")
+    if service.off_by_default(_variables(given)):
+        return 0
     if effort is None or "reasoning_effort" in service.model.template.source:
         return None
     return EFFORTS.get(effort)
+
+
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call's fields tell the template."""
+    variables = dict(given.get("chat_template_kwargs", {}))
+    if "reasoning_effort" in given:
+        variables.setdefault("reasoning_effort", given["reasoning_effort"])
+        if given["reasoning_effort"] == "none":
+            variables.setdefault("enable_thinking", False)
+    return variables
 
 
 def conversation_text(body: Mapping[str, Any], service: Service) -> str:
@@ -89,11 +103,7 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
     said = read_messages(given["messages"])
     check_text("".join(str(message.get("content") or "") for message in said), model)
     messages, shown = shaped(said, read_tools(given).functions, service.manner)
-    variables = dict(given.get("chat_template_kwargs", {}))
-    if "reasoning_effort" in given:
-        variables.setdefault("reasoning_effort", given["reasoning_effort"])
-        if given["reasoning_effort"] == "none":
-            variables.setdefault("enable_thinking", False)
+    variables = _variables(given)
     prompt = given.get("add_generation_prompt", True)
     if given.get("continue_final_message", prompt):
         made = model.chat_prompt(messages, tools=shown, template=variables)

@@ -307,12 +307,17 @@ async def props(request: Request) -> Response:
             },
             "total_slots": model.engine.cache.n_sequences,
             "model_alias": service.name,
-            "model_path": str(model.path),
+            "model_path": model.path.name,  # without folders, which are nobody's business
             "chat_template": template.source,
             "bos_token": spelt(tokenizer.bos),
             "eos_token": spelt(tokenizer.eos),
             "modalities": {"vision": False, "audio": False},
             "build_info": service.fingerprint,
-            "treadle": {"builtin_template": template.builtin},
+            "chat_template_kwargs": template.defaults,
+            "treadle": {
+                "builtin_template": template.builtin,
+                "template_from": template.origin,
+                "reasoning": template.default_reasoning,
+            },
         }
     )

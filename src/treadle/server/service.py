@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field
@@ -84,6 +84,13 @@ class Service:
     def manner(self) -> Manner:
         """How the model's template has reasoning and calls; renders it a few times."""
         return manner_of(self.model.template)
+
+    def off_by_default(self, variables: Mapping[str, Any]) -> bool:
+        """Whether the operator has switched reasoning off, and a call's variables of the template
+        do not ask for it.
+        """
+        template = self.model.template
+        return template.default_reasoning == "off" and template.is_off(variables)
 
     def card(self) -> dict[str, str]:
         """What the model is, in words."""

@@ -7,24 +7,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from treadle.errors import TemplateError
-from treadle.record import dataclass
 from treadle.text.builtin_templates import BUILT_INS
-from treadle.text.template import MAX_SOURCE, ChatTemplate
+from treadle.text.template import MAX_SOURCE, ChatTemplate, ChosenTemplate
 
 NAMES = tuple(dict.fromkeys(each.name for each in BUILT_INS))
 _MARKS = ("{{", "{%", "{#")  # some template text has one of them, no file's name does
-
-
-@dataclass(frozen=True)
-class ChosenTemplate:
-    """The text of a template. ``builtin``: the built-in template's name, or None. ``origin``:
-    where it came from, in words, without a folder's name. ``stop``: texts that end an answer.
-    """
-
-    source: str
-    origin: str
-    builtin: str | None = None
-    stop: tuple[str, ...] = ()
 
 
 def choose_template(given: str | os.PathLike[str]) -> ChosenTemplate:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.cached import cached_property
 from treadle.errors import TemplateError
+from treadle.record import dataclass
 from treadle.text.builtin_templates import BUILT_INS, BuiltIn
 from treadle.text.messages import Form, Message, form_of, plain, read_messages
-from treadle.text.variables import AUTO, is_off, with_reasoning
+from treadle.text.variables import AUTO, is_off, reasoning_default, with_reasoning
 from treadle.text.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
-    from treadle.text.chosen import ChosenTemplate
 
 _FUNCTIONS, _XML_TOOLS = ("functions", "datetime"), ("xml_tools",)
 _OTHER_NAMES: tuple[tuple[str, ...], ...] = (_FUNCTIONS, _XML_TOOLS)
@@ -126,6 +126,11 @@ class ChatTemplate:
         form = self._form(source, variables)
         return self._render(source, variables, [form.shape(message) for message in said])
 
+    @property
+    def default_reasoning(self) -> str:
+        """Whether the model is to reason where a rendering says nothing: "auto", "on", "off"."""
+        return reasoning_default(self)
+
     def is_off(self, variables: Mapping[str, Any]) -> bool:
         """Whether the model is not to reason behind a rendering with these variables."""
         return is_off(self, variables)
@@ -218,6 +223,20 @@ def _inner(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
 def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
     """The variable of Firefunction's template, which raises without it: its tools as text."""
     return {"functions": json.dumps(_inner(tools), indent=4, ensure_ascii=False)}
+
+
+@dataclass(frozen=True)
+class ChosenTemplate:
+    """A template that somebody chose in place of a file's own; ``chosen.py`` reads one.
+
+    ``builtin``: the built-in template's name, or None. ``origin``: where it came from, in words,
+    without a folder's name. ``stop``: texts that end an answer.
+    """
+
+    source: str
+    origin: str
+    builtin: str | None = None
+    stop: tuple[str, ...] = ()
 
 
 def load_template(

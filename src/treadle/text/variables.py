@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from treadle.errors import TreadleError
-
-if TYPE_CHECKING:
-    from treadle.text.template import ChatTemplate
 
 OURS = frozenset(("messages", "add_generation_prompt"))  # said by the conversation itself
 
@@ -28,6 +25,17 @@ EFFORT = "reasoning_effort"
 _NO_EFFORT = ("none", "no_think", "minimal")
 
 
+class Template(Protocol):
+    """What is used of ``ChatTemplate``."""
+
+    source: str
+    defaults: dict[str, Any]
+    reasoning: str
+
+    def variables(self) -> frozenset[str]:
+        """The names that it reads."""
+
+
 def reasoning_said(variables: Mapping[str, Any]) -> str | None:
     """Whether these variables ask for reasoning: "on", "off", None where they say nothing."""
     said = [variables[name] == off for name, (_, off) in SWITCHES.items() if name in variables]
@@ -38,17 +46,17 @@ def reasoning_said(variables: Mapping[str, Any]) -> str | None:
     return None
 
 
-def reasoning_default(template: ChatTemplate) -> str:
+def reasoning_default(template: Template) -> str:
     """The same of a template's own settings, "auto" where these say nothing."""
     return reasoning_said(template.defaults) or template.reasoning
 
 
-def is_off(template: ChatTemplate, variables: Mapping[str, Any]) -> bool:
+def is_off(template: Template, variables: Mapping[str, Any]) -> bool:
     """Whether a model is not to reason where the template is rendered with these variables."""
     return (reasoning_said(variables) or reasoning_default(template)) == OFF
 
 
-def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_reasoning(template: Template, given: Mapping[str, Any]) -> dict[str, Any]:
     """``given``, the template's default variables, and those that switch reasoning as these ask.
 
     A call's wish comes before the defaults': with ``thinking=True`` no other switch stays off.
@@ -65,7 +73,7 @@ def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str
     return {**made, **own, **given}
 
 
-def switched(template: ChatTemplate, reasoning: str) -> dict[str, Any]:
+def switched(template: Template, reasoning: str) -> dict[str, Any]:
     """The variables of SWITCHES and the effort that a template reads, as ``reasoning`` wants them.
 
     None for "auto", for a template that has no such variable, and for one that cannot be parsed:
@@ -91,7 +99,7 @@ def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
     return reasoning
 
 
-def unread(template: ChatTemplate, names: Iterable[str]) -> list[str]:
+def unread(template: Template, names: Iterable[str]) -> list[str]:
     """Those of ``names`` that the template does not read. Raises TemplateError."""
     return sorted(set(names) - template.variables())
 
@@ -108,7 +116,7 @@ def check_own(template: Mapping[str, Any] | None, where: str = "template") -> di
     return dict(template or {})
 
 
-def check_variables(template: ChatTemplate, names: Iterable[str], settings: Iterable[str]) -> None:
+def check_variables(template: Template, names: Iterable[str], settings: Iterable[str]) -> None:
     """Raise TypeError for one of ``names`` that the template does not read: a slip, silent
     otherwise. ``settings`` are the other names that might have been meant.
 
