@@ -148,7 +148,7 @@ def test_reasoning_off_beside_a_rule(given: Any, rule: dict[str, Any]) -> None:
 def test_reasoning_off_with_tools(given: Any) -> None:
     model = given(chat_template=OPENED, reasoning="off")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    answer = model.chat(HELLO, tools=[tool], tool_choice="required", max_tokens=60, temperature=0)
+    answer = model.chat(HELLO, tools=[tool], tool_choice="required", parallel=False, max_tokens=60)
     answer.finish()
     assert ([call.name for call in answer.calls], answer.reasoning) == (["f"], "")
     with pytest.raises(TreadleError, match="expected auto, on, off"):
