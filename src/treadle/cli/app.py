@@ -19,6 +19,7 @@ import click
 import treadle
 from treadle.errors import TreadleError, printable
 from treadle.garbage import garbage_kept
+from treadle.warn import warnings_to
 
 # What ``treadle --help`` and a shell's completion say of each: they import no command.
 COMMANDS = {
@@ -107,6 +108,9 @@ def outcomes() -> Iterator[None]:
             print(file=sys.stderr)
         raise click.exceptions.Exit(INTERRUPTED) from None
     except OSError as error:
+        if error.errno == errno.EBADF and error.filename is None:
+            discard_stdout()
+            raise click.ClickException("standard output is closed") from error
         if error.errno != errno.EPIPE:
             raise
         discard_stdout()
@@ -157,13 +161,115 @@ def app() -> None:
     """
 
 
+def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with outcomes():
+            try:
+                result = super().invoke(ctx)
+            except click.UsageError as error:
+                error.ctx = error.ctx or _asked(ctx)
+                raise
+            sys.stdout.flush()
+            return result
+
+
+def _asked(ctx: click.Context) -> click.Context:
+    """Of the command that was called: click names none where an option lacks its value."""
+    name, command, rest = ctx.meta.get(_ASKED, ("", None, []))
+    while command is not None:
+        ctx = click.Context(command, parent=ctx, info_name=name)
+        name, rest = (rest[0], rest[1:]) if rest else ("", [])
+        command = command.get_command(ctx, name) if isinstance(command, click.Group) else None
+    return ctx
+
+
+@contextmanager
+def outcomes() -> Iterator[None]:
+    """A reader that went away and Ctrl-C become exit codes: click makes others of them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if sys.stderr.isatty():  # the terminal has just shown ^C in the middle of a line
+            print(file=sys.stderr)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except OSError as error:
+        if error.errno == errno.EBADF and error.filename is None:
+            discard_stdout()
+            raise click.ClickException("standard output is closed") from error
+        if error.errno != errno.EPIPE:
+            raise
+        discard_stdout()
+        raise click.exceptions.Exit(READER_GONE) from None
+
+
+def unknown_command(name: str) -> str:
+    """Say that there is no such command, and what may have been meant."""
+    from difflib import get_close_matches
+
+    if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
+        return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
+    near = get_close_matches(name, COMMANDS)
+    if near:
+        return f"no such command '{name}'; did you mean '{near[0]}'?"
+    return f"no such command '{name}'; there are {', '.join(COMMANDS)}"
+
+
+def discard_stdout() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
+    with open(os.devnull, "w") as nothing:
+        try:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        except (io.UnsupportedOperation, ValueError):  # a captured stream has no descriptor
+            sys.stdout = io.StringIO()
+
+
+def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Print the version and stop."""
+    if value and not ctx.resilient_parsing:
+        click.echo(f"treadle {treadle.__version__}")
+        ctx.exit()
+
+
+@click.command(
+    cls=Commands,
+    commands=[click.Command(name, short_help=text) for name, text in COMMANDS.items()],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version,
+    help="Print the version.",
+)  # fmt: skip
+def app() -> None:
+    """Run large language models on the machine you have.
+
+    A MODEL is a GGUF file, a Hugging Face folder, or hf:OWNER/REPO, which is downloaded once.
+    """
+
+
+def occupy_stdout() -> None:
+    """Have a standard output that was closed (``>&-``) refuse what is written to it. Python writes
+    to none silently, and the next file that is opened would take its place.
+    """
+    if sys.stdout is None:
+        number = os.open(os.devnull, os.O_RDONLY)
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w")), "utf-8")
+
+
 def invoke(argv: Sequence[str] | None) -> int:
     """Run the command line: text on standard output, all else on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")
     args = None if argv is None else list(argv)
+    told = set[str]()
+
+    def tell(message: str) -> None:
+        if message not in told:  # a word that comes again and again is told of once
+            told.add(message)
+            fail(message, kind="warning")
+
     try:
-        result = app.main(args=args, prog_name="treadle", standalone_mode=False)
+        with warnings_to(tell):
+            result = app.main(args=args, prog_name="treadle", standalone_mode=False)
         return result if isinstance(result, int) else DONE
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -187,9 +293,9 @@ def invoke(argv: Sequence[str] | None) -> int:
         return fail(f"{error} (too little memory for it, or not whole)")  # under ulimit -v, say
 
 
-def fail(message: str, code: int = FAILED) -> int:
-    """Write an error, which is one line: a file's name may have more."""
-    return complain(f"treadle: error: {printable(message, keep=TAB)}", code)
+def fail(message: str, code: int = FAILED, kind: str = "error") -> int:
+    """Write an error, or a warning, which is one line: a file's name may have more."""
+    return complain(f"treadle: {kind}: {printable(message, keep=TAB)}", code)
 
 
 def complain(message: str, code: int) -> int:

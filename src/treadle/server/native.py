@@ -36,6 +36,7 @@ from treadle.server.fields import (
     whole,
     wrong,
 )
+from treadle.server.hidden import without_folders
 from treadle.server.openai_answer import error_event, timings, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, busy
@@ -287,7 +288,7 @@ async def health(request: Request) -> Response:
         return Json({"status": "ok"})
     if engine.state == "loading":
         raise ApiError(503, "Loading model", type="unavailable_error", headers={"Retry-After": "1"})
-    raise ApiError(500, f"the model cannot be used: {engine.why}")
+    raise ApiError(500, f"the model cannot be used: {without_folders(engine.why)}")
 
 
 async def props(request: Request) -> Response:
