@@ -188,9 +188,11 @@ class Model:
         from treadle.text.tokenizer import load_tokenizer
 
         try:
-            return load_tokenizer(self.gguf)
+            tokenizer = load_tokenizer(self.gguf)
         finally:
             self.gguf.check()  # its own error, rather than what a tokenizer says of zeros
+        tokenizer.warn_beyond(self.config.n_vocab)
+        return tokenizer
 
     @cached_property
     def template(self) -> ChatTemplate:

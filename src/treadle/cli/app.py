@@ -161,100 +161,6 @@ def app() -> None:
     """
 
 
-def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        with outcomes():
-            try:
-                result = super().invoke(ctx)
-            except click.UsageError as error:
-                error.ctx = error.ctx or _asked(ctx)
-                raise
-            sys.stdout.flush()
-            return result
-
-
-def _asked(ctx: click.Context) -> click.Context:
-    """Of the command that was called: click names none where an option lacks its value."""
-    name, command, rest = ctx.meta.get(_ASKED, ("", None, []))
-    while command is not None:
-        ctx = click.Context(command, parent=ctx, info_name=name)
-        name, rest = (rest[0], rest[1:]) if rest else ("", [])
-        command = command.get_command(ctx, name) if isinstance(command, click.Group) else None
-    return ctx
-
-
-@contextmanager
-def outcomes() -> Iterator[None]:
-    """A reader that went away and Ctrl-C become exit codes: click makes others of them."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if sys.stderr.isatty():  # the terminal has just shown ^C in the middle of a line
-            print(file=sys.stderr)
-        raise click.exceptions.Exit(INTERRUPTED) from None
-    except OSError as error:
-        if error.errno == errno.EBADF and error.filename is None:
-            discard_stdout()
-            raise click.ClickException("standard output is closed") from error
-        if error.errno != errno.EPIPE:
-            raise
-        discard_stdout()
-        raise click.exceptions.Exit(READER_GONE) from None
-
-
-def unknown_command(name: str) -> str:
-    """Say that there is no such command, and what may have been meant."""
-    from difflib import get_close_matches
-
-    if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
-        return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
-    near = get_close_matches(name, COMMANDS)
-    if near:
-        return f"no such command '{name}'; did you mean '{near[0]}'?"
-    return f"no such command '{name}'; there are {', '.join(COMMANDS)}"
-
-
-def discard_stdout() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
-    with open(os.devnull, "w") as nothing:
-        try:
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
-        except (io.UnsupportedOperation, ValueError):  # a captured stream has no descriptor
-            sys.stdout = io.StringIO()
-
-
-def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Print the version and stop."""
-    if value and not ctx.resilient_parsing:
-        click.echo(f"treadle {treadle.__version__}")
-        ctx.exit()
-
-
-@click.command(
-    cls=Commands,
-    commands=[click.Command(name, short_help=text) for name, text in COMMANDS.items()],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version,
-    help="Print the version.",
-)  # fmt: skip
-def app() -> None:
-    """Run large language models on the machine you have.
-
-    A MODEL is a GGUF file, a Hugging Face folder, or hf:OWNER/REPO, which is downloaded once.
-    """
-
-
-def occupy_stdout() -> None:
-    """Have a standard output that was closed (``>&-``) refuse what is written to it. Python writes
-    to none silently, and the next file that is opened would take its place.
-    """
-    if sys.stdout is None:
-        number = os.open(os.devnull, os.O_RDONLY)
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w")), "utf-8")
-
-
 def invoke(argv: Sequence[str] | None) -> int:
     """Run the command line: text on standard output, all else on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
@@ -263,7 +169,8 @@ def invoke(argv: Sequence[str] | None) -> int:
     told = set[str]()
 
     def tell(message: str) -> None:
-        if message not in told:  # a word that comes again and again is told of once
+        """Write a warning; one that comes again and again is written once."""
+        if message not in told:
             told.add(message)
             fail(message, kind="warning")
 

@@ -118,6 +118,7 @@ class Chat:
         self.conversation = conversation
         conversation.check = self.check
         self.session = model.session()  # keeps the cache from one turn to the next
+        self.lines: Lines | None = None  # while it runs
         self.n_asked = self.n_answered = 0
         self.failed = False  # whether a command could not be carried out
 
@@ -128,6 +129,7 @@ class Chat:
 
     def run(self, lines: Lines, *, interactive: bool) -> None:
         """Read, answer, and read again, until the lines end or the person leaves."""
+        self.lines = lines
         while True:
             try:
                 outcome = self.conversation.enter(lines.read())
@@ -143,6 +145,7 @@ class Chat:
             except KeyboardInterrupt:  # a second one in an answer, too
                 if not interactive:
                     raise
+                lines.discard()
                 note("Ctrl-D leaves.")
 
     def answer(self, *, interactive: bool) -> None:
@@ -163,6 +166,8 @@ class Chat:
             self.clean(heard)
             if not interactive:
                 raise
+            if self.lines is not None:
+                self.lines.discard()
             if heard is None or not heard.content:
                 conversation.unanswered()
                 screen.end()

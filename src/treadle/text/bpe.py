@@ -119,8 +119,8 @@ def merge_model(
     vocab: Vocab, pairs: list[tuple[str, str]], mark: str = "\n", unk: int | None = None,
     **settings: Any,
 ) -> Any:  # fmt: skip
-    """A model for ``tokenizers`` of the pieces that plain text may become; ``mark`` as in ``texts``,
-    ``unk`` the id of what has no piece. Of pieces that are spelt alike the first wins.
+    """A model for ``tokenizers`` of the pieces that plain text may become; ``mark`` as in
+    ``texts``, ``unk`` the id of what has no piece. Of pieces that are spelt alike the first wins.
 
     Raises Exception, as tokenizers does, for merges of, or into, what is no piece.
     """

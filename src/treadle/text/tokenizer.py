@@ -108,6 +108,18 @@ class Tokenizer(abc.ABC):
 
     # -- text to ids ----------------------------------------------------------------------
 
+    def warn_beyond(self, n_rows: int) -> None:
+        """Tell the caller of tokens that the model, with ``n_rows``, neither reads nor writes."""
+        if self.n_vocab <= n_rows:
+            return
+        ends = [self.piece(token) for token in sorted(self.eog) if token >= n_rows][:4]
+        lost = "it cannot write the last of them"
+        if ends:
+            shown = ", ".join(map(repr, ends))
+            lost = f"it cannot write {shown}, and texts that should end there do not"
+        name, n = self.vocab.path.name, self.n_vocab
+        warn(f"{name}: the vocabulary has {n} tokens and the model {n_rows}: {lost}")
+
     def warn_dropped(self, characters: Iterable[str]) -> None:
         """Tell the caller which characters of a text the vocabulary has no token for."""
         different = dict.fromkeys(characters)
