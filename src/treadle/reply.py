@@ -26,6 +26,7 @@ from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
 from treadle.text.messages import check_messages, read_messages
 from treadle.text.prompt import chat_prompt
+from treadle.text.variables import check_own, check_reasoning, switched
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Model(Protocol):
 
 
 Tool = Mapping[str, Any] | Function
+RULES = ("grammar", "json_schema", "regex", "constraint")  # one of them may hold for an answer
 
 
 class Reply(Generation):
@@ -112,6 +114,31 @@ class Reply(Generation):
         return made
 
 
+def without_reasoning(
+    template: ChatTemplate,
+    reasoning: str | None,
+    given: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> tuple[Mapping[str, Any] | None, dict[str, int]]:
+    """The variables of a call, with its ``reasoning``, and the setting that keeps a model from
+    reasoning where it is off: a budget of 0. A grammar leaves it no room for reasoning anyway.
+
+    Raises TreadleError for a ``reasoning`` that is none.
+    """
+    if reasoning is not None:
+        reasoning = check_reasoning(reasoning)
+        given = {**switched(template, reasoning), **check_own(given)}
+        off = reasoning == "off" or (reasoning == "auto" and template.default_reasoning == "off")
+    else:
+        off = template.is_off({**settings, **check_own(given)})
+    ruled = any(own.get(name) is not None for name in RULES)
+    if not off or ruled or settings.get("reasoning_budget") is not None:
+        return given, {}
+    manner = manner_of(template)
+    return given, {} if manner.thought is None else {"reasoning_budget": 0}
+
+
 def prompt_of(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
 ) -> str:
@@ -149,7 +176,7 @@ def reply(
     ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
     settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
     """
-    check_one(*map(own.get, ("grammar", "json_schema", "regex", "constraint")))
+    check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
         raise GrammarError("a constraint cannot hold beside tools or a reasoning_budget")
     if reasoning_budget is not None:

@@ -80,14 +80,18 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
 
 
 def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
-    """Tokens of reasoning: none where it is switched off, those that were ``asked`` for, or by
+    """Tokens of reasoning: none where it is switched off, those that were ``asked`` for, none where
+    the operator has switched reasoning off and the call does not ask for it, or by
     ``reasoning_effort``, where the template does not read that.
     """
-    if is_off(_variables(given)):
+    variables = _variables(given)
+    if is_off(variables):
         return 0
-    effort = given.get("reasoning_effort")
     if asked is not None:
         return asked
+    effort = given.get("reasoning_effort")
+    if service.off_by_default(variables):
+        return 0
     if effort is None or "reasoning_effort" in service.model.template.source:
         return None
     return EFFORTS.get(effort)
