@@ -320,38 +320,31 @@ class Model:
         reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
         that it need not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
         ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
-        place of what ``load`` was told; off, the answer may be a ``Reply`` too. A last message of
+        place of what ``load`` was told; off, the model cannot open reasoning. A last message of
         the assistant is gone on with. Raises TemplateError too, and UnsupportedError for parts that
         are no text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
-        if reasoning is not None or self.template.default_reasoning == "off":
-            from treadle.reply import without_reasoning
+        given = {**settings, **(template or {})}
+        if reasoning is not None:
+            from treadle.text.variables import check_own, check_reasoning, switched
 
-            template, budget = without_reasoning(self.template, reasoning, template, settings, own)
-            settings |= budget
+            reasoning = check_reasoning(reasoning)
+            template = {**switched(self.template, reasoning), **check_own(template)}
+        off = self.template.is_off(given, reasoning, settings.get("reasoning_budget"))
         if tools is not None or "reasoning_budget" in settings:
             from treadle.reply import reply
 
+            settings |= {"reasoning_budget": 0} if off else {}
             return reply(self, messages, tools, own, template=template, **settings)
         text = self.chat_prompt(messages, template=template, **settings)
-        if all(own.get(name) is None for name in CONSTRAINTS):
-            own["constraint"] = self._without_reasoning(messages, text, template, settings)
+        if off and all(own.get(name) is None for name in CONSTRAINTS):
+            from treadle.reply import without_reasoning
+
+            own["constraint"] = without_reasoning(self, messages, text)
         return self.generate(tokenizer.encode_prompt(text), **own)
-
-    def _without_reasoning(
-        self, messages: Messages, text: str, template: Mapping[str, Any] | None,
-        settings: Mapping[str, Any],
-    ) -> Constraint | None:  # fmt: skip
-        """What keeps an answer from reasoning where the template's variables switch that off."""
-        if not (given := {**settings, **(template or {})}):
-            return None
-        from treadle.reply import without_reasoning
-        from treadle.speech.reasoning import is_off
-
-        return without_reasoning(self, messages, text) if is_off(given) else None
 
     def chat_prompt(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None,

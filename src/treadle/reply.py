@@ -21,12 +21,10 @@ from treadle.speech.messages import (
     shaped,
 )
 from treadle.speech.planned import Planned, Wanted, plan_answer
-from treadle.speech.reasoning import is_off
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
 from treadle.text.messages import check_messages, read_messages
 from treadle.text.prompt import chat_prompt
-from treadle.text.variables import check_own, check_reasoning, switched
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
@@ -114,31 +112,6 @@ class Reply(Generation):
         return made
 
 
-def without_reasoning(
-    template: ChatTemplate,
-    reasoning: str | None,
-    given: Mapping[str, Any] | None,
-    settings: Mapping[str, Any],
-    own: Mapping[str, Any],
-) -> tuple[Mapping[str, Any] | None, dict[str, int]]:
-    """The variables of a call, with its ``reasoning``, and the setting that keeps a model from
-    reasoning where it is off: a budget of 0. A grammar leaves it no room for reasoning anyway.
-
-    Raises TreadleError for a ``reasoning`` that is none.
-    """
-    if reasoning is not None:
-        reasoning = check_reasoning(reasoning)
-        given = {**switched(template, reasoning), **check_own(given)}
-        off = reasoning == "off" or (reasoning == "auto" and template.default_reasoning == "off")
-    else:
-        off = template.is_off({**settings, **check_own(given)})
-    ruled = any(own.get(name) is not None for name in RULES)
-    if not off or ruled or settings.get("reasoning_budget") is not None:
-        return given, {}
-    manner = manner_of(template)
-    return given, {} if manner.thought is None else {"reasoning_budget": 0}
-
-
 def prompt_of(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
 ) -> str:
@@ -202,7 +175,7 @@ def reply(
         schema=own.pop("json_schema", None),
         grammar=own.pop("grammar", None),
         regex=own.pop("regex", None),
-        budget=0 if is_off({**variables, **(template or {})}) else reasoning_budget,
+        budget=reasoning_budget,
     )
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)

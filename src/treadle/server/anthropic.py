@@ -32,7 +32,6 @@ from treadle.server.wire import Json, Response, Stream, event, finished, read_js
 from treadle.speech import Said
 from treadle.speech.arguments import arguments_of
 from treadle.speech.messages import in_turns
-from treadle.speech.reasoning import switched
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning
 # of a prompt would ever be found in the cache.
@@ -142,7 +141,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["reasoning_effort"] = given["output_config"]["effort"]
     if "thinking" in given:  # variables that templates of models which reason read
         on = given["thinking"].get("type") != "disabled"
-        chat["chat_template_kwargs"] = switched(on)
+        chat["chat_template_kwargs"] = {"enable_thinking": on}
     return chat
 
 

@@ -13,8 +13,7 @@ from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
 from treadle.speech.history import lone_results
 from treadle.speech.messages import begun, shaped
-from treadle.speech.reasoning import is_off, switched
-from treadle.text.variables import check_own
+from treadle.text.variables import check_own, reasoning_said
 
 if TYPE_CHECKING:
     from treadle.server.asked import Asked
@@ -85,7 +84,7 @@ def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> in
     ``reasoning_effort``, where the template does not read that.
     """
     variables = _variables(given)
-    if is_off(variables):
+    if reasoning_said(variables) == "off":
         return 0
     if asked is not None:
         return asked
@@ -132,7 +131,7 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
     if "reasoning_effort" in given:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
         if given["reasoning_effort"] == "none":
-            variables = {**switched(False), **variables}
+            variables.setdefault("enable_thinking", False)
     return variables
 
 

@@ -25,7 +25,6 @@ from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, Stream, encode, finished, read_json, result, ticking
 from treadle.speech import Said, Told
 from treadle.speech.arguments import arguments_of
-from treadle.speech.reasoning import switched
 from treadle.version import __version__
 
 Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
@@ -135,7 +134,7 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
         one_of("true", "false", *EFFORTS)("think", think)
     effort = {"reasoning_effort": think} if think in EFFORTS else {}
     on = think not in (False, "false")
-    return {"chat_template_kwargs": switched(on), **effort}
+    return {"chat_template_kwargs": {"enable_thinking": on}, **effort}
 
 
 async def chat(request: Request) -> Response:

@@ -1,11 +1,8 @@
-"""Reasoning in prompts: the variables of chat templates that switch it on and off, and how a
-template writes it before an answer. Families differ in both.
-"""
+"""How a chat template writes reasoning before an answer: families differ."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,29 +11,6 @@ from treadle.speech.rows import Thought
 
 if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate
-
-_FLAGS = ("enable_thinking", "thinking")  # Qwen and most others; DeepSeek V3.1, Granite
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    "reasoning_effort": ("none", "no_think"),  # Hy3 has the second word
-    "thinking_budget": (0,),  # Seed-OSS
-    "thinking_mode": ("chat",),  # DeepSeek V3.2
-}
-
-
-def switched(on: bool) -> dict[str, Any]:
-    """Variables that ask a template for reasoning, or for none."""
-    return dict.fromkeys(_FLAGS, on)
-
-
-def is_off(variables: Mapping[str, Any]) -> bool:
-    """Whether some variables switch reasoning off."""
-    if any(variables.get(name) is False for name in _FLAGS):
-        return True
-    return any(
-        name in variables and type(variables[name]) is type(word) and variables[name] == word
-        for name, words in _OFF.items()
-        for word in words
-    )
 
 
 class Style(NamedTuple):

@@ -131,9 +131,14 @@ class ChatTemplate:
         """Whether the model is to reason where a rendering says nothing: "auto", "on", "off"."""
         return reasoning_default(self)
 
-    def is_off(self, variables: Mapping[str, Any]) -> bool:
-        """Whether the model is not to reason behind a rendering with these variables."""
-        return is_off(self, variables)
+    def is_off(
+        self,
+        variables: Mapping[str, Any],
+        reasoning: str | None = None,
+        budget: int | None = None,
+    ) -> bool:
+        """Whether the model must not reason: `treadle.text.variables.is_off`."""
+        return is_off(self, variables, reasoning, budget)
 
     def _dates(self) -> dict[str, str]:
         """Today, under each name of it that the template reads: without it Llama 3.1's tells the

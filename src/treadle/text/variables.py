@@ -23,6 +23,7 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
 EFFORT = "reasoning_effort"
 # Its values for off, best first: of Cohere and Mistral, Hy3, Solar. gpt-oss has none.
 _NO_EFFORT = ("none", "no_think", "minimal")
+_ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
 
 
 class Template(Protocol):
@@ -38,7 +39,11 @@ class Template(Protocol):
 
 def reasoning_said(variables: Mapping[str, Any]) -> str | None:
     """Whether these variables ask for reasoning: "on", "off", None where they say nothing."""
-    said = [variables[name] == off for name, (_, off) in SWITCHES.items() if name in variables]
+    said = [
+        variables[name] in (off, *_ALSO_OFF.get(name, ()))
+        for name, (_, off) in SWITCHES.items()
+        if name in variables
+    ]
     if said:
         return OFF if said[0] else ON
     if (effort := variables.get(EFFORT)) is not None:
@@ -51,9 +56,21 @@ def reasoning_default(template: Template) -> str:
     return reasoning_said(template.defaults) or template.reasoning
 
 
-def is_off(template: Template, variables: Mapping[str, Any]) -> bool:
-    """Whether a model is not to reason where the template is rendered with these variables."""
-    return (reasoning_said(variables) or reasoning_default(template)) == OFF
+def is_off(
+    template: Template,
+    variables: Mapping[str, Any],
+    reasoning: str | None = None,
+    budget: int | None = None,
+) -> bool:
+    """Whether a model must not reason in an answer.
+
+    A call says so by its ``reasoning``, "on" or "off", or by the ``variables`` that it gives the
+    template. Else the template's default holds, unless the call has a ``budget`` of reasoning.
+    """
+    said = reasoning if reasoning in (ON, OFF) else reasoning_said(variables)
+    if said is not None:
+        return said == OFF
+    return budget is None and reasoning_default(template) == OFF
 
 
 def with_reasoning(template: Template, given: Mapping[str, Any]) -> dict[str, Any]:
