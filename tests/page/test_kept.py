@@ -14,7 +14,7 @@ from tests.page.test_answers import ask
 from tests.server.conftest import until
 from treadle.sampling import Sampling
 from treadle.server.asked import SAMPLERS
-from treadle.server.native import sampling_dict
+from treadle.server.native_answer import sampling_dict
 
 
 def say(script: Scripted, page: Page, text: str, answer: str) -> None:
