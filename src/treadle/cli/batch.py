@@ -60,27 +60,28 @@ class Told:
 @click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
 @click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
 @click.option(
-    "-m", "--model", metavar="MODEL", help="By default the small model inside the package."
+    "-m", "--model", metavar="MODEL", help="The model; by default the small one inside the package."
 )
 @click.option("--alias", metavar="NAME", help="The model's name in answers; by default the file's.")
 @click.option(
     "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
-    help="Tokens of an answer, for lines that do not say.",
+    help="Token limit of answers whose line has none.",
 )  # fmt: skip
 @click.option(
     "--sequences", type=click.IntRange(1, 4096), metavar="N", default=8, show_default=True,
-    help="Room for so many full contexts; shorter texts share it, more of them at once.",
+    help="Size of the KV cache in full contexts; shorter requests share it.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="An answer does not depend on what else is written."
+    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
 )
 @click.option(
     "--cluster", metavar="ADDRESS",
-    help="Have several models answer, on the Ray at ADDRESS; \"local\" is one on this machine.",
+    help="Use several copies of the model, on the Ray cluster at ADDRESS; \"local\" starts one "
+    "on this machine.",
 )  # fmt: skip
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
-    help="Models, with --cluster; each with --threads processors.",
+    help="Copies of the model, with --cluster; each uses --threads processors.",
 )  # fmt: skip
 @default_options
 @load_options

@@ -208,9 +208,7 @@ class Chat:
         if reply.finish_reason == "context":
             note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
-            note(
-                f"the answer is cut off at {len(reply.ids)} tokens, the limit of -n (/set max_tokens)."
-            )
+            note(f"the answer is cut off at {len(reply.ids)} tokens: -n (/set max_tokens).")
         turn = turn_of(self.model, reply)
         self.conversation.answered(text, turn)
         note(str(turn))

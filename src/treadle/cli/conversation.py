@@ -229,7 +229,7 @@ class Conversation:
         if not text:
             return Outcome("prefill removed")
         return Outcome(
-            "the next answer begins with this text (/retry regenerates the last answer with it)"
+            "the next answer begins with this text; /retry applies it to the last answer"
         )
 
     def set(self, line: str) -> Outcome:
@@ -256,7 +256,8 @@ class Conversation:
         n_cached = sum(turn.timings.n_cached for turn in self.turns)
         return Outcome(
             f"last answer: {self.turns[-1]}\n"
-            f"{counted(len(self.turns), 'answer')}: generated {wrote(self.turns)}; prompts {read(self.turns)}; "
+            f"{counted(len(self.turns), 'answer')}: generated {wrote(self.turns)}; "
+            f"prompts {read(self.turns)}; "
             f"{counted(n_cached, 'prompt token')} reused from the cache"
         )
 

@@ -31,12 +31,12 @@ UNITS: dict[str, Callable[[float], str]] = {
 @click.option(
     "--reload",
     is_flag=True,
-    help="Read MODEL from disk again first, into pages of 2 MB where the system has them.",
+    help="Read MODEL from disk again first, into 2 MB pages where the system supports them.",
 )
 @CHAT_TEMPLATE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, reload: bool, chat_template: str | None, as_json: bool) -> None:
-    """Tell what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
+    """Report what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
 
     With MODEL, also how much of the file is in memory, in pages of which size, and whether treadle
     has its kernels.

@@ -13,9 +13,7 @@ from treadle.cli.table import print_json, remark
 @click.command()
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--normalize/--no-normalize", default=True, help="Make vectors of length 1, or leave them."
-)
+@click.option("--normalize/--no-normalize", default=True, help="Normalise vectors to length 1.")
 @click.option(
     "-d", "--dimensions", type=click.IntRange(1), metavar="N",
     help="The first N values alone; for models trained for it (Matryoshka).",

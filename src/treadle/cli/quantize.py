@@ -40,7 +40,7 @@ SHOWN = 6  # names of tensors in a remark
 @click.option("--embd-type", metavar="TYPE", help="Type of token_embd.weight.")
 @click.option(
     "--imatrix", metavar="FILE", type=click.Path(readable=False),
-    help="Importances: treadle imatrix.",
+    help="Importance matrix, from `treadle imatrix`.",
 )  # fmt: skip
 @click.option(
     "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,

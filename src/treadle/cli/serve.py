@@ -87,7 +87,7 @@ def origin(text: str) -> str:
     help="Origin of web pages that may call the server (https://example.org); may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="A text does not depend on what else is written."
+    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
 )
 @default_options
 @writing_load_options
