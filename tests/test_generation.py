@@ -102,9 +102,10 @@ def test_a_number_of_tokens(n: int) -> None:
 
 def test_a_full_context() -> None:
     made = Script(say("hello"), n_ctx=5).generate(prompt=3)
-    assert made.finish() == "hel"  # 5 are held, and the logits behind the last say "l"
+    assert made.finish() == "he"
     assert made.finish_reason == "context"
-    assert Script(say("hello"), n_ctx=3).generate(prompt=3).finish() == "h"
+    none = Script(say("hello"), n_ctx=3).generate(prompt=3)
+    assert (none.finish(), none.finish_reason) == ("", "context")
     with pytest.raises(ContextFullError, match="3 tokens"):
         Script(say("hello"), n_ctx=2).generate(prompt=3).finish()
 
@@ -122,7 +123,7 @@ def test_what_only_began_like_a_stop_string_comes_out_at_the_end() -> None:
         made = Script(say("a EN")).generate(stop=["END", "", "N,"], **settings)
         assert made.finish() == "a EN"
         assert made.finish_reason == ("length" if settings else "stop")
-    full = Script(say("a ENDED"), n_ctx=6).generate(stop=["END"])
+    full = Script(say("a ENDED"), n_ctx=7).generate(stop=["END"])
     assert (full.finish(), full.finish_reason) == ("a EN", "context")
 
 
@@ -134,6 +135,14 @@ def test_a_stop_string_in_the_last_token_that_was_allowed() -> None:
 def test_a_character_never_comes_in_parts() -> None:
     made = Script(say("aé€😀")).generate()
     assert list(made) == ["a", "é", "€", "😀"]
+    for cut in range(1, 4):  # a limit within a character: nothing is shown of it
+        for limit in ({"max_tokens": 2 + cut}, {}):
+            n_ctx = 10_000 if limit else 5 + cut
+            script = Script([*"hi😀".encode()[: 2 + cut], *b"xx"], n_ctx=n_ctx)
+            made = script.generate(stop=["\ufffd", "hix"], **limit)
+            assert "".join(made) == made.text == "hi"
+            assert made.finish_reason == ("length" if limit else "context")
+            assert len(made.ids) == 2 + cut
     broken = Script([*"é".encode()[:1], EOG]).generate(stop=["\ufffdx"])
     assert list(broken) == ["\ufffd"]
     stopped = Script([*"é".encode()[:1], EOG]).generate(stop=["\ufffd"])
@@ -261,12 +270,13 @@ def test_a_prompt_that_does_not_fit(model: treadle.Model) -> None:
     with pytest.raises(ContextFullError, match="201 tokens do not fit the context of 200"):
         model.generate([5] * 201)
     assert greedy(model, "short") == ids
-    made = model.generate([5] * 200, sampling=Sampling(ignore_eos=True))
-    made.finish()
-    assert (len(made.ids), made.finish_reason) == (1, "context")
+    for n in (200, 199):
+        made = model.generate([5] * n, sampling=Sampling(ignore_eos=True))
+        made.finish()
+        assert (len(made.ids), made.finish_reason) == (200 - n, "context")
     made = model.generate([5] * 190, sampling=Sampling(ignore_eos=True))
     made.finish()
-    assert (len(made.ids), made.finish_reason) == (11, "context")
+    assert (len(made.ids), made.finish_reason) == (10, "context")
 
 
 def test_a_prompt_of_tokens_that_are_not_there(model: treadle.Model) -> None:

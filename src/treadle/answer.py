@@ -36,7 +36,18 @@ class Timings:
     compile_s: float = 0.0  # compiling kernels, or finding them in the cache; in no other number
     n_drafted: int = 0  # tokens that were looked up and checked
     n_accepted: int = 0  # of them, those that were right
+    n_drafts: int = 0  # runs that checked some
+    accepted_at: list[int] = field(default_factory=list)  # drafts that were right up to each place
     cache: Reuse = field(default_factory=Reuse)  # where the prompt left the cache, and why
+
+    def note_draft(self, n_drafted: int, n_accepted: int) -> None:
+        """A draft was checked: so many of its tokens were right, from the first on."""
+        self.n_drafts += 1
+        self.n_drafted += n_drafted
+        self.n_accepted += n_accepted
+        self.accepted_at += [0] * (n_accepted - len(self.accepted_at))
+        for at in range(n_accepted):
+            self.accepted_at[at] += 1
 
     @property
     def prefill_tok_s(self) -> float:
@@ -86,12 +97,14 @@ class Answer:
         self.shown: Container[int] = ()  # control tokens that the text spells
         self.ear: Ear | None = None  # for what stop strings are looked for in; else all
         self.lines: Lines | None = None  # where its lines end it
-        room = n_ctx + 1 - len(prompt_ids)  # the last id is only said: nothing follows it
+        self.ends: frozenset[int] = frozenset()  # tokens that end it, beside the vocabulary's own
+        self.keeps_stop = False  # whether the stop string that ends it is shown
+        room = n_ctx - len(prompt_ids)
         self._most, self._at_most = room, "context"
         if max_tokens is not None and max_tokens <= room:
             self._most, self._at_most = max_tokens, "length"
-            if max_tokens <= 0:
-                self.finish_reason = "length"
+        if self._most <= 0 <= room:
+            self.finish_reason = self._at_most
 
     @property
     def n_left(self) -> int:
@@ -107,7 +120,7 @@ class Answer:
         """The next id; None where none may follow, as at the end of a grammar's text."""
         if self._decoder is None:
             self._decoder = self._decode()
-        if token is None or token in self.tokenizer.eog:
+        if token is None or self.is_end(token):
             return self._end(self._decoder, "stop")
         new = self._decoder.push(token)
         self.starts.append(self._decoder.at)
@@ -122,6 +135,10 @@ class Answer:
             self.finish_reason = "stop"
         elif len(self.ids) >= self._most:
             self._end(self._decoder, self._at_most)
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends the text, and is no part of it."""
+        return token in self.tokenizer.eog or token in self.ends
 
     def fail(self, error: BaseException) -> None:
         """End without a reason: what was pushed is still given, then the error."""
@@ -161,8 +178,11 @@ class Answer:
         return StreamDecoder(self.tokenizer, shown=self.shown, start=begins)
 
     def _end(self, decoder: StreamDecoder, reason: str) -> None:
-        """What is held back comes out, unless it completes a stop string."""
-        stopped = self._give(decoder.flush(), last=True)
+        """What is held back comes out, unless it completes a stop string. Bytes of a character that
+        a limit has cut are left out; those that the model ended with become U+FFFD.
+        """
+        rest = decoder.flush() if reason == "stop" else ""
+        stopped = self._give(rest, last=True)
         self.finish_reason = "stop" if stopped else reason
 
     def _give(self, new: str, *, last: bool = False) -> bool:
@@ -172,6 +192,7 @@ class Answer:
         found = [(at, stop) for stop in self.stop if (at := heard.find(stop)) >= 0]
         if found:
             at, self.stopped_by = min(found)
+            at += len(self.stopped_by) if self.keeps_stop else 0
             text, stopped = text[:at], True
         elif not last:
             keep = max((overlap(heard, stop) for stop in self.stop), default=0)

@@ -4,18 +4,20 @@ and multiplied by the matrices behind the pooling, where the file has some.
 A vector may be cut to its first ``dimensions`` values, as models trained for it allow (Matryoshka
 representation learning, arXiv 2205.13147), and is then made of length 1, unless ``normalize`` is
 False. A file that came of a folder of sentence-transformers may name a prompt, which is put before
-each text, and the longest text (``models/sentence.py``).
+each text, and the longest text (``models/sentence.py``). Of a file that names no pooling
+(llama.cpp's type 0) the mean is taken, and ``Embedder.note`` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from treadle.arguments import read_each
-from treadle.errors import ContextFullError, TreadleError, UnsupportedError
+from treadle.errors import ContextFullError, NotFiniteError, TreadleError, UnsupportedError
 from treadle.models.dense import dense_of
 from treadle.models.sentence import default_prompt as prompt_of
 from treadle.models.sentence import max_seq_length
@@ -33,6 +35,7 @@ Text = str | Sequence[int]
 EUCLIDEAN = 2  # llama.cpp's numbers for what a vector is divided by: the p of a p-norm,
 LARGEST = 0  # its largest value, which becomes 32760,
 NOTHING = -1
+NO_POOLING = "the file names no pooling (pooling_type 0): a vector is the mean of all tokens"
 
 
 class Model(Protocol):
@@ -74,6 +77,7 @@ class Embedder:
         self._model, self._normalize, self._lora = model, normalize, lora
         self.n = width if dimensions is None else positive("dimensions", dimensions, width)
         self._limit = max_seq_length(model.gguf)
+        self.note = NO_POOLING if model.config.pooling == "none" else ""
         self.prompt = prompt_of(model.gguf) if default_prompt else ""
         if self.prompt and any(isinstance(part, int) for part in model.tokenizer.cut(self.prompt)):
             raise UnsupportedError(
@@ -81,20 +85,33 @@ class Embedder:
                 "token, which no text may: default_prompt=False leaves it out"
             )
 
-    def of(self, texts: str | Sequence[Text]) -> Floats:
+    def of(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
         """Float32 ``[n_texts, n]``; errors as ``read``'s."""
-        return self.vectors(self.read(texts))
+        return self.vectors(self.read(texts, truncate=truncate))
 
     def read(
-        self, texts: str | Sequence[Text], name: Callable[[int], str] = "texts[{}]".format
+        self,
+        texts: str | Sequence[Text],
+        name: Callable[[int], str] = "texts[{}]".format,
+        *,
+        truncate: bool = False,
     ) -> list[list[int]]:
         """The ids of a text, or of several, which may be ids. Raises TreadleError for one without
-        tokens, ContextFullError for one that is too long; of several with its ``name``.
+        tokens, ContextFullError for one that is too long, unless it is to be cut (``truncate``); of
+        several with its ``name``.
         """
+        cut = flag("truncate", truncate)
         given = [texts] if isinstance(texts, str) else listed("texts", texts)
-        return read_each(given, self._read, name)
+        return read_each(given, lambda text: self._read(text, cut), name)
 
-    def _read(self, text: Text) -> list[int]:
+    def cut(self, ids: list[int], n: int, *, whole: bool = True) -> list[int]:
+        """The first ``n`` of a text's ids. Of a ``whole`` text the last id is kept, where it is the
+        token that ends every text.
+        """
+        ends = whole and (self._model.tokenizer.add_eos or self._model.tokenizer.add_sep)
+        return [*ids[: n - 1], ids[-1]] if ends and len(ids) > n else ids[:n]
+
+    def _read(self, text: Text, cut: bool) -> list[int]:
         if isinstance(text, str):
             ids = self._model._read(self.prompt + text)
         else:  # as they are; the only texts of a file without a vocabulary
@@ -105,10 +122,13 @@ class Embedder:
                 raise TreadleError("no tokens")
             self._model.engine.check_ids(ids)
         cache = self._model.engine.cache
+        if cut:
+            ids = self.cut(ids, min(cache.n_ctx, cache.n_tokens), whole=isinstance(text, str))
         if len(ids) > cache.n_ctx == self._limit:
             raise ContextFullError(
                 f"{len(ids)} tokens do not fit the model's max_seq_length of {self._limit}: "
-                "shorten the text, or load the model with a larger context="
+                "shorten the text, let it be cut (truncate), or load the model with a larger "
+                "context="
             )
         cache.check_context(len(ids))
         return ids
@@ -120,16 +140,61 @@ class Embedder:
         return np.concatenate(made)
 
     def run(self, batch: Sequence[Sequence[int]]) -> Floats:
-        """The same of texts of one run. Texts in hand give way where there is no room."""
+        """The same of a batch of ``Engine.together``. Texts in hand give way where there is no
+        room.
+        """
+        *_, made = self.runs(batch)
+        assert made is not None
+        return made
+
+    def runs(self, batch: Sequence[Sequence[int]]) -> Generator[Floats | None, None, None]:
+        """The vectors of a batch, last; None behind each run before the last of a text that takes
+        several, as of ``Engine.embed_runs``.
+        """
         engine, pooled = self._model.engine, self._whole and not self._dense
-        with engine.lock:
-            self._model._make_room(max(map(len, batch)))
-            made = engine.embed(batch, unit=self._normalize and pooled, lora=self._lora)
+        with closing(
+            engine.embed_runs(batch, unit=self._normalize and pooled, lora=self._lora)
+        ) as runs:
+            with engine.lock:
+                self._model._make_room(max(map(len, batch)))
+                made = next(runs)
+            while made is None:
+                yield None
+                made = next(runs)
+        yield self._behind(made, pooled)
+
+    def token_runs(self, ids: Sequence[int]) -> Generator[Floats | None, None, None]:
+        """The normed states of each token of a text, ``[n_tokens, n_embd]``, last; None behind each
+        run before the last. Raises NotFiniteError.
+        """
+        engine, made = self._model.engine, list[Floats]()
+        with closing(engine.states_runs(ids, self._lora)) as runs:
+            with engine.lock:
+                self._model._make_room(len(ids))
+                made.append(next(runs))
+            while len(made) * engine.max_tokens < len(ids):
+                yield None
+                made.append(next(runs))
+        yield _finite(np.concatenate(made))
+
+    def _behind(self, made: Floats, pooled: bool) -> Floats:
+        """Vectors of what was pooled. Raises NotFiniteError."""
+        engine = self._model.engine
         for matrix in self._dense:  # of a row alone the bits are the same in every batch
             each = (matrix @ row for row in made)
-            made = np.stack([*each]) if engine.deterministic else made @ matrix.T
-        made = made[:, : self.n]
+            with np.errstate(over="ignore", invalid="ignore"):
+                made = np.stack([*each]) if engine.deterministic else made @ matrix.T
+        made = _finite(made[:, : self.n])
         return made if pooled or not self._normalize else scaled(made, EUCLIDEAN)
+
+
+def _finite(vectors: Floats) -> Floats:
+    """``vectors``. Raises NotFiniteError."""
+    if not np.isfinite(vectors).all():
+        raise NotFiniteError(
+            "the model's vectors are not finite numbers: its weights are damaged, or too large"
+        )
+    return vectors
 
 
 def scaled(vectors: Floats, by: int) -> Floats:

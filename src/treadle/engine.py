@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Ids
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -172,15 +173,35 @@ class Engine:
         lora: Lora | None = None,
     ) -> np.ndarray:  # fmt: skip
         """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
-        the output norm, pooled as ``config.pooling`` says; without ``unit`` as pooled. Texts that
+        the output norm, pooled as ``config.pool`` says; without ``unit`` as pooled. Texts that
         fit a run, or one text. ``seconds``: ``Part.second`` of each; ``lora``: the adapters that
         they are read with, None for those of new texts.
 
         Raises ContextFullError when one does not fit, TreadleError for one without tokens.
         """
+        with self.lock:
+            *_, made = self.embed_runs(texts, seconds, unit=unit, lora=lora)
+        assert made is not None
+        return made
+
+    def embed_runs(
+        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True,
+        lora: Lora | None = None,
+    ) -> Generator[np.ndarray | None, None, None]:  # fmt: skip
+        """The vectors of ``embed``, last; None behind each run before the last of a text that takes
+        several. Others may use the engine meanwhile. Close it: it holds pages.
+        """
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
-        seconds = seconds or [NEVER] * len(texts)
+        if len(texts) == 1 and len(texts[0]) > self.max_tokens:
+            yield from self._embed_long(texts[0], unit, lora)
+        else:
+            yield self._embed_together(texts, seconds or [NEVER] * len(texts), unit, lora)
+
+    def _embed_together(
+        self, texts: Ids[Ids[int]], seconds: Ids[int], unit: bool, lora: Lora | None
+    ) -> np.ndarray:
+        """Vectors of texts that fit a run; of each by itself where there is no room for all."""
 
         def run(seqs: Ids[Sequence]) -> np.ndarray:
             each = zip(seqs, texts, seconds, strict=True)
@@ -189,8 +210,6 @@ class Engine:
             return self._run(parts, read, None, "embedding")
 
         with self.lock:
-            if len(texts) == 1 and len(texts[0]) > self.max_tokens:
-                return self._embed_long(texts[0], unit, lora)
             try:
                 return self._of_new(len(texts), lora, run)
             except ContextFullError:
@@ -204,32 +223,50 @@ class Engine:
         """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
         TreadleError for no tokens.
         """
+        with self.lock:
+            return np.concatenate([*self.states_runs(ids)])
+
+    def states_runs(
+        self, ids: Ids[int], lora: Lora | None = None
+    ) -> Generator[np.ndarray, None, None]:
+        """The same, run by run. Others may use the engine meanwhile. Close it: it holds pages."""
         if not len(ids):
             raise TreadleError("no tokens")
-        read = partial(self._read, "states", "n_tokens")
-        with self.lock:
-            return np.concatenate(self._in_runs(ids, read, "states"))
+        yield from self._in_runs(ids, partial(self._read, "states", "n_tokens"), "states", lora)
 
-    def _embed_long(self, ids: Ids[int], unit: bool, lora: Lora | None) -> np.ndarray:
+    def _embed_long(
+        self, ids: Ids[int], unit: bool, lora: Lora | None
+    ) -> Generator[np.ndarray | None, None, None]:
         """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
-        read = partial(self._read, "pooled", "n_parts")
-        pooled = self._in_runs(ids, read, "embedding", lora)
-        return of_runs(pooled, len(ids), self.max_tokens, self.config.pooling, unit)
+        read, step = partial(self._read, "pooled", "n_parts"), self.max_tokens
+        pooled: list[np.ndarray] = []
+        with closing(self._in_runs(ids, read, "embedding", lora)) as runs:
+            for made in runs:
+                pooled.append(made)
+                if len(pooled) * step < len(ids):
+                    yield None
+        yield of_runs(pooled, len(ids), step, self.config.pool, unit)
 
     def _in_runs(
         self, ids: Ids[int], read: Callable[[Ready], np.ndarray], output: str,
         lora: Lora | None = None,
-    ) -> list[np.ndarray]:  # fmt: skip
-        """Read a text in as many runs as it takes, in a sequence of its own: what each gives."""
-        n, step = len(ids), self.max_tokens
-
-        def run(seqs: Ids[Sequence]) -> list[np.ndarray]:
-            with interrupts_held():
-                self.cache.check_room(seqs[0], n)
-            parts = [Part(seqs[0], ids[at : at + step], 0) for at in range(0, n, step)]
-            return [self._run([part], read, None, output) for part in parts]
-
-        return self._of_new(1, lora, run)
+    ) -> Generator[np.ndarray, None, None]:  # fmt: skip
+        """Read a text in as many runs as it takes, in a sequence of its own, whose pages are
+        reserved: what each run gives.
+        """
+        seqs: list[Sequence] = []
+        try:
+            with self.lock, interrupts_held():
+                seqs.append(self.cache.sequence(lora=lora))
+                self.cache.check_context(len(ids))
+                self.cache.reserve(seqs[0], len(ids))
+            for at in range(0, len(ids), self.max_tokens):
+                part = Part(seqs[0], ids[at : at + self.max_tokens], 0)
+                yield self._run([part], read, None, output)
+        finally:
+            with self.lock, interrupts_held():
+                for seq in seqs:
+                    seq.close()
 
     def _of_new(self, n: int, lora: Lora | None, use: Callable[[Ids[Sequence]], T]) -> T:
         """What ``use`` makes of ``n`` new sequences, which are closed then, whatever it raises."""

@@ -10,6 +10,7 @@
     ├── TemplateError      a chat template that cannot be parsed or rendered
     ├── GrammarError       a grammar or schema that cannot be honoured
     ├── SamplingError      sampling settings out of their range (a ValueError as well)
+    ├── NotFiniteError     a model's logits, vectors or scores that are NaN or infinite
     ├── CompileError       a kernel that cannot be emitted or that LLVM refuses
     ├── CacheError         a kernel cache of somebody else's, or a miss where compiling is forbidden
     ├── DeviceError        a GPU or its driver that is missing, too old, or that failed
@@ -129,6 +130,10 @@ class GrammarError(TreadleError):
 
 class SamplingError(TreadleError, ValueError):
     """Sampling settings out of their range."""
+
+
+class NotFiniteError(TreadleError, ValueError):
+    """A model's logits, vectors or scores that are NaN or infinite."""
 
 
 class CompileError(TreadleError):

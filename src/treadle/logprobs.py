@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.errors import NotFiniteError
 from treadle.kernels.top import N_TOP
 from treadle.record import dataclass
 from treadle.rows import Rows
@@ -89,5 +90,7 @@ def _likeliest(row: Row, n: int) -> tuple[dict[int, float], float]:
         whole = row.logits().astype(np.float64)
         at = largest(whole, n)
         ids, x, peak = at.tolist(), whole[at].tolist(), float(whole.max())
-        total = float(np.exp(whole - peak).sum())
+        total = float(np.exp(whole - peak).sum()) if math.isfinite(peak) else 0.0
+    if not math.isfinite(peak):
+        raise NotFiniteError("the model's logits are not finite numbers")
     return {i: v for i, v in zip(ids, x, strict=True) if v > -math.inf}, peak + math.log(total)

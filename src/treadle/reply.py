@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +11,15 @@ from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.generation import Generation
 from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
-from treadle.speech.messages import begun, check_calls, gone_on, in_another_form, shaped
+from treadle.speech.history import lone_results, needs_form
+from treadle.speech.messages import (
+    begun,
+    check_calls,
+    gone_on,
+    in_another_form,
+    in_form,
+    shaped,
+)
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
@@ -19,6 +28,7 @@ from treadle.text.prompt import chat_prompt
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
+    from treadle.speech.guide import Guide
     from treadle.text.grammars import Grammars
     from treadle.text.template import ChatTemplate
 
@@ -45,6 +55,7 @@ class Model(Protocol):
 
 
 Tool = Mapping[str, Any] | Function
+RULES = ("grammar", "json_schema", "regex", "constraint")  # one of them may hold for an answer
 
 
 class Reply(Generation):
@@ -104,14 +115,17 @@ class Reply(Generation):
 def prompt_of(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
 ) -> str:
-    """``chat_prompt`` of a conversation; one on which the template raises as it may take it, but
-    with tools, for which ``reply`` has put it in its form.
+    """``chat_prompt`` of a conversation. One with calls, results, later words of the system's or
+    reasoning is put in the template's form, and so is one on which the template raises; with tools
+    ``reply`` has done it.
     """
 
     def made(messages: Sequence[dict[str, Any]]) -> str:
         return chat_prompt(template, messages, tools, *given, go_on=partial(gone_on, template))
 
     try:
+        if tools is None and needs_form(messages):
+            messages = in_form(messages, template)
         return made(messages)
     except TemplateError as error:
         if tools is not None:
@@ -135,7 +149,7 @@ def reply(
     ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
     settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
     """
-    check_one(*map(own.get, ("grammar", "json_schema", "regex", "constraint")))
+    check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
         raise GrammarError("a constraint cannot hold beside tools or a reasoning_budget")
     if reasoning_budget is not None:
@@ -165,11 +179,22 @@ def reply(
     )
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)
+    planned = replace(planned, warnings=(*planned.warnings, *lone_results(messages)))
     made = model.generate(
         grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
     )
     planned.dress(made.request.answer)
     return Reply(made, planned)
+
+
+def without_reasoning(
+    model: Model, messages: Sequence[dict[str, Any]], prompt: str
+) -> Guide | None:
+    """A constraint that keeps an answer to ``prompt`` from reasoning; None where its template has
+    none.
+    """
+    manner = begun(messages, manner_of(model.template))
+    return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:

@@ -148,14 +148,13 @@ class Request:
             if self.answer.done or self.ids[-1] != expected:
                 break
         if self.lookup is not None and draft:
-            timings, self.n_accepted = self.answer.timings, max(len(self.ids) - n - 1, 0)
-            timings.n_drafted += len(draft)
-            timings.n_accepted += self.n_accepted
+            self.n_accepted = max(len(self.ids) - n - 1, 0)
+            self.answer.timings.note_draft(len(draft), self.n_accepted)
 
     def choose(self, row: Row) -> None:
         """The next id, from the logits behind the last one."""
         token, measured = self._sample(row), None
-        if token is not None and token not in self.answer.tokenizer.eog:
+        if token is not None and not self.answer.is_end(token):
             self.ids.append(token)
             if self.n_top is not None:
                 from treadle.logprobs import token_logprob

@@ -9,7 +9,8 @@ and "no" (Qwen3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,9 +18,10 @@ import numpy as np
 
 from treadle.arguments import read_each
 from treadle.batch import NEVER
-from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.errors import FileError, NotFiniteError, TreadleError, UnsupportedError
 from treadle.files.keys import Keys
 from treadle.models.sentence import HEAD_ACTIVATION, default_prompt
+from treadle.values import flag
 
 if TYPE_CHECKING:
     from treadle.engine import Engine
@@ -84,18 +86,34 @@ class Reranker:
         self._norm_bias = self._vector("cls.norm.bias", config.n_embd)
         self._activate = _activation(model.gguf, config, normed=self._norm is not None)
 
-    def pair(self, query: str, document: str) -> Pair:
-        """The ids of both as the model reads them, and where those of the second type begin."""
+    def pair(self, query: str, document: str, most: int | None = None) -> Pair:
+        """The ids of both as the model reads them, and where those of the second type begin.
+        ``most``: tokens that they may be together; of the longer text the end is left out.
+        """
         tokenizer = self._model.tokenizer
         if self._causal:
-            return self._prompt(query, document), NEVER
+            return self._cut_prompt(query, document, most), NEVER
         texts = (default_prompt(self._model.gguf) + query, document)
         first, second = (tokenizer.encode(text, bos=False) for text in texts)
         eos = [tokenizer.eos] if tokenizer.add_eos and tokenizer.eos is not None else []
         sep = [tokenizer.sep] if tokenizer.add_sep and tokenizer.sep is not None else []
         bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+        if most is not None:
+            room = max(most - len([*bos, *eos, *sep, *(eos or sep)]), 0)
+            n = max(min(len(first), room - len(second)), min(len(first), -(-room // 2)), 0)
+            first, second = first[:n], second[: room - n]
         begin = [*bos, *first, *eos, *sep]
         return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
+
+    def _cut_prompt(self, query: str, document: str, most: int | None) -> list[int]:
+        """A decoder's, of the beginning of a document where it is too long."""
+        ids, tokenizer = self._prompt(query, document), self._model.tokenizer
+        while most is not None and len(ids) > most and document:
+            own = tokenizer.encode(document, bos=False)
+            kept = tokenizer.decode(own[: max(len(own) - (len(ids) - most), 0)], start=False)
+            document = kept if len(kept) < len(document) else document[:-1]
+            ids = self._prompt(query, document)
+        return ids
 
     def _prompt(self, query: str, document: str) -> list[int]:
         """A decoder's: the file's template, in which neither text spells a control token."""
@@ -115,10 +133,15 @@ class Reranker:
         query: str,
         documents: Sequence[str],
         name: Callable[[int], str] = "documents[{}]".format,
+        *,
+        truncate: bool = False,
     ) -> Floats:
         """A number for each document, float32 ``[n]``, larger for what answers better. Raises
-        ContextFullError for a pair that is too long; of several with the document's ``name``.
+        ContextFullError for a pair that is too long, unless it is to be cut (``truncate``); of
+        several with the document's ``name``.
         """
+        cache = self._model.engine.cache
+        most = min(cache.n_ctx, cache.n_tokens) if flag("truncate", truncate) else None
 
         if not isinstance(query, str):
             raise TreadleError(f"query is {type(query).__name__}: expected a str")
@@ -126,8 +149,8 @@ class Reranker:
         def read(document: str) -> Pair:
             if not isinstance(document, str):
                 raise TreadleError(f"the document is {type(document).__name__}: expected a str")
-            pair = self.pair(query, document)
-            self._model.engine.cache.check_context(len(pair[0]))
+            pair = self.pair(query, document, most)
+            cache.check_context(len(pair[0]))
             return pair
 
         pairs = read_each(documents, read, name)
@@ -143,11 +166,30 @@ class Reranker:
 
     def run(self, pairs: Sequence[Pair]) -> Floats:
         """Scores of pairs of one run. Texts in hand give way where there is no room."""
+        *_, made = self.runs(pairs)
+        assert made is not None
+        return made
+
+    def runs(self, pairs: Sequence[Pair]) -> Generator[Floats | None, None, None]:
+        """The scores of a batch, last; None behind each run before the last of a pair that takes
+        several, as of ``Engine.embed_runs``. Raises NotFiniteError.
+        """
         texts, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
-        with self._model.engine.lock:
-            self._model._make_room(max(map(len, texts)))
-            pooled = self._model.engine.embed(texts, seconds, unit=False, lora=self._lora)
-            return self.head(pooled)
+        engine = self._model.engine
+        with closing(engine.embed_runs(texts, seconds, unit=False, lora=self._lora)) as runs:
+            with engine.lock:
+                self._model._make_room(max(map(len, texts)))
+                pooled = next(runs)
+            while pooled is None:
+                yield None
+                pooled = next(runs)
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = self.head(pooled)
+        if not np.isfinite(pooled).all() or not np.isfinite(made).all():
+            raise NotFiniteError(
+                "the model's scores are not finite numbers: its weights are damaged, or too large"
+            )
+        yield made
 
     def head(self, x: Floats) -> Floats:
         """Scores float32 ``[n]`` of pooled states ``[n, n_embd]``; of two rows the share of one."""

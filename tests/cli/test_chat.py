@@ -18,6 +18,7 @@ class Script:
 
     def __init__(self, *entries: str | type[BaseException]) -> None:
         self.entries = list(entries)
+        self.n_discarded = 0
 
     def read(self) -> str:
         if not self.entries:
@@ -27,12 +28,15 @@ class Script:
             return entry
         raise entry
 
+    def discard(self) -> None:
+        self.n_discarded += 1
+
 
 def test_lines_of_a_pipe_are_messages(run: Run, model: FakeModel, gguf: str) -> None:
     ran = run("chat", gguf, "--system", "Be brief.", stdin="hi\nfirst\\\nsecond\n\n/undo\n")
     assert ran.code == 0
     assert ran.out == "the quick brown fox\n" * 2
-    assert "4 tokens, 12.0 tokens/s; read 10, 20.0 tokens/s; context 15 of 64" in ran.err
+    assert "4 tokens, 12.0 tokens/s; prompt 10, 20.0 tokens/s; context 15 of 64" in ran.err
     assert "undone; 2 messages" in ran.err
     asked = [call[1] for call in model.calls if call[0] == "chat"]
     assert [message["content"] for message in asked[1]] == [
@@ -81,7 +85,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     captured = capsys.readouterr()
     assert captured.out == "the quick\n"
     assert conversation.messages[-1] == {"role": "assistant", "content": "the quick"}
-    assert "Ctrl-D leaves." in captured.err
+    assert "Ctrl-D exits." in captured.err
     assert "last answer: 2 tokens" in captured.err
 
 
@@ -120,7 +124,7 @@ def test_a_full_context_is_said_and_the_message_taken_back(
     assert ran.out == "the quick brown fox\n" * 2
     assert "71 tokens do not fit in a context of 40" in ran.err
     assert ran.err.count("treadle: error: ") == 1
-    assert "taken back. /undo or /clear frees some, /set when_full drop forgets" in ran.err
+    assert "discarded. /undo or /clear frees some of it, /set when_full drop removes" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ def test_an_answer_that_fills_the_context(
     model.n_ctx = 4
     ran = run("chat", gguf, "--when-full", when, stdin="hi\n")
     assert ran.out == "the quick\n"
-    assert f"the context is full: the answer stops here. {remedy}" in ran.err
+    assert f"the context is full: the answer is cut off here. {remedy}" in ran.err
 
 
 def asked(model: FakeModel) -> list[list[str]]:
@@ -152,9 +156,9 @@ def test_a_full_context_drops_the_oldest_turns(run: Run, model: FakeModel, gguf:
     lines = [f"question {i}:" for i in range(5)]
     ran = run("chat", gguf, "--when-full", "drop", "--system", "Be brief.", stdin="\n".join(lines))
     assert (ran.code, ran.out) == (0, f"{FOX}\n" * 5)
-    assert ran.err.count("the context is full: dropped the oldest 4 messages.") == 1
+    assert ran.err.count("the context is full: the oldest 4 messages were removed") == 1
     assert ["Be brief.", lines[2], FOX, lines[3], FOX, lines[4]] in asked(model)
-    assert "read 79," in ran.err.splitlines()[-1]  # that one: 80 tokens, of which one was cached
+    assert "prompt 79," in ran.err.splitlines()[-1]  # that one: 80 tokens, of which one was cached
     assert asked(model)[3] == [
         "Be brief.", lines[0], FOX, lines[1], FOX, lines[2], FOX, lines[3],
     ]  # fmt: skip
@@ -169,7 +173,7 @@ def test_dropping_can_be_asked_for_live_and_keeps_what_is_saved(
     ran = run("chat", gguf, stdin="\n".join([*lines, f"/save {record}"]))
     assert ran.out == f"{FOX}\n" * 4
     assert ran.err.count("tokens do not fit") == 1
-    assert ran.err.count("dropped the oldest") == 2
+    assert ran.err.count("messages were removed") == 2
     said = [message["content"] for message in json.loads(record.read_text())["messages"]]
     assert said == [word for c in "abde" for word in (c * 20, FOX)]
 
@@ -183,7 +187,7 @@ def test_one_message_that_is_too_long_drops_nothing(run: Run, model: FakeModel, 
 
 
 def test_an_answer_cut_by_n_is_said(run: Run, model: FakeModel, gguf: str) -> None:
-    assert "the answer stops at 2 tokens" in run("chat", gguf, "-n", "2", stdin="hi\n").err
+    assert "the answer is cut off at 2 tokens" in run("chat", gguf, "-n", "2", stdin="hi\n").err
 
 
 def test_a_template_that_refuses_does_not_end_the_chat(
@@ -279,7 +283,7 @@ def test_a_failed_retry_costs_no_answer(
     before = list(conversation.messages)
     model.interrupt_at = 0
     chat.run(Script("/retry", "/swap"), interactive=True)
-    assert capsys.readouterr().err.count("the conversation is as it was before") == 2
+    assert capsys.readouterr().err.count("the message was discarded") == 2
     model.n_ctx = 1
     chat.run(Script("/retry", "/swap"), interactive=True)
     assert conversation.messages == before

@@ -118,11 +118,11 @@ def test_unanswered_takes_only_a_message_back(talk: Conversation) -> None:
 
 def test_stats(talk: Conversation) -> None:
     assert Conversation().enter("/stats").note == "no answer yet"
-    assert str(TURN) == ("9 tokens, 32.0 tokens/s; read 6, 12.0 tokens/s; context 18 of 64")
+    assert str(TURN) == ("9 tokens, 32.0 tokens/s; prompt 6, 12.0 tokens/s; context 18 of 64")
     talk.answered("again", TURN)
     note = talk.enter("/stats").note
-    assert "2 in all: wrote 18 tokens, 32.0 tokens/s; read 12, 12.0 tokens/s" in note
-    assert "8 tokens of prompts were still in the cache" in note
+    assert "2 answers: generated 18 tokens, 32.0 tokens/s; prompts 12, 12.0 tokens/s" in note
+    assert "8 prompt tokens reused from the cache" in note
 
 
 def test_help_names_every_command(talk: Conversation) -> None:
@@ -295,8 +295,8 @@ def test_set(talk: Conversation) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("temprature 1", "no setting is called 'temprature'; did you mean temperature?"),
-        ("zzz 1", "no setting is called 'zzz'; /set lists what there is"),
+        ("temprature 1", "unknown setting 'temprature'; did you mean temperature?"),
+        ("zzz 1", "unknown setting 'zzz'; /set lists the settings"),
         ("temperature hot", "temperature: 'hot' is not a valid float"),
         ("min_p 2", "min_p: min_p = 2.0 is out of range (expected 0 to 1)"),
         ("max_tokens 0", "max_tokens: 0 tokens: expected 1 or more, or -1 for no limit"),
@@ -304,7 +304,7 @@ def test_set(talk: Conversation) -> None:
         ("markdown maybe", "markdown: 'maybe' is neither on nor off"),
         ("stop 'a", "stop: No closing quotation"),
         ("grammar absent.gbnf", "grammar: File 'absent.gbnf' does not exist"),
-        ("custom x", "no setting is called 'custom'; /set lists what there is"),
+        ("custom x", "unknown setting 'custom'; /set lists the settings"),
     ],
 )
 def test_a_setting_that_cannot_be(talk: Conversation, line: str, why: str) -> None:

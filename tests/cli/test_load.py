@@ -113,5 +113,5 @@ def test_a_context_beyond_the_trained_one_is_said(
     assert ran.code == 0
     assert ran.err.startswith(
         "treadle: warning: a context of 4097 tokens: story.gguf was trained for 4096; "
-        "expect nonsense behind them\n"
+        "text beyond that is unreliable\n"
     )

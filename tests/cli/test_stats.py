@@ -31,11 +31,11 @@ def test_all_of_it(run: Run, model: FakeModel, gguf: str) -> None:
     assert lines[0].endswith(", 2 threads")
     assert lines[1:5] == [
         "kernels  20 compiled and 1 from the cache for portable in 1.5 s",
-        "prompt   3 tokens, 6.0 tokens/s, and 1 from the cache",  # 0.5 s
+        "prompt   3 tokens, 6.0 tokens/s, 1 reused from the cache",  # 0.5 s
         "text     4 tokens, 12.0 tokens/s",
         "context  8 of 64 tokens",
     ]
-    assert re.fullmatch(r"memory   [\d.]+ [KMG]iB at its peak.*", lines[5])
+    assert re.fullmatch(r"memory   peak [\d.]+ [KMG]iB.*", lines[5])
     assert max(map(len, lines)) < 80
     assert "memory" in run("run", gguf, "abc", "--stats", "--json").err
 
@@ -54,7 +54,7 @@ def test_few_tokens(n_read: int, n_generated: int, read: str, wrote: str) -> Non
     lines = report(FakeModel(), turn).splitlines()  # type: ignore[arg-type]
     assert lines[2:4] == [f"prompt   {read}", f"text     {wrote}"]
     short = read.replace(" tokens,", ",").replace(" token,", ",").removesuffix(" tokens")
-    assert str(turn) == f"{wrote}; read {short}; context 3 of 64"
+    assert str(turn) == f"{wrote}; prompt {short}; context 3 of 64"
 
 
 def test_no_line_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def on_a_terminal(*words: str) -> str:
 
 
 def test_a_line_on_a_terminal(gguf: str) -> None:
-    line = "4 tokens, 12.0 tokens/s; read 3, 6.0 tokens/s; context 8 of 64"
+    line = "4 tokens, 12.0 tokens/s; prompt 3, 6.0 tokens/s; context 8 of 64"
     assert on_a_terminal(gguf, "abc") == f"the quick brown fox\n{line}\n"
     assert on_a_terminal(gguf, "abc", "--no-stats") == "the quick brown fox\n"
     assert "\nmemory " in on_a_terminal(gguf, "abc", "--stats")

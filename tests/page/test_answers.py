@@ -53,7 +53,7 @@ def test_stop_ends_the_stream_and_keeps_what_there_is(script: Scripted, visit: O
     ask(page, "Go")
     expect(page.get_by_role("log")).to_contain_text("Half of")
     page.click("#stop")
-    expect(page.locator(".note").last).to_have_text("Stopped.")
+    expect(page.locator(".note").last).to_have_text("Stopped")
     expect(page.locator("#entry")).to_be_focused()
     until(lambda: script.left == 1)
     script.answers.append([says("it."), end()])
@@ -87,7 +87,7 @@ def test_escape_stops_too(script: Scripted, visit: Opened) -> None:
     ask(page, "Go")
     expect(page.get_by_role("log")).to_contain_text("On")
     page.keyboard.press("Escape")
-    expect(page.locator(".note").last).to_have_text("Stopped.")
+    expect(page.locator(".note").last).to_have_text("Stopped")
     until(lambda: script.left == 1)
 
 
@@ -102,7 +102,7 @@ def test_other_answers_and_edits_are_branches(script: Scripted, visit: Opened) -
     page.click('[data-does="Previous version"]')
     expect(page.get_by_role("log")).to_contain_text("Answer 1")
     page.locator('.user [data-does="edit"]').click()
-    edit = page.get_by_label("Edit the message")
+    edit = page.get_by_label("Edit message")
     expect(edit).to_be_focused()
     edit.fill("Second")
     page.locator(".edit").get_by_role("button", name="Send").click()
@@ -110,7 +110,7 @@ def test_other_answers_and_edits_are_branches(script: Scripted, visit: Opened) -
     assert script.bodies[2]["messages"] == [{"role": "user", "content": "Second"}]
     page.locator(".user").get_by_role("button", name="Previous version").click()
     expect(page.get_by_role("log")).to_contain_text("First")
-    assert last(page).startswith("Answer")
+    assert last(page).startswith("Assistant")
 
 
 def test_an_answer_can_be_edited_and_deleted(script: Scripted, visit: Opened) -> None:
@@ -118,11 +118,11 @@ def test_an_answer_can_be_edited_and_deleted(script: Scripted, visit: Opened) ->
     page = visit(script.url)
     ask(page, "Q")
     page.locator('.assistant [data-does="edit"]').click()
-    page.get_by_label("Edit the message").press("Escape")
+    page.get_by_label("Edit message").press("Escape")
     expect(page.locator('.assistant [data-does="edit"]')).to_be_focused()
     page.locator('.assistant [data-does="edit"]').click()
-    page.get_by_label("Edit the message").fill("Right")
-    page.locator(".edit").get_by_role("button", name="Keep").click()
+    page.get_by_label("Edit message").fill("Right")
+    page.locator(".edit").get_by_role("button", name="Save").click()
     expect(page.locator(".assistant .markdown")).to_have_text("Right")
     expect(page.locator(".branches")).to_contain_text("2 of 2")
     page.locator('.assistant [data-does="delete"]').click()
@@ -177,13 +177,13 @@ def test_ten_thousand_tokens(script: Scripted, visit: Opened) -> None:
 ERRORS: list[tuple[Any, str]] = [
     (
         (400, {"type": TOO_LONG, "message": "x", "n_prompt_tokens": 5000, "n_ctx": 4096}),
-        "The conversation has 5000 tokens, and the context holds 4096.",
+        "The conversation is too long: 5000 tokens, context 4096.",
     ),
     ((503, {"code": "overloaded", "message": "512 texts"}), "The server is busy: 512 texts."),
     ((400, {"message": "top_k: expected a number"}), "Top_k: expected a number"),
     ((500, "no JSON object"), "Status 500"),
     ([says("Half"), {"error": {"message": "the file shrank"}}], "The file shrank"),
-    ([says("Half"), CUT], "The answer broke off: the connection was lost."),
+    ([says("Half"), CUT], "Connection lost: the answer is incomplete."),
 ]
 
 
@@ -219,10 +219,10 @@ def test_the_queue_and_progress_of_the_prompt(script: Scripted, visit: Opened) -
     )
     page = visit(script.url)
     ask(page, "Go")
-    expect(page.locator(".note")).to_have_text("Place 2 in the queue")
+    expect(page.locator(".note")).to_have_text("Queued at position 2")
     expect(page.get_by_role("progressbar")).to_have_count(0)
     begun.set()
-    expect(page.locator(".note")).to_have_text("Reading the prompt: 1500 of 3000 tokens")
+    expect(page.locator(".note")).to_have_text("Processing the prompt: 1500 of 3000 tokens")
     assert page.get_by_role("progressbar").get_attribute("value") == "1500"
     more.set()
     expect(page.get_by_role("progressbar")).to_have_count(0)
@@ -236,8 +236,8 @@ def test_where_a_prompt_left_the_cache(script: Scripted, visit: Opened) -> None:
     page = visit(script.url)
     ask(page, "Go")
     expect(page.locator(".stats")).to_contain_text(
-        "of it 30 from the cache (8 from files) · read at 1200 tokens/s · "
-        "left the cache at token 30, “ <b>”: it had given way to others"
+        "30 reused from cache, 8 of them from disk · Prompt speed: 1200 tokens/s · "
+        "Reuse ended at token 30 (“ <b>”): the rest was evicted"
     )
 
 
@@ -250,10 +250,10 @@ def test_reasoning_is_folded(script: Scripted, visit: Opened) -> None:
     page = visit(script.url)
     ask(page, "Why?")
     summary = page.locator(".reasoning summary")
-    expect(summary).to_have_text("Thinking: 2 words")
+    expect(summary).to_have_text("Reasoning… (2 words)")
     more.set()
     expect(page.locator(".markdown")).to_have_text("42")
-    expect(summary).to_have_text("Thought: 3 words")
+    expect(summary).to_have_text("Reasoning (3 words)")
     expect(page.locator(".reasoning .plain")).to_be_hidden()
     summary.click()
     expect(page.locator(".reasoning .plain")).to_have_text("Let me see.")
@@ -283,8 +283,8 @@ def test_calls_of_tools_are_shown_and_answered(script: Scripted, visit: Opened) 
     ask(page, "How is the weather?")
     expect(page.locator(".call")).to_contain_text('"city": "Ulm"')
     script.answers.append([says("It rains."), end()])
-    page.get_by_label("Result of weather").fill("rain")
-    page.get_by_role("button", name="Give the result").click()
+    page.get_by_label("Result of tool weather").fill("rain")
+    page.get_by_role("button", name="Submit result").click()
     expect(page.get_by_role("log")).to_contain_text("It rains.")
     _, call, result = script.bodies[1]["messages"]
     assert call["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city":"Ulm"}'}
@@ -301,7 +301,7 @@ def test_alternatives_of_a_token(script: Scripted, visit: Opened) -> None:
     script.answers.append([token("The", "A"), token(" cat", " dog", "<b>"), end()])
     page = visit(script.url)
     page.click("#settings-open")
-    page.get_by_label("Alternatives of each token").fill("2")
+    page.get_by_label("Top log probabilities").fill("2")
     page.keyboard.press("Tab")
     page.keyboard.press("Escape")
     ask(page, "Who?")

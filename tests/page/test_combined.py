@@ -32,7 +32,7 @@ def test_again_on_an_earlier_answer_while_another_is_written(
     assert script.left == 1
     page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".assistant .markdown").last).to_have_text("Two")
-    expect(page.locator(".note").last).to_have_text("Stopped.")
+    expect(page.locator(".note").last).to_have_text("Stopped")
     never.set()
 
 
@@ -45,10 +45,10 @@ def test_each_of_two_calls_gets_its_result(script: Scripted, visit: Opened) -> N
     script.answers.append([says("Wet."), end()])
     page = visit(script.url)
     ask(page, "How is the weather?")
-    page.get_by_label("Result of rain").fill("much")
-    page.get_by_role("button", name="Give the result").first.click()
-    page.get_by_label("Result of wind").fill("none")
-    page.get_by_role("button", name="Give the result").click()
+    page.get_by_label("Result of tool rain").fill("much")
+    page.get_by_role("button", name="Submit result").first.click()
+    page.get_by_label("Result of tool wind").fill("none")
+    page.get_by_role("button", name="Submit result").click()
     expect(page.get_by_role("log")).to_contain_text("Wet.")
     results = [m for m in script.bodies[1]["messages"] if m["role"] == "tool"]
     assert [(m["tool_call_id"], m["content"]) for m in results] == [("c0", "much"), ("c1", "none")]
@@ -103,7 +103,7 @@ def test_a_file_of_odd_values_is_shown_or_refused(script: Scripted, visit: Opene
         '{"predicted_per_second": "x", "prompt_per_second": {}, "cache": 3}}}, "leaf": "a"}'
     )
     page.set_input_files("#import-file", file("odd.json", odd))
-    expect(page.locator("#notice")).to_contain_text("1 imported")
+    expect(page.locator("#notice")).to_contain_text("Imported 1 conversation")
     page.locator("#talks a", has_text="odd").click()
     expect(page.locator(".message")).to_contain_text("hello")
     for text in (
@@ -111,7 +111,7 @@ def test_a_file_of_odd_values_is_shown_or_refused(script: Scripted, visit: Opene
         '[{"role": "user", "content": "x", "tool_calls": 3}]',
     ):
         page.set_input_files("#import-file", file("calls.json", text))
-        expect(page.locator("#notice")).to_contain_text("1 imported")
+        expect(page.locator("#notice")).to_contain_text("Imported 1 conversation")
 
 
 def test_an_edited_call_stays_a_call(script: Scripted, visit: Opened) -> None:
@@ -121,8 +121,8 @@ def test_an_edited_call_stays_a_call(script: Scripted, visit: Opened) -> None:
     ask(page, "Go")
     expect(page.locator(".call")).to_be_visible()
     page.locator('.assistant [data-does="edit"]').click()
-    page.get_by_label("Edit the message").fill("Let me look.")
-    page.get_by_role("button", name="Keep").click()
+    page.get_by_label("Edit message").fill("Let me look.")
+    page.get_by_role("button", name="Save").click()
     expect(page.locator(".assistant .markdown")).to_have_text("Let me look.")
     expect(page.locator(".call")).to_be_visible()
 

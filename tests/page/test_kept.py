@@ -14,7 +14,7 @@ from tests.page.test_answers import ask
 from tests.server.conftest import until
 from treadle.sampling import Sampling
 from treadle.server.asked import SAMPLERS
-from treadle.server.native import sampling_dict
+from treadle.server.native_answer import sampling_dict
 
 
 def say(script: Scripted, page: Page, text: str, answer: str) -> None:
@@ -43,7 +43,7 @@ def test_conversations_are_found_exported_and_imported(script: Scripted, visit: 
     other = visit(script.url)  # a browser without a past
     assert other.locator("#talks a").count() == 0
     other.set_input_files("#import-file", file("t.json", text))
-    expect(other.locator("#notice")).to_contain_text("2 imported.")
+    expect(other.locator("#notice")).to_contain_text("Imported 2 conversations.")
     other.get_by_role("link", name="About cats").click()
     expect(other.locator(".assistant .markdown")).to_have_text("They purr.")
     other.reload()
@@ -115,7 +115,7 @@ def test_what_is_no_value_is_marked_and_not_sent(script: Scripted, visit: Opened
     page.locator("#set-max_tokens").fill("7")
     page.locator("#set-max_tokens").blur()
     expect(page.locator("#set-top_k")).to_have_attribute("aria-invalid", "true")
-    expect(page.locator(".wrong:not(:empty)")).to_have_text(["a number, please", "this is no JSON"])
+    expect(page.locator(".wrong:not(:empty)")).to_have_text(["not a number", "not valid JSON"])
     page.click("#settings-close")
     say(script, page, "Hi", "Yo")
     assert script.bodies[0]["max_tokens"] == 7

@@ -16,7 +16,7 @@ from tests.page.test_answers import ask
 from tests.page.test_kept import fill_all
 from tests.server.conftest import Process, until
 from treadle.sampling import Sampling
-from treadle.server.native import sampling_dict
+from treadle.server.native_answer import sampling_dict
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_stop_frees_the_sequence(server: Process, slow: Path, visit: Opened) -> 
     page.click("#stop")
     until(lambda: metric(server, "vllm:num_requests_running") == 0)
     assert metric(server, "treadle:cancelled_total") == cancelled + 1
-    expect(page.locator(".note")).to_have_text("Stopped.")
+    expect(page.locator(".note")).to_have_text("Stopped")
 
 
 @pytest.mark.parametrize("mode", ["chat", "text"])
@@ -133,4 +133,4 @@ def test_a_reload_in_mid_answer(server: Process, slow: Path, visit: Opened) -> N
 def test_too_long_says_so(server: Process, visit: Opened) -> None:
     page = visit(server.url, expected="400")
     ask(page, "word " * 9000)
-    expect(page.locator(".note.wrong")).to_contain_text("the context holds")
+    expect(page.locator(".note.wrong")).to_contain_text("is too long")

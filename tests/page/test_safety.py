@@ -73,7 +73,7 @@ def test_calls_files_and_conversations_stay_text(script: Scripted, visit: Opened
     }
     bad = [{"id": "x", "nodes": {"a": {"role": "user", "parent": "a"}}}]
     for i, (found, said) in enumerate(
-        [([talk], "1 imported"), (bad, "in a circle"), ([3], "no messages")]
+        [([talk], "Imported 1 conversation"), (bad, "a cycle"), ([3], "no messages found")]
     ):
         text = json.dumps({"conversations": found})
         page.set_input_files("#import-file", file(f"{i}.json", text))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from treadle.errors import GrammarError, SamplingError
+from treadle.errors import GrammarError, NotFiniteError, SamplingError
 from treadle.kernels.top import N_TOP, TOTAL_ERROR, Look
 from treadle.sampling import Sampler, Sampling
 from treadle.sampling.candidates import Floats
@@ -261,7 +261,7 @@ def test_no_numbers_are_named(spoil: float, words: str, t: float, constrained: b
     sampler = Sampler(Sampling(temperature=t), N, constraint=constraint)
     given_row = Row(row, sampler.look())
     given_row.x = np.where(row < np.inf, row, np.float32(spoil))
-    with pytest.raises(SamplingError, match=words):
+    with pytest.raises(NotFiniteError, match=words):
         sampler.choose(given_row, [1])
 
 

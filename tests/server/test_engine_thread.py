@@ -223,6 +223,37 @@ def test_metrics_count_what_was_done(model: treadle.Model) -> None:
         post(client, "/v1/embeddings", input="def f(")
         embedded = value(service, "treadle:embedded_tokens_total")
         assert embedded == len(model.tokenize("def f("))
+        assert value(service, "llamacpp:prompt_tokens_total") == 2 * n - cached + embedded
+        assert value(service, f"vllm:prompt_tokens_total{model_name}") == 2 * n + embedded
+        assert value(service, "llamacpp:n_tokens_max") == n + 5
+        assert value(service, "llamacpp:spec_decode_num_drafts_total") == 0
+        assert value(service, "process_start_time_seconds") == service.created
+        assert text.headers["process-start-time-unix"] == str(service.created)
+
+
+def test_metrics_count_drafts(model: treadle.Model) -> None:
+    """As an answer's timings, and by place: each is right as often as the one before, or less."""
+    with running(model, metrics=True) as service, talking(service) as client:
+        drafted = accepted = 0
+        for stop in (None, "z"):
+            prompt = "ab cd ef gh " * 12
+            body = {"prompt": prompt, "grammar": 'root ::= "ab cd ef gh ab cd ef gh"', "stop": stop}
+            told = post(client, "/v1/completions", **body)["timings"]
+            drafted, accepted = drafted + told["draft_n"], accepted + told["draft_n_accepted"]
+        assert accepted > 0
+        for prefix, label in (("llamacpp", ""), ("vllm", 'model_name="demo"')):
+            name, own = f"{prefix}:spec_decode_num", f"{{{label}}}" if label else ""
+            assert value(service, f"{name}_draft_tokens_total{own}") == drafted
+            assert value(service, f"{name}_accepted_tokens_total{own}") == accepted
+            n_drafts = value(service, f"{name}_drafts_total{own}")
+            assert n_drafts > 0
+            by_place = []
+            for at in range(len(service.tally.accepted_at)):
+                place = f'{label}{"," * bool(label)}position="{at}"'
+                by_place.append(value(service, f"{name}_accepted_tokens_per_pos_total{{{place}}}"))
+            assert n_drafts >= by_place[0]
+            assert by_place == sorted(by_place, reverse=True)
+            assert sum(by_place) == accepted
 
 
 def test_metrics_count_texts_as_they_are_written_and_those_given_up(model: treadle.Model) -> None:
@@ -311,7 +342,7 @@ def test_less_room_than_a_context() -> None:
             assert (error["n_prompt_tokens"], error["n_ctx"]) == (n + 1, n)
             full = post(client, "/v1/completions", prompt=[5] * (n - 9), ignore_eos=True)
             assert full["choices"][0]["finish_reason"] == "length"
-            assert full["usage"]["completion_tokens"] == 10
+            assert full["usage"]["completion_tokens"] == 9
             assert client.get("/props").json()["default_generation_settings"]["n_ctx"] == n
             prompts = [[5 + i] * (n // 3) for i in range(6)]  # and others wait for their turn
             many = post(client, "/v1/completions", prompt=prompts, max_tokens=4, ignore_eos=True)

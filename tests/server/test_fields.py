@@ -74,6 +74,11 @@ def test_a_wrong_field_of_an_object_is_named_with_the_object() -> None:
         assert caught.value.param == name
 
 
+ANY: dict[str, Any] = {"response_format": {"type": "json_object"}}
+OWN_INNER = {"schema": {"a": 1}}
+OWN = {"response_format": {"type": "json_schema", "json_schema": OWN_INNER}}
+
+
 def read(model: treadle.Model, body: dict[str, Any]) -> asked.Asked:
     return read_asked(body, model, Sampling(temperature=0.5))
 
@@ -117,7 +122,18 @@ def test_a_bias_of_a_text_and_one_that_forbids(model: treadle.Model) -> None:
         {"n": 0},
         {"n": 129},
         {"stop": ["x"] * 65},
-        {"guided_choice": ["a"]},
+        {"guided_choice": []},
+        {"guided_choice": ["a"], "structured_outputs": {"regex": "a"}},
+        {"guided_choice": ["a"], "guided_regex": "b"},
+        {"structured_outputs": {"json": {}}, "json_schema": {}},
+        {"structured_outputs": {"json": {}, "regex": "a"}},
+        {"structured_outputs": {"structural_tag": "x"}},
+        {"stop_token_ids": [10**9]},
+        {"stop_token_ids": ["a"]},
+        {"allowed_token_ids": []},
+        {"bad_words": ["a"] * 1025},
+        {"min_tokens": -1},
+        {"sse_ping_interval": -2},
         {"lora": {"id": 0}},
         {"lora": [{"scale": 1.0}]},
         {"response_format": {"type": "xml"}},
@@ -141,6 +157,14 @@ def test_what_cannot_be_honoured(body: dict[str, Any], model: treadle.Model) -> 
         ({"guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
         ({"regex": "a|b"}, Wanted(regex="a|b")),
         ({"guided_regex": "a"}, Wanted(regex="a")),
+        ({"guided_choice": ["a.b", "c d", "[e]-&"]}, Wanted(regex=r"a\.b|c d|\[e\]\-\&")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Wanted(regex="a|b")),
+        ({"structured_outputs": {"json": {"a": 1}}}, Wanted(schema={"a": 1})),
+        ({"structured_outputs": {"json_object": True}}, Wanted(schema={"type": "object"})),
+        ({"structured_outputs": {"json_object": False}}, Wanted()),
+        ({"structured_outputs": {"grammar": "x"}}, Wanted(grammar="x")),
+        ({"reasoning_budget_tokens": 5}, Wanted(budget=5)),
+        ({"thinking_token_budget": 5}, Wanted(budget=5)),
         ({"reasoning_budget": 5}, Wanted(budget=5)),
         ({"reasoning_budget": -1}, Wanted()),
         ({"response_format": {"type": "text"}}, Wanted()),
@@ -154,11 +178,45 @@ def test_what_cannot_be_honoured(body: dict[str, Any], model: treadle.Model) -> 
             Wanted(schema={}, lenient=True),
         ),
         ({"response_format": {"type": "grammar", "grammar": "x"}}, Wanted(grammar="x")),
+        ({**ANY, "json_schema": {"a": 1}}, Wanted(schema={"a": 1})),
+        ({**ANY, "guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
+        ({"response_format": {**ANY["response_format"], "schema": {}}}, Wanted(schema={})),
+        (
+            {"response_format": {**ANY["response_format"], "json_schema": {"schema": {"a": 1}}}},
+            Wanted(schema={"a": 1}),
+        ),
+        ({**OWN, "json_schema": {"a": 1}}, Wanted(schema={"a": 1})),
+        ({"json_schema": {"a": 1}, "guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
         ({"response_format": {"type": "regex", "regex": "x"}}, Wanted(regex="x")),
     ],
 )
 def test_constraints(body: Any, found: Any, model: treadle.Model) -> None:
     assert read(model, body).wanted == found
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ({**OWN, "json_schema": {"b": 1}}, ("response_format", "json_schema")),
+        ({**OWN, "guided_json": {"b": 1}}, ("response_format", "guided_json")),
+        ({**OWN, "guided_regex": "a"}, ("response_format", "guided_regex")),
+        ({**ANY, "grammar": 'root ::= "x"'}, ("response_format", "grammar")),
+        ({"json_schema": {"a": 1}, "guided_json": {"b": 1}}, ("guided_json", "json_schema")),
+        ({"regex": "a", "guided_regex": "b"}, ("guided_regex", "regex")),
+        ({"grammar": 'root ::= "x"', "guided_json": {}}, ("grammar", "guided_json")),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": OWN_INNER}},
+            ("response_format.schema", "response_format.json_schema.schema"),
+        ),
+    ],
+)
+def test_two_forms_of_an_answer(body: Any, names: tuple[str, str], model: treadle.Model) -> None:
+    """The second one was dropped."""
+    with pytest.raises(ApiError) as caught:
+        read(model, body)
+    assert caught.value.status == 400
+    assert caught.value.param == names[0]
+    assert caught.value.message.startswith(f"{names[0]} and {names[1]}: ")
 
 
 def test_prompts(model: treadle.Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,9 +16,12 @@ from tests.server.test_openai import CHAT, post, stream
 def test_a_completion(client: TestClient, model: treadle.Model) -> None:
     made = model.generate("def f(", temperature=0, max_tokens=6)
     made.finish()
-    found = post(client, "/completion", prompt="def f(", temperature=0, n_predict=6, n_probs=2)
+    asked: dict[str, Any] = {"prompt": "def f(", "temperature": 0, "n_predict": 6, "n_probs": 2}
+    found = post(client, "/completion", **asked, return_tokens=True)
     assert found["content"] == made.text
     assert found["tokens"] == made.ids
+    for return_tokens in (False, None):
+        assert post(client, "/completion", **asked, return_tokens=return_tokens)["tokens"] == []
     assert (found["stop"], found["stop_type"], found["stopping_word"]) == (True, "limit", "")
     assert (found["tokens_predicted"], found["truncated"]) == (6, False)
     assert found["tokens_evaluated"] == len(made.prompt_ids)
@@ -52,6 +56,18 @@ def test_a_prompt_that_is_to_be_read_anew(
     assert error["param"] == "cache_prompt"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_fills_the_context_is_truncated(stream: bool, client: TestClient) -> None:
+    """llama.cpp: prompt and text are n_ctx tokens, not one more."""
+    for n, limit, truncated in ((8, -1, True), (8, 4, False), (N_CTX - 4, 4, True)):
+        body = {"prompt": [5] * n, "n_predict": limit, "ignore_eos": True, "stream": stream}
+        text = client.post("/completion", json=body).text
+        last = events(text)[-1] if stream else json.loads(text)
+        written = N_CTX - n if limit < 0 else limit
+        assert last["timings"]["predicted_n"] == last["tokens_predicted"] == written
+        assert (last["truncated"], last["stop_type"]) == (truncated, "limit")
+
+
 def test_a_stream_says_when_it_stops(client: TestClient) -> None:
     body: dict[str, Any] = {
         "prompt": "def f(",
@@ -59,7 +75,7 @@ def test_a_stream_says_when_it_stops(client: TestClient) -> None:
         "n_predict": 6,
         "stream": True,
     }
-    whole = post(client, "/completion", **{**body, "stream": False})
+    whole = post(client, "/completion", **{**body, "stream": False, "return_tokens": True})
     parts = events(client.post("/completion", json=body).text)
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
     assert "".join(part["content"] for part in parts) == whole["content"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import N_CTX
 from tests.server.test_openai import post
+from treadle.embedding import Embedder
 from treadle.server.embeddings import _ids as texts_ids
 from treadle.server.ollama import _thinking
 
@@ -132,7 +134,8 @@ def test_no_limit(no_limit: int, client: TestClient) -> None:
 )  # fmt: skip
 def test_think(think: Any, on: bool, effort: str | None, client: TestClient) -> None:
     own = {} if effort is None else {"reasoning_effort": effort}
-    assert _thinking({"think": think}) == {"chat_template_kwargs": {"enable_thinking": on}, **own}
+    variables = {"enable_thinking": on, "thinking": on}
+    assert _thinking({"think": think}) == {"chat_template_kwargs": variables, **own}
     assert _thinking({"think": None}) == _thinking({"think": ""}) == {}
     for wrong in (5, "much", [True]):
         error = post(client, "/api/chat", 400, messages=HI, think=wrong)["error"]
@@ -173,17 +176,15 @@ def test_a_cut_text_still_ends_as_the_model_wants() -> None:
     def tokenize(text: str) -> list[int]:
         return [1, *map(ord, text), 2]
 
-    model: Any = SimpleNamespace(
-        n_ctx=6,
-        tokenize=tokenize,
-        engine=SimpleNamespace(cache=SimpleNamespace(n_tokens=64)),
-        tokenizer=SimpleNamespace(add_eos=False, add_sep=True),
-    )
-    assert texts_ids("abcdefgh", model, cut=True) == [1, *b"abcd", 2]
-    assert texts_ids("abcd", model, cut=True) == [1, *b"abcd", 2]
-    assert texts_ids([7] * 9, model, cut=True) == [7] * 6
+    tokenizer = SimpleNamespace(add_eos=False, add_sep=True)
+    model: Any = SimpleNamespace(n_ctx=6, tokenize=tokenize, tokenizer=tokenizer)
+    embedder: Any = SimpleNamespace(prompt="", _model=model)
+    embedder.cut = partial(Embedder.cut, embedder)
+    assert texts_ids("abcdefgh", model, embedder, 6) == [1, *b"abcd", 2]
+    assert texts_ids("abcd", model, embedder, 6) == [1, *b"abcd", 2]
+    assert texts_ids([7] * 9, model, embedder, 6) == [7] * 6
     model.tokenizer.add_sep = False
-    assert texts_ids("abcdefgh", model, cut=True) == [1, *b"abcde"]
+    assert texts_ids("abcdefgh", model, embedder, 6) == [1, *b"abcde"]
 
 
 def test_what_is_served(client: TestClient) -> None:

@@ -381,12 +381,13 @@ def test_nothing_is_to_be_written(client: TestClient) -> None:
 
 
 def test_too_long_is_400_with_the_numbers(client: TestClient) -> None:
-    error = post(client, "/v1/completions", 400, prompt=[5] * (N_CTX + 1))["error"]
-    assert error["type"] == "exceed_context_size_error"
-    assert (error["n_prompt_tokens"], error["n_ctx"]) == (N_CTX + 1, N_CTX)
-    # Claude Code, Cline and OpenCode know it by these words, whatever the protocol.
-    assert error["message"].startswith(f"prompt is too long: {N_CTX + 1} tokens > {N_CTX} maximum")
-    whole = post(client, "/v1/completions", prompt=[5] * N_CTX, ignore_eos=True)
+    for n, most in ((N_CTX + 1, N_CTX), (N_CTX, N_CTX - 1)):  # with N_CTX no token could follow
+        error = post(client, "/v1/completions", 400, prompt=[5] * n)["error"]
+        assert error["type"] == "exceed_context_size_error"
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (n, N_CTX)
+        # Claude Code, Cline and OpenCode know it by these words, whatever the protocol.
+        assert error["message"].startswith(f"prompt is too long: {n} tokens > {most} maximum")
+    whole = post(client, "/v1/completions", prompt=[5] * (N_CTX - 1), ignore_eos=True)
     assert whole["usage"]["completion_tokens"] == 1
     assert whole["choices"][0]["finish_reason"] == "length"
 

@@ -107,7 +107,7 @@ def test_what_is_being_written_may_end(number: signal.Signals, process: Served, 
     server = process("--grace", "120", "--no-log", slow=slow)
     connection, answer = begin(server.url, ENDLESS)
     server.popen.send_signal(number)
-    read_until(server, "1 texts have 120 s to end")
+    read_until(server, "1 requests have 120 s to finish")
     slow.unlink()
     found = events("data: {}\n\n" + answer.read().decode())
     assert found[-1] == "[DONE]"

@@ -380,3 +380,45 @@ def test_a_bell_keeps_a_ring_that_nobody_waits_for() -> None:
         return [rung async for rung in listen()]
 
     assert asyncio.run(collect()) == [True, False, True]
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "x"}]}
+CUT: dict[str, tuple[dict[str, Any], str, str]] = {  # a body, its limit, and what a text's keys are
+    "/v1/completions": ({"prompt": "x"}, "max_tokens", "text"),
+    "/completion": ({"prompt": "x"}, "n_predict", "content"),
+    "/v1/chat/completions": (MESSAGES, "max_tokens", "content"),
+    "/v1/messages": (MESSAGES, "max_tokens", "text"),
+    "/v1/responses": ({"input": "x"}, "max_output_tokens", "text"),
+    "/api/chat": (MESSAGES, "num_predict", "content"),
+    "/api/generate": ({"prompt": "x"}, "num_predict", "response"),
+}
+
+
+def texts_of(value: Any, key: str) -> list[str]:
+    """The texts that lie anywhere in a value under ``key``."""
+    if isinstance(value, list):
+        return [text for each in value for text in texts_of(each, key)]
+    if not isinstance(value, dict):
+        return []
+    own = [value[key]] if isinstance(value.get(key), str) else []
+    return own + [text for each in value.values() for text in texts_of(each, key)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", CUT)
+def test_a_limit_within_a_character(path: str, stream: bool, client: TestClient) -> None:
+    """The text ends at its last whole character."""
+    body, limit, key = CUT[path]
+    for n, said in ((2, "é"), (3, "é"), (5, "é"), (6, "é🎉")):
+        own: dict[str, Any] = {limit: n, "grammar": 'root ::= "é🎉é🎉"'}
+        own = {"options": own} if path.startswith("/api") else own
+        answer = client.post(path, json={**body, **own, "stream": stream})
+        assert answer.status_code == 200, answer.text
+        if not stream:
+            assert "".join(texts_of(answer.json(), key)) == said
+            continue
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        if path == "/v1/responses":
+            found, key = [each for each in found if each["type"].endswith("text.delta")], "delta"
+        assert "".join(text for each in found for text in texts_of(each, key)) == said

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.cli.default_options import default_options, for_other_machines
 from treadle.cli.load import find_model, load_model
-from treadle.cli.options import Number, load_options
+from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 from treadle.files.target import file_name
@@ -55,34 +56,34 @@ class Told:
         )
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
 @click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
 @click.option(
-    "-m", "--model", metavar="MODEL", help="By default the small model inside the package."
+    "-m", "--model", metavar="MODEL", help="The model; by default the small one inside the package."
 )
 @click.option("--alias", metavar="NAME", help="The model's name in answers; by default the file's.")
 @click.option(
     "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
-    help="Tokens of an answer, for lines that do not say.",
+    help="Token limit of answers whose line has none.",
 )  # fmt: skip
-@click.option("--temp", type=Number(0), metavar="T", help="Temperature, for lines without one.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed, for lines without one.")
 @click.option(
     "--sequences", type=click.IntRange(1, 4096), metavar="N", default=8, show_default=True,
-    help="Room for so many full contexts; shorter texts share it, more of them at once.",
+    help="Size of the KV cache in full contexts; shorter requests share it.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="An answer does not depend on what else is written."
+    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
 )
 @click.option(
     "--cluster", metavar="ADDRESS",
-    help="Have several models answer, on the Ray at ADDRESS; \"local\" is one on this machine.",
+    help="Use several copies of the model, on the Ray cluster at ADDRESS; \"local\" starts one "
+    "on this machine.",
 )  # fmt: skip
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
-    help="Models, with --cluster; each with --threads processors.",
+    help="Copies of the model, with --cluster; each uses --threads processors.",
 )  # fmt: skip
+@default_options
 @load_options
 def command(
     source: str,
@@ -90,20 +91,20 @@ def command(
     model: str | None,
     alias: str | None,
     max_tokens: int | None,
-    temp: float | None,
-    seed: int | None,
     sequences: int,
     deterministic: bool,
     cluster: str | None,
     replicas: int,
     load: dict[str, Any],
+    defaults: dict[str, Any],
 ) -> None:
     """Answer the requests in IN, a JSON object on each line, and write the answers to OUT.
 
     A line is one of OpenAI's batch files (custom_id, method, url, body), or simply an object with
     "prompt" or "messages". The n-th line of OUT answers the n-th line of IN; a line that cannot be
     answered says why. After Ctrl-C, or any other end, the same command goes on where OUT ends.
-    "-" is standard input or output.
+    "-" is standard input or output. The chat template, reasoning, sampling and seed are for lines
+    that do not say.
     """
     from treadle.batchfile.lines import read_lines
     from treadle.batchfile.output import Output, check_apart, open_input
@@ -111,9 +112,8 @@ def command(
 
     if replicas != 1 and cluster is None:
         raise click.UsageError("--replicas: is for --cluster, which is missing")
-    given = {"max_tokens": max_tokens, "temperature": temp, "seed": seed}
-    defaults = {name: value for name, value in given.items() if value is not None}
-    load |= {"deterministic": deterministic, "n_sequences": sequences}
+    fields = {} if max_tokens is None else {"max_tokens": max_tokens}
+    load |= {"deterministic": deterministic, "n_sequences": sequences, **defaults}
     settings = Settings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
     for name in (source, target):
         file_name(name)  # which is not empty
@@ -138,9 +138,9 @@ def command(
 
             try:
                 if cluster is None:
-                    answer_here(lines, write, model, defaults, settings, progress, load)
+                    answer_here(lines, write, model, fields, settings, progress, load)
                 else:
-                    answer_there(lines, write, model, defaults, settings, cluster, replicas, load)
+                    answer_there(lines, write, model, fields, settings, cluster, replicas, load)
             except KeyboardInterrupt:
                 progress.close()
                 remark(f"{told.summary()}; the same command goes on")
@@ -156,7 +156,7 @@ def answer_here(
     lines: Iterator[Line],
     write: Callable[[Written], None],
     model: str | None,
-    defaults: dict[str, Any],
+    fields: dict[str, Any],
     settings: Settings,
     progress: ProgressBar,
     load: dict[str, Any],
@@ -173,7 +173,7 @@ def answer_here(
 
     with load_model(model, progress, **load) as loaded:
         service = Service(loaded, settings)
-        local = Local(service, defaults)
+        local = Local(service, fields)
         try:
             asyncio.run(run())
         finally:
@@ -184,7 +184,7 @@ def answer_there(
     lines: Iterator[Line],
     write: Callable[[Written], None],
     model: str | None,
-    defaults: dict[str, Any],
+    fields: dict[str, Any],
     settings: Settings,
     address: str,
     replicas: int,
@@ -201,11 +201,12 @@ def answer_there(
     from treadle.cluster.data import answers
     from treadle.cluster.plan import Plan
 
+    load = for_other_machines(load)
     own = {name: value for name, value in load.items() if value is not None}
     plan = Plan(path, replicas, 1, own, settings)
     connect(None if address == "local" else address, plan.n_cpus)
     try:
-        for written in answers(lines, plan, defaults):
+        for written in answers(lines, plan, fields):
             write(written)
     finally:
         ray.shutdown()

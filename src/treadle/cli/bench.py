@@ -102,18 +102,24 @@ class Schedule:
 @click.argument(
     "models", metavar="MODEL...", nargs=-1, required=True, type=click.Path(readable=False)
 )
-@click.option("-p", "--prompt", "n_prompt", type=least(0), default="512", help="Tokens to read.")
-@click.option("-n", "--gen", "n_gen", type=least(0), default="128", help="Tokens to write.")
-@click.option("-d", "--depth", type=least(0), default="0", help="Tokens in the cache before.")
 @click.option(
-    "-s", "--sequences", type=least(1), default="1", help="Sequences that write together."
+    "-p", "--prompt", "n_prompt", type=least(0), default="512", help="Prompt tokens to process."
 )
-@click.option("-t", "--threads", type=least(1), help="Threads; by default as `doctor` says.")
+@click.option("-n", "--gen", "n_gen", type=least(0), default="128", help="Tokens to generate.")
+@click.option(
+    "-d", "--depth", type=least(0), default="0", help="Tokens in the context before the test."
+)
+@click.option(
+    "-s", "--sequences", type=least(1), default="1", help="Sequences that generate in one batch."
+)
+@click.option(
+    "-t", "--threads", type=least(1), help="Number of threads; `treadle doctor` shows the default."
+)
 @click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
 @KV
 @DEVICE
 @click.option(
-    "--against", type=click.Choice([LlamaCpp.name]), help="Time another program too, in turns."
+    "--against", type=click.Choice([LlamaCpp.name]), help="Benchmark another engine too, in turns."
 )
 @click.option(
     "--plot", type=Picture(), metavar="FILE.svg",

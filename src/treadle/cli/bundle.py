@@ -19,18 +19,18 @@ MINORS = tuple(f"3.{minor}" for minor in range(10, 15))
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("out", type=click.Path(readable=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
-@click.option("--serve", is_flag=True, help="OUT starts the server, instead of a chat.")
+@click.option("--serve", is_flag=True, help="OUT starts the server instead of a chat.")
 @click.option(
     "--offline", is_flag=True,
-    help="Ask no registry: OUT is for this machine's kind and this Python alone.",
+    help="Download nothing: OUT runs only on this kind of machine and this Python version.",
 )  # fmt: skip
 @click.option(
     "--machine", "machines", multiple=True, type=click.Choice(MACHINES),
-    help="Linux on it; may be repeated. By default all of them.",
+    help="CPU architecture that OUT runs on (Linux); may be repeated. By default all.",
 )  # fmt: skip
 @click.option(
     "--python", "pythons", multiple=True, type=click.Choice(MINORS),
-    help="A version that OUT runs with; may be repeated. By default all of them.",
+    help="Python version that OUT runs with; may be repeated. By default all.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -38,7 +38,7 @@ def command(
     model: str, out: str, args: tuple[str, ...], serve: bool, offline: bool,
     machines: tuple[str, ...], pythons: tuple[str, ...], force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write MODEL and treadle as one file, OUT, that runs where there is a Python.
+    """Write MODEL and treadle as one executable file, OUT, that needs only Python.
 
     OUT takes the arguments of a command (OUT run, OUT bench), whose MODEL is its own; alone it
     chats, and a prompt is completed. ARGS are what it does when nothing else is typed.

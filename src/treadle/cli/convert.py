@@ -58,12 +58,12 @@ def size(text: str) -> int:
     type=alignment,
     default="32",
     metavar="BYTES",
-    help="Of tensors: bytes, or 'page'.  [32]",
+    help="Alignment of tensors: bytes, or 'page'.  [32]",
 )
 @click.option(
     "--split-max-size",
     type=size,
-    help="Write shards, each of at most so many bytes of tensors, or of one: 2G.",
+    help="Write shards of at most this size, such as 2G.",
 )
 @click.option(
     "--tokenizer",
@@ -82,15 +82,17 @@ def size(text: str) -> int:
     "--base",
     type=click.Path(readable=False),
     metavar="MODEL",
-    help="For a folder of PEFT's, an adapter: a model that it is for.",
+    help="Base model of an adapter (a PEFT folder).",
 )
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
 @click.option(
     "--resume/--no-resume",
     default=True,
-    help="Continue the same conversion where it was stopped.  [resume]",
+    help="Continue an interrupted conversion.  [resume]",
 )
-@click.option("--allow-nonfinite", is_flag=True, help="Take infinities and NaNs among the weights.")
+@click.option(
+    "--allow-nonfinite", is_flag=True, help="Accept infinities and NaNs among the weights."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     src: str, dst: str, fmt: str | None, align: int, split_max_size: int | None,

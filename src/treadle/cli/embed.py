@@ -7,15 +7,13 @@ import click
 from treadle.cli.load import counted, load_model, read_lines
 from treadle.cli.options import DEVICE, THREADS
 from treadle.cli.progress import ProgressBar
-from treadle.cli.table import print_json
+from treadle.cli.table import print_json, remark
 
 
 @click.command()
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--normalize/--no-normalize", default=True, help="Make vectors of length 1, or leave them."
-)
+@click.option("--normalize/--no-normalize", default=True, help="Normalise vectors to length 1.")
 @click.option(
     "-d", "--dimensions", type=click.IntRange(1), metavar="N",
     help="The first N values alone; for models trained for it (Matryoshka).",
@@ -24,6 +22,7 @@ from treadle.cli.table import print_json
     "--default-prompt/--no-default-prompt", default=True,
     help="Put the model's own prompt before each text, if it names one.",
 )  # fmt: skip
+@click.option("--truncate", is_flag=True, help="Read the beginning of a text that is too long.")
 @click.option(
     "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
 )
@@ -32,8 +31,8 @@ from treadle.cli.table import print_json
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
 def command(
     model: str, texts: tuple[str, ...], normalize: bool, dimensions: int | None,
-    default_prompt: bool, context: int | None, threads: int | None, device: str | None,
-    as_json: bool,
+    default_prompt: bool, truncate: bool, context: int | None, threads: int | None,
+    device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a vector for each TEXT, or line of standard input: a line of numbers each.
 
@@ -49,8 +48,10 @@ def command(
         load_model(model, progress, context=context, threads=threads, device=device) as loaded,
     ):
         embedder = Embedder(loaded, normalize, dimensions, default_prompt=default_prompt)
+        if embedder.note:
+            remark(embedder.note)
         name = counted("text" if texts else "line")
-        vectors = embedder.vectors(embedder.read(given, name))
+        vectors = embedder.vectors(embedder.read(given, name, truncate=truncate))
     if as_json:
         print_json([{"index": i, "embedding": row} for i, row in enumerate(vectors.tolist())])
         return

@@ -33,10 +33,10 @@ STAGE = "imatrix"
     "-c", "--context", type=click.IntRange(4), default=DEFAULT_CONTEXT, metavar="N",
     show_default=True, help="Tokens of a window.",
 )  # fmt: skip
-@click.option("--chunks", type=click.IntRange(1), metavar="N", help="At most N windows.")
+@click.option("--chunks", type=click.IntRange(1), metavar="N", help="Stop after N windows.")
 @click.option(
     "--in-file", "others", multiple=True, metavar="FILE", type=click.Path(readable=False),
-    help="Add what an earlier run has found; may be repeated.",
+    help="Add the results of an earlier run; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--process-output", is_flag=True, help="The output matrix too (more slowly)."

@@ -152,38 +152,38 @@ def plain(name: str) -> str:
 
 DEFAULT = Sampling()
 OF_SAMPLING = (
-    Knob("temperature", "--temp --temperature", "Above 1 bolder, below 1 safer; 0 is greedy."),
-    Knob("top_k", "--top-k", "Keep the k likeliest tokens; 0 keeps all."),
-    Knob("top_p", "--top-p", "Keep the likeliest until they reach p; 1 keeps all."),
-    Knob("min_p", "--min-p", "Keep tokens this fraction as likely as the likeliest; 0 keeps all."),
-    Knob("seed", "-s --seed", "Makes a run repeatable; -1 is a new seed every time.", int),
-    Knob("typical_p", "--typical --typical-p", "Locally typical sampling; 1 is off."),
-    Knob("top_n_sigma", "--top-nsigma --top-n-sigma", "Keep logits n deviations from the best."),
-    Knob("min_keep", "--min-keep", "Truncation leaves at least this many tokens."),
-    Knob("xtc_probability", "--xtc-probability", "How often XTC drops the likeliest; 0 is off."),
-    Knob("xtc_threshold", "--xtc-threshold", "What is likely, to XTC."),
-    Knob("repeat_last_n", "--repeat-last-n", "How far back the penalties look; -1 is everything."),
-    Knob("repeat_penalty", "--repeat-penalty", "Divides the logits of repeated tokens; 1 is off."),
-    Knob("presence_penalty", "--presence-penalty", "Taken from every repeated token."),
-    Knob("frequency_penalty", "--frequency-penalty", "Taken for every time it was repeated."),
-    Knob("dry_multiplier", "--dry-multiplier", "Penalty on repeated sequences; 0 is off."),
-    Knob("dry_base", "--dry-base", "How fast that penalty grows with the sequence."),
-    Knob("dry_allowed_length", "--dry-allowed-length", "Longest sequence that costs nothing."),
-    Knob("dry_penalty_last_n", "--dry-penalty-last-n", "How far back DRY looks; -1 is everything."),
+    Knob("temperature", "--temp --temperature", "Higher is more random; 0 is greedy."),
+    Knob("top_k", "--top-k", "Keep the k most likely tokens; 0 disables."),
+    Knob("top_p", "--top-p", "Keep the most likely up to a total of p; 1 disables."),
+    Knob("min_p", "--min-p", "Keep tokens this fraction as likely as the best; 0 disables."),
+    Knob("seed", "-s --seed", "Random seed; -1 draws a new one every time.", int),
+    Knob("typical_p", "--typical --typical-p", "Locally typical sampling; 1 disables."),
+    Knob("top_n_sigma", "--top-nsigma --top-n-sigma", "Keep logits n deviations from the top."),
+    Knob("min_keep", "--min-keep", "Truncation keeps at least this many tokens."),
+    Knob("xtc_probability", "--xtc-probability", "Chance that XTC removes top tokens; 0 disables."),
+    Knob("xtc_threshold", "--xtc-threshold", "Least probability of a token that XTC may remove."),
+    Knob("repeat_last_n", "--repeat-last-n", "Tokens that the penalties consider; -1 is all."),
+    Knob("repeat_penalty", "--repeat-penalty", "Divides logits of repeated tokens; 1 disables."),
+    Knob("presence_penalty", "--presence-penalty", "Subtracted once if a token has occurred."),
+    Knob("frequency_penalty", "--frequency-penalty", "Subtracted for each occurrence of a token."),
+    Knob("dry_multiplier", "--dry-multiplier", "Penalty on repeated sequences; 0 disables."),
+    Knob("dry_base", "--dry-base", "How fast the penalty grows with the length."),
+    Knob("dry_allowed_length", "--dry-allowed-length", "Longest sequence without a penalty."),
+    Knob("dry_penalty_last_n", "--dry-penalty-last-n", "Tokens that DRY considers; -1 is all."),
     Knob(
         "dry_sequence_breakers", "--dry-sequence-breaker",
-        "Text that no repetition reaches across; may be repeated, 'none' for no such text.",
+        "Repetitions are not counted across this text; may be repeated, 'none' clears the list.",
         str, multiple=True,
     ),
-    Knob("dynatemp_range", "--dynatemp-range", "Temperature plus or minus this, by entropy."),
-    Knob("dynatemp_exponent", "--dynatemp-exp", "How the entropy is mapped to it."),
-    Knob("mirostat", "--mirostat", "1 or 2: hold the surprise of the text; 0 is off."),
-    Knob("mirostat_eta", "--mirostat-lr", "How fast mirostat learns."),
-    Knob("mirostat_tau", "--mirostat-ent", "The surprise that mirostat holds."),
-    Knob("adaptive_target", "--adaptive-target", "Prefer tokens this likely; below 0 is off."),
-    Knob("adaptive_decay", "--adaptive-decay", "How slowly adaptive-p forgets."),
+    Knob("dynatemp_range", "--dynatemp-range", "Vary the temperature by this, with the entropy."),
+    Knob("dynatemp_exponent", "--dynatemp-exp", "Maps entropy to temperature."),
+    Knob("mirostat", "--mirostat", "1 or 2 keeps the perplexity near a target; 0 disables."),
+    Knob("mirostat_eta", "--mirostat-lr", "Learning rate of mirostat."),
+    Knob("mirostat_tau", "--mirostat-ent", "Target entropy of mirostat."),
+    Knob("adaptive_target", "--adaptive-target", "Target probability; below 0 disables."),
+    Knob("adaptive_decay", "--adaptive-decay", "Weight of earlier tokens in adaptive-p, 0 to 1."),
     Knob("logit_bias", "-l --logit-bias", "ID+BIAS or ID-BIAS; may be repeated.", bias, True),
-    Knob("ignore_eos", "--ignore-eos", "Never end before the tokens are used up."),
+    Knob("ignore_eos", "--ignore-eos", "Ignore end-of-text tokens; generate up to the limit."),
     Knob(
         "samplers", "--samplers", f"The stages in order, of {', '.join(NAMES[:-1])}.", str
     ),
@@ -282,26 +282,26 @@ def device(name: str) -> str:
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # kernels.kv has them; a test compares
 KV = click.option(
     "--kv", metavar="TYPE", type=click.Choice(KV_TYPES, case_sensitive=False),
-    help="Type of the cached keys and values: f16, the default, bf16, f32, q8_0 or q4_0.",
+    help="Type of the KV cache: f16 (the default), bf16, f32, q8_0 or q4_0.",
 )  # fmt: skip
 DEVICE = click.option(
     "--device", metavar="NAME", type=device,
-    help="Where it runs: cpu, the default; experimental: cuda (NVIDIA), wgpu.",
+    help="Device: cpu (the default); experimental: cuda (NVIDIA), wgpu.",
 )  # fmt: skip
 THREADS = click.option(
     "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
-    help="Threads; by default what `treadle doctor` says.",
+    help="Number of threads; `treadle doctor` shows the default.",
 )  # fmt: skip
 LOAD = (
     THREADS,
     click.option(
         "-c", "--context", type=click.IntRange(1), metavar="N",
-        help="Tokens that the context can hold.",
+        help="Context size in tokens.",
     ),
     KV,
     click.option(
         "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
-        help="Keys and values take at most N MiB of memory; the context may be longer.",
+        help="KV cache size in MiB; the context may be longer.",
     ),
     LORA,
     DEVICE,
@@ -309,24 +309,22 @@ LOAD = (
 KEEP = (
     click.option(
         "--cache-dir", metavar="DIR",
-        help="Keep keys and values in files of DIR: what was read once is not read again, by later "
+        help="Store the prefix cache in DIR: prompts that were processed once are reused, by later "
         "processes too.",
     ),
     click.option(
         "--cache-mib", "cache_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
-        help="They take at most N MiB; by default 4096.",
+        help="Size of the files in --cache-dir; by default 4096 MiB.",
     ),
 )  # fmt: skip
 SPECULATE = click.option(
     "--speculate/--no-speculate", default=None,
-    help="Look up what may come next in the text itself and check it in the same step: quicker "
-    "where a text repeats much of its prompt. Off by default, but for models with layers that "
-    "predict further tokens (MTP), which then draft too.",
+    help="Speculative decoding by prompt lookup: faster where a text repeats much of its prompt. "
+    "Off by default, except for models with multi-token prediction (MTP) layers, which draft too.",
 )  # fmt: skip
 DRAFT = click.option(
     "--draft", metavar="MODEL",
-    help="A smaller model with the same vocabulary: it says what may come next, and MODEL checks "
-    "it, several tokens in a step.",
+    help="Draft model for speculative decoding: a smaller model with the same vocabulary.",
 )  # fmt: skip
 OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora", "device")
 load_options = packed("load", OF_LOAD, LOAD)

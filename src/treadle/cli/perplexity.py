@@ -29,20 +29,20 @@ STAGE = "perplexity"
 @click.argument("file", type=click.Path(readable=False), required=False)
 @click.option(
     "--kl-from", "reference", metavar="REF", type=click.Path(readable=False),
-    help="Compare with the predictions of this model, or with saved ones.",
+    help="KL divergence from the predictions of this model, or from saved ones.",
 )  # fmt: skip
 @click.option(
     "-c", "--context", type=click.IntRange(4), metavar="N",
     help=f"Tokens of a window.  [default: {DEFAULT_CONTEXT}]",
 )  # fmt: skip
-@click.option("--chunks", type=click.IntRange(1), metavar="N", help="At most N windows.")
+@click.option("--chunks", type=click.IntRange(1), metavar="N", help="Stop after N windows.")
 @click.option(
     "--stride", type=click.IntRange(1), metavar="N",
     help="Windows N tokens apart, of which the last N tokens are scored.",
 )  # fmt: skip
 @click.option(
     "--save-logits", "save", metavar="FILE", type=click.Path(readable=False),
-    help="Keep the predictions, for --kl-from.",
+    help="Save the logits, for --kl-from.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
 @THREADS

@@ -15,6 +15,7 @@ from treadle.cli.table import print_json, print_table
 @click.argument("query")
 @click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
 @click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
+@click.option("--truncate", is_flag=True, help="Read the beginning of a document that is too long.")
 @click.option(
     "-c", "--context", type=click.IntRange(1), metavar="N",
     help="Tokens that the query and a document may have together.",
@@ -23,8 +24,8 @@ from treadle.cli.table import print_json, print_table
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, score, document.")
 def command(
-    model: str, query: str, documents: tuple[str, ...], top: int | None, context: int | None,
-    threads: int | None, device: str | None, as_json: bool,
+    model: str, query: str, documents: tuple[str, ...], top: int | None, truncate: bool,
+    context: int | None, threads: int | None, device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Score each DOCUMENT, or line of standard input, by how well it answers QUERY; best first.
 
@@ -40,7 +41,7 @@ def command(
         load_model(model, progress, context=context, threads=threads, device=device) as loaded,
     ):
         name = counted("document" if documents else "line")
-        scores = Reranker(loaded).scores(query, texts, name).tolist()
+        scores = Reranker(loaded).scores(query, texts, name, truncate=truncate).tolist()
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[:top]
     if as_json:
         print_json([{"index": i, "score": scores[i], "document": texts[i]} for i in best])

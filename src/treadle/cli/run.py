@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 @generation_options
 @click.option(
     "--raw", is_flag=True,
-    help="Take the prompt byte for byte: no BOS, no control tokens, no newline cut off.",
+    help="Use the prompt byte for byte: no BOS, no control tokens, no newline removed.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option(
     "--stats/--no-stats", default=None,
-    help="Say on standard error what was compiled, how fast it was, the context and memory used; "
-    "by default a terminal gets one line of it.",
+    help="Print statistics to standard error: kernels compiled, speed, context, memory; "
+    "by default a terminal gets one line.",
 )  # fmt: skip
 @writing_load_options
 def command(

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from treadle.cli.default_options import default_options
 from treadle.cli.load import device_name, load_model
-from treadle.cli.options import Number, writing_load_options
+from treadle.cli.options import ModelCommand, Number, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
@@ -30,64 +31,65 @@ def origin(text: str) -> str:
     return text
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @click.argument("model", required=False, type=click.Path(readable=False))
 @click.option(
     "--host", default="127.0.0.1", show_default=True,
-    help="The address to listen on; 0.0.0.0 for the whole network.",
+    help="Address to listen on; 0.0.0.0 for the whole network.",
 )  # fmt: skip
 @click.option(
     "--port", default=8080, show_default=True, type=click.IntRange(0, 65535),
-    help="0 takes any free one.",
+    help="Port to listen on; 0 picks a free one.",
 )  # fmt: skip
 @click.option(
     "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
-    help="Callers must send it; may be repeated. TREADLE_API_KEY keeps it out of lists of "
-    "processes.",
+    help="API key that clients must send; may be repeated. The variable TREADLE_API_KEY keeps it "
+    "out of the list of processes.",
 )  # fmt: skip
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
 @click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="The same as -c.")
 @click.option(
     "--sequences", type=click.IntRange(1, 4096), metavar="N",
-    help="Room for so many full contexts; shorter texts share it, more of them at once. By default "
-    "4, or what --kv-mib holds. Without these and -c there is room for 32768 tokens, of which any "
-    "text may have all.",
+    help="Size of the KV cache in full contexts, by default 4; shorter requests share it. Without "
+    "this, -c and --kv-mib the cache has 32768 tokens, and one request may use all of them.",
 )  # fmt: skip
 @click.option(
     "--max-requests", default=512, show_default=True, type=click.IntRange(1), metavar="N",
-    help="Texts in hand, waiting ones included; more are told to come later (503).",
+    help="Requests accepted at once, queued ones included; more get a 503.",
 )  # fmt: skip
 @click.option(
     "--max-queue", "max_queue_s", default=300.0, show_default=True, metavar="S",
     type=Number(0, min_open=True),
-    help="Seconds that reading the prompts in hand may take; more are told to come later (503).",
+    help="Seconds of prompt processing that may be queued; further requests get a 503.",
 )  # fmt: skip
 @click.option(
     "--grace", default=10.0, show_default=True, type=Number(0, 3600), metavar="S",
-    help="Seconds that texts may take to end when the server is stopped.",
+    help="Seconds that running requests get to finish when the server stops.",
 )  # fmt: skip
 @click.option("--metrics/--no-metrics", default=False, help="Serve /metrics for Prometheus.")
 @click.option(
-    "--log/--no-log", default=True, help="A line of JSON on standard error for each call."
+    "--log/--no-log", default=True, help="Write one line of JSON per request to standard error."
 )
-@click.option("--log-text", is_flag=True, help="Prompts and texts in the log too.")
-@click.option("--page/--no-page", default=True, help="Show a page to talk with the model at /.")
+@click.option("--log-text", is_flag=True, help="Include prompts and answers in the log.")
+@click.option("--page/--no-page", default=True, help="Serve a chat page at /.")
 @click.option(
     "--slot-save-path", metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Let clients save texts to files of DIR and restore them (llama.cpp's /slots).",
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
+    help="Let clients save and restore slots in files of DIR (llama.cpp's /slots); DIR is created "
+    "if it is missing.",
 )  # fmt: skip
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
-    help="A name that clients may use for this machine; may be repeated.",
+    help="Host name that clients may use for this machine; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN", type=origin,
-    help="Web pages that may call (https://example.org); may be repeated.",
+    help="Origin of web pages that may call the server (https://example.org); may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="A text does not depend on what else is written."
+    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
 )
+@default_options
 @writing_load_options
 def command(
     model: str | None,
@@ -99,13 +101,15 @@ def command(
     grace: float,
     deterministic: bool,
     load: dict[str, Any],
+    defaults: dict[str, Any],
     **settings: Any,
 ) -> None:
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     The address is printed on standard output, alone on its line, as soon as the first call can be
     answered. In a browser it is a page to talk with the model. Without MODEL, the small model that
-    ships inside the package is served.
+    ships inside the package is served. Chat template, reasoning, sampling and seed are defaults: a
+    call's own fields win.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -122,12 +126,13 @@ def command(
         )
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
+    make_folder(settings["slot_save_path"])
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     if not (load["context"] or sequences or load["kv_bytes"]):
         load |= shared_room()
     with ProgressBar() as progress:
-        loaded = load_model(model, progress, deterministic=deterministic, **load)
+        loaded = load_model(model, progress, deterministic=deterministic, **load, **defaults)
 
     from treadle.server.serve import serve
     from treadle.server.service import Settings
@@ -145,6 +150,16 @@ def command(
     own = Settings(alias=alias, host=host, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
+
+
+def make_folder(path: Path | None) -> None:
+    """The folder of slots that are saved, if one is wanted."""
+    try:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        raise click.ClickException(f"--slot-save-path: {path} cannot be made: {why}") from error
 
 
 def shared_room() -> dict[str, int]:

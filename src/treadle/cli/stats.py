@@ -32,7 +32,7 @@ def prompt(turn: Turn) -> str:
     """What of it was read, how fast, and what was not read, for the cache had it."""
     n, n_cached = turn.n_read, turn.timings.n_cached
     text = rated(counted(n, "token"), n, turn.timings.prefill_s)
-    return f"{text}, and {n_cached} from the cache" if n_cached else text
+    return f"{text}, {n_cached} reused from the cache" if n_cached else text
 
 
 def cpu(model: Model) -> str:
@@ -73,5 +73,5 @@ def memory(model: Model) -> str:
     if peak is None:  # not every system says
         return ""
     if mapped is None:
-        return f"{n_bytes(peak)} at its peak; the file has {n_bytes(model.gguf.n_bytes)}"
-    return f"{n_bytes(peak)} at its peak, {n_bytes(mapped)} of it the mapped file"
+        return f"peak {n_bytes(peak)}; the file has {n_bytes(model.gguf.n_bytes)}"
+    return f"peak {n_bytes(peak)}, of which {n_bytes(mapped)} are the mapped file"

@@ -49,7 +49,7 @@ class FormatName(click.Choice[str]):
     help="Runs of each configuration, hot and cold alike; the least time counts.",
 )  # fmt: skip
 @click.option("--plot", type=Picture(), help="Draw it: an SVG.")
-@click.option("--dry-run", is_flag=True, help="Keep nothing.")
+@click.option("--dry-run", is_flag=True, help="Do not write a file.")
 @click.option("--force", is_flag=True, help="Keep what a busy machine measured, too.")
 @click.option("--reset", is_flag=True, help="Forget what was measured here; measure nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -138,7 +138,7 @@ class Config:
     attn_softcap: float  # c: scores become c * tanh(score / c); 0.0: off
     logit_scale: float  # logits are multiplied by it, before their softcap
     logit_softcap: float  # the same on the logits
-    pooling: str  # of a text's states into one vector: "mean", "first" or "last"
+    pooling: str  # of a text's states into one vector: "mean", "first", "last"; "none": see pool
     ropes: tuple[Rope, ...]
     layers: tuple[Layer, ...]
     parallel: bool = False  # FFN and attention read the same states, and both are added
@@ -159,6 +159,11 @@ class Config:
     factors: frozenset[str] = frozenset()  # tensors that the products of a matrix are multiplied by
     ignored: tuple[str, ...] = ()  # tensors that the graph does not use, none of them a layer's own
     stage: range | None = None  # the layers that are computed here; None: all
+
+    @property
+    def pool(self) -> str:
+        """How a text's vector is pooled: by the mean, where the file names no pooling ("none")."""
+        return "mean" if self.pooling == "none" else self.pooling
 
     @property
     def n_layer(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import SamplingError, of_setting
+from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
 from treadle.kernels.top import LateMask, Look
 from treadle.sampling.best import Best, Row, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
@@ -108,8 +108,9 @@ class Sampler:
         """The next token id, from ``logits`` [n_vocab] (not changed) after the tokens ``ids``.
 
         ``ids`` is everything so far, the prompt included: the penalties look at it. Raises
-        SamplingError for logits of the wrong shape, for NaN or +inf among them, and where every
-        token is ruled out (``ended``: after a whole text of the grammar).
+        SamplingError for logits of the wrong shape, and where every token is ruled out (``ended``:
+        after a whole text of the grammar); NotFiniteError for NaN or +inf among them, and for -inf
+        alone.
         """
         return self._finish(Candidates(self._prepare(logits, ids)), ids, 0)
 
@@ -173,7 +174,7 @@ class Sampler:
         return token
 
     def _prepare(self, logits: npt.NDArray[np.floating[Any]], ids: list[int]) -> Floats:
-        x = _checked(logits, self.n_vocab, "the model's logits")
+        x = _checked(logits, self.n_vocab, "the model's logits", NotFiniteError)
         if "custom" not in self.settings.samplers:
             for custom in self._custom:
                 x = _checked(custom(x.copy(), ids), self.n_vocab, _name(custom))
@@ -220,8 +221,15 @@ def _check_constraint(given: object) -> None:
         )
 
 
-def _checked(values: npt.NDArray[Any], n_vocab: int, source: str) -> Floats:
-    """``values`` as float32 [n_vocab]; one pass finds NaN, +inf and nothing but -inf."""
+def _checked(
+    values: npt.NDArray[Any],
+    n_vocab: int,
+    source: str,
+    no_number: type[TreadleError] = SamplingError,
+) -> Floats:
+    """``values`` as float32 [n_vocab]; one pass finds NaN, +inf and nothing but -inf, for which
+    ``no_number`` is raised.
+    """
     x = np.asarray(values)
     if x.shape != (n_vocab,) or x.dtype.kind not in "fiu":
         raise SamplingError(
@@ -233,11 +241,11 @@ def _checked(values: npt.NDArray[Any], n_vocab: int, source: str) -> Floats:
     at = int(x.argmax())  # of the first NaN, if there is one
     peak = float(x[at])
     if math.isnan(peak):
-        raise SamplingError(f"{source}: NaN at token {at}")
+        raise no_number(f"{source}: NaN at token {at}")
     if peak == math.inf:
-        raise SamplingError(f"{source}: +inf at token {at}")
+        raise no_number(f"{source}: +inf at token {at}")
     if peak == -math.inf:
-        raise SamplingError(f"{source}: every token is ruled out")
+        raise no_number(f"{source}: every token is ruled out")
     return x
 
 

@@ -6,6 +6,7 @@ Each protocol reads its own fields and its prompt; settings, limits and constrai
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from treadle.server.fields import (
     flag,
     mapping,
     number,
+    object_of,
     read_fields,
     refused,
     text,
@@ -28,6 +30,7 @@ from treadle.server.fields import (
 )
 from treadle.server.problems import ApiError, named, too_long
 from treadle.server.texts import NONE
+from treadle.server.token_rules import TokenRules, read_rules
 from treadle.speech.manner import Manner
 from treadle.speech.planned import Planned, Wanted, plan_answer
 
@@ -40,6 +43,7 @@ MAX_PROMPTS = 256  # of one call
 LOOK_AHEAD = 64  # pieces that a stream's reader may be behind before its text pauses
 MAX_STOP = 64  # stop strings
 SEEDS = 2**64
+NEVER_S = 1e6  # no stream is silent for so long
 
 
 def _words(name: str, value: Any) -> list[str] | str:
@@ -88,7 +92,11 @@ SYNONYMS = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "thinking_budget_tokens": "reasoning_budget",
+    "thinking_token_budget": "reasoning_budget",
+    "reasoning_budget_tokens": "reasoning_budget",
 }
+
+GUIDED = ("guided_json", "guided_regex")  # vLLM's names of what an answer must be
 
 _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
 _PROMPT: Table = {"multimodal_data": refused("treadle reads text alone", [])}
@@ -107,7 +115,30 @@ def adapters(name: str, value: Any) -> dict[int, float]:
     return made
 
 
+ANY_OBJECT: Mapping[str, Any] = {"json_schema": {"type": "object"}}
+"""What ``response_format`` says by json_object, where it has no schema."""
+
 _OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
+
+
+def _choices(name: str, value: Any) -> str:
+    """A regular expression of the texts that may be chosen."""
+    found = texts(name, value)
+    if not found:
+        raise wrong(name, value, "a text at least")
+    return "|".join(re.sub(r"([\\.+*?()|\[\]{}^$#&\-~])", r"\\\1", each) for each in found)
+
+
+STRUCTURED: Table = {
+    "json": lambda name, value: value,  # checked where it is compiled
+    "regex": text,
+    "choice": _choices,
+    "grammar": text,
+    "json_object": flag,
+    "structural_tag": refused(_OTHER_ENGINES),
+}
+"""vLLM's ``structured_outputs``."""
+
 COMMON: Table = {
     "max_tokens": whole(-1),
     "seed": whole(-(2**63), 2**64 - 1),
@@ -125,9 +156,14 @@ COMMON: Table = {
     "cache_prompt": flag,
     "user": text,
     "safety_identifier": text,
-    "guided_choice": refused(_OTHER_ENGINES),
+    "guided_choice": _choices,
     "guided_grammar": refused(_OTHER_ENGINES),
-    "structured_outputs": refused(_OTHER_ENGINES),
+    "structured_outputs": object_of(STRUCTURED),
+    "include_stop_str_in_output": flag,
+    "use_beam_search": refused("texts are sampled", False),
+    "logits_processors": refused("samplers are fields of a call", []),
+    "cache_salt": refused("all callers share the cache of beginnings"),
+    "sse_ping_interval": number(-1, 1e6),
     "grammar_lazy": refused("a grammar holds from the first token on", False),
     "lora": adapters,
     "post_sampling_probs": refused("log-probabilities are the model's own", False),
@@ -158,6 +194,10 @@ class Asked:
     wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
     planned: Planned = field(default_factory=Planned)  # how it is held, and what is found in them
     names: dict[str, str] = field(default_factory=dict)  # that the client has for settings, by ours
+    rules: TokenRules = field(default_factory=TokenRules)
+    keeps_stop: bool = False  # whether a text has the stop string that ends it
+    ping_s: float | None = None  # seconds of silence behind which a stream shows that it is alive
+    ignored: list[str] = field(default_factory=list)  # what was asked for and is not done
 
     def plan(self, model: Model, manner: Manner | None = None, prompt: str = "") -> None:
         """Compile what must hold for answers to ``prompt``; without a ``manner`` they
@@ -172,7 +212,7 @@ class Asked:
         asked = None if asked == -1 else asked
         if room(model) == model.n_ctx:
             return asked
-        most = room(model) + 1 - len(ids)  # the last is only said: nothing follows it
+        most = room(model) - len(ids)
         return most if asked is None else min(asked, most)
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
@@ -180,12 +220,17 @@ class Asked:
         sampling: Sampling = self.settings["sampling"]
         made = []
         for at, ids in enumerate(self.prompts):
+            if len(ids) >= room(model):  # no token can follow
+                raise too_long(len(ids), room(model), room(model) - 1)
             for i in range(self.n):
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
+                own = self.rules.applied(own, len(ids))
                 settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
                 rule = self.planned.guide()
                 request = model.generate(ids, constraint=rule, **settings).request
                 self.planned.dress(request.answer)
+                request.answer.ends = self.rules.stop
+                request.answer.keeps_stop = self.keeps_stop
                 if max(self.lines) > 0:
                     request.answer.lines = Lines(*self.lines)
                 request.priority = request.level = self.priority
@@ -206,19 +251,53 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
     body, names = dict(body), {}
-    for name, own in SYNONYMS.items():
-        if body.get(name) is not None and (body.get(own) is None or name.startswith("max_")):
-            body[own], names[own] = body[name], name
+    names |= _structured(body)
+    for name, ours in SYNONYMS.items():
+        two = name in GUIDED and body.get(name) is not None
+        if two and body.get(ours) not in (None, "", body[name]):
+            raise two_forms(name, ours)
+        if body.get(name) is not None and (body.get(ours) is None or name.startswith("max_")):
+            body[ours], names[ours] = body[name], name
     with named(names):
-        asked = _asked(body, model, defaults)
+        asked = _asked(body, model, defaults, names)
     form = body.get("response_format")
     if form is not None:
-        names |= dict.fromkeys(_response_format(form), "response_format")
+        own = [key for key in _response_format(form) if body.get(key) in (None, "")]
+        names |= dict.fromkeys(own, "response_format")
     asked.names = names
     return asked
 
 
-def _asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
+def _structured(body: dict[str, Any]) -> dict[str, str]:
+    """Put what vLLM's fields ask of a text's form where ours are; the client's names of these."""
+    made, names = dict[str, Any](), dict[str, str]()
+    own = {"json": "json_schema", "choice": "regex"}
+    given = read_fields(
+        body, {name: COMMON[name] for name in ("guided_choice", "structured_outputs")}
+    )
+    for name, value in given.get("structured_outputs", {}).items():
+        if name == "json_object":
+            name, value = "json", {"type": "object"} if value else None
+        if value is not None:
+            made[own.get(name, name)] = value
+            names[own.get(name, name)] = f"structured_outputs.{name}"
+    if "guided_choice" in given:
+        if "regex" in made:
+            raise ApiError(
+                400, "guided_choice and structured_outputs: choose one", param="guided_choice"
+            )
+        made["regex"], names["regex"] = given["guided_choice"], "guided_choice"
+    for name in made:
+        for other in (name, *(each for each, ours in SYNONYMS.items() if ours == name)):
+            if body.get(other) is not None:
+                raise ApiError(400, f"{names[name]} and {other}: choose one", param=other)
+    body |= made
+    return names
+
+
+def _asked(
+    body: Mapping[str, Any], model: Model, defaults: Sampling, names: Mapping[str, str]
+) -> Asked:
     slots = whole(NONE, model.engine.cache.n_sequences - 1)
     given = read_fields(body, {**COMMON, "id_slot": slots})
     settings: dict[str, Any] = {
@@ -239,8 +318,16 @@ def _asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
         slot=given.get("id_slot", NONE),
         reuse=given.get("cache_prompt", True),
         lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
-        wanted=_wanted(given),
+        wanted=_wanted(given, names),
+        rules=read_rules(body, model),
+        keeps_stop=given.get("include_stop_str_in_output", False),
+        ping_s=_ping_s(given.get("sse_ping_interval")),
     )
+
+
+def _ping_s(asked: float | None) -> float | None:
+    """llama.cpp's interval: -1, and 0, for none."""
+    return asked if asked is None or asked > 0 else NEVER_S
 
 
 def _stop(stop: list[str]) -> list[str]:
@@ -284,18 +371,24 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     return made
 
 
-def _wanted(given: Mapping[str, Any]) -> Wanted:
-    """The grammar, the schema or the regular expression of answers."""
-    names = ("grammar", "json_schema", "regex")
-    found = {name: given[name] for name in names if given.get(name, "") != ""}
-    form = given.get("response_format")
-    if form is not None:
-        found |= _response_format(form)
-    lenient = found.pop("lenient", False)
+def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> Wanted:
+    """The grammar, the schema or the regular expression of answers. ``names``: the client's names
+    of fields, by ours. Raises ApiError where two fields say different things.
+    """
+    keys = ("grammar", "json_schema", "regex")
+    found = {key: given[key] for key in keys if given.get(key, "") != ""}
+    form, lenient = given.get("response_format"), False
+    own = {} if form is None else _response_format(form)
+    any_object = own == ANY_OBJECT and "json_schema" in found
+    if own and not any_object and found and own != found:
+        other = next(iter(found))
+        raise two_forms("response_format", names.get(other, other))
+    if own and not found:
+        lenient = form is not None and form.get("type") == "json_schema" and _is_lenient(form)
+        found = own
     if len(found) > 1:
-        raise ApiError(
-            400, "a grammar, a schema, a regex at once: choose one", param="response_format"
-        )
+        one, other, *_ = (names.get(key, key) for key in found)
+        raise two_forms(one, other)
     budget = given.get("reasoning_budget", -1)
     return Wanted(
         schema=found.get("json_schema"),
@@ -306,19 +399,21 @@ def _wanted(given: Mapping[str, Any]) -> Wanted:
     )
 
 
+def two_forms(one: str, other: str) -> ApiError:
+    """Two fields that each say what an answer must be."""
+    why = "each says what the answer must be: send one of them"
+    return ApiError(400, f"{one} and {other}: {why}", param=one)
+
+
 def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The grammar, the schema or the regular expression that a ``response_format`` has."""
     kind, where = form.get("type"), "response_format"
     if kind == "text":
         return {}
-    if kind == "json_object":
-        schema = form.get("schema")
-        return {"json_schema": {"type": "object"} if schema is None else mapping(where, schema)}
-    if kind == "json_schema":
-        if "json_schema" in form:  # Responses has all of it one level up
-            where = f"{where}.json_schema"
-            form = mapping(where, form["json_schema"])
-        schema = mapping(f"{where}.schema", form.get("schema"))
-        return {"json_schema": schema, "lenient": form.get("strict") is False}
+    if kind == "json_object" and form.get("schema") is None and form.get("json_schema") is None:
+        return dict(ANY_OBJECT)
+    if kind in ("json_object", "json_schema"):
+        return {"json_schema": _inner_schema(where, form)}
     if kind in ("grammar", "regex"):
         return {kind: text(f"{where}.{kind}", form.get(kind))}
     raise ApiError(
@@ -326,6 +421,23 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
         f"{where}.type: {kind!r:.40} is none of text, json_object, json_schema, grammar, regex",
         param=where,
     )
+
+
+def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a ``response_format``: its own, or that of its ``json_schema``."""
+    if form.get("json_schema") is None:  # Responses has all of it one level up
+        return mapping(f"{where}.schema", form.get("schema"))
+    inner = mapping(f"{where}.json_schema", form["json_schema"])
+    schema = mapping(f"{where}.json_schema.schema", inner.get("schema"))
+    if form.get("schema") not in (None, schema):
+        raise two_forms(f"{where}.schema", f"{where}.json_schema.schema")
+    return schema
+
+
+def _is_lenient(form: Mapping[str, Any]) -> bool:
+    """Whether a ``response_format`` says that its schema is to hold as far as possible."""
+    inner = form.get("json_schema")
+    return (form if inner is None else inner).get("strict") is False
 
 
 # -- prompts --------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from treadle.arguments import lora_scales
 from treadle.embedding import EUCLIDEAN, NOTHING, Embedder, scaled
 from treadle.errors import TreadleError
 from treadle.server.asked import adapters, check_length, check_text, is_ids, most_characters, room
-from treadle.server.fields import Table, flag, one_of, read_fields, whole, wrong
+from treadle.server.fields import Table, flag, one_of, read_fields, refused, whole, wrong
+from treadle.server.ignored import EMBEDDINGS as IGNORED
+from treadle.server.ignored import ignored_fields
 from treadle.server.problems import ApiError, within
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, read_json, result
@@ -26,15 +28,44 @@ if TYPE_CHECKING:
 MAX_INPUTS = 2048
 
 CUT: Table = {"dimensions": whole(1)}
-POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}  # and what ``Config`` calls them
+# And what ``Config`` calls them.
+POOLINGS = {"mean": "mean", "cls": "first", "last": "last", "none": "none"}
 READ: Table = {"lora": adapters, "pooling": one_of(*POOLINGS), "default_prompt": flag}
+
+
+def _is_cut(name: str, value: Any) -> bool:
+    """Whether texts that are too long are cut: a boolean, or a word of Cohere's."""
+    if isinstance(value, str):
+        return one_of("none", "end")(name, value.lower()) == "end"
+    return flag(name, value)
+
+
+def _side(name: str, value: Any) -> str:
+    """The side that is left out."""
+    return one_of("right")(name, value.lower() if isinstance(value, str) else value)
+
+
+TRUNCATE: Table = {
+    "truncate": _is_cut,
+    "truncate_prompt_tokens": whole(-1),
+    "truncation_side": _side,
+    "truncation_direction": _side,
+}
 FIELDS: Table = {
     **CUT,
     **READ,
+    **TRUNCATE,
     "normalize": flag,
+    "use_activation": flag,
+    "embd_normalize": whole(NOTHING),
     "encoding_format": one_of("float", "base64"),
+    "embed_dtype": refused("vectors are float32", "float32"),
+    "endianness": refused("base64 has the lowest byte first", "native", "little"),
+    "add_special_tokens": refused("a text is read as the model wants it: send ids", True),
+    "messages": refused("send texts as input"),
+    "late_chunking": refused("each text is read by itself", False),
 }
-NATIVE: Table = {**READ, "embd_normalize": whole(NOTHING)}
+NATIVE: Table = {**READ, **TRUNCATE, "embd_normalize": whole(NOTHING)}
 
 
 async def embeddings(request: Request) -> Response:
@@ -48,8 +79,19 @@ async def embeddings(request: Request) -> Response:
 async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     """The whole answer. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
-    embedder = embedder_of(service.model, given)
-    vectors, n_tokens = await embed(service, body.get("input"), embedder)
+    if given.get("pooling") == "none":
+        raise ApiError(
+            400, "pooling: none gives a vector for each token, which /embedding has",
+            param="pooling",
+        )  # fmt: skip
+    by = given.get("embd_normalize", EUCLIDEAN)
+    unit = given.get("normalize", given.get("use_activation", True)) and by == EUCLIDEAN
+    embedder = embedder_of(service.model, {**given, "normalize": unit})
+    most = most_tokens(service.model, given)
+    vectors, n_tokens = await embed(service, body.get("input"), embedder, most=most)
+    if by != EUCLIDEAN:
+        vectors = scaled(vectors, by)
+    told = [*ignored_fields(body, IGNORED), *filter(None, [embedder.note])]
     packed = given.get("encoding_format") == "base64"
     data = [
         {
@@ -64,6 +106,7 @@ async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str,
         "data": data,
         "model": service.name,
         "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        **({"warnings": told} if told else {}),
     }
 
 
@@ -75,18 +118,35 @@ async def native_embedding(request: Request) -> Response:
 async def _native(request: Request, service: Service, body: dict[str, Any]) -> Response:
     content = body.get("content", body.get("input"))
     given = read_fields(body, NATIVE)
-    by = given.get("embd_normalize", EUCLIDEAN)
+    by, most = given.get("embd_normalize", EUCLIDEAN), most_tokens(service.model, given)
+    pooling = given.get("pooling", service.model.config.pooling)
     embedder = embedder_of(service.model, {**given, "normalize": by == EUCLIDEAN})
-    vectors, _ = await result(request, embed(service, content, embedder, "content"))
-    if by != EUCLIDEAN:
-        vectors = scaled(vectors, by)
-    return Json([{"index": i, "embedding": [row.tolist()]} for i, row in enumerate(vectors)])
+    for message in ignored_fields(body, IGNORED):  # the answer, a list, has no place for it
+        service.warn_once(message)
+    if pooling == "none":
+        work = embed_tokens(service, content, embedder, most)
+        made = [rows.tolist() for rows in await result(request, work)]
+    else:
+        vectors, _ = await result(request, embed(service, content, embedder, "content", most=most))
+        made = [[row] for row in scaled(vectors, by if by != EUCLIDEAN else NOTHING).tolist()]
+    return Json([{"index": i, "embedding": rows} for i, rows in enumerate(made)])
+
+
+def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
+    """Tokens behind which a text is cut; None: one that is too long is refused. Raises ApiError."""
+    asked = given.get("truncate_prompt_tokens")
+    if asked is None:
+        return room(model) if given.get("truncate") else None
+    if asked == 0:
+        raise wrong("truncate_prompt_tokens", 0, "a whole number above 0, or -1")
+    return room(model) if asked == -1 else min(asked, room(model))
 
 
 def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
     """What makes the vectors that were asked for. Raises ApiError, TreadleError."""
     pooling, own = given.get("pooling"), model.config.pooling
-    if pooling is not None and POOLINGS[pooling] != own:
+    free = pooling == "none" or (own, pooling) == ("none", "mean")
+    if pooling is not None and not free and POOLINGS[pooling] != own:
         name = next(name for name, ours in POOLINGS.items() if ours == own)
         raise ApiError(400, f"pooling: {pooling}: the model's own is {name}", param="pooling")
     lora = lora_scales(given.get("lora"), model.engine)
@@ -100,24 +160,41 @@ def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
 
 
 async def embed(
-    service: Service, value: Any, embedder: Embedder, name: str = "input", *, cut: bool = False
+    service: Service,
+    value: Any,
+    embedder: Embedder,
+    name: str = "input",
+    *,
+    most: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Vectors float32 ``[n_texts, n]``, and how many tokens were read. Batches and steps of texts
-    take turns. ``cut``: read of a text that is too long what there is room for. Raises ApiError,
-    TreadleError.
+    """Vectors float32 ``[n_texts, n]``, and how many tokens were read. Runs and steps of texts take
+    turns. ``most``: tokens behind which a text is cut. Raises ApiError, TreadleError.
     """
-    texts = await service.prepare(_read, value, service.model, embedder.prompt, name, cut)
+    texts = await service.prepare(_read, value, service.model, embedder, name, most)
     made = [np.zeros((0, embedder.n), np.float32)]
     for batch in service.model.engine.together(texts):
-        job = service.engine.submit(lambda ids=batch: embedder.run(ids))  # type: ignore[misc]
-        made.append(await asyncio.wrap_future(job))
-    n_tokens = sum(map(len, texts))
-    service.tally.n_embedded += n_tokens
-    return np.concatenate(made), n_tokens
+        began = time.perf_counter()
+        made.append(await service.steps(embedder.runs(batch)))
+        service.tally.note_embedded(sum(map(len, batch)), time.perf_counter() - began)
+    return np.concatenate(made), sum(map(len, texts))
 
 
-def _read(value: Any, model: Model, prompt: str, name: str, cut: bool) -> list[list[int]]:
-    """A text, ids, or a list of either; ``prompt`` goes before each text."""
+async def embed_tokens(
+    service: Service, value: Any, embedder: Embedder, most: int | None
+) -> list[np.ndarray]:
+    """The same of each token of a text, float32 ``[n_tokens, n_embd]``, as they are."""
+    made = []
+    for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
+        began = time.perf_counter()
+        made.append(await service.steps(embedder.token_runs(ids)))
+        service.tally.note_embedded(len(ids), time.perf_counter() - began)
+    return made
+
+
+def _read(
+    value: Any, model: Model, embedder: Embedder, name: str, most: int | None
+) -> list[list[int]]:
+    """A text, ids, or a list of either; the embedder's prompt goes before each text."""
     several = isinstance(value, list) and not (value and is_ids(value))
     items = value if several else [value]
     if value is None or not items or len(items) > MAX_INPUTS:
@@ -127,21 +204,18 @@ def _read(value: Any, model: Model, prompt: str, name: str, cut: bool) -> list[l
         if not isinstance(item, str) and not is_ids(item):
             raise wrong(name, item, "texts, or lists of token ids")
         with within(f"{name}[{i}]" if several else name):
-            made.append(check_length(_ids(item, model, cut, prompt), model))
+            made.append(check_length(_ids(item, model, embedder, most), model))
     return made
 
 
-def _ids(item: str | list[int], model: Model, cut: bool, prompt: str = "") -> list[int]:
-    """Where some are cut off, a text still ends with the token that ends it."""
+def _ids(item: str | list[int], model: Model, embedder: Embedder, most: int | None) -> list[int]:
     if isinstance(item, list):
-        return item[: room(model)] if cut else item
-    item = prompt + item
-    if not cut:
+        return item if most is None else embedder.cut(item, most, whole=False)
+    item = embedder.prompt + item
+    if most is None:
         check_text(item, model)
         return model.tokenize(item)
-    ids, most = model.tokenize(item[: most_characters(model)]), room(model)
-    ends = model.tokenizer.add_eos or model.tokenizer.add_sep
-    return [*ids[: most - 1], ids[-1]] if ends and len(ids) > most else ids[:most]
+    return embedder.cut(model.tokenize(item[: most_characters(model)]), most)
 
 
 def _base64(vector: np.ndarray) -> str:

@@ -24,7 +24,11 @@ async def metrics(request: Request) -> Response:
     service = service_of(request)
     if not service.settings.metrics:
         raise ApiError(501, "start the server with --metrics", code="not_enabled")
-    return Response(exposition(service), media_type="text/plain; version=0.0.4")
+    return Response(
+        exposition(service),
+        headers={"Process-Start-Time-Unix": str(service.created)},  # llama.cpp's
+        media_type="text/plain; version=0.0.4",
+    )
 
 
 def exposition(service: Service) -> bytes:
@@ -69,6 +73,15 @@ class _Families:
         for reason, n in (*tally.ended.items(), ("abort", tally.n_cancelled)):
             ended.add_metric([name, reason], n)
         yield ended
+        for prefix in ("llamacpp", "vllm"):
+            key = f"{prefix}:spec_decode_num_accepted_tokens_per_pos"
+            labels, known = _labels(key, name)
+            by_place = CounterMetricFamily(
+                key, "Drafts that were right up to a place", labels=[*labels, "position"]
+            )
+            for at, n in enumerate(list(tally.accepted_at)):
+                by_place.add_metric([*known, str(at)], n)
+            yield by_place
         for key, text, found in (
             ("time_to_first_token_seconds", "From a call to its first token", tally.first),
             ("inter_token_latency_seconds", "Between two tokens of a text", tally.between),
@@ -95,16 +108,26 @@ Values = dict[str, tuple[str, float]]  # by name: what it is, and its value
 def counters(service: Service) -> Values:
     """What only grows; Prometheus puts ``_total`` behind each name."""
     t = service.tally
-    read = t.n_prompt - t.n_cached
+    read = t.n_prompt - t.n_cached + t.n_embedded
     preempted = service.engine.scheduler.admission.n_preempted
+    drafts = {
+        "num_drafts": ("Drafts that were checked", t.n_drafts),
+        "num_draft_tokens": ("Tokens that were drafted", t.n_drafted),
+        "num_accepted_tokens": ("Tokens of drafts that were right", t.n_accepted),
+    }
     return {
-        "llamacpp:prompt_tokens": ("Tokens of prompts that were read", read),
+        **{
+            f"{prefix}:spec_decode_{name}": row
+            for prefix in ("llamacpp", "vllm")
+            for name, row in drafts.items()
+        },
+        "llamacpp:prompt_tokens": ("Tokens that were read: of prompts, and embedded ones", read),
         "llamacpp:prompt_tokens_cached": ("Tokens of prompts found in the cache", t.n_cached),
-        "llamacpp:prompt_seconds": ("Seconds of reading prompts", t.prefill_s),
+        "llamacpp:prompt_seconds": ("Seconds of reading", t.prefill_s + t.embed_s),
         "llamacpp:tokens_predicted": ("Tokens that were written", t.n_written),
         "llamacpp:tokens_predicted_seconds": ("Seconds of writing", t.decode_s),
         "llamacpp:n_decode": ("Steps of the engine", t.n_steps),
-        "vllm:prompt_tokens": ("Tokens of prompts", t.n_prompt),
+        "vllm:prompt_tokens": ("Tokens of prompts, and embedded ones", t.n_prompt + t.n_embedded),
         "vllm:generation_tokens": ("Tokens that were written", t.n_written),
         "vllm:prefix_cache_queries": ("Tokens looked for in the cache", t.n_prompt),
         "vllm:prefix_cache_hits": ("Tokens found in the cache", t.n_cached),
@@ -120,12 +143,14 @@ def gauges(service: Service) -> Values:
     """What is so now."""
     t, texts = service.tally, list(service.engine.texts.values())
     running = sum(text.request.seq is not None for text in texts)
-    read = t.n_prompt - t.n_cached
+    read, read_s = t.n_prompt - t.n_cached + t.n_embedded, t.prefill_s + t.embed_s
     pools = service.model.engine.cache.pools
     return {
         "llamacpp:requests_processing": ("Texts being written", running),
         "llamacpp:requests_deferred": ("Texts that wait", len(texts) - running),
-        "llamacpp:prompt_tokens_seconds": ("Tokens read a second", _rate(read, t.prefill_s)),
+        "llamacpp:prompt_tokens_seconds": ("Tokens read a second", _rate(read, read_s)),
+        "llamacpp:n_tokens_max": ("Tokens of the longest prompt and its text", t.n_most),
+        "process_start_time_seconds": ("When the server was started, Unix time", service.created),
         "llamacpp:predicted_tokens_seconds": (
             "Tokens written a second",
             _rate(t.n_written, t.decode_s),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import reduce
@@ -13,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 
 from treadle.errors import UnsupportedError
-from treadle.sampling import Sampling
 from treadle.server.asked import (
     Asked,
     check_length,
@@ -36,7 +33,10 @@ from treadle.server.fields import (
     whole,
     wrong,
 )
-from treadle.server.openai_answer import error_event, timings, warnings
+from treadle.server.hidden import without_folders
+from treadle.server.ignored import NATIVE, ignored_fields
+from treadle.server.native_answer import end, said, sampling_dict
+from treadle.server.openai_answer import error_event, timings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
@@ -53,8 +53,6 @@ from treadle.server.wire import (
 )
 from treadle.text.infill import infill_ids
 
-STOP_TYPES = {"length": "limit", "context": "limit"}
-
 MOST_NAMES = 256  # of fields of an answer
 
 
@@ -66,8 +64,15 @@ def _names(name: str, value: Any) -> list[str]:
     return found
 
 
+def _n_probs(name: str, value: Any) -> int:
+    """``logprobs`` is another name of it; true is 1."""
+    return whole(0, MAX_TOP)(name, int(value) if isinstance(value, bool) else value)
+
+
 COMPLETION: Table = {
     "n_probs": whole(0, MAX_TOP),
+    "logprobs": _n_probs,
+    "return_tokens": flag,
     "timings_per_token": flag,
     "return_progress": flag,
     "response_fields": _names,
@@ -80,11 +85,13 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     given = read_fields(body, COMPLETION)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
     asked.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
-    if given.get("n_probs"):
-        asked.settings["logprobs"] = min(given["n_probs"], service.model.config.n_vocab)
+    if n_probs := given.get("n_probs", given.get("logprobs")):
+        asked.settings["logprobs"] = min(n_probs, service.model.config.n_vocab)
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(service.model)
+    asked.ignored = ignored_fields(body, NATIVE)
     asked.more = {
+        "tokens": given.get("return_tokens", False),
         "timings_per_token": given.get("timings_per_token", False),
         "fields": given.get("response_fields", []),
     }
@@ -142,7 +149,8 @@ def _whole(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
     """An answer, or a stream's last event: of its fields those that were asked for. That of an
     inner object, ``timings/prompt_n``, is told by this name.
     """
-    made = {**_said(piece), **_end(service, call, piece)}
+    tokens = call.stream or call.asked.more["tokens"]
+    made = {**said(piece, tokens=tokens), **end(service, call, piece)}
     names: list[str] = call.asked.more["fields"]
     found: dict[str, Any] = {}
     for name in names:
@@ -151,72 +159,17 @@ def _whole(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
     return found if names else made
 
 
-def _said(piece: Piece) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "index": piece.text.index,
-        "content": piece.content,
-        "tokens": piece.ids,
-        "stop": piece.finish_reason is not None,
-        "id_slot": piece.text.slot,
-        "tokens_predicted": len(piece.text.answer.ids),
-        "tokens_evaluated": piece.text.answer.timings.n_prompt,
-    }
-    if piece.text.request.n_top is not None:
-        made["completion_probabilities"] = [entry.as_dict() for entry in piece.logprobs]
-    return made
-
-
-def _end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
-    """What an answer, or a stream's last event, has beside its text."""
-    answer, word = piece.text.answer, piece.text.answer.stopped_by
-    kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
-    limit = call.asked.settings["max_tokens"]
-    sampling = call.asked.settings["sampling"]
-    return {
-        "model": service.name,
-        "generation_settings": {
-            **sampling_dict(sampling),
-            "seed": piece.text.request.sampler.seed,
-            "max_tokens": -1 if limit is None else limit,
-            "n_predict": -1 if limit is None else limit,
-            "stop": call.asked.settings["stop"],
-            "stream": call.stream,
-        },
-        "stop_type": kind,
-        "stopping_word": word,
-        "truncated": False,
-        "has_new_line": "\n" in service.model.detokenize(answer.ids),
-        "tokens_cached": answer.timings.n_cached,
-        "timings": timings(piece.text),
-        **warnings(call),
-    }
-
-
 async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     each = call.asked.more["timings_per_token"]
     async for piece in ticking(call):
         if piece is None:
             yield PING
         elif piece.progress is not None:
-            yield event({**_said(piece), "prompt_progress": piece.progress.as_dict(call.came_s)})
+            yield event({**said(piece), "prompt_progress": piece.progress.as_dict(call.came_s)})
         elif piece.finish_reason is not None:
             yield event(_whole(service, call, piece))
         else:
-            yield event({**_said(piece), **({"timings": timings(piece.text)} if each else {})})
-
-
-def sampling_dict(sampling: Sampling) -> dict[str, Any]:
-    """Settings as JSON has them: no infinity, no callables."""
-    made = dataclasses.asdict(dataclasses.replace(sampling, custom=None))
-    del made["custom"]
-    made["samplers"] = list(sampling.samplers)
-    made["dry_sequence_breakers"] = list(sampling.dry_sequence_breakers)
-    made["logit_bias"] = [
-        [token, False if amount == -math.inf else amount]
-        for token, amount in sampling.logit_bias.items()
-    ]
-    made["seed"] = -1 if sampling.seed is None else sampling.seed
-    return made
+            yield event({**said(piece), **({"timings": timings(piece.text)} if each else {})})
 
 
 # -- tokens and templates -------------------------------------------------------------------------
@@ -287,7 +240,7 @@ async def health(request: Request) -> Response:
         return Json({"status": "ok"})
     if engine.state == "loading":
         raise ApiError(503, "Loading model", type="unavailable_error", headers={"Retry-After": "1"})
-    raise ApiError(500, f"the model cannot be used: {engine.why}")
+    raise ApiError(500, f"the model cannot be used: {without_folders(engine.why)}")
 
 
 async def props(request: Request) -> Response:
@@ -307,12 +260,17 @@ async def props(request: Request) -> Response:
             },
             "total_slots": model.engine.cache.n_sequences,
             "model_alias": service.name,
-            "model_path": str(model.path),
+            "model_path": model.path.name,  # without folders, which are nobody's business
             "chat_template": template.source,
             "bos_token": spelt(tokenizer.bos),
             "eos_token": spelt(tokenizer.eos),
             "modalities": {"vision": False, "audio": False},
             "build_info": service.fingerprint,
-            "treadle": {"builtin_template": template.builtin},
+            "chat_template_kwargs": template.defaults,
+            "treadle": {
+                "builtin_template": template.builtin,
+                "template_from": template.origin,
+                "reasoning": template.default_reasoning,
+            },
         }
     )

@@ -11,11 +11,12 @@ from typing import Any
 from starlette.requests import Request
 
 from treadle.embedding import Embedder
-from treadle.server.asked import Asked, read_asked, read_prompt, room
+from treadle.server.asked import ANY_OBJECT, Asked, read_asked, read_prompt, room, two_forms
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
-from treadle.server.embeddings import CUT, embed, embedder_of
+from treadle.server.embeddings import CUT, embed, embedder_of, most_tokens
 from treadle.server.fields import Table, array, flag, mapping, one_of, read_fields, refused, text
+from treadle.server.ignored import OLLAMA, ignored_by_ollama
 from treadle.server.openai_answer import warnings
 from treadle.server.openai_chat import read_logprobs
 from treadle.server.openai_completions import read_prompts
@@ -43,6 +44,7 @@ FIELDS: Table = {
     "suffix": text,
     "template": refused("the model's own template is used", ""),
     "context": refused("the cache finds beginnings by itself", []),
+    "_debug_render_only": refused("/apply-template shows prompts", False),
 }
 
 
@@ -59,24 +61,48 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
         options["num_predict"] = -1
     form = body.get("format")
     if form not in (None, ""):
-        options["json_schema"] = {"type": "object"} if form == "json" else mapping("format", form)
+        options |= _format(form, options)
     options |= {"stream": given.get("stream", True), "n": None}
     asked = read_asked(options, service.model, service.defaults)
+    asked.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
     asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
     asked.settings["logprobs"] = read_logprobs(body, service.model)
     return asked
+
+
+def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``format`` as a schema; the word json says nothing where ``options`` have a schema."""
+    other = next((key for key in ("json_schema", "guided_json") if options.get(key)), None)
+    if form == "json":
+        return dict(ANY_OBJECT) if other is None else {}
+    schema = mapping("format", form)
+    if other is not None and options[other] != schema:
+        raise two_forms("format", f"options.{other}")
+    return {"json_schema": schema}
 
 
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
-    for i, message in enumerate(given.get("messages", [])):
-        if mapping(f"messages[{i}]", message).get("images"):
-            raise ApiError(400, f"messages[{i}].images: treadle reads text alone")
-    chat = {"messages": given.get("messages"), "tools": given.get("tools")}
+    messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
+    chat = {"messages": messages, "tools": given.get("tools")}
     read_conversation({**chat, **_thinking(body)}, service, asked)
     return asked
+
+
+def _given(name: str, message: Any) -> dict[str, Any]:
+    """A message as a chat's: pictures of a tool's result are parts of its content."""
+    made = dict(mapping(name, message))
+    pictures = array(f"{name}.images", made.pop("images", None) or [])
+    if not pictures:
+        return made
+    if made.get("role") != "tool":
+        raise ApiError(400, f"{name}.images: treadle reads text alone")
+    said = made.get("content")
+    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said or []
+    parts = [*array(f"{name}.content", parts), *({"type": "image", "data": p} for p in pictures)]
+    return {**made, "content": parts}
 
 
 @named({"json_schema": "format"})
@@ -100,7 +126,7 @@ def read_generate(service: Service, body: dict[str, Any]) -> Asked:
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
-    """``think``: a variable that templates of models which reason read."""
+    """``think``: variables that templates of models which reason read."""
     think = body.get("think")
     if think is None or think == "":
         return {}
@@ -224,23 +250,31 @@ def _ns(seconds: float) -> int:
 async def embed_texts(request: Request) -> Response:
     """``POST /api/embed``."""
     service, body = service_of(request), await read_json(request)
-    given = read_fields(body, {**CUT, "truncate": flag})
+    given = {"truncate": True, **read_fields(body, {**CUT, "truncate": flag})}
     embedder = embedder_of(service.model, given)
     if body.get("input") == []:
         return Json({"model": service.name, "embeddings": []})
-    work = embed(service, body.get("input"), embedder, cut=given.get("truncate", True))
+    most = most_tokens(service.model, given)
+    work = embed(service, body.get("input"), embedder, most=most)
     vectors, n_tokens = await result(request, work)
-    return Json(
-        {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
-    )
+    made = {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
+    return Json({**made, **_notes(service, body, embedder)})
 
 
 async def embed_prompt(request: Request) -> Response:
     """``POST /api/embeddings``, the older form: one text."""
     service, body = service_of(request), await read_json(request)
-    prompt = text("prompt", body.get("prompt"))
-    vectors, _ = await result(request, embed(service, prompt, Embedder(service.model), "prompt"))
-    return Json({"embedding": vectors[0].tolist()})
+    given, prompt = read_fields(body, {"truncate": flag}), text("prompt", body.get("prompt"))
+    embedder, most = Embedder(service.model), most_tokens(service.model, given)
+    vectors, _ = await result(request, embed(service, prompt, embedder, "prompt", most=most))
+    return Json({"embedding": vectors[0].tolist(), **_notes(service, body, embedder)})
+
+
+def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dict[str, list[str]]:
+    """What was asked for and is not done."""
+    told = ignored_by_ollama(body, {}, room(service.model))
+    told += [embedder.note] if embedder.note else []
+    return {"warnings": told} if told else {}
 
 
 def describe(service: Service) -> dict[str, Any]:

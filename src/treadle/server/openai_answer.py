@@ -98,9 +98,9 @@ def timings(text: Text) -> dict[str, Any]:
 
 
 def warnings(call: Call) -> dict[str, list[str]]:
-    """What of the schemas is not enforced, where that was asked for so."""
-    found = call.asked.planned.warnings
-    return {"warnings": list(found)} if found else {}
+    """What was asked for and is not done, and what of the schemas is not enforced."""
+    found = [*call.asked.ignored, *call.asked.planned.warnings]
+    return {"warnings": found} if found else {}
 
 
 def _piece(text: Text) -> str:

@@ -8,10 +8,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.asked import Asked, read_asked
+from treadle.server.asked import MAX_N, Asked, read_asked
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import read_conversation
-from treadle.server.fields import Table, array, flag, object_of, read_fields, refused, whole
+from treadle.server.fields import (
+    Table,
+    array,
+    flag,
+    object_of,
+    one_of,
+    read_fields,
+    refused,
+    whole,
+)
+from treadle.server.ignored import CHAT, STREAMED, ignored_fields
+from treadle.server.native_answer import verbose
 from treadle.server.openai_answer import error_event, finish_reason, head, timings, usage, warnings
 from treadle.server.problems import ApiError
 from treadle.server.service import Service, service_of
@@ -41,6 +52,12 @@ FIELDS: Table = {
     "stream_options": STREAM_OPTIONS,
     "timings_per_token": flag,
     "return_progress": flag,
+    "verbose": flag,
+    "n_probs": whole(0, MAX_TOP),
+    "n_cmpl": whole(1, MAX_N),
+    "include_reasoning": flag,
+    "reasoning_format": one_of("auto", "deepseek", "deepseek-legacy", "none"),
+    "chat_template": refused("the model's own template is used", ""),
     "functions": refused("use tools", []),
     "function_call": refused("use tool_choice", "none", "auto"),
     "modalities": refused("treadle writes text alone", ["text"]),
@@ -54,14 +71,27 @@ FIELDS: Table = {
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
-    asked = read_asked(body, model, service.defaults)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.settings["logprobs"] = read_logprobs(body, model)
+    if given.get("n_probs") and asked.settings["logprobs"] is None:
+        asked.settings["logprobs"] = min(given["n_probs"], model.config.n_vocab)
     read_conversation(body, service, asked)
+    asked.ignored = ignored_fields(body, CHAT)
+    asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
+    if body.get("documents") and "documents" not in model.template.source:
+        asked.ignored.append("documents: the chat template does not read them")
+    if given.get("reasoning_format") == "none":  # what is written is content, with its marks
+        speech = replace(asked.planned.speech, thought=None, opened=False)
+        asked.planned = replace(asked.planned, speech=speech)
+    elif given.get("reasoning_format") == "deepseek-legacy":
+        asked.ignored.append("reasoning_format: deepseek-legacy: the content has no reasoning")
     options = given.get("stream_options", {})
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.more = {
         "include_usage": options.get("include_usage", False),
         "timings_per_token": given.get("timings_per_token", False),
+        "verbose": given.get("verbose", False),
+        "reasoning": given.get("include_reasoning", True),
     }
     return asked
 
@@ -91,14 +121,23 @@ async def chat_completions(request: Request) -> Response:
 
 def chat_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
     """The whole answer: a piece for each text."""
-    choices = [_choice(piece, {"message": _message(Told.of(piece.said()))}) for piece in pieces]
+    kept = [_kept(call, piece.said()) for piece in pieces]
+    told = zip(pieces, kept, strict=True)
+    choices = [_choice(piece, {"message": _message(Told.of(parts))}) for piece, parts in told]
     return {
         **head(service, "chat.completion", _new_id()),
         "choices": choices,
         "usage": usage(call),
         "timings": timings(call.texts[0]),
         **warnings(call),
+        **verbose(service, call, pieces[0]),
     }
+
+
+def _kept(call: Call, parts: list[Said]) -> list[Said]:
+    """Without reasoning, where that is not wanted (vLLM's ``include_reasoning``)."""
+    wanted = call.asked.more["reasoning"]
+    return parts if wanted else [part for part in parts if part.kind != "reasoning"]
 
 
 def _new_id() -> str:
@@ -137,16 +176,17 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
             if part.finish_reason is not None or more["timings_per_token"]:
                 chunk["timings"] = timings(part.text)
             if part.finish_reason is not None:
-                chunk |= warnings(call)
+                chunk |= warnings(call) | verbose(service, call, piece)
             yield event(chunk)
     if more["include_usage"]:
-        yield event({**shared, "choices": [], "usage": usage(call)})
+        told = {"usage": usage(call), "timings": timings(call.texts[0])}
+        yield event({**shared, "choices": [], **told})
     yield DONE
 
 
 def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
     """A piece as chunks with their deltas: what was said, and the end, which says nothing."""
-    deltas = [_delta(part) for part in piece.said()]
+    deltas = [_delta(part) for part in _kept(piece.text.call, piece.said())]
     end = piece.finish_reason is not None
     if piece.logprobs and not deltas and not end:  # of a text that is held back
         deltas = [{"content": ""}]

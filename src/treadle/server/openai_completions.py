@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
 from treadle.server.asked import (
+    MAX_N,
     Asked,
     check_length,
     check_text,
@@ -17,7 +18,9 @@ from treadle.server.asked import (
     several,
 )
 from treadle.server.call import Call, Piece
-from treadle.server.fields import Table, flag, read_fields, text, whole
+from treadle.server.fields import Table, flag, read_fields, refused, text, whole
+from treadle.server.ignored import COMPLETIONS, STREAMED, ignored_fields
+from treadle.server.native_answer import verbose
 from treadle.server.openai_answer import (
     error_event,
     finish_reason,
@@ -57,6 +60,12 @@ FIELDS: Table = {
     "echo": flag,
     "best_of": whole(1),
     "return_progress": flag,
+    "timings_per_token": flag,
+    "verbose": flag,
+    "n_probs": whole(0, MAX_TOP),
+    "n_cmpl": whole(1, MAX_N),
+    "add_special_tokens": refused("a text begins as the model wants it: send ids", True),
+    "prompt_embeds": refused("send texts or ids"),
     "suffix": text,
 }
 
@@ -64,13 +73,14 @@ FIELDS: Table = {
 def read_completion(service: Service, body: dict[str, Any]) -> Asked:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
-    asked = read_asked(body, model, service.defaults)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.prompts = read_prompts(body, model)
     if given.get("best_of", asked.n) != asked.n:
         raise ApiError(400, "best_of: only the same as n", param="best_of")
     echo = given.get("echo", False)
-    if "logprobs" in given:
-        asked.settings["logprobs"] = top = min(given["logprobs"], model.config.n_vocab)
+    n_top = given.get("logprobs", given.get("n_probs") or None)
+    if n_top is not None:
+        asked.settings["logprobs"] = top = min(n_top, model.config.n_vocab)
         if echo and asked.n * (1 + top) * sum(map(len, asked.prompts)) > MOST_ECHOED:
             raise ApiError(
                 400, f"logprobs: with echo more than {MOST_ECHOED} for the prompts: ask for fewer",
@@ -78,9 +88,13 @@ def read_completion(service: Service, body: dict[str, Any]) -> Asked:
             )  # fmt: skip
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(model)
+    asked.ignored = ignored_fields(body, COMPLETIONS)
+    asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
     options = given.get("stream_options", {})
     asked.more = {
         "include_usage": options.get("include_usage", False),
+        "timings_per_token": given.get("timings_per_token", False),
+        "verbose": given.get("verbose", False),
         "echo": [model.detokenize(ids) for ids in asked.prompts] if echo else None,
     }
     return asked
@@ -113,7 +127,7 @@ async def completions(request: Request) -> Response:
     call = await service.begin(request, read_completion, body)
     await result(request, measure_prompts(service, call))
     if call.stream:
-        return Stream(call, _chunks(call, _head(service)), error_event)
+        return Stream(call, _chunks(service, call), error_event)
     pieces = await finished(request, call)
     return await whole_json(partial(completion_answer, service, call), pieces)
 
@@ -126,6 +140,7 @@ def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict
         "usage": usage(call),
         "timings": timings(call.texts[0]),
         **warnings(call),
+        **verbose(service, call, pieces[0]),
     }
 
 
@@ -152,8 +167,9 @@ def _choice(call: Call, piece: Piece, *, first: bool = True) -> dict[str, Any]:
     }
 
 
-async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
-    begun = set[int]()
+async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+    shared, begun = _head(service), set[int]()
+    each = call.asked.more["timings_per_token"]
     async for piece in ticking(call):
         if piece is None:
             yield PING
@@ -167,9 +183,12 @@ async def _chunks(call: Call, shared: dict[str, Any]) -> AsyncIterator[bytes]:
         i = piece.text.index
         chunk = {**shared, "choices": [_choice(call, piece, first=i not in begun)]}
         begun.add(i)
+        if piece.finish_reason is not None or each:
+            chunk["timings"] = timings(piece.text)
         if piece.finish_reason is not None:
-            chunk |= {"timings": timings(piece.text), **warnings(call)}
+            chunk |= {**warnings(call), **verbose(service, call, piece)}
         yield event(chunk)
     if call.asked.more["include_usage"]:
-        yield event({**shared, "choices": [], "usage": usage(call)})
+        told = {"usage": usage(call), "timings": timings(call.texts[0])}
+        yield event({**shared, "choices": [], **told})
     yield DONE

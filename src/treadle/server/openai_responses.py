@@ -12,10 +12,12 @@ from typing import Any
 
 from starlette.requests import Request
 
+from treadle.server import ignored
 from treadle.server.asked import Asked, read_asked
 from treadle.server.call import Call, Piece
 from treadle.server.conversation import read_conversation
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, whole
+from treadle.server.ignored import ignored_fields
 from treadle.server.openai_answer import usage, warnings
 from treadle.server.openai_chat import MAX_TOP
 from treadle.server.openai_items import (
@@ -48,6 +50,7 @@ FIELDS: Table = {
     "metadata": mapping,
     "top_logprobs": whole(0, MAX_TOP),
     "include": array,
+    "return_progress": flag,
     "truncation": refused("nothing is ever cut", "disabled", "auto"),
     "background": refused("a response is written while its client waits", False),
     "conversation": refused("send the conversation's items"),
@@ -88,10 +91,13 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
         "tool_choice": chat_choice(body.get("tool_choice"), offered),
         "parallel_tool_calls": body.get("parallel_tool_calls"),
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
     }
     read_conversation(chat, service, asked)
     told = (*offered.warnings, *asked.planned.warnings)
     asked.planned = replace(asked.planned, warnings=told)
+    asked.ignored = _ignored(body, given)
+    asked.progress = asked.stream and given.get("return_progress", False)
     for kind in offered.left_out:
         service.warn_once(unserved(kind))
     asked.more = {
@@ -102,6 +108,17 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
         "seal": "reasoning.encrypted_content" in include,
     }
     return asked
+
+
+def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """What was asked for and is not done."""
+    told = ignored_fields(body, ignored.RESPONSES)
+    streamed = body.get("stream_options") or {}
+    told += ignored_fields(streamed, ignored.STREAMED, "stream_options.")
+    told += ignored_fields(given.get("text", {}), ignored.RESPONSES_TEXT, "text.")
+    told += ignored_fields(given.get("reasoning", {}), ignored.RESPONSES_REASONING, "reasoning.")
+    others = [each for each in given.get("include", []) if each not in ignored.INCLUDED]
+    return told + [f"include: {each!r:.80} is not there" for each in others]
 
 
 def _before(service: Service, given: Mapping[str, Any]) -> Kept | None:
@@ -350,6 +367,10 @@ async def _events(told: _Told) -> AsyncIterator[bytes]:
     async for piece in ticking(reply.call):
         if piece is None:
             yield PING
+            continue
+        if piece.progress is not None:
+            now = piece.progress.as_dict(reply.call.came_s)
+            yield told.event("response.in_progress", response=reply.begun(), prompt_progress=now)
             continue
         told.logprobs += [entry.as_dict() for entry in piece.logprobs]
         for part in piece.said():

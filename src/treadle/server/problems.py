@@ -15,8 +15,10 @@ from treadle.errors import (
     DeviceError,
     FileError,
     NoRoomError,
+    NotFiniteError,
     TreadleError,
 )
+from treadle.server.hidden import without_folders, without_paths
 
 RETRY_S = 2  # in Retry-After, where it is not known when there will be room
 
@@ -51,6 +53,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         **more: Any,
     ) -> None:
+        message = without_paths(message)
         super().__init__(message)
         self.status, self.message = status, message
         self.type = type or TYPES.get(status, "invalid_request_error")
@@ -62,14 +65,18 @@ class ApiError(Exception):
         return {"error": {**known, **self.more}}
 
 
-def too_long(n_prompt: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
+def too_long(
+    n_prompt: int, n_ctx: int, n_most: int | None = None, *, at_least: bool = False
+) -> ApiError:
     """A prompt that the context cannot hold: it is never cut silently. The first words are those of
-    Anthropic's API: agents find them in a message, and shorten their conversation.
+    Anthropic's API: agents find them in a message, and shorten their conversation. ``n_most``:
+    tokens that it may have, where that is less than ``n_ctx``.
     """
+    n_most = n_ctx if n_most is None else n_most
     shown = f"at least {n_prompt}" if at_least else str(n_prompt)
     return ApiError(
         400,
-        f"prompt is too long: {shown} tokens > {n_ctx} maximum: shorten it, or start the server "
+        f"prompt is too long: {shown} tokens > {n_most} maximum: shorten it, or start the server "
         "with a larger --context",
         type="exceed_context_size_error",
         code="context_length_exceeded",
@@ -127,8 +134,8 @@ def problem_of(error: BaseException) -> ApiError:
         return busy("no pages of keys and values are left for this text now")
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), type="exceed_context_size_error")
-    if isinstance(error, FileError | CompileError | CacheError | DeviceError):
-        return ApiError(500, str(error))
+    if isinstance(error, FileError | CompileError | CacheError | DeviceError | NotFiniteError):
+        return ApiError(500, without_folders(str(error)))
     if isinstance(error, TreadleError):
         return ApiError(400, str(error), param=error.setting)
     return ApiError(500, f"an internal error: {type(error).__name__}")

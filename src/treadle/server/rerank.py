@@ -4,16 +4,18 @@ with ``texts`` for ``documents``, as Text Embeddings Inference does.
 
 from __future__ import annotations
 
-import asyncio
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from treadle.arguments import lora_scales
 from treadle.errors import UnsupportedError
 from treadle.rerank import Pair, Reranker
-from treadle.server.asked import adapters, check_length, check_text
-from treadle.server.embeddings import MAX_INPUTS
+from treadle.server.asked import adapters, check_length, check_text, most_characters, room
+from treadle.server.embeddings import MAX_INPUTS, TRUNCATE, most_tokens
 from treadle.server.fields import Table, flag, read_fields, text, whole, wrong
+from treadle.server.ignored import RERANK as IGNORED
+from treadle.server.ignored import ignored_fields
 from treadle.server.problems import ApiError, within
 from treadle.server.service import Service, service_of
 from treadle.server.wire import Json, Response, read_json, result
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from treadle.model import Model
 
 FIELDS: Table = {
+    **TRUNCATE,
+    "max_tokens_per_doc": whole(1),
     "query": text,
     "top_n": whole(1),
     "return_documents": flag,
@@ -46,7 +50,8 @@ async def cohere_rerank(request: Request) -> Response:
     found = await result(request, rerank_answer(service, body))
     n_tokens = found["usage"]["prompt_tokens"]
     tokens = {"input_tokens": n_tokens, "output_tokens": 0}
-    meta = {"api_version": {"version": "2"}, "tokens": tokens}
+    meta: dict[str, Any] = {"api_version": {"version": "2"}, "tokens": tokens}
+    meta |= {"warnings": found["warnings"]} if "warnings" in found else {}  # Cohere's place of them
     return Json({"id": str(uuid.uuid4()), "results": found["results"], "meta": meta})
 
 
@@ -57,16 +62,22 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
     if "query" not in given:
         raise ApiError(400, "query: expected a string", param="query")
     lora = lora_scales(given.get("lora"), service.model.engine)
-    asked = service.model, given["query"], documents, lora, name
+    model, per_document = service.model, given.get("max_tokens_per_doc")
+    most = room(model) if per_document else most_tokens(model, given)
+    asked = model, given["query"], documents, lora, name, most, per_document
     reranker, pairs = await service.prepare(_read, *asked)
     scores: list[float] = []
     for batch in reranker.together(pairs):
-        job = service.engine.submit(lambda pairs=batch: reranker.run(pairs))  # type: ignore[misc]
-        scores += (await asyncio.wrap_future(job)).tolist()
+        began = time.perf_counter()
+        scores += (await service.steps(reranker.runs(batch))).tolist()
+        n_read = sum(len(ids) for ids, _ in batch)
+        service.tally.note_embedded(n_read, time.perf_counter() - began)
     n_tokens = sum(len(ids) for ids, _ in pairs)
-    service.tally.n_embedded += n_tokens
+    told = ignored_fields(body, IGNORED)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: given.get("top_n", len(scores))]
-    if name == "texts":  # a bare list
+    if name == "texts":  # a bare list, in which there is no place for warnings
+        for message in told:
+            service.warn_once(message)
         whole = bool(given.get("return_text"))
         return [
             {"index": i, "score": scores[i]} | ({"text": documents[i]} if whole else {})
@@ -81,6 +92,7 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
         "model": service.name,
         "results": results,
         "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        **({"warnings": told} if told else {}),
     }
 
 
@@ -96,8 +108,15 @@ def _documents(value: Any, name: str) -> list[str]:
 
 
 def _read(
-    model: Model, query: str, documents: list[str], lora: Lora, name: str
+    model: Model,
+    query: str,
+    documents: list[str],
+    lora: Lora,
+    name: str,
+    most: int | None,
+    per_document: int | None,
 ) -> tuple[Reranker, list[Pair]]:
+    """Pairs are cut behind ``most`` tokens, documents alone behind ``per_document``."""
     try:
         reranker = Reranker(model, lora)
     except UnsupportedError as error:
@@ -106,7 +125,12 @@ def _read(
     check_text(query, model)
     for i, document in enumerate(documents):
         with within(f"{name}[{i}]"):
-            check_text(document, model)
-            ids, second = reranker.pair(query, document)
+            if most is None:
+                check_text(document, model)
+            document = document[: most_characters(model)]
+            if per_document is not None:
+                own = model.tokenize(document, bos=False)[:per_document]
+                document = model.tokenizer.decode(own, start=False)
+            ids, second = reranker.pair(query, document, most)
             pairs.append((check_length(ids, model), second))
     return reranker, pairs

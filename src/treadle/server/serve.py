@@ -99,7 +99,7 @@ class _Process:
         n = len(self.service.engine.texts)
         if n:
             print(
-                f"treadle: stopping: {n} texts have {self.grace_s:g} s to end; "
+                f"treadle: stopping: {n} requests have {self.grace_s:g} s to finish; "
                 "a second signal ends them now",
                 file=sys.stderr, flush=True,
             )  # fmt: skip

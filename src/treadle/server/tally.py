@@ -42,7 +42,10 @@ class Tally:
     def __init__(self) -> None:
         self.n_steps = self.n_fed = self.n_cancelled = self.n_embedded = 0
         self.n_prompt = self.n_cached = self.n_from_files = self.n_written = 0
-        self.prefill_s = self.decode_s = self.step_s = 0.0
+        self.prefill_s = self.decode_s = self.step_s = self.embed_s = 0.0
+        self.n_most = 0  # tokens of the longest prompt and its text
+        self.n_drafts = self.n_drafted = self.n_accepted = 0
+        self.accepted_at: list[int] = []  # drafts that were right up to each place
         self.ended: dict[str, int] = {"stop": 0, "length": 0, "error": 0}
         self.first, self.between, self.whole = Histogram(), Histogram(), Histogram()
         self.waited, self.reading, self.writing = Histogram(), Histogram(), Histogram()
@@ -55,6 +58,11 @@ class Tally:
         self.n_steps += 1
         self.n_fed += n_fed
         self.step_s += seconds
+
+    def note_embedded(self, n_tokens: int, seconds: float) -> None:
+        """Texts that were read for vectors or scores."""
+        self.n_embedded += n_tokens
+        self.embed_s += seconds
 
     def note_news(self, text: Text, now: float) -> None:
         """Count what is new of a text: its prompt with its first id, ids as they come, its end."""
@@ -76,6 +84,9 @@ class Tally:
             self.waited.note(max(0.0, started - text.came_s))
             self.reading.note(now - started)
         text.last_s = now
+        self.n_most = max(self.n_most, t.n_prompt + t.n_generated)
+        if t.n_drafts:
+            self._note_drafts(text)
         self.n_written += n_new
         self.decode_s += t.decode_s - text.counted_s
         text.n_counted, text.counted_s = text.n_counted + n_new, t.decode_s
@@ -85,3 +96,17 @@ class Tally:
                 self.writing.note(now - text.first_s)
             reason = "length" if answer.finish_reason == "context" else answer.finish_reason
             self.ended[reason or "error"] += 1
+
+    def _note_drafts(self, text: Text) -> None:
+        """Count those of a text that are new."""
+        t, (n_drafts, n_drafted, at) = text.answer.timings, text.drafts_counted
+        if t.n_drafts == n_drafts:
+            return
+        now = list(t.accepted_at)
+        self.n_drafts += t.n_drafts - n_drafts
+        self.n_drafted += t.n_drafted - n_drafted
+        self.n_accepted += sum(now) - sum(at)
+        self.accepted_at += [0] * (len(now) - len(self.accepted_at))
+        for i, n in enumerate(now):
+            self.accepted_at[i] += n - (at[i] if i < len(at) else 0)
+        text.drafts_counted = t.n_drafts, t.n_drafted, now

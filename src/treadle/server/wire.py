@@ -42,8 +42,10 @@ ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 
 def encode(value: Any) -> bytes:
-    """JSON on one line. Lone surrogates, which UTF-8 has not, become question marks."""
-    made = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """JSON on one line. Lone surrogates, which UTF-8 has not, become question marks. Raises
+    ValueError for NaN and infinity, which JSON has not.
+    """
+    made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if not made.isascii():
         for end, escaped in ENDS.items():
             made = made.replace(end, escaped)
@@ -258,7 +260,7 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
 
 def ticking(call: Call) -> AsyncIterator[Piece | None]:
     """A call's pieces for a stream; None where it is time to show that it is alive."""
-    return call.pieces(PING_S)
+    return call.pieces(PING_S if call.asked.ping_s is None else call.asked.ping_s)
 
 
 async def finished(request: Request, call: Call) -> list[Piece]:

@@ -85,7 +85,7 @@ def ahead(g: Ops, x: Rows) -> None:
 
 def embedding(g: Ops, x: Rows) -> None:
     """A vector for each text, and the same of length 1."""
-    h, how = _normed(g, x), g.config.pooling
+    h, how = _normed(g, x), g.config.pool
     g.result("pooled", g.pool("pool", h, how))
     g.result("embedding", g.pool("pool.unit", h, how, unit=True))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
 FIRST_STEM, SECOND_STEM = "attn_norm", "attn_norm_2"
-POOLINGS = {2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
+POOLINGS = {0: "none", 2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 RANK = 4
 Q_NORM = "attn_q_norm.weight"
 Q_RANK = "attention.q_lora_rank"

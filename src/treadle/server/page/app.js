@@ -111,14 +111,15 @@ async function write(node, own = talk) {
     show();
     view.toEnd();
   }
-  announce("An answer is being written");
+  announce("Generating an answer");
   await writer.run();
 }
 
 let unkept = ""; // why, as it was told: once, not each second
 const keep = (changed) =>
   store.put(changed).catch(({ message }) => {
-    if (message !== unkept) notice(`This browser does not keep the conversation: ${message}`);
+    if (message !== unkept)
+      notice(`The conversation could not be saved in this browser: ${message}`);
     unkept = message;
   });
 
@@ -158,7 +159,7 @@ function show() {
   view.show(talk, talks.path(talk));
   byId("stop").hidden = !writing;
   byId("send").hidden = writing;
-  entry.placeholder = mode() ? "A text that the model goes on with" : "Message";
+  entry.placeholder = mode() ? "Text to continue" : "Message";
   meter();
 }
 
@@ -289,7 +290,7 @@ if (location.hash) await open(location.hash.slice(1));
 show();
 side.list();
 if (!(await store.lasting()))
-  notice("This browser keeps no conversations here: they end with the page.");
+  notice("This browser cannot store conversations: they are lost when the page is closed.");
 entry.focus();
 await connect();
 goOn();

@@ -96,13 +96,13 @@ export const fileViews = (node) =>
   );
 
 async function read(file) {
-  if (file.size > MOST_BYTES) throw new Error("larger than 4 MiB, which fits no context");
+  if (file.size > MOST_BYTES) throw new Error("larger than 4 MiB, too large for any context");
   const bytes = await file.arrayBuffer();
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
     if (text.includes("\0")) throw new Error();
     return text;
   } catch {
-    throw new Error("not a text: this page sends text alone");
+    throw new Error("not a text file: only text can be attached");
   }
 }

@@ -1,5 +1,5 @@
-// What can be set: a row for each setting, from which the form and the request are made. An empty
-// field leaves the choice to the server, whose own value it shows.
+// Settings: one row each, from which the form and the request are made. An empty field uses the
+// server's default, which is shown in grey.
 
 import { el } from "./element.js";
 
@@ -7,32 +7,29 @@ const row = (name, label, hint, kind = "number") => ({ name, label, hint, kind }
 
 export const GROUPS = [
   [
-    "Answers",
+    "Generation",
     [
-      row("mode", "Mode", "Talk by the model's chat template, or let it go on with a text.", [
-        "",
-        "chat",
-        "text",
-      ]),
-      row("max_tokens", "Most tokens", "The room left, if empty."),
-      row("stop", "Stop texts", "One a line; \\n is a line break.", "lines"),
-      row("seed", "Seed", "Makes an answer repeatable; -1 is a new one each time."),
-      row("thinking", "Reasoning", "For models that can be told to reason, or not to.", [
+      row(
+        "mode",
+        "Mode",
+        "chat: use the model's chat template; text: continue the text as it is.",
+        ["", "chat", "text"],
+      ),
+      row("max_tokens", "Max tokens", "Empty: up to the end of the context."),
+      row("stop", "Stop sequences", "One per line; \\n is a line break.", "lines"),
+      row("seed", "Seed", "The same seed repeats an answer; -1 draws a new one each time."),
+      row("thinking", "Reasoning", "Turn reasoning on or off, for models that support it.", [
         "",
         "on",
         "off",
       ]),
-      row("reasoning_effort", "Reasoning effort", "For models that know it.", [
+      row("reasoning_effort", "Reasoning effort", "For models that support it.", [
         "",
         "low",
         "medium",
         "high",
       ]),
-      row(
-        "alternatives",
-        "Alternatives of each token",
-        "Keeps so many, 1 to 20, to be looked at and taken.",
-      ),
+      row("alternatives", "Top log probabilities", "Alternatives to show for each token, 1 to 20."),
     ],
   ],
   [
@@ -41,43 +38,74 @@ export const GROUPS = [
       row(
         "temperature",
         "Temperature",
-        "Above 1 bolder, below 1 safer; 0 always takes the likeliest.",
+        "Higher is more random; 0 always picks the most likely token.",
       ),
-      row("top_k", "Top k", "Keeps the k likeliest tokens; 0 keeps all."),
-      row("top_p", "Top p", "Keeps the likeliest until they reach p; 1 keeps all."),
-      row("min_p", "Min p", "Keeps tokens this fraction as likely as the likeliest; 0 keeps all."),
-      row("typical_p", "Typical p", "Locally typical sampling; 1 is off."),
-      row("top_n_sigma", "Top n sigma", "Keeps logits n deviations from the best; below 0 is off."),
-      row("min_keep", "Keep at least", "Truncation leaves at least this many tokens."),
-      row("xtc_probability", "XTC probability", "How often XTC drops the likeliest; 0 is off."),
-      row("xtc_threshold", "XTC threshold", "What is likely, to XTC."),
-      row("dynatemp_range", "Dynamic temperature", "Temperature plus or minus this, by entropy."),
-      row("dynatemp_exponent", "Its exponent", "How the entropy is mapped to it."),
-      row("samplers", "Order of the stages", "Names, with semicolons between.", "text"),
+      row("top_k", "Top k", "Keep the k most likely tokens; 0 disables."),
       row(
-        "logit_bias",
-        "Bias of tokens",
-        'JSON: {"123": -5}, or [["word", false]] to forbid.',
-        "json",
+        "top_p",
+        "Top p",
+        "Keep the most likely tokens up to a total probability of p; 1 disables.",
       ),
-      row("ignore_eos", "Never end early", "Goes on until the most tokens are written.", "flag"),
+      row(
+        "min_p",
+        "Min p",
+        "Keep tokens at least this fraction as likely as the best; 0 disables.",
+      ),
+      row("typical_p", "Typical p", "Locally typical sampling; 1 disables."),
+      row(
+        "top_n_sigma",
+        "Top n sigma",
+        "Keep logits within n standard deviations of the best; below 0 disables.",
+      ),
+      row("min_keep", "Min keep", "Truncation keeps at least this many tokens."),
+      row(
+        "xtc_probability",
+        "XTC probability",
+        "Chance that XTC removes the top tokens; 0 disables.",
+      ),
+      row("xtc_threshold", "XTC threshold", "Minimum probability of a token that XTC may remove."),
+      row(
+        "dynatemp_range",
+        "Dynamic temperature",
+        "Temperature varies by plus or minus this, with the entropy.",
+      ),
+      row("dynatemp_exponent", "Dynamic temperature exponent", "Maps entropy to temperature."),
+      row("samplers", "Sampler order", "Names, separated by semicolons.", "text"),
+      row("logit_bias", "Logit bias", 'JSON: {"123": -5}, or [["word", false]] to forbid.', "json"),
+      row("ignore_eos", "Ignore end of text", "Generate until max tokens is reached.", "flag"),
     ],
   ],
   [
     "Repetition",
     [
-      row("repeat_last_n", "Look back", "How many tokens the penalties look at; -1 is everything."),
-      row("repeat_penalty", "Repeat penalty", "Divides the logits of repeated tokens; 1 is off."),
-      row("presence_penalty", "Presence penalty", "Taken from every repeated token."),
-      row("frequency_penalty", "Frequency penalty", "Taken for every time it was repeated."),
-      row("dry_multiplier", "DRY", "Penalty on repeated sequences; 0 is off."),
-      row("dry_base", "DRY base", "How fast that penalty grows with the sequence."),
-      row("dry_allowed_length", "DRY allowed length", "The longest sequence that costs nothing."),
-      row("dry_penalty_last_n", "DRY look back", "How far back DRY looks; -1 is everything."),
+      row(
+        "repeat_last_n",
+        "Repeat last n",
+        "Tokens that the penalties consider; -1 is the whole context.",
+      ),
+      row("repeat_penalty", "Repeat penalty", "Divides the logits of repeated tokens; 1 disables."),
+      row(
+        "presence_penalty",
+        "Presence penalty",
+        "Subtracted once from the logit of a token that has occurred.",
+      ),
+      row("frequency_penalty", "Frequency penalty", "Subtracted for each occurrence of the token."),
+      row("dry_multiplier", "DRY multiplier", "Penalty on repeated sequences; 0 disables."),
+      row("dry_base", "DRY base", "How fast the penalty grows with the length of the sequence."),
+      row(
+        "dry_allowed_length",
+        "DRY allowed length",
+        "Longest repeated sequence without a penalty.",
+      ),
+      row(
+        "dry_penalty_last_n",
+        "DRY last n",
+        "Tokens that DRY considers; -1 is the whole context.",
+      ),
       row(
         "dry_sequence_breakers",
-        "DRY breakers",
-        "One a line; no repetition reaches across them.",
+        "DRY sequence breakers",
+        "One per line; repetitions are not counted across these.",
         "lines",
       ),
     ],
@@ -85,19 +113,23 @@ export const GROUPS = [
   [
     "Mirostat and adaptive p",
     [
-      row("mirostat", "Mirostat", "1 or 2 hold the surprise of the text; 0 is off."),
-      row("mirostat_tau", "Mirostat surprise", "The surprise that it holds."),
-      row("mirostat_eta", "Mirostat rate", "How fast it learns."),
-      row("adaptive_target", "Adaptive target", "Prefers tokens this likely; below 0 is off."),
-      row("adaptive_decay", "Adaptive decay", "How slowly it forgets."),
+      row("mirostat", "Mirostat", "Version 1 or 2 keeps the perplexity near a target; 0 disables."),
+      row("mirostat_tau", "Mirostat tau", "Target entropy."),
+      row("mirostat_eta", "Mirostat eta", "Learning rate."),
+      row(
+        "adaptive_target",
+        "Adaptive target",
+        "Prefers tokens near this probability; below 0 disables.",
+      ),
+      row("adaptive_decay", "Adaptive decay", "Weight of earlier tokens, 0 to 1."),
     ],
   ],
   [
-    "Form and tools",
+    "Structured output and tools",
     [
-      row("json_schema", "JSON schema", "The answer is JSON of this schema.", "json"),
-      row("grammar", "Grammar", "The answer is what this GBNF allows.", "area"),
-      row("tools", "Tools", "JSON, a list as OpenAI has it; you give the results.", "json"),
+      row("json_schema", "JSON schema", "The answer is JSON that matches this schema.", "json"),
+      row("grammar", "Grammar", "The answer matches this grammar (GBNF).", "area"),
+      row("tools", "Tools", "A JSON list in OpenAI's format; you type in the results.", "json"),
     ],
   ],
 ];
@@ -120,7 +152,7 @@ const lines = (text) =>
 const KINDS = {
   // from what was typed to a value; throws where it is none
   number: (text) => {
-    if (!Number.isFinite(Number(text))) throw new Error("a number, please");
+    if (!Number.isFinite(Number(text))) throw new Error("not a number");
     return Number(text);
   },
   text: (text) => text,
@@ -131,7 +163,7 @@ const KINDS = {
     try {
       return JSON.parse(text);
     } catch {
-      throw new Error("this is no JSON");
+      throw new Error("not valid JSON");
     }
   },
 };
@@ -212,7 +244,7 @@ function field({ name, label, hint, kind }, typed, defaults, changed) {
       "select",
       shared,
       ...kind.map((each) =>
-        el("option", { value: each, selected: each === value }, each || "as the model likes"),
+        el("option", { value: each, selected: each === value }, each || "default"),
       ),
     );
   } else if (kind === "flag") {

@@ -40,7 +40,7 @@ export class Side {
   async _forget(id) {
     this.page.forget(id);
     await store.drop(id);
-    this.page.notice("Deleted.");
+    this.page.notice("Conversation deleted.");
     await this.list();
     byId("search").focus();
   }
@@ -49,7 +49,7 @@ export class Side {
     try {
       const found = store.imported(await file.text()).map(talks.read);
       for (const talk of found) await store.put(talk);
-      this.page.notice(`${found.length} imported.`);
+      this.page.notice(`Imported ${found.length} conversations.`);
     } catch (error) {
       this.page.notice(`${file.name}: ${error.message}`);
     }

@@ -20,7 +20,7 @@ async function send(path, options) {
     response = await fetch(new URL(path, document.baseURI), { cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError("The server does not answer. Is “treadle serve” still running?");
+    throw new ServerError("The server does not respond. Is “treadle serve” running?");
   }
   if (!response.ok) throw await refusal(response);
   return response;
@@ -39,12 +39,11 @@ async function refusal(response) {
 function inWords(error, status = 0, retryS = 0) {
   const said = String(error.message ?? `status ${status}`);
   const told = { status, code: error.code ?? "", retryS };
-  if (status === 401) return new ServerError("This server wants an API key.", told);
+  if (status === 401) return new ServerError("This server requires an API key.", told);
   if (error.type === "exceed_context_size_error" && error.n_ctx) {
     return new ServerError(
-      `The conversation has ${error.n_prompt_tokens} tokens, and the context holds ` +
-        `${error.n_ctx}. ` +
-        "Edit an earlier message to make it shorter, or start the server with a larger --context.",
+      `The conversation is too long: ${error.n_prompt_tokens} tokens, context ${error.n_ctx}. ` +
+        "Shorten an earlier message, or start the server with a larger --context.",
       told,
     );
   }
@@ -82,7 +81,7 @@ function inTime(promise) {
   let timer;
   const late = new Promise((_, reject) => {
     timer = setTimeout(
-      () => reject(new ServerError("The connection was lost: nothing came for 30 s.")),
+      () => reject(new ServerError("Connection lost: no data for 30 s.")),
       SILENT_MS,
     );
   });
@@ -114,9 +113,9 @@ export async function* answer(path, body, { key, signal }) {
     }
   } catch (error) {
     if (error.name === "AbortError" || error instanceof ServerError) throw error;
-    throw new ServerError("The connection was lost.");
+    throw new ServerError("Connection lost.");
   }
-  if (!ended) throw new ServerError("The answer broke off: the connection was lost.");
+  if (!ended) throw new ServerError("Connection lost: the answer is incomplete.");
 }
 
 function fromChat(event) {

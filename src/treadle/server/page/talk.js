@@ -115,18 +115,18 @@ export function read(value) {
   if (Array.isArray(value)) value = { messages: value };
   if (Array.isArray(value?.messages)) return fromMessages(value);
   const bad = (why) => new Error(`not a conversation: ${why}`);
-  if (typeof value?.nodes !== "object" || value.nodes === null) throw bad("it has no messages");
+  if (typeof value?.nodes !== "object" || value.nodes === null) throw bad("no messages found");
   const talk = { ...newTalk(string(value.system)), title: string(value.title).slice(0, 200) };
   for (const key of ["made", "changed"]) if (Number.isFinite(value[key])) talk[key] = value[key];
   for (const [id, node] of Object.entries(value.nodes)) {
     if (!["user", "assistant", "tool"].includes(node?.role))
-      throw bad("a message has no known role");
+      throw bad("a message has an unknown role");
     talk.nodes[id] = readNode(id, node);
   }
   for (const node of Object.values(talk.nodes)) {
     const seen = new Set();
     for (let at = node; at; at = talk.nodes[at.parent]) {
-      if (seen.has(at.id)) throw bad("its messages go in a circle");
+      if (seen.has(at.id)) throw bad("its messages form a cycle");
       seen.add(at.id);
     }
     if (node.parent !== null && !talk.nodes[node.parent]) node.parent = null;
@@ -169,8 +169,7 @@ function readNode(id, node) {
 
 const isChoice = (value) =>
   Array.isArray(value) && typeof value[0] === "string" && Number.isFinite(value[1]);
-const isToken = (value) =>
-  isChoice(value) && Array.isArray(value[2]) && value[2].every(isChoice);
+const isToken = (value) => isChoice(value) && Array.isArray(value[2]) && value[2].every(isChoice);
 
 function fromMessages(value) {
   const talk = newTalk(string(value.system));
@@ -188,7 +187,7 @@ function fromMessages(value) {
         arguments: string(call?.function?.arguments),
       }));
       add(talk, talk.leaf, { role, content, calls, callId: string(message.tool_call_id) });
-    } else throw new Error("not a conversation: a message has no known role");
+    } else throw new Error("not a conversation: a message has an unknown role");
   }
   return talk;
 }

@@ -1,4 +1,4 @@
-// The tokens of an answer, and what the model might have written in the place of each.
+// The tokens of an answer, with the most likely alternatives of each.
 
 import { button, el } from "./element.js";
 
@@ -7,7 +7,7 @@ const percent = (logprob) => {
   return p >= 0.1 ? `${p.toFixed(1)} %` : "under 0.1 %";
 };
 const visible = (text) =>
-  text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "(nothing)";
+  text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "(empty)";
 // A button holds no line break: those at a token's ends stand beside it.
 const inLine = (text) => text.replace(/^\n+|\n+$/g, "").replaceAll("\n", "⏎") || "⏎";
 const breaks = (text, where) => text.match(where)?.[0] ?? "";
@@ -28,7 +28,7 @@ export function tokenView(node, take) {
   const panel = el(
     "div",
     { class: "alternatives", "aria-live": "polite" },
-    "Choose a token: arrow keys, or a click.",
+    "Select a token: click, or use the arrow keys.",
   );
   const at = starts(node.tokens, node.content);
   const boxes = node.tokens.map((token, i) =>
@@ -73,12 +73,12 @@ export function tokenView(node, take) {
         {},
         can
           ? button(said, () => take(node.content.slice(0, at[i]) + text), {
-              title: "Begin anew with this token",
+              title: "Regenerate from this token",
             })
           : el("span", { class: text === own ? "own" : "" }, said),
       );
     });
-    panel.replaceChildren(`Instead of “${visible(own)}”:`, el("ol", {}, ...items));
+    panel.replaceChildren(`Alternatives to “${visible(own)}”:`, el("ol", {}, ...items));
   }
 
   return el("div", { class: "token-view" }, panel, row);

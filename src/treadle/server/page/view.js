@@ -41,9 +41,7 @@ export class View {
       const old = this._shown.get(node.id);
       fresh.set(
         node.id,
-        old?.key === key
-          ? old
-          : { key, ...this._message(node, place, last, open, old?.body) },
+        old?.key === key ? old : { key, ...this._message(node, place, last, open, old?.body) },
       );
     });
     this._shown = fresh;
@@ -94,9 +92,9 @@ export class View {
     const writing = node.state === "writing";
     body.box.hidden = false; // its tokens may have stood there
     const who =
-      { user: "You", tool: `Result of ${node.name || "a tool"}` }[node.role] ??
+      { user: "You", tool: `Tool result: ${node.name || "unnamed tool"}` }[node.role] ??
       node.model ??
-      "Answer";
+      "Assistant";
     const box = el(
       "article",
       {
@@ -122,7 +120,7 @@ export class View {
     const calls = el("div", { class: "calls" });
     const note = el("p", { class: "note" });
     const stats = el("p", { class: "stats" });
-    const waits = el("progress", { "aria-label": "Prompt read", hidden: true });
+    const waits = el("progress", { "aria-label": "Prompt progress", hidden: true });
     box.append(thought, body.box, calls, waits, note, buttons);
     buttons.append(stats);
     const grow = (now) => {
@@ -185,13 +183,13 @@ export class View {
     );
     if (node.role !== "tool") row.append(act("Edit", "edit", () => this._edit(node, body.box)));
     if (node.role === "assistant") {
-      row.append(act("Again", "again", () => actions.again(node)));
+      row.append(act("Regenerate", "again", () => actions.again(node)));
       if (last && node.content && !node.calls?.length)
-        row.append(act("Go on", "resume", () => actions.resume(node)));
+        row.append(act("Continue", "resume", () => actions.resume(node)));
       if (node.tokens?.length) {
         row.append(act("Tokens", "tokens", () => this._tokens(node, body.box)));
       }
-    } else if (last) row.append(act("Answer", "answer", () => actions.reply(node)));
+    } else if (last) row.append(act("Generate answer", "answer", () => actions.reply(node)));
     row.append(act("Delete", "delete", () => actions.remove(node)));
     return row;
   }
@@ -208,7 +206,7 @@ export class View {
     const text = el("textarea", {
       value: node.content,
       rows: Math.min(15, node.content.split("\n").length + 1),
-      "aria-label": "Edit the message",
+      "aria-label": "Edit message",
     });
     const back = () => {
       form.remove();
@@ -236,7 +234,7 @@ export class View {
         "div",
         { class: "row" },
         button("Cancel", back),
-        el("button", { type: "submit" }, node.role === "user" ? "Send" : "Keep"),
+        el("button", { type: "submit" }, node.role === "user" ? "Send" : "Save"),
       ),
     );
     body.hidden = true;
@@ -254,17 +252,17 @@ export class View {
     const box = el(
       "div",
       { class: "call" },
-      el("strong", {}, `Calls ${call.name}`),
+      el("strong", {}, `Tool call: ${call.name}`),
       el("pre", { tabindex: 0 }, shown),
     );
     if (open && node.state === "done") {
-      const text = el("textarea", { rows: 2, "aria-label": `Result of ${call.name}` });
+      const text = el("textarea", { rows: 2, "aria-label": `Result of tool ${call.name}` });
       text.value = typed.get(call) ?? "";
       text.addEventListener("input", () => typed.set(call, text.value));
       box.append(
         text,
         // What was written may be in a box that is no longer shown: see below.
-        button("Give the result", () => this.actions.result(node, call, typed.get(call) ?? ""), {
+        button("Submit result", () => this.actions.result(node, call, typed.get(call) ?? ""), {
           "data-does": "result",
         }),
       );
@@ -281,7 +279,7 @@ function showThought(box, node) {
   if (box.hidden) return;
   const busy = node.state === "writing" && !node.content && !node.calls?.length;
   const n_words = node.reasoning.trim().split(/\s+/).length;
-  box.firstChild.textContent = `${busy ? "Thinking" : "Thought"}: ${n_words} words`;
+  box.firstChild.textContent = `${busy ? "Reasoning…" : "Reasoning"} (${n_words} words)`;
   box.lastChild.textContent = node.reasoning;
 }
 
