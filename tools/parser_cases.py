@@ -1,75 +1,102 @@
 """Read llama.cpp's own cases of chat answers with treadle's scanner.
 
-    python tools/parser_cases.py CASES.jsonl --templates DIR --out cases.json
+    python tools/parser_cases.py CASES.jsonl --templates DIR [--out cases.json]
 
 CASES has a JSON object a line: ``template`` (a path that ends with the template's file name),
 ``input`` (what the model wrote), ``messages``, ``tools``, ``tool_choice`` (0 auto, 1 required,
 2 none), ``enable_thinking``, ``parallel_tool_calls``, ``json_schema``, ``is_partial``,
-``reasoning_format`` (0 none), ``add_generation_prompt``, and ``expect`` with ``content``,
-``reasoning_content`` and ``tool_calls``. They are what the builder in llama.cpp's
-``tests/test-chat.cpp`` is given; a line at the end of its ``run()`` writes them. DIR is llama.cpp's
-folder ``models/templates``.
+``reasoning_format`` (0 none), ``add_generation_prompt``, ``continue_final_message`` (2 reasoning,
+3 content), and ``expect`` with ``content``, ``reasoning_content`` and ``tool_calls``. They are what
+the builder in llama.cpp's ``tests/test-chat.cpp`` is given; a line at the end of its ``run()``
+writes them. DIR is llama.cpp's folder ``models/templates``.
 
-Each case is read whole and one character at a time: both must give what is expected. The report
-says how many agree, by template, and why the others differ; ``compatibility.toml`` has the reasons.
+Each case is planned as the server plans an answer, and read whole and one character at a time: both
+must give what is expected. ``parser_cases.toml`` beside this file has the reason for each case that
+differs. The exit code is 1 where a case differs and has none, and where a reason is for a case that
+agrees.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections import defaultdict
+import tomllib
+from collections import Counter, defaultdict
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import treadle
 from treadle.speech import Told, find_manner
 from treadle.speech.manner import Manner
+from treadle.speech.messages import begun, gone_on, shaped
 from treadle.speech.planned import Wanted, plan_answer
 from treadle.speech.scanner import Speech
+from treadle.text.grammars import Grammars
+from treadle.text.messages import read_messages, render_prompt
 from treadle.text.template import ChatTemplate
 
 Case = dict[str, Any]
+HERE = Path(__file__).resolve().parent
+MODEL = Path(treadle.__file__).parent / "data" / "demo.gguf"
 USER = {"role": "user", "content": "Hey"}
+NO_TOOLS, REQUIRED, NO_REASONING = 2, 1, 0
+REASONING = 2  # of ``continue_final_message``
+# A GGUF file has what is written so as a control token: an answer's text lacks it.
+CONTROL = re.compile(r"<\|[A-Za-z_]+\|>")
+WORDS = {"agree": "agree", "design": "differ by design", "absent": "not there"}
 
 
-def rendered(template: ChatTemplate, case: Case) -> str:
-    """The prompt; an empty one where the template raises."""
+def planned(template: ChatTemplate, manner: Manner, case: Case, grammars: Grammars) -> Speech:
+    """What may be found in the answer, as the server plans it."""
+    schemas = {t["name"]: json.loads(t["parameters"] or "{}") for t in case["tools"]}
     tools = [
         {
             "type": "function",
             "function": {
                 "name": t["name"],
                 "description": t["description"],
-                "parameters": json.loads(t["parameters"] or "{}"),
+                "parameters": schemas[t["name"]],
             },
         }
         for t in case["tools"]
     ]
-    try:
-        return template.render(
-            case["messages"] or [USER],
-            tools=tools or None,
-            add_generation_prompt=case["add_generation_prompt"],
-            enable_thinking=case["enable_thinking"],
-        )
-    except Exception:
-        return ""
-
-
-def speech_of(manner: Manner, prompt: str, case: Case) -> Speech:
-    """What may be found in the answer, as the server plans it."""
-    tools = {t["name"]: json.loads(t["parameters"] or "{}") for t in case["tools"]}
-    if case["tool_choice"] == 2:
-        tools = {}
-    return manner.speech(
-        prompt,
-        tools=tools,
+    messages = read_messages(case["messages"] or [USER])
+    within = case["continue_final_message"] == REASONING
+    said, shown = shaped(messages[:-1] if within else messages, tools, manner)
+    render = partial(template.render, tools=shown, enable_thinking=case["enable_thinking"])
+    if within:
+        asked = render(said, add_generation_prompt=True)
+        prompt = gone_on(template, asked, messages[-1], within=True)
+    else:
+        prompt = render_prompt(render, said, partial(gone_on, template))
+    called = schemas if case["tool_choice"] != NO_TOOLS else {}
+    wanted = Wanted(
+        tools=called,
+        forced=tuple(called) if case["tool_choice"] == REQUIRED else (),
         parallel=case["parallel_tool_calls"],
-        streams=True,
-        sure=bool(tools),
-        forced=bool(tools) and case["tool_choice"] == 1,
+        schema=json.loads(case["json_schema"]) if case["json_schema"] else None,
     )
+    return plan_answer(wanted, begun(messages, manner, within=within), prompt, grammars).speech
+
+
+def visible(text: str, template: ChatTemplate, speech: Speech) -> str:
+    """What a model wrote without the control tokens that the scanner does not read."""
+    marks = "".join(
+        (
+            *((speech.thought.open, speech.thought.close) if speech.thought else ()),
+            *(speech.row.marks if speech.row else ()),
+            *(speech.channels.marks if speech.channels else ()),
+        )
+    )
+    found = set(CONTROL.findall(text))
+    for mark in found:
+        if mark in template.source and mark not in marks:
+            text = text.replace(mark, "")
+    return text
 
 
 def read(speech: Speech, text: str, *, by_character: bool) -> Told:
@@ -86,38 +113,84 @@ def read(speech: Speech, text: str, *, by_character: bool) -> Told:
 
 
 def comparable(arguments: str) -> Any:
-    """Arguments as a value; a text that is no JSON yet as it is."""
+    """Arguments as a value; a text that is no JSON yet without blanks at its end."""
     try:
         return json.loads(arguments)
     except ValueError:
-        return arguments
+        return arguments.rstrip()
 
 
-def differs(told: Told, expect: dict[str, Any]) -> str:
-    """How an answer differs from what is expected; nothing if it does not."""
-    if told.content.strip() != expect["content"].strip():
-        return f"content {told.content!r}, not {expect['content']!r}"
-    if told.reasoning.strip() != expect["reasoning_content"].strip():
-        return f"reasoning {told.reasoning!r}, not {expect['reasoning_content']!r}"
+def differs(told: Told, case: Case) -> str:
+    """How an answer differs from what is expected; nothing if it does not. llama.cpp repeats what a
+    message that is gone on with has said.
+    """
+    expect, before = case["expect"], {"content": "", "reasoning_content": ""}
+    if case["continue_final_message"]:
+        before |= {key: case["messages"][-1].get(key) or "" for key in before}
+    if case["reasoning_format"] == NO_REASONING:
+        before["reasoning_content"] = ""
+    content, reasoning = before["content"] + told.content, before["reasoning_content"]
+    reasoning += told.reasoning
+    if content.strip() != expect["content"].strip():
+        return f"content {content!r}, not {expect['content']!r}"
+    if reasoning.strip() != expect["reasoning_content"].strip():
+        return f"reasoning {reasoning!r}, not {expect['reasoning_content']!r}"
     calls = [(c.name, comparable(c.arguments)) for c in told.calls]
     wanted = [(c["name"], comparable(c["arguments"])) for c in expect["tool_calls"]]
-    if calls != wanted:
-        return f"calls {calls}, not {wanted}"
+    return f"calls {calls}, not {wanted}" if calls != wanted else ""
+
+
+def difference(case: Case, template: ChatTemplate, manner: Manner, grammars: Grammars) -> str:
+    """How treadle's reading of a case differs; nothing if it does not."""
+    try:
+        speech = planned(template, manner, case, grammars)
+        text = visible(case["input"], template, speech)
+        if case["reasoning_format"] == NO_REASONING:  # as the server has it
+            speech = replace(speech, thought=None, opened=False)
+        for by_character in (False, True):
+            found = differs(read(speech, text, by_character=by_character), case)
+            if found:
+                return f"{'by character: ' if by_character else ''}{found}"
+    except treadle.TreadleError as e:
+        return f"{type(e).__name__}: {e}"
     return ""
+
+
+def reason_of(name: str, number: int, rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """A word of ``WORDS`` and the reason; nothing where there is none."""
+    for row in rows:
+        if row["template"] == name and number in row.get("numbers", [number]):
+            row["used"] = True
+            return row["verdict"], row["reason"]
+    return "", ""
+
+
+def table(report: dict[str, list[dict[str, Any]]]) -> str:
+    """The report by template, in Markdown."""
+    lines = ["| template | cases | " + " | ".join(WORDS.values()) + " | |", "|---" * 6 + "|"]
+    whole: Counter[str] = Counter()
+    for name, cases in sorted(report.items(), key=lambda each: each[0].lower()):
+        counts = Counter(c["verdict"] for c in cases)
+        whole += counts
+        reasons = "; ".join(dict.fromkeys(c["reason"] for c in cases if c["reason"]))
+        numbers = " | ".join(str(counts[word] or "") for word in WORDS)
+        lines.append(f"| `{name.removesuffix('.jinja')}` | {len(cases)} | {numbers} | {reasons} |")
+    numbers = " | ".join(str(whole[word]) for word in WORDS)
+    return "\n".join([*lines, f"| all | {sum(map(len, report.values()))} | {numbers} | |"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", type=Path)
     parser.add_argument("--templates", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="a JSON file of every case")
     parser.add_argument("--match", default="", help="only templates whose name has this")
     given = parser.parse_args()
-    lines = given.cases.read_text("utf-8").splitlines()
+    rows = tomllib.loads((HERE / "parser_cases.toml").read_text("utf-8"))["case"]
     templates: dict[str, tuple[ChatTemplate, Manner]] = {}
     report: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    n_agree = 0
-    for number, line in enumerate(lines):
+    grammars = treadle.load(MODEL).grammars
+    for number, line in enumerate(given.cases.read_text("utf-8").splitlines()):
         case = json.loads(line)
         name = Path(case["template"]).name
         if given.match not in name:
@@ -126,25 +199,21 @@ def main() -> int:
             source = (given.templates / name).read_text("utf-8")
             template = ChatTemplate(source, bos="", eos="")
             templates[name] = template, find_manner(template)
-        template, manner = templates[name]
-        speech = speech_of(manner, rendered(template, case), case)
-        found = ""
-        for by_character in (False, True):
-            try:
-                found = differs(read(speech, case["input"], by_character=by_character), case["expect"])
-            except Exception as e:
-                found = f"{type(e).__name__}: {e}"
-            if found:
-                found = f"{'by character: ' if by_character else ''}{found}"
-                break
-        n_agree += not found
-        report[name].append({"number": number, "row": manner.row.name, "input": case["input"], "differs": found})
-    given.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    for name, cases in sorted(report.items()):
-        same = sum(not c["differs"] for c in cases)
-        print(f"{name:60} {same:3} of {len(cases)}")
-    print(f"{n_agree} of {sum(map(len, report.values()))} agree")
-    return 0
+        found = difference(case, *templates[name], grammars)
+        verdict, reason = reason_of(name, number, rows) if found else ("agree", "")
+        kept = {"number": number, "row": templates[name][1].row.name, "input": case["input"]}
+        report[name].append({**kept, "differs": found, "verdict": verdict, "reason": reason})
+    if given.out:
+        given.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    cases = [(name, case) for name, made in report.items() for case in made]
+    print(table(report))
+    unexplained = [(name, case) for name, case in cases if not case["verdict"]]
+    for name, case in unexplained:
+        print(f"no reason: {name} {case['number']}: {case['differs']}", file=sys.stderr)
+    unused = [row for row in rows if not row.get("used") and given.match in row["template"]]
+    for row in unused:
+        print(f"no such difference: {row['template']}: {row['reason']}", file=sys.stderr)
+    return 1 if unexplained or unused else 0
 
 
 if __name__ == "__main__":

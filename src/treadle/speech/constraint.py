@@ -176,8 +176,8 @@ def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
     for way in ways(schema):
         made = []
         for key, value, needed in _parameters(schema, way):
-            head, body = rules.around(tags.open, key, tags.then + tags.gap), values.value(value)
-            made.append((f"{head} {body} {rules.literal(tags.behind)}", needed))
+            argument = values.argument(key, value)
+            made.append((f"{argument} {rules.literal(tags.behind)}", needed))
         several.append(rules.in_any_order(made, rules.literal(tags.end)))
     return f"({' | '.join(several)})"
 

@@ -47,7 +47,8 @@ class Plan:
     ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
     follows one of ``triggers``, which the model may write where it will; without any, an answer
     that begins as a call does.
-    ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
+    ``heads``: what may follow a trigger in the same token. ``short`` is a trigger too: there
+    ``lazy`` holds from ``before`` on, with which it ends. ``drafts``: what tells, behind a
     trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
     ``trigger``, or ``lazy``. ``once``: the first call is the
     answer's end.
@@ -63,6 +64,8 @@ class Plan:
     lazy: Grammar | None = None
     triggers: tuple[bytes, ...] = ()
     heads: tuple[bytes, ...] = ()
+    short: bytes = b""
+    before: bytes = b""
     drafts: tuple[bytes, ...] = ()
     trigger: str = ""
     once: bool = False
@@ -417,6 +420,9 @@ class Guide:
         plan = self._plan
         missing = {_missing(self._text, trigger) for trigger in plan.triggers} - {b""}
         own = [plan.bits_without(each, plan.heads) for each in missing]
+        if plan.short and (rest := _missing(self._text, plan.short)):
+            heads = [head.removeprefix(plan.before) for head in plan.heads]
+            own.append(plan.bits_without(rest, heads))
         masks = [mask for mask in (*own, self._bits_plain()) if mask is not None]
         return reduce(_both, masks) if masks else None
 
@@ -447,11 +453,14 @@ class Guide:
             elif not _MAY_BE_BARE.fullmatch(self._text):
                 self._state = "plain"
             return
-        ends = [self._text.find(each) + len(each) for each in plan.triggers if each in self._text]
+        marks = (*plan.triggers, *filter(None, [plan.short]))
+        ends = [(self._text.find(each) + len(each), each) for each in marks if each in self._text]
         if ends:
-            self._enter(self._text[min(ends) :])
+            end, mark = min(ends)
+            rest = self._text[end:]
+            self._enter(plan.before + rest if mark == plan.short else rest)
         else:
-            self._text = self._text[-max(map(len, plan.triggers)) :]
+            self._text = self._text[-max(map(len, marks)) :]
 
     def _enter(self, rest: bytes) -> None:
         """A call has begun; ``rest`` of it was written in the same token."""

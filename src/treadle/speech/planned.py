@@ -107,6 +107,8 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             lazy,
             triggers=_triggers(row),
             heads=tuple(head.encode() for head in _heads(row, tools)),
+            short=row.short.encode(),
+            before=row.before.encode(),
             drafts=() if own else tuple(head.encode() for head in _drafts(row, tools)),
             trigger=row.trigger,
             once=not wanted.parallel,

@@ -97,7 +97,8 @@ class Channels:
 class Tags:
     """How a family writes an argument between tags: ``open KEY then VALUE close``, the value
     between two of ``gap``; ``behind`` each of them, and ``end`` behind all. White space within
-    ``then`` may be left out, or be more. ``quotes`` may stand around texts.
+    ``then`` may be left out, or be more. ``other`` stands in its place before what is no text.
+    ``quotes`` may stand around texts.
     """
 
     open: str
@@ -107,6 +108,7 @@ class Tags:
     gap: str = ""
     behind: str = "\n"
     quotes: tuple[str, str] = ("", "")
+    other: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Row:
     id_form: str = "[a-zA-Z0-9]{9}"  # of that id
     id_size: int = 0  # its template wants ids of ``id_form``, with so many letters and digits
     named_ids: bool = False  # ids are functions.NAME:N, and all that its template writes of a name
+    short: str = ""  # what comes first of a call without ``open``, which some models leave out
     content: str = ""  # the name of no tool: what follows is content
     also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: Channels | None = None
@@ -153,7 +156,7 @@ class Row:
     def starts(self) -> tuple[str, ...]:
         """Where a call begins: also at its own mark, where its wrap was left out."""
         alone = self.open if self.trigger and self.open.startswith("<") else ""
-        return tuple(dict.fromkeys((*self.triggers, *filter(None, [alone]))))
+        return tuple(dict.fromkeys((*self.triggers, *filter(None, [alone, self.short]))))
 
     @property
     def by_header(self) -> bool:
@@ -184,6 +187,7 @@ class Row:
         quote = (QUOTE,) if self.style == "own" else ()
         tags = self.tags
         between = (tags.open, *tags.then.split("\n"), tags.close, tags.end) if tags else ()
+        between += (tags.other,) if tags and tags.other else ()
         return (*own, self.lead, self.id_mark, *quote, *between)
 
     @property
@@ -259,6 +263,22 @@ _PARAMETER = Tags("<parameter=", ">", "</parameter>", "</function>", gap="\n")
 _ARG = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</tool_call>")
 _HY = ":opensource>"  # ends every tag of Hy3
 
+
+def _dsml(name: str, wrap: str) -> Row:
+    """DeepSeek's, whose tags have a mark of their own and say which values are texts."""
+    mark = "｜DSML｜"
+    return Row(
+        name,
+        open=f'\n<{mark}invoke name="', after='">\n', style="tags",
+        wrap=(f"<{mark}{wrap}>", f"\n</{mark}{wrap}>"),
+        tags=Tags(
+            f'<{mark}parameter name="', '" string="true">', f"</{mark}parameter>",
+            f"</{mark}invoke>", other='" string="false">',
+        ),
+    )  # fmt: skip
+
+
+
 # The first that finds a template's own call is the template's: special ones come first.
 ROWS = (
     HARMONY,
@@ -272,7 +292,7 @@ ROWS = (
     Row(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
         "tags",
         open="<tool_call>", before="\n<function=", after=">\n", behind="\n</tool_call>",
-        between="\n", style="tags", tags=_PARAMETER,
+        between="\n", style="tags", tags=_PARAMETER, short="<function=",
     ),
     Row(  # Seed-OSS
         "seed",
@@ -285,6 +305,8 @@ ROWS = (
         wrap=("<minimax:tool_call>", "\n</minimax:tool_call>"),
         tags=Tags('<parameter name="', '">', "</parameter>", "</invoke>"),
     ),
+    _dsml("dsml-functions", "function_calls"),  # DeepSeek V3.2
+    _dsml("dsml-tools", "tool_calls"),  # DeepSeek V4
     Row(  # MiniCPM 5
         "param",
         open='<function name="', after='">', between="\n", style="tags",
