@@ -4,11 +4,10 @@
 
 CASES has a JSON object a line: ``template`` (a path that ends with the template's file name),
 ``input`` (what the model wrote), ``messages``, ``tools``, ``tool_choice`` (0 auto, 1 required,
-2 none), ``enable_thinking``, ``parallel_tool_calls``, ``json_schema``, ``is_partial``,
-``reasoning_format`` (0 none), ``add_generation_prompt``, ``continue_final_message`` (2 reasoning,
-3 content), and ``expect`` with ``content``, ``reasoning_content`` and ``tool_calls``. They are what
-the builder in llama.cpp's ``tests/test-chat.cpp`` is given; a line at the end of its ``run()``
-writes them. DIR is llama.cpp's folder ``models/templates``.
+2 none), ``enable_thinking``, ``parallel_tool_calls``, ``json_schema``, ``reasoning_format``
+(0 none), ``continue_final_message`` (2 reasoning, 3 content), and ``expect`` with ``content``,
+``reasoning_content`` and ``tool_calls``. ``docs/compatibility.md`` says how they come out of
+llama.cpp's ``tests/test-chat.cpp``. DIR is llama.cpp's folder ``models/templates``.
 
 Each case is planned as the server plans an answer, and read whole and one character at a time: both
 must give what is expected. ``parser_cases.toml`` beside this file has the reason for each case that
@@ -22,12 +21,13 @@ import argparse
 import json
 import re
 import sys
-import tomllib
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 import treadle
 from treadle.speech import Told, find_manner

@@ -95,7 +95,8 @@ def test_reasoning_goes_on(begun: tuple[str, TestClient]) -> None:
         assert "the model's template has no reasoning" in error["message"]
         return
     asked = post(client, PROMPT, messages=HI)["prompt"]
-    added = {"knows": "<think>\nhm", "opens": "hm", "channels": ANALYSIS.partition("<|end|>")[0]}[name]
+    of_channels = ANALYSIS.partition("<|end|>")[0]
+    added = {"knows": "<think>\nhm", "opens": "hm", "channels": of_channels}[name]
     assert post(client, PROMPT, **body)["prompt"] == f"{asked}{added}"
     made = post(client, CHAT, **body, max_tokens=8)["choices"][0]["message"]
     assert made["reasoning_content"]

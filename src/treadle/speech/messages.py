@@ -105,9 +105,7 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
                 raise TemplateError(f"message {i}: arguments are {found}: expected JSON or a dict")
 
 
-def begun(
-    messages: Sequence[Mapping[str, Any]], manner: Manner, *, within: bool = False
-) -> Manner:
+def begun(messages: Sequence[Mapping[str, Any]], manner: Manner, *, within: bool = False) -> Manner:
     """The manner of an answer, where the last of some messages is perhaps its beginning.
     ``within``: of one whose reasoning goes on.
     """

@@ -278,7 +278,6 @@ def _dsml(name: str, wrap: str) -> Row:
     )  # fmt: skip
 
 
-
 # The first that finds a template's own call is the template's: special ones come first.
 ROWS = (
     HARMONY,
