@@ -40,9 +40,9 @@ class Tagged:
         if others:
             own = schema if not texts.schemas else {"anyOf": others}
             rest.append(f"({self._as_json(own)}{self._constants(others)}) {self._end}")
-        heads = ((tags.then, said), (tags.other, rest))
+        heads = [(tags.then, said), (tags.other, rest)]
         if not tags.other:
-            heads = ((tags.then, said + rest),)
+            heads = [(tags.then, said + rest)]
         made = [
             f"{rules.around(tags.open, key, then + tags.gap)} ({' | '.join(ways)})"
             for then, ways in heads
