@@ -439,7 +439,8 @@ def test_an_end_that_has_no_row_is_told(data: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"'<\|im_end\|>' \(513\)"):
         read(tmp_path, 513)
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.warns(UserWarning, match=r"has 601 tokens and the model 512 .*'token' \(600\)"):
+    (tmp_path / "added_tokens.json").write_text('{"<over>": 600}')
+    with pytest.warns(UserWarning, match=r"has 601 tokens and the model 512 .*'<over>' \(600\)"):
         read(tmp_path, 512, eos_token_id=[2, 600])
     (tmp_path / "added_tokens.json").write_text('{"<picture>": 512}')
     read(tmp_path, 512)  # what a model of text alone leaves out is no loss
