@@ -16,8 +16,7 @@ from treadle.sampling import Sampling
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
-    from treadle.text.chosen import ChosenTemplate
-    from treadle.text.template import ChatTemplate
+    from treadle.text.template import ChatTemplate, ChosenTemplate
 
 Given = Sampling | Mapping[str, Any] | None
 _FIELDS = tuple(each.name for each in fields(Sampling))
