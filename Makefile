@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all the set-up there is; both share .venv.
+# `make demo`, `make chat` and `make test` are all the set-up there is; they share .venv.
 # A stamp file in .venv marks what is installed, so that the second call is quick.
 # pip is quiet, so each step that takes long says what it does, and the disk space that it takes
 # (`du -sm .venv` after it, with CPython 3.11 and torch for the CPU).
@@ -7,15 +7,24 @@ PYTHON ?= python3
 VENV   := .venv
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
-.PHONY: demo test emulated cluster lint format clean
+MODELS := $(VENV)/bin/python tools/fetch_models.py
+
+.PHONY: demo chat test emulated cluster lint format clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
 	@echo
-	@echo "next, a page to talk with a model, and a server for its clients: $(VENV)/bin/treadle serve"
+	@echo "next, talk with a real model (0.1 GB): make chat. A page, and a server: $(VENV)/bin/treadle serve"
+
+# As the model's card has it, but for the penalty: without one this file's answers run in circles.
+chat: $(VENV)/.stamp-package
+	@model=$$($(MODELS) smollm2) && \
+	exec $(VENV)/bin/treadle chat --temp 0.2 --top-p 0.9 --repeat-penalty 1.1 "$$model"
 
 # A process for each core, but no more than four: each takes a gigabyte, and many tests have threads.
 test: lint
+	@echo "real models for tests/real, 450 MB once, outside of this folder"
+	@$(MODELS) || echo "not fetched: tests/real is skipped, or fails under CI=true"
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4
 
 # Whole models, and every kernel test, on emulated CPUs of other kinds, one after the other: hours.

@@ -16,6 +16,7 @@ import pytest
 
 from tests.convert.test_output import failing
 from treadle.convert import output
+from treadle.convert.recipe import Entry as Target
 from treadle.convert.source import FILE_TYPES
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
@@ -24,7 +25,15 @@ from treadle.formats import FORMATS, Format, by_name
 from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.quantize import write as writing
 from treadle.quantize.mixes import ALIASES, MIXES
-from treadle.quantize.plan import Recipe, Rule, find_mix, format_by_name, make_recipe, parse_rule
+from treadle.quantize.plan import (
+    Recipe,
+    Rule,
+    find_mix,
+    format_by_name,
+    make_recipe,
+    nearest,
+    parse_rule,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "llamacpp_mixes.json"
 MODELS: dict[str, Any] = json.loads(GOLDEN.read_text())["models"]
@@ -63,6 +72,43 @@ def unrolled(types: str) -> Iterator[tuple[str, list[str]]]:
         yield name, kinds
 
 
+def llama_cpps(target: Target) -> str:
+    """The format; where ours stands in for one that does not fit, llama.cpp's of the same size."""
+    wanted = target.instead_of.name if target.instead_of else ""
+    other = wanted in {"Q2_K", "Q3_K"} and target.type.name == "IQ4_NL"
+    return "Q4_0" if other else target.type.name.upper()
+
+
+def test_what_stands_in_for_another_has_the_size_of_llama_cpps() -> None:
+    made = described(MODELS["rows32"])
+    recipe = make_recipe(made, find_mix("Q3_K_M"))
+    assert {pair: len(targets) for pair, targets in recipe.instead.items()} == {
+        ("Q3_K", "IQ4_NL"): 33,
+        ("Q5_K", "Q5_1"): 2,
+        ("Q4_K", "Q5_0"): 22,
+    }
+    assert by_name("Q4_0").row_bytes(288) == by_name("IQ4_NL").row_bytes(288)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "k", "expected"),
+    [
+        ("Q2_K", 576, "IQ4_NL"),
+        ("Q3_K", 640, "IQ4_NL"),
+        ("Q4_K", 576, "Q5_0"),
+        ("Q5_K", 576, "Q5_1"),
+        ("Q6_K", 640, "Q8_0"),
+        ("IQ3_S", 576, "IQ4_NL"),
+        ("TQ2_0", 576, "Q2_0"),  # ternary too, with blocks of 64
+        ("TQ1_0", 288, "Q4_0"),
+        ("Q3_K", 264, "F16"),
+        ("Q3_K", 512, "Q3_K"),
+    ],
+)
+def test_fallbacks(fmt: str, k: int, expected: str) -> None:
+    assert nearest(by_name(fmt), k).name == expected
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_mix_is_llama_cpps(model: str) -> None:
     known = MODELS[model]
@@ -74,7 +120,7 @@ def test_every_mix_is_llama_cpps(model: str) -> None:
         if types == "the same":
             types = known["types"][name]
         recipe = make_recipe(made, find_mix(name), imatrix=ones if with_imatrix else None)
-        found = {t.tensor.name: t.type.name.upper() for t in recipe.targets}
+        found = {t.tensor.name: llama_cpps(t) for t in recipe.targets}
         for tensor, kinds in unrolled(types):
             names = (
                 [tensor] if tensor in found else [f"blk.{i}.{tensor}" for i in range(len(kinds))]

@@ -26,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 600, 80  # lines
 MAX_MODEL_FILE, MAX_ARCH = 200, 30  # of a graph or a sublayer; of an architecture's row
 
-EVERYBODY_MAY_IMPORT = {"record", "cached", "system", "forked"}
+EVERYBODY_MAY_IMPORT = {"record", "cached", "system", "forked", "warn"}
 # What each part may import when it runs, beside itself. Two words: only that module of a part.
 MAY_IMPORT = {
     "record": "",
@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "system": "",
     "forked": "errors runtime.interrupts",
     "garbage": "",
+    "warn": "",
     # file -> tensors
     "formats": "errors jit.language jit.types",
     "files": "errors words formats",
@@ -89,6 +90,7 @@ MAY_IMPORT = {
     "generation": "",
     "arguments": "errors values sampling convert.lora models.lora models.sentence",
     "card": "words",
+    "defaults": "errors sampling text",
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
     # other files -> tensors, and back
@@ -100,9 +102,10 @@ MAY_IMPORT = {
     "perplexity": "errors words files.reader files.target batch engine",
     "model": "errors values files formats isa jit models runtime devices batch kvfile kvstore"
     " engine session sampling answer request scheduler turns generation reply rerank embedding text"
-    " convert arguments card",
+    " convert arguments card defaults",
     "speech": "errors answer text",
-    "reply": "errors values arguments generation speech text.grammars text.messages text.prompt",
+    "reply": "errors values arguments generation speech text.grammars text.messages text.prompt"
+    " text.variables",
     "server": "errors garbage arguments logprobs version answer card engine sampling text speech"
     " kernels.choice model models.graphs rerank embedding session kvfile",
     "batchfile": "errors server",
@@ -113,7 +116,8 @@ MAY_IMPORT = {
     "hub": "errors words files.splits models.archs runtime.memory",
     "cli": "errors words version garbage card files formats models model hub sampling answer"
     " generation runtime text speech jit.cache batch convert imatrix quantize perplexity server"
-    " batchfile study bundle cluster rerank embedding devices.named devices.wgpu gpu.facts",
+    " batchfile study bundle cluster rerank embedding defaults devices.named devices.wgpu"
+    " gpu.facts",
     "__init__": "errors version model sampling generation session reply",
     "__main__": "cli",
 }

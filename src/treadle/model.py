@@ -29,6 +29,7 @@ from treadle.batch import Part
 from treadle.cached import cached_property
 from treadle.card import one_line, table
 from treadle.convert.open import open_model, packaged_model
+from treadle.defaults import Given, read_defaults
 from treadle.devices.named import open_device
 from treadle.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError
@@ -76,6 +77,11 @@ def load(
     lora: Adapters = (),
     device: str = "cpu",
     isa: str | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning: str = "auto",
+    sampling: Given = None,
+    seed: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
@@ -94,13 +100,21 @@ def load(
     ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the second; ``isa``: an instruction set's
     name, None for the best here; ``progress(stage, done, total)`` is called during long work.
 
-    Raises FileError, UnsupportedError, DeviceError, and TreadleError for settings out of range.
+    Defaults of answers, over which a call's own settings win: ``chat_template``: a file, the name
+    of a built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``:
+    its variables; ``reasoning``: "on" or "off" by the variable that the template has for it, and
+    off by a budget where it has none, "auto" for what the template does; ``sampling``: a
+    ``Sampling``, or fields of it by name over what the file recommends; ``seed``: of every text.
+
+    Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
+    out of range.
     """
     return Model(
         path, threads=threads, context=context, deterministic=deterministic, kv=kv,
         n_sequences=n_sequences, kv_bytes=kv_bytes, kv_tokens=kv_tokens, cache_dir=cache_dir,
         cache_bytes=cache_bytes, speculate=speculate, draft=draft, lora=lora, device=device,
-        isa=isa, progress=progress,
+        isa=isa, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
+        reasoning=reasoning, sampling=sampling, seed=seed, progress=progress,
     )  # fmt: skip
 
 
@@ -122,17 +136,19 @@ class Model:
         deterministic: bool, kv: str, n_sequences: int, kv_bytes: int | None, kv_tokens: int | None,
         cache_dir: str | os.PathLike[str] | None, cache_bytes: int, speculate: bool | None,
         draft: str | os.PathLike[str] | None, lora: Adapters, device: str, isa: str | None,
-        progress: Progress | None,
+        progress: Progress | None, **defaults: Any,
     ) -> None:  # fmt: skip
         began = time.perf_counter()
         sizes = read_sizes(threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes)
         threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes = sizes
         check_choices(deterministic, speculate, draft, kv, isa)
+        self.defaults = read_defaults(**defaults)
         self.path = packaged_model() if path is None else file_name(path)
         guard_mappings()
         self.gguf = open_model(self.path, progress)
         self.config = load_config(self.gguf)
-        self.sampling = recommended(self.gguf.metadata)  # where a call says nothing
+        # Where a call says nothing.
+        self.sampling = self.defaults.sampling_over(recommended(self.gguf.metadata))
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
         self.engine = self.engine_type(
@@ -173,17 +189,19 @@ class Model:
         from treadle.text.tokenizer import load_tokenizer
 
         try:
-            return load_tokenizer(self.gguf)
+            tokenizer = load_tokenizer(self.gguf)
         finally:
             self.gguf.check()  # its own error, rather than what a tokenizer says of zeros
+        tokenizer.warn_beyond(self.config.n_vocab)
+        return tokenizer
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The file's chat template, or the built-in one of its family."""
-        from treadle.text.template import load_template
-
+        """The chat template: the one that ``load`` was given, the file's, or the built-in one of
+        its family.
+        """
         self.gguf.check()
-        template = load_template(self.gguf, self.config.arch.name)
+        template = self.defaults.load_template(self.gguf, self.config.arch.name)
         template.prepare()
         return template
 
@@ -241,7 +259,7 @@ class Model:
         """Complete a prompt: an iterator of pieces of text.
 
         ``max_tokens``: None or -1 for as many as the text has; ``sampling``: how tokens are chosen,
-        None for what the file recommends, and ``fields`` are fields of it by name, which count
+        None for the model's defaults, and ``fields`` are fields of it by name, which count
         before its own: ``temperature=0``; ``stop``: the text ends before this, or before any of
         these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a schema it
         must satisfy, as text, a dict or a pydantic class; ``regex``: what all of it must match
@@ -293,7 +311,7 @@ class Model:
 
     def chat(
         self, messages: Messages, *, tools: Sequence[Tool] | None = None,
-        template: Mapping[str, Any] | None = None, **settings: Any,
+        template: Mapping[str, Any] | None = None, reasoning: str | None = None, **settings: Any,
     ) -> Generation:  # fmt: skip
         """Answer a conversation: ``messages`` of ``{"role", "content"}``, each content a text or a
         list of parts ``{"type": "text", "text"}``.
@@ -301,18 +319,39 @@ class Model:
         ``settings`` are those of ``generate``; any other must be a variable that the chat template
         reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
         that it need not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
-        ``reasoning_budget=`` tokens, the answer is a ``Reply``. A last message of the assistant is
-        gone on with. Raises TemplateError too, and UnsupportedError for parts that are no text.
+        ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
+        place of what ``load`` was told; off, the answer may be a ``Reply`` too. A last message of
+        the assistant is gone on with. Raises TemplateError too, and UnsupportedError for parts that
+        are no text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
+        if reasoning is not None or self.template.default_reasoning == "off":
+            from treadle.reply import without_reasoning
+
+            template, budget = without_reasoning(self.template, reasoning, template, settings, own)
+            settings |= budget
         if tools is not None or "reasoning_budget" in settings:
             from treadle.reply import reply
 
             return reply(self, messages, tools, own, template=template, **settings)
         text = self.chat_prompt(messages, template=template, **settings)
+        if all(own.get(name) is None for name in CONSTRAINTS):
+            own["constraint"] = self._without_reasoning(messages, text, template, settings)
         return self.generate(tokenizer.encode_prompt(text), **own)
+
+    def _without_reasoning(
+        self, messages: Messages, text: str, template: Mapping[str, Any] | None,
+        settings: Mapping[str, Any],
+    ) -> Constraint | None:  # fmt: skip
+        """What keeps an answer from reasoning where the template's variables switch that off."""
+        if not (given := {**settings, **(template or {})}):
+            return None
+        from treadle.reply import without_reasoning
+        from treadle.speech.reasoning import is_off
+
+        return without_reasoning(self, messages, text) if is_off(given) else None
 
     def chat_prompt(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None,
@@ -402,4 +441,5 @@ class Model:
         self.close()
 
 
+CONSTRAINTS = ("grammar", "json_schema", "regex", "constraint")
 SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)  # of generate, by name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,15 +11,26 @@ from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.generation import Generation
 from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
-from treadle.speech.messages import begun, check_calls, gone_on, in_another_form, shaped
+from treadle.speech.history import lone_results, needs_form
+from treadle.speech.messages import (
+    begun,
+    check_calls,
+    gone_on,
+    in_another_form,
+    in_form,
+    shaped,
+)
 from treadle.speech.planned import Planned, Wanted, plan_answer
+from treadle.speech.reasoning import is_off
 from treadle.speech.schemas import without_nulls
 from treadle.text.grammars import check_one
 from treadle.text.messages import check_messages, read_messages
 from treadle.text.prompt import chat_prompt
+from treadle.text.variables import check_own, check_reasoning, switched
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
+    from treadle.speech.guide import Guide
     from treadle.text.grammars import Grammars
     from treadle.text.template import ChatTemplate
 
@@ -45,6 +57,7 @@ class Model(Protocol):
 
 
 Tool = Mapping[str, Any] | Function
+RULES = ("grammar", "json_schema", "regex", "constraint")  # one of them may hold for an answer
 
 
 class Reply(Generation):
@@ -101,17 +114,45 @@ class Reply(Generation):
         return made
 
 
+def without_reasoning(
+    template: ChatTemplate,
+    reasoning: str | None,
+    given: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> tuple[Mapping[str, Any] | None, dict[str, int]]:
+    """The variables of a call, with its ``reasoning``, and the setting that keeps a model from
+    reasoning where it is off: a budget of 0. A grammar leaves it no room for reasoning anyway.
+
+    Raises TreadleError for a ``reasoning`` that is none.
+    """
+    if reasoning is not None:
+        reasoning = check_reasoning(reasoning)
+        given = {**switched(template, reasoning), **check_own(given)}
+        off = reasoning == "off" or (reasoning == "auto" and template.default_reasoning == "off")
+    else:
+        off = template.is_off({**settings, **check_own(given)})
+    ruled = any(own.get(name) is not None for name in RULES)
+    if not off or ruled or settings.get("reasoning_budget") is not None:
+        return given, {}
+    manner = manner_of(template)
+    return given, {} if manner.thought is None else {"reasoning_budget": 0}
+
+
 def prompt_of(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
 ) -> str:
-    """``chat_prompt`` of a conversation; one on which the template raises as it may take it, but
-    with tools, for which ``reply`` has put it in its form.
+    """``chat_prompt`` of a conversation. One with calls, results, later words of the system's or
+    reasoning is put in the template's form, and so is one on which the template raises; with tools
+    ``reply`` has done it.
     """
 
     def made(messages: Sequence[dict[str, Any]]) -> str:
         return chat_prompt(template, messages, tools, *given, go_on=partial(gone_on, template))
 
     try:
+        if tools is None and needs_form(messages):
+            messages = in_form(messages, template)
         return made(messages)
     except TemplateError as error:
         if tools is not None:
@@ -135,7 +176,7 @@ def reply(
     ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
     settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
     """
-    check_one(*map(own.get, ("grammar", "json_schema", "regex", "constraint")))
+    check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
         raise GrammarError("a constraint cannot hold beside tools or a reasoning_budget")
     if reasoning_budget is not None:
@@ -161,15 +202,26 @@ def reply(
         schema=own.pop("json_schema", None),
         grammar=own.pop("grammar", None),
         regex=own.pop("regex", None),
-        budget=reasoning_budget,
+        budget=0 if is_off({**variables, **(template or {})}) else reasoning_budget,
     )
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)
+    planned = replace(planned, warnings=(*planned.warnings, *lone_results(messages)))
     made = model.generate(
         grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
     )
     planned.dress(made.request.answer)
     return Reply(made, planned)
+
+
+def without_reasoning(
+    model: Model, messages: Sequence[dict[str, Any]], prompt: str
+) -> Guide | None:
+    """A constraint that keeps an answer to ``prompt`` from reasoning; None where its template has
+    none.
+    """
+    manner = begun(messages, manner_of(model.template))
+    return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:

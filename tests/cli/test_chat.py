@@ -18,6 +18,7 @@ class Script:
 
     def __init__(self, *entries: str | type[BaseException]) -> None:
         self.entries = list(entries)
+        self.n_discarded = 0
 
     def read(self) -> str:
         if not self.entries:
@@ -26,6 +27,9 @@ class Script:
         if isinstance(entry, str):
             return entry
         raise entry
+
+    def discard(self) -> None:
+        self.n_discarded += 1
 
 
 def test_lines_of_a_pipe_are_messages(run: Run, model: FakeModel, gguf: str) -> None:

@@ -65,6 +65,24 @@ def test_json(run: Run, data: Path, tmp_path: Path) -> None:
         assert {t.type_name for t in made.tensors.values()} == {"Q8_0", "F32"}
 
 
+@pytest.mark.parametrize("most", [60_000, 131_072, 200_000, 300_000, 500_000, 1_000_000])
+def test_shards_are_as_small_as_was_asked(most: int, run: Run, data: Path, tmp_path: Path) -> None:
+    """Their headers count: of the first all keys, the vocabulary too. A tensor is not split."""
+    source, out = data / "models" / "stories260K.gguf", tmp_path / "m.gguf"
+    ran = run("convert", str(source), str(out), "--split-max-size", str(most), "--json")
+    assert ran.code == 0
+    files = [Path(file["path"]) for file in json.loads(ran.out)["files"]]
+    assert len(files) > 1
+    with open_gguf(source) as before, open_gguf(files[0]) as after:
+        assert list(after.tensors) == list(before.tensors)
+        for name, tensor in before.tensors.items():
+            assert after.tensors[name].data.tobytes() == tensor.data.tobytes()
+        held = [tensor.path for tensor in after.tensors.values()]
+    over = [path for path in files if path.stat().st_size > most]
+    assert all(held.count(path) == 1 for path in over)
+    assert bool(over) == ("more than" in ran.err) == (most <= 131_072)
+
+
 def test_what_was_assumed_is_said(run: Run, data: Path, tmp_path: Path) -> None:
     (source,) = (data / "legacy").glob("*.ggml.bin")
     ran = run("convert", str(source), str(tmp_path / "v.gguf"))

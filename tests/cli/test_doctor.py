@@ -30,7 +30,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The models that were asked about, on a machine that gives REPORT."""
     asked: list[str | None] = []
 
-    def examine(model: str | None, progress: object, *, reload: bool) -> object:
+    def examine(
+        model: str | None, progress: object, *, reload: bool, chat_template: str | None
+    ) -> object:
         asked.append(f"reload {model}" if reload else model)
         return REPORT
 

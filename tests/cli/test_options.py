@@ -166,14 +166,21 @@ def test_more_threads_than_there_may_be(run: Run, args: str) -> None:
     [
         "serve a --grace nan",
         "serve a --max-queue nan",
-        "batch a b --temp nan",
-        "batch a b --temp inf",
     ],
 )
 def test_what_is_no_number_for_a_range(run: Run, args: str) -> None:
     ran = run(*args.split())
     assert (ran.code, ran.out) == (2, "")
     assert f"{args.split()[-1]!r} is not a finite number" in ran.err
+
+
+@pytest.mark.parametrize("command", ["serve a", "batch a b", "run a b", "chat a"])
+@pytest.mark.parametrize("number", ["nan", "inf", "-1e400"])
+def test_a_temperature_that_is_no_number(run: Run, command: str, number: str) -> None:
+    ran = run(*command.split(), "--temp", number)
+    assert (ran.code, ran.out) == (2, "")
+    assert "temperature = " in ran.err
+    assert "is out of range (expected a finite number)" in ran.err
 
 
 @pytest.mark.parametrize(

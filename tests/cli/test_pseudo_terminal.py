@@ -115,6 +115,27 @@ def test_keys_typed_meanwhile_are_shown_at_the_next_prompt(chat: Open, term: str
         assert "ENDED 0 echo=True lines=True" in terminal.until("lines=True")
 
 
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+@pytest.mark.parametrize("interrupt", [True, False])
+def test_lines_that_came_at_once(chat: Open, term: str, interrupt: bool) -> None:
+    """Without a mark of a paste each is a message; Ctrl-C drops those that wait."""
+    terminal = chat("-n", "300000" if interrupt else "3", term=term)
+    terminal.type("first\rsecond\r/set top_k 7\r")
+    if interrupt:
+        terminal.until("word20")
+        terminal.type("\x03")
+        terminal.until("tokens,")
+        terminal.until(">")
+        terminal.type("/stats\r")
+        assert "1 in all:" in terminal.until("in all:")[-20:]
+        terminal.type("/set top_k\r")
+        assert "(default" not in terminal.until("top_k                 40")
+    else:
+        for _ in range(2):
+            terminal.until("3 tokens,")
+        terminal.until("top_k                 7")
+
+
 def test_ctrl_z_in_an_answer(chat: Open) -> None:
     terminal = chat()
     terminal.type("hello\r")

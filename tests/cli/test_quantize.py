@@ -38,7 +38,11 @@ def test_a_dry_run_shows_every_tensor(run: Run, source: str, tmp_path: Path) -> 
     assert rows["blk.2.attn_v.weight"][1:4] == ["64×128", "F32", "Q8_0"]  # Q6_K, but for the rows
     assert rows["blk.0.attn_norm.weight"][1:4] == ["128", "F32", "F32"]
     assert "(not written)" in ran.out
-    assert "Q8_0 instead, for rows of 128 do not fill Q6_K's 256: blk.2.attn_v" in ran.err
+    said = [line for line in ran.err.splitlines() if "rows of" in line]
+    assert said == [  # one line, not one a tensor
+        "treadle: rows of 128, 352 weights do not divide into whole blocks: "
+        "Q5_0 instead of Q4_K (32 matrices), Q8_0 instead of Q6_K (4 matrices)"
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,6 +69,50 @@ def test_importances_that_lack_are_noticed(run: Run, tiny: WriteTiny, tmp_path: 
         "quantize", source, str(tmp_path / "a.gguf"), "IQ2_XXS", "--dry-run", "--imatrix", str(path)
     )
     assert "the importance matrix has nothing for blk.0.attn_k.weight" in ran.err
+
+
+def test_formats_that_take_no_notice_of_importances_are_named(
+    run: Run, tiny: WriteTiny, tmp_path: Path
+) -> None:
+    source = str(tiny("llama", "F32", n_embd=64, n_ff=96))
+    path = tmp_path / "imatrix.gguf"
+    one = Entry(np.ones((1, 64)), np.ones(1))
+    ImportanceMatrix({"blk.0.attn_q.weight": one, "blk.0.attn_k.weight": one}).write(path)
+
+    def said(mix: str, *more: str) -> str:
+        ran = run("quantize", source, "a.gguf", mix, "--dry-run", "--imatrix", str(path), *more)
+        assert ran.code == 0
+        return ran.err
+
+    assert "the importance matrix changes nothing in Q8_0 (2 matrices)" in said("Q8_0")
+    assert "Q8_0 (1 matrix)" in said("Q4_0", "--tensor", "attn_q=Q8_0")
+    assert "changes nothing" not in said("Q4_0")
+    assert "changes nothing" not in said("F16")
+
+
+@pytest.mark.parametrize(
+    ("mix", "wide", "told"),
+    [
+        ("MXFP4", False, "2.4 times the squared error of IQ4_XS; take IQ4_XS, or IQ4_NL where"),
+        ("MXFP4", True, "2.4 times the squared error of IQ4_XS; take IQ4_XS"),
+        ("nvfp4", False, "1.7 times the squared error of IQ4_NL; take IQ4_NL"),
+        ("TQ2_0", True, "almost all they know; take IQ2_XXS"),
+        ("Q1_0", True, "almost all they know; take IQ1_S"),
+    ],
+)
+def test_formats_for_weights_that_were_trained_in_them(
+    run: Run, tiny: WriteTiny, mix: str, wide: bool, told: str
+) -> None:
+    width = 256 if wide else 64
+    source = str(tiny("llama", "F32", n_embd=width, n_ff=width))
+    said = [
+        line
+        for line in run("quantize", source, "a.gguf", mix, "--dry-run").err.splitlines()
+        if f" in {mix.upper()}, which is for weights that were trained in it" in line
+    ]
+    assert len(said) == 1
+    assert told in said[0]
+    assert "trained" not in run("quantize", source, "a.gguf", "Q4_K_M", "--dry-run").err
 
 
 def test_a_dry_run_refuses_importances_of_another_model(

@@ -47,9 +47,9 @@ def test_a_prompt_may_have_opened_it(run: Run, thinker: FakeModel, gguf: str) ->
 def test_it_can_be_shown(how: str, run: Run, thinker: FakeModel, gguf: str) -> None:
     """Standard output has the answer alone, all the same."""
     if how == "option":
-        ran = run("chat", gguf, "--reasoning", "show", stdin="hi\n")
+        ran = run("chat", gguf, "--show-reasoning", stdin="hi\n")
     else:
-        ran = run("chat", gguf, stdin="/set reasoning show\nhi\n")
+        ran = run("chat", gguf, stdin="/set show_reasoning on\nhi\n")
     assert ran.out == "forty two\n"
     assert "first then second \n" in ran.err
     assert "thought for" not in ran.err
@@ -115,7 +115,7 @@ def test_a_terminal_shows_it_dim(
 ) -> None:
     Terminal(monkeypatch)
     thinker.text = "<think>\nfirst \x1b[2J second </think>\n\nforty two"
-    talk(thinker, "/set reasoning show", "hi")
+    talk(thinker, "/set show_reasoning on", "hi")
     captured = capsys.readouterr()
     assert captured.out == "\x1b[2mfirst \\x1b[2J second\n\x1b[0m\nforty two\n"
 

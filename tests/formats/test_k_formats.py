@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import FORMATS, GGML_TYPES, Format, format, k_search
-from treadle.formats.blocks32 import Q5_0, Q5_1
+from treadle.formats.blocks32 import Q4_0, Q4_1, Q5_0, Q5_1
 from treadle.formats.floats import F64
 from treadle.formats.fp4 import MXFP4, NVFP4, to_e4m3
 from treadle.formats.k_low import Q2_K, Q3_K
@@ -35,6 +35,7 @@ F64Array = npt.NDArray[np.float64]
 U8Array = npt.NDArray[np.uint8]
 Vectors = dict[str, npt.NDArray[Any]]
 
+FOUR = [Q4_0, Q4_1]
 FIVE, TERNARY, FP4, NEW = [Q5_0, Q5_1], [TQ1_0, TQ2_0], [MXFP4, NVFP4], [Q1_0, Q2_0]
 OFFSET, SIGNED = [Q2_K, Q4_K, Q5_K], [Q3_K, Q6_K]
 K = [*OFFSET, *SIGNED]
@@ -263,7 +264,7 @@ def test_no_tensor_of_a_model_is_worse_than_ggml(fmt: Format, name: str, data: P
     assert n > 10
 
 
-@of([*FIVE, *SEARCHES])
+@of([*FOUR, *FIVE, *SEARCHES])
 @pytest.mark.parametrize("seed", range(3))
 def test_importance_buys_precision_where_it_is(fmt: Format, seed: int) -> None:
     x = normals(seed, 1.0, 64).reshape(-1, fmt.block)
@@ -281,7 +282,7 @@ def test_equal_importance_is_none(fmt: Format) -> None:
     assert np.allclose(loss(fmt.dequantize(plain), x), loss(fmt.dequantize(equal), x), rtol=0.01)
 
 
-@of([*FIVE, *SEARCHES])
+@of([*FOUR, *FIVE, *FP4, *SEARCHES])
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, 3e38, 1e-45])
 def test_any_importance_gives_sound_blocks(fmt: Format, bad: float) -> None:
     x = normals(4, 1.0).reshape(-1, fmt.block)
@@ -292,7 +293,7 @@ def test_any_importance_gives_sound_blocks(fmt: Format, bad: float) -> None:
     assert (loss(out, x) < loss(x * 0, x) * 0.6).all()
 
 
-@of([*TERNARY, *FP4, *NEW])
+@of([*TERNARY, *NEW])
 def test_where_importance_changes_nothing(fmt: Format) -> None:
     x = normals(5, 1.0).reshape(-1, fmt.block)
     weights = np.random.default_rng(0).random(x.shape, np.float32)

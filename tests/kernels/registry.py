@@ -651,6 +651,11 @@ SEARCHES: list[SearchKernel] = [
     SignedSearchKernel("Q3_K"),
     LadderSearchKernel("IQ4_XS"),
     PointSearchKernel("IQ3_S", aware=True),
+    # Small blocks: one sub-block each.
+    SignedSearchKernel("Q4_0", aware=True),
+    OffsetSearchKernel("Q4_1", aware=True),
+    LadderSearchKernel("IQ4_NL"),
+    LadderSearchKernel("IQ4_NL", aware=True),
 ]
 ALL: list[Spec] = [
     *EMBEDS,

@@ -17,7 +17,7 @@ from tests.kernels.harness import U32, Memory, Run, call
 from tests.kernels.registry import SEARCHES
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.search import BLOCK, SearchKernel
+from treadle.kernels.search import SearchKernel
 from treadle.kernels.spec import round_up
 
 K_SEARCHES = [s for s in SEARCHES if hasattr(s.how, "n_sub")]
@@ -28,13 +28,13 @@ def some_blocks(spec: SearchKernel, rng: np.random.Generator) -> np.ndarray:
     """Normal ones; one shifted, one of zeros, one constant, three that no scale fits; and such as
     were quantised before, where rounding to f16 is what is left.
     """
-    x = (rng.standard_normal((N, BLOCK)) * rng.uniform(0.01, 3, (N, 1))).astype(np.float32)
+    x = (rng.standard_normal((N, spec.block)) * rng.uniform(0.01, 3, (N, 1))).astype(np.float32)
     x[1] += 10
     x[2], x[3] = 0, -0.375
-    x[4, 7], x[5, 200], x[6, 31] = np.nan, np.inf, 1e38
-    steps = rng.integers(1, spec.how.top, (8, spec.n_sub, 1)) * np.float32(0.01)
+    x[4, 7], x[5, 200 % spec.block], x[6, 31] = np.nan, np.inf, 1e38
+    steps = rng.integers(1, max(spec.how.top, 2), (8, spec.n_sub, 1)) * np.float32(0.01)
     whole = rng.integers(0, 4, (8, spec.n_sub, spec.length))
-    x[8:16] = (steps * whole).reshape(8, BLOCK)
+    x[8:16] = (steps * whole).reshape(8, spec.block)
     return x
 
 
@@ -47,7 +47,7 @@ def found(spec: SearchKernel, args: dict[str, Any]) -> tuple[Any, np.ndarray]:
         y = y * made.q.reshape(N, spec.n_sub, -1)
         if "dmin" in spec.scales:
             y -= made.dmin.astype(np.float64)[:, None, None] * made.m.reshape(sub)
-    return made, y.reshape(N, BLOCK)
+    return made, y.reshape(N, spec.block)
 
 
 def searched(
@@ -59,7 +59,7 @@ def searched(
     given: dict[str, Any] = {"x": memory.copy(x), "n": N}
     if spec.aware:
         given["importance"] = memory.copy(weights)
-    shapes: dict[str, tuple[tuple[int, ...], Any]] = {"codes": ((padded, BLOCK), np.uint8)}
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {"codes": ((padded, spec.block), np.uint8)}
     shapes |= {name: ((padded,), np.float32) for name in spec.scales}
     shapes |= {name: ((items, spec.n_sub, isa.lanes), np.uint8) for name in spec.integers}
     outs = {name: memory.array(shape, ty, name=name) for name, (shape, ty) in shapes.items()}
@@ -116,9 +116,10 @@ def test_search_of_points(
 ) -> None:
     """One scale for a block, a rung for each sub-block: the same, of blocks of every magnitude."""
     fmt = by_name(spec.w)
-    x = (rng.standard_normal((N, BLOCK)) * 10.0 ** rng.uniform(-5, 4, (N, 1))).astype(np.float32)
+    x = rng.standard_normal((N, spec.block)) * 10.0 ** rng.uniform(-5, 4, (N, 1))
+    x = x.astype(np.float32)
     x[2], x[3] = 0, -0.375
-    x[4, 7], x[5, 200], x[6], x[7] = np.nan, np.inf, x[6] * 1e30, x[7] * 1e-30
+    x[4, 7], x[5, 200 % spec.block], x[6], x[7] = np.nan, np.inf, x[6] * 1e30, x[7] * 1e-30
     weights = some_weights(x.shape, rng)
     outs, twins = searched(spec, isa, memory, x, weights)
     kept = weights if spec.aware else None

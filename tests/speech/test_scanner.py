@@ -88,7 +88,7 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     (f"{GPT_OSS.thought.open}why{GPT_OSS.end}{GPT_OSS.start} to=functions.f<|channel|>commentary"
      " json<|message|>{}", {"channels": GPT_OSS, "row": row("harmony")}, ("why", "", [("f", {})])),
     ("<|channel|>commentary to=functions.h<|message|>{}",
-     {"channels": GPT_OSS, "row": row("harmony")}, ("", "{}", [])),
+     {"channels": GPT_OSS, "row": row("harmony")}, ("{}", "", [])),
     (f"<|think|>why{OPEN.end}{OPEN.start}<|content|>yes\n", S, ("why", "yes\n", [])),
     (f"<|think|>{OPEN.end}{OPEN.start}{FAMILIES['solar'].g}", S, ("", "", [("g", {})])),
     (f"<|think|>a <|content|> b{OPEN.end}\n{OPEN.start}<|think|>c{OPEN.end}yes", S,

@@ -13,11 +13,21 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Sequence, Split
 
 from tests.text.conftest import Load
-from tests.text.vocabularies import CONTROL, NORMAL, USER_DEFINED, letters, load_bpe
+from tests.text.vocabularies import (
+    CONTROL,
+    NORMAL,
+    USER_DEFINED,
+    Piece,
+    letters,
+    load_bpe,
+    write_vocab,
+)
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import string_array
 from treadle.text.bpe import BYTE_OF_LETTER, merge_pairs
 from treadle.text.pretokenizers import PRE_TOKENIZERS
+from treadle.text.tokenizer import load_tokenizer
 from treadle.text.vocab import texts
 
 
@@ -159,11 +169,25 @@ def test_added_pieces_are_text_as_it_stands(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(259) == "漢".encode()  # not letters for bytes
 
 
-def test_bytes_without_a_piece_are_an_error(load: Load) -> None:
+def test_characters_without_pieces_are_left_out(load: Load) -> None:
     falcon = load("falcon")  # lacks 28 bytes, 0xF2 among them
     assert falcon.decode(falcon.encode("🦙")) == "🦙"
-    with pytest.raises(UnsupportedError, match="cannot spell"):
-        falcon.encode("\U00080000")
+    with pytest.warns(UserWarning, match=r"no token for '\\U00080000': left out"):
+        assert falcon.decode(falcon.encode("a b\U00080000c🦙")) == "a bc🦙"
+    with pytest.warns(UserWarning, match="left out"):
+        assert falcon.encode("\U00080000", bos=False) == []
+
+
+def test_bytes_without_pieces_are_left_out_as_tokenizers_does(tmp_path: Path) -> None:
+    """SmolLM2's vocabulary has no 0x16. Words are cut before it goes."""
+    more: list[Piece] = [(letters(b"ab"), NORMAL), (letters(b"  "), NORMAL)]
+    pieces: list[Piece] = [(letters(bytes([b])), NORMAL) for b in range(256) if b != 0x16]
+    merges = [f"{letters(b'a')} {letters(b'b')}", f"{letters(b' ')} {letters(b' ')}"]
+    path = write_vocab(tmp_path / "v.gguf", "gpt2", [*pieces, *more], merges=merges, pre="gpt-2")
+    tokenizer = load_tokenizer(open_gguf(path))
+    with pytest.warns(UserWarning, match=r"no token for '\\x16': left out of the text"):
+        ids = tokenizer.encode("a\x16b \x16 ab", bos=False)
+    assert [tokenizer.piece(id) for id in ids] == ["a", "b", "Ġ", "Ġ", "ab"]
 
 
 def test_letters() -> None:

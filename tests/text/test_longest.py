@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.text.vocabularies import CONTROL, NORMAL, UNKNOWN, UNUSED, Piece, write_vocab
-from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.text.template import load_template
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
@@ -79,8 +78,13 @@ def test_the_last_of_two_that_are_alike(tmp_path: Path) -> None:
 def test_a_byte_without_a_piece(tmp_path: Path) -> None:
     pieces: list[Piece] = [("<s>", CONTROL), ("<unk>", UNKNOWN), ("a", NORMAL)]
     tokenizer = load(tmp_path / "v.gguf", pieces, eot_token_id=None)
-    with pytest.raises(UnsupportedError, match=r"cannot spell 'ba': .* byte 0x62 nor"):
-        tokenizer.encode("ba")
+    with pytest.warns(UserWarning, match="no token for 'b': left out"):
+        assert tokenizer.encode("bab") == [2]
+    # The byte that "é" shares with another piece goes with the rest of it.
+    pieces += [("b\\xc3", NORMAL), ("\\xc3", NORMAL), ("漢", NORMAL)]
+    tokenizer = load(tmp_path / "w.gguf", pieces, eot_token_id=None)
+    with pytest.warns(UserWarning, match=r"no token for '\\xe9'"):
+        assert tokenizer.encode("aéa漢") == [2, 2, 5]
     known = load(tmp_path / "u.gguf", pieces, eot_token_id=None, unknown_token_id=1)
     assert known.encode("ba") == [1, 2]
 

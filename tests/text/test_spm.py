@@ -21,7 +21,6 @@ from tests.text.vocabularies import (
     spm_pieces,
     write_vocab,
 )
-from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.text.spm import SpmTokenizer, model_proto
 from treadle.text.tokenizer import Tokenizer, load_tokenizer
@@ -149,8 +148,8 @@ def test_without_byte_pieces(data: Path, tmp_path: Path) -> None:
     path = write_vocab(tmp_path / "v.gguf", "llama", pieces, scores=[0.0, -1.0, -2.0])
     no_unknown = load_tokenizer(open_gguf(path))
     assert no_unknown.encode("aa", bos=False) == [1, 2, 2]
-    with pytest.raises(UnsupportedError, match="cannot spell"):
-        no_unknown.encode("b")
+    with pytest.warns(UserWarning, match=r"no token for 'b', '\\u6f22': left out"):
+        assert no_unknown.encode("ab漢a", bos=False) == [1, 2, 2]
 
 
 def test_some_byte_pieces_are_no_fallback(tmp_path: Path) -> None:

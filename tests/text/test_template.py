@@ -114,14 +114,16 @@ def test_as_transformers_renders(data: Path) -> None:
     for path in sorted((data / "templates").glob("*.jinja")):
         source = path.read_bytes().decode()
         for messages in (HELLO, [*HELLO, {"role": "assistant", "content": "Hi."}, *HELLO]):
-            variables = {"bos_token": "<s>", "eos_token": "</s>"}
+            # transformers gives no date, which Llama 3.1's would then make up.
+            variables = {"bos_token": "<s>", "eos_token": "</s>", "date_string": "26 Jul 2024"}
             try:
                 [expected], _ = transformers.render_jinja_template(
                     [messages], chat_template=source, add_generation_prompt=True, **variables
                 )
             except Exception:  # it loops over no tools, or wants variables of its own
                 continue
-            rendered = ChatTemplate(source, bos="<s>", eos="</s>").render(messages)
+            template = ChatTemplate(source, bos="<s>", eos="</s>")
+            rendered = template.render(messages, date_string="26 Jul 2024")
             assert rendered == expected, path.name
 
 
@@ -143,6 +145,45 @@ def test_what_templates_are_given() -> None:
     assert ChatTemplate("{{ messages[0].reasoning_content }}").render(thought) == "hm"
     loop = "{% for i in [1, 2, 3] %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% endfor %}"
     assert render(loop) == "1/3False 2/3False 3/3True "
+
+
+@pytest.mark.parametrize("name", ["3.1-8B", "3.2-3B", "3.3-70B"])
+def test_llama_is_told_the_day(data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    class Day(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Day:
+            return cls(2027, 5, 3)
+
+    monkeypatch.setattr(template_module, "datetime", Day)
+    source = (data / "templates" / f"meta-llama-Llama-{name}-Instruct.jinja").read_text("utf-8")
+    assert "Today Date: 03 May 2027\n" in ChatTemplate(source).render(HELLO)
+    assert "Date: today\n" in ChatTemplate(source).render(HELLO, date_string="today")
+    own = ChatTemplate(source, defaults={"date_string": "this day"})
+    assert "Date: this day\n" in own.render(HELLO)
+
+
+def test_days_and_tokens_that_templates_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "datetime", FixedDay)
+    made = ChatTemplate("{{ datetime }} {{ current_date }} {{ date_string }}").render(HELLO)
+    assert made == "2024-07-26 2024-07-26 26 Jul 2024"
+    template = ChatTemplate(
+        "{{ unk_token }}{{ pad_token is defined }}", specials={"unk_token": "?"}
+    )
+    assert template.render(HELLO) == "?False"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% generation %}{% set y=3 %}{% endgeneration %}{{ y }}", ""),
+        ("{% set y=1 %}{% generation %}{% set y=3 %}{{ y }}{% endgeneration %}{{ y }}", "31"),
+        ("{% for m in messages %}{% generation %}{{ loop.index }}{{ m.role }}"
+         "{% endgeneration %}{% endfor %}", "1user"),
+    ],
+)  # fmt: skip
+def test_what_a_generation_sets_ends_with_it(source: str, text: str) -> None:
+    """As in transformers, whose tag is a call of a macro."""
+    assert ChatTemplate(source).render(HELLO) == text
 
 
 def test_templates_for_tools() -> None:

@@ -25,6 +25,7 @@ from treadle.files.gguf import open_gguf
 from treadle.files.gguf_writer import GGUFWriter
 from treadle.text.tokenizer import load_tokenizer
 from treadle.text.vocab import TokenType
+from treadle.warn import warnings_to
 
 EXACT = ("llama-spm", "phi-3", "gpt-2", "starcoder", "falcon", "llama-bpe", "qwen2")
 
@@ -248,7 +249,9 @@ def test_any_vocabulary_loads_or_is_refused(
     write_vocab(path, model, pieces, scores=scores, merges=merges, pre="gpt-2", **keys)
     try:
         tokenizer = load_tokenizer(open_gguf(path))
-        ids = tokenizer.encode(draw.draw(st.text(max_size=20)), special=draw.draw(st.booleans()))
+        text = draw.draw(st.text(max_size=20))
+        with warnings_to(str):  # of characters that it has no token for
+            ids = tokenizer.encode(text, special=draw.draw(st.booleans()))
     except TreadleError:
         return
     assert all(0 <= id < tokenizer.n_vocab for id in ids)

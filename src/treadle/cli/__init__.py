@@ -53,12 +53,15 @@ def run_process() -> None:
 
 
 def open_streams() -> None:
-    """Standard streams that were closed (``2>&-``) become empty ones: Python leaves None there, and
-    the next file that is opened would take the number.
+    """Put something in the place of standard streams that were closed (``2>&-``): Python leaves
+    None there, and the next file that is opened would take the number. Standard input and error are
+    empty; standard output refuses what is written, so that no text is lost without an error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            access = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            number = os.open(os.devnull, access)
+            setattr(sys, name, open(number, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def leave_on_signals() -> None:

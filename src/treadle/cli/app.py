@@ -19,6 +19,7 @@ import click
 import treadle
 from treadle.errors import TreadleError, printable
 from treadle.garbage import garbage_kept
+from treadle.warn import warnings_to
 
 # What ``treadle --help`` and a shell's completion say of each: they import no command.
 COMMANDS = {
@@ -107,6 +108,9 @@ def outcomes() -> Iterator[None]:
             print(file=sys.stderr)
         raise click.exceptions.Exit(INTERRUPTED) from None
     except OSError as error:
+        if error.errno == errno.EBADF and error.filename is None:
+            discard_stdout()
+            raise click.ClickException("standard output is closed") from error
         if error.errno != errno.EPIPE:
             raise
         discard_stdout()
@@ -162,8 +166,17 @@ def invoke(argv: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")
     args = None if argv is None else list(argv)
+    told = set[str]()
+
+    def tell(message: str) -> None:
+        """Write a warning; one that comes again and again is written once."""
+        if message not in told:
+            told.add(message)
+            fail(message, kind="warning")
+
     try:
-        result = app.main(args=args, prog_name="treadle", standalone_mode=False)
+        with warnings_to(tell):
+            result = app.main(args=args, prog_name="treadle", standalone_mode=False)
         return result if isinstance(result, int) else DONE
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -187,9 +200,9 @@ def invoke(argv: Sequence[str] | None) -> int:
         return fail(f"{error} (too little memory for it, or not whole)")  # under ulimit -v, say
 
 
-def fail(message: str, code: int = FAILED) -> int:
-    """Write an error, which is one line: a file's name may have more."""
-    return complain(f"treadle: error: {printable(message, keep=TAB)}", code)
+def fail(message: str, code: int = FAILED, kind: str = "error") -> int:
+    """Write an error, or a warning, which is one line: a file's name may have more."""
+    return complain(f"treadle: {kind}: {printable(message, keep=TAB)}", code)
 
 
 def complain(message: str, code: int) -> int:

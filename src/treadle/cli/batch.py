@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.cli.default_options import default_options, for_other_machines
 from treadle.cli.load import find_model, load_model
-from treadle.cli.options import Number, load_options
+from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import remark
 from treadle.files.target import file_name
@@ -55,7 +56,7 @@ class Told:
         )
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
 @click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
 @click.option(
@@ -66,8 +67,6 @@ class Told:
     "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
     help="Tokens of an answer, for lines that do not say.",
 )  # fmt: skip
-@click.option("--temp", type=Number(0), metavar="T", help="Temperature, for lines without one.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed, for lines without one.")
 @click.option(
     "--sequences", type=click.IntRange(1, 4096), metavar="N", default=8, show_default=True,
     help="Room for so many full contexts; shorter texts share it, more of them at once.",
@@ -83,6 +82,7 @@ class Told:
     "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
     help="Models, with --cluster; each with --threads processors.",
 )  # fmt: skip
+@default_options
 @load_options
 def command(
     source: str,
@@ -90,20 +90,20 @@ def command(
     model: str | None,
     alias: str | None,
     max_tokens: int | None,
-    temp: float | None,
-    seed: int | None,
     sequences: int,
     deterministic: bool,
     cluster: str | None,
     replicas: int,
     load: dict[str, Any],
+    defaults: dict[str, Any],
 ) -> None:
     """Answer the requests in IN, a JSON object on each line, and write the answers to OUT.
 
     A line is one of OpenAI's batch files (custom_id, method, url, body), or simply an object with
     "prompt" or "messages". The n-th line of OUT answers the n-th line of IN; a line that cannot be
     answered says why. After Ctrl-C, or any other end, the same command goes on where OUT ends.
-    "-" is standard input or output.
+    "-" is standard input or output. The chat template, reasoning, sampling and seed are for lines
+    that do not say.
     """
     from treadle.batchfile.lines import read_lines
     from treadle.batchfile.output import Output, check_apart, open_input
@@ -111,9 +111,8 @@ def command(
 
     if replicas != 1 and cluster is None:
         raise click.UsageError("--replicas: is for --cluster, which is missing")
-    given = {"max_tokens": max_tokens, "temperature": temp, "seed": seed}
-    defaults = {name: value for name, value in given.items() if value is not None}
-    load |= {"deterministic": deterministic, "n_sequences": sequences}
+    fields = {} if max_tokens is None else {"max_tokens": max_tokens}
+    load |= {"deterministic": deterministic, "n_sequences": sequences, **defaults}
     settings = Settings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
     for name in (source, target):
         file_name(name)  # which is not empty
@@ -138,9 +137,9 @@ def command(
 
             try:
                 if cluster is None:
-                    answer_here(lines, write, model, defaults, settings, progress, load)
+                    answer_here(lines, write, model, fields, settings, progress, load)
                 else:
-                    answer_there(lines, write, model, defaults, settings, cluster, replicas, load)
+                    answer_there(lines, write, model, fields, settings, cluster, replicas, load)
             except KeyboardInterrupt:
                 progress.close()
                 remark(f"{told.summary()}; the same command goes on")
@@ -156,7 +155,7 @@ def answer_here(
     lines: Iterator[Line],
     write: Callable[[Written], None],
     model: str | None,
-    defaults: dict[str, Any],
+    fields: dict[str, Any],
     settings: Settings,
     progress: ProgressBar,
     load: dict[str, Any],
@@ -173,7 +172,7 @@ def answer_here(
 
     with load_model(model, progress, **load) as loaded:
         service = Service(loaded, settings)
-        local = Local(service, defaults)
+        local = Local(service, fields)
         try:
             asyncio.run(run())
         finally:
@@ -184,7 +183,7 @@ def answer_there(
     lines: Iterator[Line],
     write: Callable[[Written], None],
     model: str | None,
-    defaults: dict[str, Any],
+    fields: dict[str, Any],
     settings: Settings,
     address: str,
     replicas: int,
@@ -201,11 +200,12 @@ def answer_there(
     from treadle.cluster.data import answers
     from treadle.cluster.plan import Plan
 
+    load = for_other_machines(load)
     own = {name: value for name, value in load.items() if value is not None}
     plan = Plan(path, replicas, 1, own, settings)
     connect(None if address == "local" else address, plan.n_cpus)
     try:
-        for written in answers(lines, plan, defaults):
+        for written in answers(lines, plan, fields):
             write(written)
     finally:
         ray.shutdown()

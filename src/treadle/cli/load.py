@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,6 +155,8 @@ def load_model(
             if context or not room or path is None or not 0 < (most := _positions(path)) < room:
                 raise
             model = treadle.load(path, progress=progress, **{**given, "context": most})
+    if variables := given.get("chat_template_kwargs"):
+        _warn_of_unread(model, variables, progress)
     trained = model.config.n_ctx_train
     if context is not None and context > trained:
         progress.close()
@@ -177,6 +179,20 @@ def _warnings_said(progress: ProgressBar) -> Iterator[None]:
     for one in caught:
         progress.close()
         remark(f"warning: {one.message}")
+
+
+def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBar) -> None:
+    """Say which variables the chat template does not read: a slip, silent otherwise."""
+    from treadle.text.variables import unread
+
+    try:
+        names = unread(model.template, variables)
+    except TreadleError:  # its rendering will say it
+        return
+    if names:
+        progress.close()
+        some = listed(names, 5)
+        remark(f"warning: --chat-template-kwargs: the chat template does not read {some}")
 
 
 def _positions(path: Path) -> int:

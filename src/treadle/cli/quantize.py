@@ -169,16 +169,21 @@ def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> d
 
 
 def remarks(recipe: Recipe, matrix: Any) -> list[str]:
-    """What a user should know before it is done: formats that stand in, importances that lack."""
+    """What a user should know before it is done: formats that stand in, formats that are not for
+    these weights, importances that lack or change nothing.
+    """
     from treadle.imatrix.matrix import missing
 
-    out = []
+    out = [*instead(recipe), *trained(recipe)]
     groups: dict[tuple[str, str], list[str]] = {}
     for target in recipe.targets:
-        if target.note:
+        if target.note and target.instead_of is None:
             groups.setdefault((target.type.name, target.note), []).append(target.tensor.name)
     for (fmt, note), names in groups.items():
         out.append(f"{fmt} instead, for {note}: {printable(listed(names, SHOWN))}")
+    if matrix is not None and (unheeded := recipe.unheeded(matrix)):
+        each = ", ".join(f"{fmt} ({matrices(len(names))})" for fmt, names in unheeded.items())
+        out.append(f"the importance matrix changes nothing in {each}")
     coarse = recipe.wants_imatrix
     if coarse and matrix is None:
         out.append(
@@ -188,6 +193,44 @@ def remarks(recipe: Recipe, matrix: Any) -> list[str]:
     elif matrix is not None and (without := missing(matrix, coarse)):
         out.append(f"the importance matrix has nothing for {printable(listed(without, SHOWN))}")
     return out
+
+
+def instead(recipe: Recipe) -> list[str]:
+    """Formats that stand in for others, in one line for the whole file."""
+    groups = recipe.instead
+    if not groups:
+        return []
+    rows = sorted({target.tensor.shape[-1] for targets in groups.values() for target in targets})
+    each = (
+        f"{fmt} instead of {wanted} ({matrices(len(targets))})"
+        for (wanted, fmt), targets in groups.items()
+    )
+    sizes = listed([str(k) for k in rows], SHOWN)
+    return [f"rows of {sizes} weights do not divide into whole blocks: {', '.join(each)}"]
+
+
+def trained(recipe: Recipe) -> list[str]:
+    """A warning for each format that only weights trained in it bear."""
+    from treadle.formats import by_name
+    from treadle.quantize.mixes import TRAINED
+    from treadle.quantize.plan import nearest
+
+    out = []
+    for fmt, targets in recipe.trained.items():
+        cost, better = TRAINED[fmt]
+        fits = {nearest(by_name(better), target.tensor.shape[-1]).name for target in targets}
+        narrow = (f"{name} where that does not fit" for name in sorted(fits - {better}))
+        advice = ", or ".join([better, *narrow])
+        out.append(
+            f"{matrices(len(targets))} in {fmt}, which is for weights that were trained in it: "
+            f"others lose {cost}; take {advice}"
+        )
+    return out
+
+
+def matrices(n: int) -> str:
+    """``1 matrix``, ``2 matrices``."""
+    return f"{n} {'matrix' if n == 1 else 'matrices'}"
 
 
 def print_report(report: dict[str, Any]) -> None:

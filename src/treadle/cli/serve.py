@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from treadle.cli.default_options import default_options
 from treadle.cli.load import device_name, load_model
-from treadle.cli.options import Number, writing_load_options
+from treadle.cli.options import ModelCommand, Number, writing_load_options
 from treadle.cli.progress import ProgressBar
 from treadle.cli.table import n_bytes, remark
 
@@ -30,7 +31,7 @@ def origin(text: str) -> str:
     return text
 
 
-@click.command()
+@click.command(cls=ModelCommand)
 @click.argument("model", required=False, type=click.Path(readable=False))
 @click.option(
     "--host", default="127.0.0.1", show_default=True,
@@ -89,6 +90,7 @@ def origin(text: str) -> str:
 @click.option(
     "--deterministic", is_flag=True, help="A text does not depend on what else is written."
 )
+@default_options
 @writing_load_options
 def command(
     model: str | None,
@@ -100,13 +102,15 @@ def command(
     grace: float,
     deterministic: bool,
     load: dict[str, Any],
+    defaults: dict[str, Any],
     **settings: Any,
 ) -> None:
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     The address is printed on standard output, alone on its line, as soon as the first call can be
     answered. In a browser it is a page to talk with the model. Without MODEL, the small model that
-    ships inside the package is served.
+    ships inside the package is served. Chat template, reasoning, sampling and seed are defaults: a
+    call's own fields win.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -129,7 +133,7 @@ def command(
     if not (load["context"] or sequences or load["kv_bytes"]):
         load |= shared_room()
     with ProgressBar() as progress:
-        loaded = load_model(model, progress, deterministic=deterministic, **load)
+        loaded = load_model(model, progress, deterministic=deterministic, **load, **defaults)
 
     from treadle.server.serve import serve
     from treadle.server.service import Settings

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from treadle.cli.default_options import REASONING
 from treadle.cli.generation_options import (
     FILES,
     OF_ANSWERS,
@@ -19,7 +20,6 @@ from treadle.errors import SamplingError
 from treadle.record import dataclass
 
 WHEN_FULL = ("refuse", "drop")
-REASONING = ("fold", "show")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Settings(GenerationOptions):
     when_full: str = WHEN_FULL[0]
     markdown: bool = False
     reasoning: str = REASONING[0]
+    show_reasoning: bool = False
+
+    def of_chat(self) -> dict[str, Any]:
+        """Those of ``Model.chat`` beside ``generate``'s."""
+        return {} if self.reasoning == REASONING[0] else {"reasoning": self.reasoning}
 
     def value(self, name: str) -> Any:
         """What is set; of a grammar or a schema its file."""
@@ -86,6 +91,7 @@ _OF_CHAT = (
     Knob("when_full", "", "", click.Choice(WHEN_FULL), otherwise=WHEN_FULL[0]),
     Knob("markdown", "", "", otherwise=False),
     Knob("reasoning", "", "", click.Choice(REASONING), otherwise=REASONING[0]),
+    Knob("show_reasoning", "", "", otherwise=False),
 )
 SETTINGS = {each.name: each for each in (*OF_SAMPLING, *OF_ANSWERS, *_OF_CHAT)}
 OWN = {each.name for each in dataclasses.fields(Settings)}

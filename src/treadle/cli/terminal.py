@@ -26,6 +26,9 @@ class Lines(Protocol):
     def read(self) -> str:
         """Return the next entry, which may have several lines; EOFError at the end."""
 
+    def discard(self) -> None:
+        """Drop what was typed and not yet read, as a terminal does on Ctrl-C."""
+
 
 class PipedLines:
     """Entries from a stream: a line each, joined to the next by a backslash at its end."""
@@ -36,6 +39,9 @@ class PipedLines:
     def read(self) -> str:
         """Return the next entry; EOFError at the end."""
         return next_entry(self._entries)
+
+    def discard(self) -> None:
+        """Nothing: nobody types here, and Ctrl-C ends the chat."""
 
 
 def next_entry(entries: Iterator[str]) -> str:
@@ -69,6 +75,9 @@ class PlainLines:
         """Return the next entry; EOFError at the end, KeyboardInterrupt on Ctrl-C."""
         with self._keys.lent(shown=True):
             return next_entry(join_continued(self._typed()))
+
+    def discard(self) -> None:
+        """Nothing: the terminal itself keeps the lines, and drops them on Ctrl-C."""
 
     def _typed(self) -> Iterator[str]:
         prompt = "> "
@@ -167,6 +176,14 @@ class Editor:
         """Return what was typed; EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""
         with self._keys.lent():
             return self._session.prompt()
+
+    def discard(self) -> None:
+        """Drop the keys behind the last entry: several lines that came at once, without a mark of
+        a paste, were read by the editor together.
+        """
+        from prompt_toolkit.input.typeahead import clear_typeahead
+
+        clear_typeahead(self._session.app.input)
 
 
 def build_session(commands: Iterable[str]) -> PromptSession[str]:

@@ -25,6 +25,8 @@ def speech_of(model: Model, reply: Generation, *, bound: bool) -> Speech:
     """What may be found in an answer. One that is ``bound`` to a grammar has no reasoning."""
     from treadle.speech import Speech, find_thought
 
+    if hasattr(reply, "reasoning"):  # a Reply's pieces are content alone
+        return Speech()
     thought = None if bound else find_thought(model.template)
     if thought is None:
         return Speech()

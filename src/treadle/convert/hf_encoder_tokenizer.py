@@ -14,6 +14,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array
 from treadle.text.spaces import (
     CHARSMAP,
+    FORMS,
     PREPENDS,
     REPLACES,
     SPACES,
@@ -169,6 +170,8 @@ def _words(step: Any) -> list[str] | None:
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Precompiled":
         return [CHARSMAP]
+    if kind in FORMS.values():
+        return [word for word, name in FORMS.items() if name == kind]
     if kind == "WhitespaceSplit":
         return [WORDS]
     if kind == "Strip":

@@ -28,7 +28,8 @@ from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
 from treadle.record import dataclass
 from treadle.text.spaces import PREPENDS, SPACES
-from treadle.text.vocab import TokenType
+from treadle.text.vocab import END_OF_GENERATION, TokenType
+from treadle.warn import warn
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -86,6 +87,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         )
     special = read_specials(folder, spec, settings, config)
     _add(pieces, special, n_vocab)
+    _warn_of_lost(folder, special, n_vocab)
     if isinstance(settings.get("add_prefix_space"), bool):
         _set_prefix(pieces.keys, settings["add_prefix_space"])
     if lower_case(folder):
@@ -111,6 +113,23 @@ def _model_type(spec: dict[str, Any]) -> str:
     model = spec.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     return kind if isinstance(kind, str) else ""
+
+
+def _warn_of_lost(folder: Path, special: Specials, n_vocab: int) -> None:
+    """Tell of tokens that begin or end texts and have no row: others may be those of pictures,
+    which models of text alone leave out.
+    """
+    texts = {i: token.text for i, token in special.added.items() if i >= n_vocab}
+    named = {text for text in special.named.values() if text}
+    numbers = {i for ids in special.numbered.values() for i in ids if i >= n_vocab}
+    ends = {i for i, text in texts.items() if text in named or text.encode() in END_OF_GENERATION}
+    if lost := sorted(numbers | ends):
+        shown = ", ".join(f"{texts.get(i, 'token')!r:.40} ({i})" for i in lost[:4])
+        n_tokens = 1 + max([*texts, *lost])
+        warn(
+            f"{folder}: the tokenizer has {n_tokens} tokens and the model {n_vocab} (vocab_size): "
+            f"it cannot write {shown}, and texts that should end there do not"
+        )
 
 
 def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:

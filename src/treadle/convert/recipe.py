@@ -55,6 +55,7 @@ class Entry:
     tensor: SourceTensor
     encode: Format | None
     note: str = ""  # why it is not what was asked for
+    instead_of: Format | None = None  # the format whose blocks do not divide the rows
 
     @property
     def type(self) -> GGMLType:
@@ -97,32 +98,53 @@ def lay_out(
     split_max: int = 0,
 ) -> list[Shard]:
     """The file, or its shards. FileError for what would not be a sound one."""
-    groups = split(entries, alignment, split_max)
+
+    def keys_of(no: int, count: int) -> Mapping[str, Any]:
+        """The keys of shard ``no`` of ``count``; all that is true of the model is in the first."""
+        if count == 1:
+            return metadata
+        return {
+            **(metadata if no == 0 else {}),
+            "split.no": np.uint16(no),
+            "split.tensors.count": np.int32(len(entries)),
+            "split.count": np.uint16(count),
+        }
+
+    groups = [entries]
+    if split_max:
+        heads = [len(_layout(target, alignment, keys_of(no, 2), []).header) for no in (0, 1)]
+        groups = split(entries, alignment, split_max, *heads)
     shards = []
     for no, group in enumerate(groups):
-        path, keys = target, metadata
+        path = target
         if len(groups) > 1:
             path = target.with_name(shard_name(target.name.removesuffix(".gguf"), no, len(groups)))
-            keys = {
-                **(metadata if no == 0 else {}),
-                "split.no": np.uint16(no),
-                "split.tensors.count": np.int32(len(entries)),
-                "split.count": np.uint16(len(groups)),
-            }
-        writer = GGUFWriter(path, alignment)
-        for key, value in keys.items():
-            writer.add(key, value, _empty_type(value))
-        for entry in group:
-            writer.add_tensor(entry.tensor.name, entry.tensor.shape, entry.ggml_type, b"")
-        shards.append(Shard(path, writer.layout(), group))
+        layout = _layout(path, alignment, keys_of(no, len(groups)), group)
+        shards.append(Shard(path, layout, group))
     return shards
+
+
+def _layout(path: Path, alignment: int, keys: Mapping[str, Any], entries: list[Entry]) -> Layout:
+    """The places of a file with these keys and tensors."""
+    writer = GGUFWriter(path, alignment)
+    for key, value in keys.items():
+        writer.add(key, value, _empty_type(value))
+    for entry in entries:
+        writer.add_tensor(entry.tensor.name, entry.tensor.shape, entry.ggml_type, b"")
+    return writer.layout()
 
 
 def too_large(shards: Sequence[Shard], most: int) -> str:
     """Which tensors have more than the ``most`` bytes that a shard was to have; else nothing."""
     over = [e for shard in shards for e in shard.entries if e.n_bytes > most]
     if not over:
-        return ""
+        large = [shard for shard in shards if shard.layout.n_bytes > most]
+        if not large:
+            return ""
+        n, keys = large[0].layout.n_bytes, len(large[0].layout.header)
+        return (
+            f"{large[0].path.name} has {n} bytes, more than {most}: {keys} of them are its header"
+        )
     worst = max(over, key=lambda entry: entry.n_bytes)
     others = f" ({len(over)} such tensors)" if len(over) > 1 else ""
     has = f"{worst.tensor.name} has {worst.n_bytes} bytes, more than a shard's {most}"
@@ -284,15 +306,31 @@ def _value(key: str, before: Any, word: str) -> Any:
 # -- places ---------------------------------------------------------------------------------------
 
 
-def split(entries: list[Entry], alignment: int, split_max: int) -> list[list[Entry]]:
-    """Groups of tensors in their order, each at most ``split_max`` bytes where one tensor is."""
+def split(
+    entries: list[Entry], alignment: int, split_max: int, first_head: int = 0, head: int = 0
+) -> list[list[Entry]]:
+    """Groups of tensors in their order, whose files have at most ``split_max`` bytes where one
+    tensor's has. ``first_head`` and ``head``: bytes of the header of the first file and of others,
+    without what it says of tensors.
+    """
     groups: list[list[Entry]] = [[]]
-    n_bytes = 0
+    n_head, n_data = first_head, 0
     for entry in entries:
-        padded = -(-entry.n_bytes // alignment) * alignment
-        if split_max and groups[-1] and n_bytes + padded > split_max:
+        said = _INFO_BYTES + len(entry.tensor.name.encode()) + 8 * len(entry.tensor.shape)
+        padded = _aligned(entry.n_bytes, alignment)
+        over = _aligned(n_head + said, alignment) + n_data + padded > split_max
+        # Of the first file the keys may be all; a later one has less of them.
+        if over and (groups[-1] or _aligned(head + said, alignment) + padded <= split_max):
             groups.append([])
-            n_bytes = 0
+            n_head, n_data = head, 0
         groups[-1].append(entry)
-        n_bytes += padded
+        n_head += said
+        n_data += padded
     return groups
+
+
+_INFO_BYTES = 8 + 4 + 4 + 8  # of a tensor in the header, beside its name and its sizes
+
+
+def _aligned(n_bytes: int, alignment: int) -> int:
+    return -(-n_bytes // alignment) * alignment

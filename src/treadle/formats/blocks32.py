@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Val
-from treadle.formats.k_offset import OffsetSearch, product
-from treadle.formats.k_signed import SignedSearch
+from treadle.formats.k_offset import Offset, OffsetSearch, product
+from treadle.formats.k_signed import Signed, SignedSearch
 from treadle.formats.kernel_bits import bit_spread, nibbles, paired_words
-from treadle.formats.numbers import in_bits, one_scale
+from treadle.formats.numbers import Weighted, in_bits, one_scale
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import Rounded, above, half_away, inverse, signed, to_int
 
@@ -40,18 +40,56 @@ Q4_1_CODES = Codes(
 )
 
 
-def search_4_0(x: F32Array, weights: F32Array | None) -> Rounded:
+# With importances a search over scales, and a minimum, for the least weighted error. The grid has
+# the code of the largest magnitude: beyond 8 it is cut off, for the sake of the others.
+Q4_0_SEARCH = SignedSearch(
+    n_sub=1, half=8, top=1, grid=tuple(np.arange(4, 12.1, 0.25).tolist()), starts=()
+)
+Q4_1_SEARCH = OffsetSearch(
+    n_sub=1, levels=15, top=1, grid=product(np.linspace(-1, 2, 10)), starts=((0.0, 0.0),)
+)
+
+
+def signed_numbers(half: int) -> Callable[[Any], Rounded]:
+    """Codes and scale of what a search found: one sub-block, whose integer is -1 (or 0, without a
+    scale).
+
+    A NaN makes ``d`` NaN, an infinity infinite or NaN.
+    """
+
+    def numbers(found: Signed) -> Rounded:
+        with np.errstate(invalid="ignore"):  # infinity times 0
+            d = found.d * found.sc[:, 0]
+        return Rounded(d, (found.q + np.int8(half)).view(np.uint8))
+
+    return numbers
+
+
+def offset_numbers(found: Offset) -> Rounded:
+    """The same with a minimum; integers are 1 (or 0, without what they scale)."""
+    with np.errstate(invalid="ignore"):
+        d = found.d * found.sc[:, 0].astype(np.float32)
+    return Rounded(d, found.q, -found.dmin * found.m[:, 0].astype(np.float32))
+
+
+def round_4_0(x: F32Array, weights: F32Array | None) -> Rounded:
     """As ggml rounds without importances."""
     return signed(x, 8)
 
 
-def search_4_1(x: F32Array, weights: F32Array | None) -> Rounded:
+def round_4_1(x: F32Array, weights: F32Array | None) -> Rounded:
     """The same; the smallest weight becomes 0, the largest 15."""
     return above(x, 15)
 
 
-Q4_0 = one_scale("Q4_0", 2, 32, Q4_0_LAYOUT, read_4, write_4, search_4_0, Q4_0_CODES, offset=8)
-Q4_1 = one_scale("Q4_1", 3, 32, Q4_1_LAYOUT, read_4, write_4, search_4_1, Q4_1_CODES)
+Q4_0 = one_scale(
+    "Q4_0", 2, 32, Q4_0_LAYOUT, read_4, write_4, round_4_0, Q4_0_CODES, offset=8,
+    weighted=Weighted(Q4_0_SEARCH, signed_numbers(8)),
+)  # fmt: skip
+Q4_1 = one_scale(
+    "Q4_1", 3, 32, Q4_1_LAYOUT, read_4, write_4, round_4_1, Q4_1_CODES,
+    weighted=Weighted(Q4_1_SEARCH, offset_numbers),
+)  # fmt: skip
 
 
 # -- five bits ---------------------------------------------------------------------------------
@@ -68,37 +106,22 @@ def write_5(out: Blocks, found: Rounded) -> None:
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 1)
 
 
-# Beyond 16, for blocks of one sign: cutting their extreme off may buy a finer step.
 Q5_0_SEARCH = SignedSearch(
-    n_sub=1, half=16, top=1, grid=tuple(np.arange(12, 18.1, 0.25).tolist()), starts=()
+    n_sub=1, half=16, top=1, grid=tuple(np.arange(8, 20.1, 0.25).tolist()), starts=()
 )
 Q5_1_SEARCH = OffsetSearch(
-    n_sub=1, levels=31, top=1, grid=product(np.linspace(-1, 0.5, 7)), starts=((0.0, 0.0),)
+    n_sub=1, levels=31, top=1, grid=product(np.linspace(-2, 2, 9)), starts=((0.0, 0.0),)
 )
 
 
-def search_5_0(x: F32Array, weights: F32Array | None) -> Rounded:
-    """With ``weights`` the codes of least weighted error, as super-blocks of one sub-block, whose
-    integer is -1 (or 0, without a scale).
-
-    A NaN makes ``d`` NaN, an infinity infinite or NaN.
-    """
-    if weights is None:
-        return signed(x, 16)
-    found = Q5_0_SEARCH.run(x, weights)
-    with np.errstate(invalid="ignore"):  # infinity times 0
-        d = found.d * found.sc[:, 0]
-    return Rounded(d, (found.q + np.int8(16)).view(np.uint8))
+def round_5_0(x: F32Array, weights: F32Array | None) -> Rounded:
+    """As ggml rounds without importances."""
+    return signed(x, 16)
 
 
-def search_5_1(x: F32Array, weights: F32Array | None) -> Rounded:
-    """The same, with integers that are 1 (or 0, without what they scale)."""
-    if weights is None:
-        return above(x, 31)
-    found = Q5_1_SEARCH.run(x, weights)
-    with np.errstate(invalid="ignore"):  # infinity times 0
-        d = found.d * found.sc[:, 0].astype(np.float32)
-    return Rounded(d, found.q, -found.dmin * found.m[:, 0].astype(np.float32))
+def round_5_1(x: F32Array, weights: F32Array | None) -> Rounded:
+    """The same; the smallest weight becomes 0, the largest 31."""
+    return above(x, 31)
 
 
 def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
@@ -114,8 +137,14 @@ def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
 
 Q5_0_CODES = Codes(with_fifths(16), 16, 31, run=16, order=HALVES)
 Q5_1_CODES = Codes(with_fifths(32), 0, 31, m="m", run=16, order=HALVES)
-Q5_0 = one_scale("Q5_0", 6, 32, Q5_0_LAYOUT, read_5, write_5, search_5_0, Q5_0_CODES, offset=16)
-Q5_1 = one_scale("Q5_1", 7, 32, Q5_1_LAYOUT, read_5, write_5, search_5_1, Q5_1_CODES)
+Q5_0 = one_scale(
+    "Q5_0", 6, 32, Q5_0_LAYOUT, read_5, write_5, round_5_0, Q5_0_CODES, offset=16,
+    weighted=Weighted(Q5_0_SEARCH, signed_numbers(16)),
+)  # fmt: skip
+Q5_1 = one_scale(
+    "Q5_1", 7, 32, Q5_1_LAYOUT, read_5, write_5, round_5_1, Q5_1_CODES,
+    weighted=Weighted(Q5_1_SEARCH, offset_numbers),
+)  # fmt: skip
 
 
 # -- eight bits --------------------------------------------------------------------------------

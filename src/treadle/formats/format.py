@@ -124,6 +124,8 @@ class Format:
     codes: Codes | None = None  # int8 formats
     load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read, align) -> f32 * lanes
     search: Any = None  # how scales are searched for, where ``quantize`` does; kernels have it too
+    rounds: bool = False  # without importances nothing is searched for: the bytes are ggml's
+    aware: bool = False  # importances count
     parts: tuple[str, ...] = ()  # fields in arrays of their own; none: whole blocks in one array
 
     @property
@@ -174,8 +176,9 @@ class Format:
     ) -> npt.NDArray[np.uint8]:
         """float32 [..., k] to the format's bytes, uint8 [..., row_bytes(k)].
 
-        ``weights``: how much each error counts, broadcast to x's shape; formats without a search
-        take no notice. Works in strips, so that a large tensor needs no large temporaries.
+        ``weights``: how much each error counts, broadcast to x's shape; formats that are not
+        ``aware`` take no notice. Works in strips, so that a large tensor needs no large
+        temporaries.
         """
         n_bytes = self.row_bytes(x.shape[-1])
         blocks = np.ascontiguousarray(x, np.float32).reshape(-1, self.block)

@@ -7,18 +7,22 @@ halves the scales instead; so does treadle. Neither format can say NaN or infini
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import numpy.typing as npt
 
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Format, Isa, Val
 from treadle.formats.kernel_bits import looked_up, paired_words
 from treadle.formats.packing import join_bits, split_bits
+from treadle.formats.rounding import relative
 from treadle.jit.types import f16, f32, u16, u32
 
 MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])  # by code; code 8, the negative zero, is 0
 VALUES[8] = 0
 TABLE = [16 + int(v) for v in VALUES]  # as bytes, for kernels
+LEAST = 1e-4  # the importance of what has none, to the mean
 MIDDLES = ((MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2).tolist()
 
 
@@ -35,6 +39,32 @@ def nearest(x: F32Array, d: F32Array) -> npt.NDArray[np.uint8]:
     return np.where(d > 0, q, np.uint8(0))
 
 
+def best_scale(
+    x: F32Array,
+    weights: F32Array,
+    code: npt.NDArray[np.uint8],
+    moves: Iterable[int],
+    scale: Callable[[npt.NDArray[np.uint8]], F32Array],
+    top: int,
+) -> npt.NDArray[np.uint8]:
+    """Of the scales' codes ``moves`` away from ``code``, 0 to ``top``, those of least weighted
+    error: float32 [..., n] and uint8 [...]. The first of equals.
+    """
+    unit = np.abs(x).max(axis=-1, keepdims=True)
+    unit = np.where(unit > 0, unit, np.float32(1))  # so that no square overflows
+    weights = relative(weights, LEAST)
+    least, best = np.full(code.shape, np.inf), code
+    for move in moves:
+        tried = (code.astype(np.int16) + np.int16(move)).clip(0, top).astype(np.uint8)
+        d = scale(tried)[..., None]
+        with np.errstate(over="ignore", under="ignore"):
+            off = VALUES[nearest(x, d)] * d / unit - x / unit
+        loss = (off.astype(np.float64) ** 2 * weights).sum(axis=-1)
+        best = np.where(loss < least, tried, best)
+        least = np.minimum(loss, least)
+    return best
+
+
 def unpack(k: Builder, field: Field) -> list[Val]:
     """Doubled values, plus 16: the first half of each 32 weights, or of each 16, then the other."""
     return looked_up(k, field, TABLE)
@@ -46,6 +76,7 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 MX_LAYOUT = np.dtype([("e", "u1"), ("qs", "u1", (16,))])
 LARGEST = np.float32(1.5 * 2.0**127)
+MX_MOVES = (0, -1, 1)
 
 
 def half_scale(e: npt.NDArray[np.uint8]) -> F32Array:
@@ -61,9 +92,10 @@ def dequantize_mx(blocks: Blocks) -> F32Array:
 
 
 def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 32] -> blocks [...]; the importance ``weights`` change nothing.
+    """float32 [..., 32] -> blocks [...].
 
-    The largest magnitude's binade becomes that of 4 and 6, the top one. A NaN counts as 0, an
+    The largest magnitude's binade becomes that of 4 and 6, the top one; with the importance
+    ``weights`` one beside it, if that costs less. A NaN counts as 0, an
     infinity as the largest number the format has in float32: it cannot say either.
     """
     out = np.empty(x.shape[:-1], MX_LAYOUT)
@@ -73,6 +105,8 @@ def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
         # Rounded to float32 as C's log2f is: just below a power of two it may be that power.
         binade = np.floor(np.log2(top.astype(np.float64)).astype(np.float32))
     out["e"] = np.where(top > 0, (binade + np.float32(125)).clip(0, 254), 0)
+    if weights is not None:
+        out["e"] = best_scale(x, weights, out["e"], MX_MOVES, half_scale, 254)
     out["qs"] = join_bits(nearest(x, half_scale(out["e"])[..., None]), 4, 16)
     return out
 
@@ -95,7 +129,7 @@ MX_CODES = Codes(
     levels=LEVELS,
     words=paired_words,
 )
-MXFP4 = Format("MXFP4", 39, 32, MX_LAYOUT, dequantize_mx, quantize_mx, "q8", MX_CODES)
+MXFP4 = Format("MXFP4", 39, 32, MX_LAYOUT, dequantize_mx, quantize_mx, "q8", MX_CODES, aware=True)
 
 
 # -- NVFP4: 64 weights in four groups of 16 with a scale each ----------------------------------
@@ -116,6 +150,7 @@ def half_scales() -> F32Array:
 
 
 NV_SCALES = half_scales()
+NV_MOVES = (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, -6, -7)  # a binade has 8
 
 
 def to_e4m3(x: F32Array) -> npt.NDArray[np.uint8]:
@@ -136,14 +171,18 @@ def dequantize_nv(blocks: Blocks) -> F32Array:
 
 
 def quantize_nv(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 64] -> blocks [...]; the importance ``weights`` change nothing.
+    """float32 [..., 64] -> blocks [...].
 
-    The largest magnitude of a group becomes 6. A NaN counts as 0, and what is beyond 6 * 448 as
+    The largest magnitude of a group becomes 6; with the importance ``weights`` another number, if
+    that costs less. A NaN counts as 0, and what is beyond 6 * 448 as
     that, infinities too: this format cannot say either.
     """
     out = np.empty(x.shape[:-1], NV_LAYOUT)
     groups = np.nan_to_num(x).reshape(*x.shape[:-1], 4, 16)
     out["d"] = to_e4m3(np.abs(groups).max(axis=-1) / np.float32(6))
+    if weights is not None:
+        shares = np.broadcast_to(weights, x.shape).reshape(groups.shape)
+        out["d"] = best_scale(groups, shares, out["d"], NV_MOVES, NV_SCALES.take, 126)
     codes = nearest(groups, NV_SCALES[out["d"]][..., None])
     out["qs"] = join_bits(codes.reshape(x.shape), 4, 8)
     return out
@@ -159,4 +198,4 @@ def scales_nv(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
 
 NV_ORDER = (0, 2, 4, 6), (1, 3, 5, 7)
 NV_CODES = Codes(unpack, 16, 28, run=8, order=NV_ORDER, sub=16, scales=scales_nv)
-NVFP4 = Format("NVFP4", 40, 64, NV_LAYOUT, dequantize_nv, quantize_nv, "q8", NV_CODES)
+NVFP4 = Format("NVFP4", 40, 64, NV_LAYOUT, dequantize_nv, quantize_nv, "q8", NV_CODES, aware=True)

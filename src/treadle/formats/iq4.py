@@ -8,6 +8,7 @@ A scale's low 4 bits are a nibble of ``scales_l`` (low one first), its high 2 bi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,16 @@ NL_CODER = Coder(
     encode=encode,
     scales=np.concatenate([NL_RANGE, -NL_RANGE, 1 / STEPS]).astype(np.float32),
     shares=np.array([1, 0.5, 0.25], np.float32),
+    nearest=NEAREST,
+    values=STEPS,
 )
 LEVELS = tuple(STEPS.tolist())
 NL_CODES = Codes(unpack, 128, 241, run=16, order=((0,), (1,)), levels=LEVELS, words=paired_words)
-IQ4_NL = one_scale("IQ4_NL", 20, 32, NL_LAYOUT, read_steps, write_steps, NL_CODER.run, NL_CODES)
+IQ4_NL = replace(
+    one_scale("IQ4_NL", 20, 32, NL_LAYOUT, read_steps, write_steps, NL_CODER.run, NL_CODES),
+    search=NL_CODER,
+    aware=True,
+)
 
 
 # -- IQ4_XS ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A format says which numbers its bits are (``read``), and puts numbers into its b
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from treadle.formats.format import Blocks, Codes, F32Array, Format, Search
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.rounding import to_f16
+from treadle.record import dataclass
 
 Numbers = npt.NDArray[Any]
 Dequantize = Callable[[Blocks], F32Array]
@@ -72,22 +74,44 @@ def with_steps(
     return dequantize
 
 
-def searched(layout: np.dtype[Any], search: Search, write: Write) -> Callable[..., Blocks]:
+@dataclass(frozen=True)
+class Weighted:
+    """A search for formats that without importances only round.
+
+    ``how`` is a search over super-blocks, each here of one sub-block; ``numbers`` makes blocks as
+    numbers of what it finds.
+    """
+
+    how: Any
+    numbers: Callable[[Any], Any]
+
+
+def searched(
+    layout: np.dtype[Any], plain: Search, write: Write, weighted: Weighted | None = None
+) -> Callable[..., Blocks]:
     """``quantize`` by a search: float32 [..., block], and weights that broadcast to it, -> blocks
     [...] of least squared error, times the weights if given.
 
-    What ``search`` finds for [n, block] has ``d`` [n], and ``dmin`` or ``m`` if the layout has one;
-    ``write`` puts the rest into n blocks. A caller may bring a search of its own that finds these.
+    What ``plain``, and with weights ``weighted``, finds for [n, block] has ``d`` [n], and ``dmin``
+    or ``m`` if the layout has one; ``write`` puts the rest into n blocks. A caller may bring a
+    search of its own that finds these.
     """
 
-    def quantize(x: F32Array, weights: F32Array | None = None, search: Search = search) -> Blocks:
+    def find(x: F32Array, weights: F32Array | None, search: Search | None) -> Any:
+        if weights is None or weighted is None:
+            return (search or plain)(x, weights)
+        return weighted.numbers((search or weighted.how.run)(x, weights))
+
+    def quantize(
+        x: F32Array, weights: F32Array | None = None, search: Search | None = None
+    ) -> Blocks:
         out = np.empty(x.shape[:-1], layout)
         if not out.size:
             return out
         if weights is not None:
             weights = np.ascontiguousarray(np.broadcast_to(weights, x.shape))
             weights = weights.reshape(-1, x.shape[-1])
-        found, flat = search(x.reshape(-1, x.shape[-1]), weights), out.reshape(-1)
+        found, flat = find(x.reshape(-1, x.shape[-1]), weights, search), out.reshape(-1)
         for name in {"d", "dmin", "m"} & set(layout.names or ()):
             flat[name] = to_f16(getattr(found, name))
         write(flat, found)
@@ -106,10 +130,14 @@ def one_scale(
     search: Search,
     codes: Codes,
     offset: int = 0,
+    weighted: Weighted | None = None,
 ) -> Format:
     """A format whose blocks have one scale: see ``with_scale`` and ``searched``."""
-    dequantize, quantize = with_scale(read, offset), searched(layout, search, write)
-    return Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
+    dequantize, quantize = with_scale(read, offset), searched(layout, search, write, weighted)
+    made = Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
+    if weighted is None:
+        return made
+    return replace(made, search=weighted.how, rounds=True, aware=True)
 
 
 def super_blocks(
@@ -126,4 +154,5 @@ def super_blocks(
     ``search.run`` is the search.
     """
     dequantize, quantize = with_steps(read, scale), searched(layout, search.run, write)
-    return Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes, search=search)
+    made = Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes)
+    return replace(made, search=search, aware=True)

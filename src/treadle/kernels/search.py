@@ -1,5 +1,6 @@
 """The search for K-quants' scales as a kernel: what its two kinds share (``search_offset.py``,
-``search_signed.py``). ``formats/k_search.py`` has the method, and is the numpy twin.
+``search_signed.py``). ``formats/k_search.py`` has the method, and is the numpy twin. A small block,
+as of Q4_0, is a super-block of one sub-block.
 
 A lane is a super-block: its weights, its scales and its sums stay in that lane from the first step
 to the last, so nothing is added across lanes and no step waits for another. An item is as many
@@ -26,15 +27,13 @@ from treadle.kernels.spec import Args, Frame, Spec, parts
 from treadle.kernels.transpose import transpose
 from treadle.record import dataclass
 
-BLOCK = 256
-
 
 @dataclass(frozen=True)
 class SearchKernel(Spec):
-    """Finds super-blocks of the format ``w`` for ``x f32 [n, 256]``; ``aware``: errors count as
-    ``importance f32 [n, 256]`` says.
+    """Finds super-blocks of the format ``w`` for ``x f32 [n, block]``; ``aware``: errors count as
+    ``importance f32 [n, block]`` says.
 
-    Writes ``d`` (and ``dmin``) f32 ``[padded]``, ``codes`` bytes ``[padded, 256]``, and a
+    Writes ``d`` (and ``dmin``) f32 ``[padded]``, ``codes`` bytes ``[padded, block]``, and a
     sub-block's integers (``sc``, and ``m``) bytes ``[items, n_sub, lanes]``; padded is items times
     lanes. Items: as many super-blocks as a vector of f32 has lanes.
     """
@@ -60,6 +59,11 @@ class SearchKernel(Spec):
         return by_name(self.w).search
 
     @property
+    def block(self) -> int:
+        """Weights of a super-block."""
+        return by_name(self.w).block
+
+    @property
     def n_sub(self) -> int:
         n: int = self.how.n_sub
         return n
@@ -67,7 +71,7 @@ class SearchKernel(Spec):
     @property
     def length(self) -> int:
         """Weights of a sub-block."""
-        return BLOCK // self.n_sub
+        return self.block // self.n_sub
 
     def sizes(self) -> dict[str, int]:
         """Rows of scratch. ``best_``: what is kept; ``try_``: what is looked from; ``new_``: what a
@@ -75,9 +79,9 @@ class SearchKernel(Spec):
         """
         each = [f"{kind}_{name}" for kind in ("best", "try", "new") for name in self.integers]
         ones = [f"{kind}_{name}" for kind in ("best", "try") for name in self.scales]
-        sizes = {"x": BLOCK, **dict.fromkeys(each, self.n_sub), **dict.fromkeys(ones, 1)}
+        sizes = {"x": self.block, **dict.fromkeys(each, self.n_sub), **dict.fromkeys(ones, 1)}
         if self.aware:
-            sizes |= {"w": BLOCK, "xw": BLOCK, "sum_w": self.n_sub}
+            sizes |= {"w": self.block, "xw": self.block, "sum_w": self.n_sub}
         first = {f"fit_{name}": self.n_sub for name in self.integers}
         first |= {f"most_{name}": 1 for name in self.integers}
         polished = {f"fitted_{name}": 1 for name in self.scales}
@@ -98,7 +102,7 @@ class SearchKernel(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         """The numpy twin."""
-        shape = (args.n, BLOCK)
+        shape = (args.n, self.block)
         weights = args.importance.reshape(shape) if self.aware else None
         found, lanes = self.how.run(args.x.reshape(shape), weights), args.sc.shape[-1]
         for name in self.scales:
@@ -138,7 +142,7 @@ class SearchKernel(Spec):
         top, spoilt = k.var(zero), k.var(zero)
         for name, source in (("x", frame.x), ("w", frame.importance))[: 1 + self.aware]:
             rows = [source + self.row(k, frame, item, lane) for lane in range(lanes)]
-            with k.loop(BLOCK // lanes) as i:
+            with k.loop(self.block // lanes) as i:
                 loaded = [k.load(row, c.ty, offset=i * c.ty.n_bytes) for row in rows]
                 for j, (v,) in enumerate(transpose(k, loaded, lanes)):
                     if name == "x":
@@ -149,14 +153,14 @@ class SearchKernel(Spec):
         spoilt.v = spoilt.v + k.select(top.v > reach, k.const(float("inf"), c.ty), zero)
         c.store("spoilt", spoilt.v)
         sound = spoilt.v.eq(0.0)
-        with k.loop(BLOCK) as i:
+        with k.loop(self.block) as i:
             c.store("x", k.select(sound, c.load("x", i), zero), i)
         if self.aware:
             self.weigh(k, c)
 
     def row(self, k: Builder, frame: Frame, item: Val, lane: int) -> Val:
         """Byte offset of a lane's super-block; behind the last one comes the last again."""
-        return k.min(item * k.isa.lanes + lane, frame.n - 1) * (4 * BLOCK)
+        return k.min(item * k.isa.lanes + lane, frame.n - 1) * (4 * self.block)
 
     def weigh(self, k: Builder, c: Columns) -> None:
         """Importances of mean about 1 and none quite 0, as ``relative`` has them; their products
@@ -164,19 +168,19 @@ class SearchKernel(Spec):
         """
         zero, one = k.zero(c.ty), k.const(1.0, c.ty)
         top = k.var(zero)
-        with k.loop(BLOCK) as i:
+        with k.loop(self.block) as i:
             v = c.load("w", i)
             v = k.select((v > 0.0) & (v < float("inf")), v, zero)
             top.v = k.max(top.v, v)
             c.store("w", v, i)
         unit = k.select(top.v > 0.0, top.v, one)
         total = k.var(zero)
-        with k.loop(BLOCK) as i:
+        with k.loop(self.block) as i:
             v = c.load("w", i) / unit
             total.v = total.v + v
             c.store("w", v, i)
         some = total.v > 0.0
-        unit = one / (k.select(some, total.v, one) * (1 / BLOCK))
+        unit = one / (k.select(some, total.v, one) * (1 / self.block))
         with k.loop(self.n_sub) as sub:
             sums = k.var(zero)
             with k.loop(self.length) as j:
@@ -202,7 +206,7 @@ class SearchKernel(Spec):
             for first, n in parts(self.length, lanes):
                 rows = [code(first + i).to(i32) for i in range(n)]
                 for lane, (row,) in enumerate(transpose(k, rows, lanes)):
-                    here = (at + lane) * BLOCK + (sub * self.length + first)
+                    here = (at + lane) * self.block + (sub * self.length + first)
                     k.store(frame.codes + here, row.to(u8))
 
     # -- the descent ----------------------------------------------------------------------------
@@ -256,7 +260,7 @@ class SearchKernel(Spec):
     def energy(self, k: Builder, c: Columns) -> Val:
         """Weighted sum of squares of each lane."""
         total = k.var(k.zero(c.ty))
-        with k.loop(BLOCK) as i:
+        with k.loop(self.block) as i:
             x = c.load("x", i)
             total.v = k.fma(x, c.load("xw", i) if self.aware else x, total.v)
         return total.v

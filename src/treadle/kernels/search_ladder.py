@@ -13,7 +13,7 @@ from treadle.formats.k_search import F16_MAX
 from treadle.formats.scale_search import CAREFUL, LEAST, TINY, Fit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
-from treadle.kernels.search import BLOCK, SearchKernel
+from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_columns import Columns, near_f16, rounded
 from treadle.record import dataclass
 
@@ -36,7 +36,18 @@ class LadderSearchKernel(SearchKernel):
 
     @property
     def n_sub(self) -> int:
-        return BLOCK // int(self.how.sub)
+        return self.block // int(self.how.sub)
+
+    @property
+    def pitch(self) -> float:
+        """From one rung to the next; 0 where there is one alone."""
+        ladder = self.how.ladder
+        return float(ladder[1] - ladder[0]) if len(ladder) > 1 else 0.0
+
+    @property
+    def around(self) -> tuple[int, ...]:
+        """Rungs that are looked at, from the one at hand."""
+        return AROUND if self.pitch else AROUND[:1]
 
     @property
     def reach(self) -> float:
@@ -57,7 +68,7 @@ class LadderSearchKernel(SearchKernel):
         return Fit(d, steps, arrays["codes"][:n], np.zeros((n, 0), np.uint8))
 
     def run_ref(self, args: Any, run: Any) -> None:
-        shape = (args.n, BLOCK)
+        shape = (args.n, self.block)
         found: Fit = self.how.run(
             args.x.reshape(shape), args.importance.reshape(shape) if self.aware else None
         )
@@ -87,6 +98,9 @@ class LadderSearchKernel(SearchKernel):
                 xy, yy = self.dots(k, c, sub, t, careful=False)
                 scale = k.select(yy > 0.0, xy / yy, k.zero(c.ty))
                 explained = scale * xy
+                if self.n_sub == 1:  # no rungs: this is d itself, so its rounding counts
+                    scale = self.to_f16(k, c, scale)
+                    explained = scale * (xy + xy - scale * yy)
                 more = explained > gain.v
                 gain.v = k.select(more, explained, gain.v)
                 own.v = k.select(more, scale, own.v)
@@ -97,7 +111,7 @@ class LadderSearchKernel(SearchKernel):
     def scale_down(self, k: Builder, c: Columns) -> None:
         """To about one, by a power of two, which is exact: no square over- or underflows."""
         top = k.var(k.zero(c.ty))
-        with k.loop(BLOCK) as i:
+        with k.loop(self.block) as i:
             top.v = k.max(top.v, k.abs(c.load("x", i)))
         ty = i32.like(c.ty)
         least, most = EXPONENTS
@@ -105,7 +119,7 @@ class LadderSearchKernel(SearchKernel):
         c.store("up", ((exponent + 127) << 23).bits(c.ty))
         down = ((127 - exponent) << 23).bits(c.ty)
         c.store("down", down)
-        with k.loop(BLOCK) as i:
+        with k.loop(self.block) as i:
             for name in ("x", "xw")[: 1 + self.aware]:
                 c.store(name, c.load(name, i) * down, i)
 
@@ -147,14 +161,14 @@ class LadderSearchKernel(SearchKernel):
         with k.loop(len(self.how.shares)) as i:
             share = k.splat(k.load(shares, f32, offset=i * 4), c.ty)
             self.start_at(k, c, self.to_f16(k, c, c.load("most_sc") * share))
-            self.do(k, "look", scratch, "try", AROUND)
+            self.do(k, "look", scratch, "try", self.around)
             self.do(k, "keep", scratch)
         for top in range(CAREFUL):
             c.store("try_d", c.load(f"top{top}_d"))
-            self.attempt(k, scratch, f"top{top}", AROUND)
+            self.attempt(k, scratch, f"top{top}", self.around)
         self.do(k, "refit", scratch)
         c.store("try_d", self.to_f16(k, c, c.load("fitted_d")))
-        self.attempt(k, scratch, "best", AROUND)
+        self.attempt(k, scratch, "best", self.around)
 
     def to_f16(self, k: Builder, c: Columns, d: Val) -> Val:
         """The nearest that an f16 can hold once it is in units of the block."""
@@ -164,15 +178,17 @@ class LadderSearchKernel(SearchKernel):
         """With d the rung that brings each sub-block nearest to its own scale."""
         c.store("try_d", d)
         unit, ladder = reciprocal(k, d), self.how.ladder
-        first, pitch = float(ladder[0]), float(ladder[1] - ladder[0])
+        if len(ladder) == 1:
+            c.store("try_sc", k.zero(c.ty))
+            return
+        first, pitch = float(ladder[0]), self.pitch
         with k.loop(self.n_sub) as sub:
             at = (c.load("fit_sc", sub) * unit - first) * (1 / pitch)
             c.store("try_sc", rounded(k, at, 0.0, len(ladder) - 1.0), sub)
 
     def rung(self, k: Builder, sc: Val) -> Val:
         """The scale that a rung's number stands for."""
-        ladder = self.how.ladder
-        return sc * float(ladder[1] - ladder[0]) + float(ladder[0])
+        return sc * self.pitch + float(self.how.ladder[0])
 
     def look(self, k: Builder, c: Columns, source: str, steps: tuple[int, ...]) -> None:
         d, highest = c.load("try_d"), len(self.how.ladder) - 1.0

@@ -15,7 +15,6 @@ from treadle.formats.nearest import NEARBY, Nearest
 from treadle.formats.scale_search import Fit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
-from treadle.kernels.search import BLOCK
 from treadle.kernels.search_columns import Columns
 from treadle.kernels.search_ladder import TOGETHER, LadderSearchKernel, reciprocal
 from treadle.record import dataclass
@@ -34,7 +33,7 @@ class PointSearchKernel(LadderSearchKernel):
 
     def sizes(self) -> dict[str, int]:
         """With the signs of each point's weights."""
-        return super().sizes() | {"signs": BLOCK // DIM}
+        return super().sizes() | {"signs": self.block // DIM}
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Fit:
         made = super().numbers(arrays, n)
@@ -43,7 +42,7 @@ class PointSearchKernel(LadderSearchKernel):
         return made._replace(codes=codes, signs=signs[:, ::2] | signs[:, 1::2] << np.uint8(4))
 
     def run_ref(self, args: Any, run: Any) -> None:
-        shape = (args.n, BLOCK)
+        shape = (args.n, self.block)
         found: Fit = self.how.run(
             args.x.reshape(shape), args.importance.reshape(shape) if self.aware else None
         )
@@ -55,14 +54,14 @@ class PointSearchKernel(LadderSearchKernel):
     def scale_down(self, k: Builder, c: Columns) -> None:
         """And the signs off."""
         ty = i32.like(c.ty)
-        with k.loop(BLOCK // DIM) as group:
+        with k.loop(self.block // DIM) as group:
             signs = k.zero(ty)
             for j in range(DIM):
                 negative = (c.load("x", group * DIM + j).bits(ty) >> 31) & 1
                 signs = signs | negative << j
             c.store("signs", signs.to(f32.like(ty)), group)
         super().scale_down(k, c)
-        with k.loop(BLOCK) as i:
+        with k.loop(self.block) as i:
             for name in ("x", "xw")[: 1 + self.aware]:
                 c.store(name, k.abs(c.load(name, i)), i)
 

@@ -6,7 +6,7 @@ from treadle.formats import Format
 from treadle.formats.k_offset import OffsetSearch
 from treadle.formats.k_signed import SignedSearch
 from treadle.formats.scale_search import Coder
-from treadle.kernels.search import BLOCK, SearchKernel
+from treadle.kernels.search import SearchKernel
 from treadle.kernels.search_ladder import LadderSearchKernel
 from treadle.kernels.search_offset import OffsetSearchKernel
 from treadle.kernels.search_points import PointSearchKernel, fits
@@ -17,7 +17,7 @@ def search_kernel(fmt: Format, aware: bool) -> SearchKernel | None:
     """The kernel; None where the format has no search, or numpy alone has it. ``aware``: of the
     importance of weights.
     """
-    kind = _kind_of(fmt.search) if fmt.block == BLOCK else None
+    kind = _kind_of(fmt.search) if aware or not fmt.rounds else None
     return kind(fmt.name, aware) if kind else None
 
 

@@ -103,16 +103,41 @@ KEPT = re.compile(
 )
 
 # What stands in for a format whose blocks do not divide a row, and for that one if need be F16.
+# Of the formats with blocks of 32 the one nearest in bits, or for Q4_K and up the next that loses
+# no more. llama.cpp takes Q4_0 for Q2_K, Q3_K and all ternary ones: IQ4_NL has the same size and
+# half the loss, and Q2_0 has all values of ternary weights.
 FALLBACKS = {
-    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q2_0"), "Q4_0"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q2_0"),
+    "Q2_0": "Q4_0",
     **dict.fromkeys(
-        ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+        (
+            "Q2_K",
+            "Q3_K",
+            "IQ1_S",
+            "IQ1_M",
+            "IQ2_XXS",
+            "IQ2_XS",
+            "IQ2_S",
+            "IQ3_XXS",
+            "IQ3_S",
+            "IQ4_XS",
+        ),
+        "IQ4_NL",
     ),
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
 }
 LAST_RESORT = "F16"
+
+# Formats for weights that were trained in them (gpt-oss's experts, BitNet), what they cost others,
+# and what is better for these: with no more bits, where rows have whole blocks of 256.
+TRAINED = {
+    "MXFP4": ("2.4 times the squared error of IQ4_XS", "IQ4_XS"),
+    "NVFP4": ("1.7 times the squared error of IQ4_NL", "IQ4_NL"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), ("almost all they know", "IQ2_XXS")),
+    "Q1_0": ("almost all they know", "IQ1_S"),
+}
 
 # The values of a 70B model are an eighth of its queries: better ones cost little.
 DEEPENED = {"Q3_K": "Q5_K", "Q4_K": "Q5_K"}

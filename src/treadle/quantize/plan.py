@@ -19,6 +19,7 @@ from treadle.quantize.mixes import (
     KEPT,
     LAST_RESORT,
     MIXES,
+    TRAINED,
     WANTS_IMATRIX,
     Mix,
     Place,
@@ -76,6 +77,40 @@ class Recipe:
     def quantized(self) -> bool:
         """Whether anything is in blocks at the end."""
         return any(target.type.block > 1 for target in self.targets)
+
+    @property
+    def instead(self) -> dict[tuple[str, str], list[Entry]]:
+        """Matrices whose rows the blocks of a mix's format do not divide: by that format's name,
+        and the name of what stands in.
+        """
+        groups: dict[tuple[str, str], list[Entry]] = {}
+        for target in self.targets:
+            if target.instead_of is not None:
+                names = target.instead_of.name, target.type.name
+                groups.setdefault(names, []).append(target)
+        return groups
+
+    def unheeded(self, imatrix: ImportanceMatrix) -> dict[str, list[str]]:
+        """Tensors that have importances, in formats that take no notice: by the format's name.
+        Floats are left out, whose rounding needs none.
+        """
+        groups: dict[str, list[str]] = {}
+        for target in self.targets:
+            fmt, name = target.encode, target.tensor.name
+            if fmt and fmt.block > 1 and not fmt.aware and name in imatrix.entries:
+                groups.setdefault(fmt.name, []).append(name)
+        return groups
+
+    @property
+    def trained(self) -> dict[str, list[Entry]]:
+        """Matrices that are no experts' and become what only weights trained in it bear: by the
+        format's name.
+        """
+        groups: dict[str, list[Entry]] = {}
+        for target in self.targets:
+            if target.encode and target.encode.name in TRAINED and len(target.tensor.shape) == 2:
+                groups.setdefault(target.encode.name, []).append(target)
+        return groups
 
     @property
     def wants_imatrix(self) -> list[str]:
@@ -136,11 +171,11 @@ def make_recipe(
 ) -> Recipe:
     """Choose a format for every tensor of ``gguf``.
 
-    Matrices get what ``mix`` says; where blocks do not divide the rows, what llama.cpp takes
-    instead, with a note; the coarsest of layers that predict further tokens, which no program's
-    importances have, become UNSEEN (llama.cpp stops there). ``rules``, the last one that fits a
-    name, ``output_type`` and ``embd_type``, and ``pure`` (the mix's base format for all others) say
-    otherwise; what these ask for must fit.
+    Matrices get what ``mix`` says; where blocks do not divide the rows, another format
+    (``FALLBACKS``), with a note; the coarsest of layers that predict further tokens, which no
+    program's importances have, become UNSEEN (llama.cpp stops there). ``rules``, the last one that
+    fits a name, ``output_type`` and ``embd_type``, and ``pure`` (the mix's base format for all
+    others) say otherwise; what these ask for must fit.
 
     Raises UnsupportedError for rows that a format asked for cannot hold, TreadleError for a rule
     that no matrix answers to.
@@ -197,8 +232,10 @@ def nearest(fmt: Format, k: int) -> Format:
 def _nearly(tensor: Tensor, wanted: Format) -> Entry:
     k = tensor.shape[-1]
     fmt = nearest(wanted, k)
-    note = "" if fmt is wanted else f"rows of {k} do not fill {wanted.name}'s {wanted.block}"
-    return entry_of(source_tensor(tensor), fmt, note)
+    if fmt is wanted:
+        return entry_of(source_tensor(tensor), fmt)
+    note = f"rows of {k} do not fill {wanted.name}'s {wanted.block}"
+    return replace(entry_of(source_tensor(tensor), fmt, note), instead_of=wanted)
 
 
 def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> Entry:

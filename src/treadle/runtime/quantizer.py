@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.isa import choose
 from treadle.jit.kernel import load_kernels
-from treadle.kernels.search import BLOCK, SearchKernel
+from treadle.kernels.search import SearchKernel
 from treadle.kernels.searches import search_kernel
 from treadle.kernels.spec import RUN_STATE, round_up
 from treadle.runtime.threads import Memory
@@ -46,7 +46,7 @@ class Searcher:
         self.kernel = _linked(spec, self.isa)
 
     def __call__(self, x: F32Array, weights: F32Array | None) -> Any:
-        """The super-blocks of float32 [n, 256]; ``weights`` as x, or None."""
+        """The super-blocks of float32 [n, block]; ``weights`` as x, or None."""
         spec, lanes, n = self.spec, self.isa.lanes, len(x)
         padded = round_up(n, lanes)
         x = np.ascontiguousarray(x, np.float32)
@@ -56,7 +56,7 @@ class Searcher:
                 name: np.empty((padded // lanes, spec.n_sub, lanes), np.uint8)
                 for name in spec.integers
             },
-            "codes": np.empty((padded, BLOCK), np.uint8),
+            "codes": np.empty((padded, spec.block), np.uint8),
         }
         given = {name: array.ctypes.data for name, array in found.items()}
         given |= {"x": x.ctypes.data, "n": n}

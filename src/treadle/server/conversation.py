@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import check_length, check_text
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, wrong
+from treadle.server.media import WHY, described, sentence
 from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
+from treadle.speech.history import lone_results
 from treadle.speech.messages import begun, shaped
+from treadle.speech.reasoning import is_off, switched
 from treadle.text.variables import check_own
 
 if TYPE_CHECKING:
@@ -56,7 +59,8 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
             "tool_choice: with a grammar of its own, no call can be forced",
             param="tool_choice",
         )
-    prompt = conversation_text(body, service)
+    told: list[str] = []
+    prompt = conversation_text(body, service, told)
     asked.prompts = [check_length(model.tokenizer.encode_prompt(prompt), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
     asked.wanted = replace(
@@ -65,36 +69,50 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
         strict=tools.strict,
         forced=tools.forced,
         parallel=tools.parallel,
-        budget=_budget(given, service) if wanted.budget is None else wanted.budget,
+        budget=_budget(given, service, wanted.budget),
     )
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
     own = service.manner
     asked.plan(model, begun(read_messages(given["messages"]), own) if continued else own, prompt)
+    if told:
+        said = dict.fromkeys((*asked.planned.warnings, *told))
+        asked.planned = replace(asked.planned, warnings=tuple(said))
 
 
-def _budget(given: Mapping[str, Any], service: Service) -> int | None:
-    """Tokens of reasoning by ``reasoning_effort``, where the template does not read that."""
+def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
+    """Tokens of reasoning: none where it is switched off, those that were ``asked`` for, none where
+    the operator has switched reasoning off and the call does not ask for it, or by
+    ``reasoning_effort``, where the template does not read that.
+    """
+    variables = _variables(given)
+    if is_off(variables):
+        return 0
+    if asked is not None:
+        return asked
     effort = given.get("reasoning_effort")
+    if service.off_by_default(variables):
+        return 0
     if effort is None or "reasoning_effort" in service.model.template.source:
         return None
     return EFFORTS.get(effort)
 
 
-def conversation_text(body: Mapping[str, Any], service: Service) -> str:
-    """The prompt that the model's template makes of a body's messages. Raises ApiError, and
+def conversation_text(
+    body: Mapping[str, Any], service: Service, told: list[str] | None = None
+) -> str:
+    """The prompt that the model's template makes of a body's messages. ``told`` gets a warning for
+    each part of them that is in another form than the client's, or left out. Raises ApiError, and
     TemplateError.
     """
     given, model = read_fields(body, FIELDS), service.model
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
-    said = read_messages(given["messages"])
+    said = read_messages(given["messages"], told)
+    if told is not None:
+        told += lone_results(said)
     check_text("".join(str(message.get("content") or "") for message in said), model)
     messages, shown = shaped(said, read_tools(given).functions, service.manner)
-    variables = dict(given.get("chat_template_kwargs", {}))
-    if "reasoning_effort" in given:
-        variables.setdefault("reasoning_effort", given["reasoning_effort"])
-        if given["reasoning_effort"] == "none":
-            variables.setdefault("enable_thinking", False)
+    variables = _variables(given)
     if "documents" in given:  # vLLM's name for the variable of the same name
         variables.setdefault("documents", given["documents"])
     prompt = given.get("add_generation_prompt", True)
@@ -108,9 +126,20 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
     return made
 
 
-def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
+def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A body's variables of the chat template."""
+    variables = dict(given.get("chat_template_kwargs", {}))
+    if "reasoning_effort" in given:
+        variables.setdefault("reasoning_effort", given["reasoning_effort"])
+        if given["reasoning_effort"] == "none":
+            variables = {**switched(False), **variables}
+    return variables
+
+
+def read_messages(messages: list[Any], told: list[str] | None = None) -> list[dict[str, Any]]:
     """As templates take them: those of the system that are first as one; contents as texts or
-    parts of text; arguments of calls as objects. Raises ApiError.
+    parts of text; arguments of calls as objects. ``told`` gets a warning for each part of a tool's
+    result that is no text. Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
         raise ApiError(
@@ -124,7 +153,10 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         role = mapping(where, message).get("role")
         if not isinstance(role, str):
             raise wrong(f"{where}.role", role, "a string, such as user")
-        content = content_text(f"{where}.content", message.get("content"))
+        content = message.get("content")
+        if role == "tool":
+            content = result_parts(message, told)
+        content = content_text(f"{where}.content", content)
         if role in _SYSTEM:
             if len(made) == 1 and made[0]["role"] == "system":
                 content = f"{made.pop()['content']}\n\n{content}"
@@ -138,6 +170,25 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         elif message.get("content") is None and role not in ("assistant", "tool"):
             raise ApiError(400, f"{where}.content: required", param=f"{where}.content")
         made.append({**kept, "role": role, "content": content})
+    return made
+
+
+def result_parts(message: Mapping[str, Any], told: list[str] | None = None) -> Any:
+    """The content of a tool's result, with a sentence in the place of each part that is no text:
+    else the rest of the conversation, which has the result in it, would be refused, too.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content
+    made: list[Any] = []
+    id = message.get("tool_call_id") or message.get("tool_name") or message.get("name") or ""
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind not in _TEXT_PARTS:
+            if told is not None:
+                told.append(f"a tool's result {id!r:.80}: a {described(part)} is left out: {WHY}")
+            part = {"type": "text", "text": sentence(part)}
+        made.append(part)
     return made
 
 

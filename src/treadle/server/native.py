@@ -33,6 +33,7 @@ from treadle.server.fields import (
     whole,
     wrong,
 )
+from treadle.server.hidden import without_folders
 from treadle.server.ignored import NATIVE, ignored_fields
 from treadle.server.native_answer import end, said, sampling_dict
 from treadle.server.openai_answer import error_event, timings
@@ -239,7 +240,7 @@ async def health(request: Request) -> Response:
         return Json({"status": "ok"})
     if engine.state == "loading":
         raise ApiError(503, "Loading model", type="unavailable_error", headers={"Retry-After": "1"})
-    raise ApiError(500, f"the model cannot be used: {engine.why}")
+    raise ApiError(500, f"the model cannot be used: {without_folders(engine.why)}")
 
 
 async def props(request: Request) -> Response:
@@ -259,12 +260,17 @@ async def props(request: Request) -> Response:
             },
             "total_slots": model.engine.cache.n_sequences,
             "model_alias": service.name,
-            "model_path": str(model.path),
+            "model_path": model.path.name,  # without folders, which are nobody's business
             "chat_template": template.source,
             "bos_token": spelt(tokenizer.bos),
             "eos_token": spelt(tokenizer.eos),
             "modalities": {"vision": False, "audio": False},
             "build_info": service.fingerprint,
-            "treadle": {"builtin_template": template.builtin},
+            "chat_template_kwargs": template.defaults,
+            "treadle": {
+                "builtin_template": template.builtin,
+                "template_from": template.origin,
+                "reasoning": template.default_reasoning,
+            },
         }
     )

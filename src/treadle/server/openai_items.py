@@ -6,7 +6,7 @@ import base64
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.conversation import content_text
+from treadle.server.conversation import content_text, result_parts
 from treadle.server.fields import array, mapping, text
 from treadle.server.openai_tools import flat_name
 from treadle.server.problems import ApiError
@@ -69,9 +69,10 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
             name = flat_name(item.get("namespace"), item.get("name"))
             made.append(calling(item.get("call_id"), name, arguments))
         elif kind in RESULTS:
-            said = item.get("output")
-            content_text(f"{where}.output", said)
-            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
+            result = {"role": "tool", "tool_call_id": item.get("call_id")}
+            result["content"] = item.get("output")
+            content_text(f"{where}.output", result_parts(result))
+            made.append(result)
         elif kind not in SKIPPED:
             raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
     return made

@@ -91,6 +91,7 @@ def read_response(service: Service, body: dict[str, Any]) -> Asked:
         "tool_choice": chat_choice(body.get("tool_choice"), offered),
         "parallel_tool_calls": body.get("parallel_tool_calls"),
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
     }
     read_conversation(chat, service, asked)
     told = (*offered.warnings, *asked.planned.warnings)

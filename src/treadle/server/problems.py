@@ -18,6 +18,7 @@ from treadle.errors import (
     NotFiniteError,
     TreadleError,
 )
+from treadle.server.hidden import without_folders, without_paths
 
 RETRY_S = 2  # in Retry-After, where it is not known when there will be room
 
@@ -52,6 +53,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         **more: Any,
     ) -> None:
+        message = without_paths(message)
         super().__init__(message)
         self.status, self.message = status, message
         self.type = type or TYPES.get(status, "invalid_request_error")
@@ -133,7 +135,7 @@ def problem_of(error: BaseException) -> ApiError:
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), type="exceed_context_size_error")
     if isinstance(error, FileError | CompileError | CacheError | DeviceError | NotFiniteError):
-        return ApiError(500, str(error))
+        return ApiError(500, without_folders(str(error)))
     if isinstance(error, TreadleError):
         return ApiError(400, str(error), param=error.setting)
     return ApiError(500, f"an internal error: {type(error).__name__}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from treadle.record import dataclass
 from treadle.server.asked import Asked
 from treadle.server.call import Call, Text, late
 from treadle.server.engine_thread import EngineThread
+from treadle.server.hidden import hide, without_folders
 from treadle.server.log import log
 from treadle.server.problems import ApiError, busy
 from treadle.server.talks import Talks
@@ -26,6 +27,7 @@ from treadle.server.tally import Tally
 from treadle.server.wire import Bodies, is_large, seconds_of
 from treadle.speech import Manner, manner_of
 from treadle.version import __version__
+from treadle.warn import warnings_to
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -66,6 +68,8 @@ class Service:
     def __post_init__(self) -> None:
         own = self.model.path.name.removesuffix(".gguf")
         self.name = self.settings.alias or own
+        for path in (self.model.path, *self.model.gguf.paths):
+            hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
         self.tally, self.talks, self.bodies = Tally(), Talks(), Bodies()
@@ -85,6 +89,13 @@ class Service:
         """How the model's template has reasoning and calls; renders it a few times."""
         return manner_of(self.model.template)
 
+    def off_by_default(self, variables: Mapping[str, Any]) -> bool:
+        """Whether the operator has switched reasoning off, and a call's variables of the template
+        do not ask for it.
+        """
+        template = self.model.template
+        return template.default_reasoning == "off" and template.is_off(variables)
+
     def card(self) -> dict[str, str]:
         """What the model is, in words."""
         return card(self.model.path, self.model.engine)
@@ -99,7 +110,7 @@ class Service:
                 headers={"Retry-After": "1"},
             )  # fmt: skip
         if self.engine.state != "ok":
-            raise ApiError(500, f"the model cannot be used: {self.engine.why}")
+            raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
         if self._n_preparing + len(self.engine.texts) >= self.settings.max_requests:
             raise busy(f"{self.settings.max_requests} texts are in hand, which is the most")
 
@@ -107,6 +118,7 @@ class Service:
         """What ``work(*args)`` gives, computed beside the event loop."""
         self.check_ready()
         self._n_preparing += 1
+        work = self._noting(work)
         try:
             if not is_large.get():
                 return await asyncio.wrap_future(self._pool.submit(work, *args))
@@ -134,6 +146,15 @@ class Service:
         except BaseException:
             self.engine.submit(runs.close)  # behind the run in hand
             raise
+
+    def _noting(self, work: Callable[..., T]) -> Callable[..., T]:
+        """``work``, whose warnings are lines in the log, where nobody else takes them."""
+
+        def noted(*args: Any) -> T:
+            with warnings_to(self.warn_once):
+                return work(*args)
+
+        return noted
 
     async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
         """What ``work`` gives. Raises ApiError where the call's time is over before."""
@@ -169,7 +190,12 @@ class Service:
             raise ApiError(400, f"{self.name} writes no text: it makes vectors or scores of texts")
 
         def prepared() -> tuple[Asked, Any]:
-            asked = read(self, *args)
+            told: dict[str, None] = {}
+            with warnings_to(told.setdefault):
+                asked = read(self, *args)
+            if told:
+                given = (*asked.planned.warnings, *told)
+                asked.planned = replace(asked.planned, warnings=given)
             if len(asked.prompts) * asked.n > self.settings.max_requests:
                 raise ApiError(
                     400, f"more than {self.settings.max_requests} texts in one call", param="n"

@@ -20,6 +20,7 @@ from treadle.errors import FileError
 from treadle.kvfile import save_session
 from treadle.server.asked import room
 from treadle.server.fields import Table, read_fields, text
+from treadle.server.hidden import without_folders
 from treadle.server.problems import ApiError, busy
 from treadle.server.service import Service, service_of
 from treadle.server.texts import NONE, Slot
@@ -76,7 +77,7 @@ async def act(request: Request) -> Response:
     try:
         return Json(await asyncio.wrap_future(service.engine.submit(job)))
     except FileError as error:
-        said = str(error).replace(str(path), path.name)  # the folder is the operator's
+        said = without_folders(str(error).replace(str(path), path.name))
         raise ApiError(400, f"filename: {said}", param="filename") from None
 
 

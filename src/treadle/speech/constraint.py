@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from treadle.errors import GrammarError
 from treadle.speech.own import Own
+from treadle.speech.pythonic import Pythonic
 from treadle.speech.rows import Channels, Row, Tags
 from treadle.speech.rules import ANY_TEXT, SOME_TEXT, Rules
 from treadle.speech.schemas import (
-    Texts,
-    choices,
     is_never,
     is_plain,
     properties_of,
@@ -20,12 +18,11 @@ from treadle.speech.schemas import (
     texts_of,
     ways,
 )
-from treadle.speech.texts import limits
+from treadle.speech.tagged import Tagged
 from treadle.text.json_schema import Schema, inline_schema, is_possible
 from treadle.text.schema_limits import Parts
 from treadle.text.tokenizer import Tokenizer
 
-_QUOTED = r"/'(?:[^'\\\n]|\\[^\n])*'/"  # a text of Python's
 MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
 
 
@@ -70,7 +67,7 @@ def whole_answer(
     if schema is not None:
         answer = f"{answer} | {json_behind(rules, row, schema, begun=begun)}"
     if row.channels:
-        answer = f"{analysis(rules, row.channels)} ({answer})"
+        answer = f"{next_message(rules, row.channels)} ({answer})"
     return rules.source(answer)
 
 
@@ -92,7 +89,9 @@ def whole_json(row: Row, schema: Schema, tokenizer: Tokenizer, *, begun: bool = 
     """An answer that is JSON, for rows that write something before contents."""
     rules = Rules(tokenizer)
     answer = json_behind(rules, row, schema, begun=begun)
-    return rules.source(f"{analysis(rules, row.channels)} ({answer})" if row.channels else answer)
+    if row.channels:
+        answer = f"{next_message(rules, row.channels)} ({answer})"
+    return rules.source(answer)
 
 
 def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
@@ -105,14 +104,17 @@ def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
     return f"{head} {rules.add(inline_schema(schema, lenient=True))}"
 
 
-def analysis(rules: Rules, channels: Channels) -> str:
-    """A first message of reasoning that models may write; then the next begins, perhaps here. The
-    guide reads reasoning that one token opens: behind it comes the next message.
-    """
-    thought, behind = channels.thought, rules.literal(channels.start)
-    if rules.is_token(thought.open):
-        return f"({behind})?"
-    return f"({rules.literal(thought.open)} {rules.text_until(thought.close)} {behind})?"
+def final_header(row: Row, tokenizer: Tokenizer) -> str:
+    """What says that an answer for the user follows."""
+    rules = Rules(tokenizer)
+    if row.channels is None:
+        return rules.source(rules.literal(row.content + row.after))
+    return rules.source(f"{next_message(rules, row.channels)} {rules.literal(row.channels.final)}")
+
+
+def next_message(rules: Rules, channels: Channels) -> str:
+    """What begins a message behind one of reasoning, which the guide reads."""
+    return f"({rules.literal(channels.start)})?"
 
 
 def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:
@@ -169,37 +171,26 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
 
 
 def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
-    """Parameters in the schema's order, of one of its alternatives."""
-    several = []
+    """Parameters in any order, of one of the schema's alternatives."""
+    several, values = [], Tagged(rules, tags, lambda value: _value(rules, value, schema))
     for way in ways(schema):
-        parts = []
+        made = []
         for key, value, needed in _parameters(schema, way):
-            said, texts = rules.literal(f"{tags.open}{key}{tags.then}{tags.gap}"), texts_of(value)
-            if texts is not None:
-                body = _text(rules, tags, texts)
-                if any(tags.quotes) and all(_is_free(each) for each in texts.schemas):
-                    before, behind = tags.quotes
-                    quoted = f"{rules.literal(before)} {rules.text_until(behind + tags.close)}"
-                    body = f"({quoted} | {body})"
-            else:
-                body = f"{_value(rules, value, schema)} {rules.literal(tags.gap + tags.close)}"
-            part = f"({said} {body} {rules.literal(tags.behind)})"
-            parts.append(part if needed else f"{part}?")
-        several.append(f"({' '.join(parts)})" if parts else '""')
-    return f"({' | '.join(several)}) {rules.literal(tags.end)}"
+            head, body = rules.around(tags.open, key, tags.then + tags.gap), values.value(value)
+            made.append((f"{head} {body} {rules.literal(tags.behind)}", needed))
+        several.append(rules.in_any_order(made, rules.literal(tags.end)))
+    return f"({' | '.join(several)})"
 
 
 def _python(rules: Rules, schema: Mapping[str, Any]) -> str:
     """The same as Python calls a function."""
-    several = []
+    several, values = [], Pythonic(rules, Parts(schema))
     for way in ways(schema):
-        first, more = '")"', '")"'  # what may follow, before and behind the first
-        for key, value, needed in reversed(list(_parameters(schema, way))):
-            pair = f"{rules.literal(f'{key}=')} {_literal(rules, value, schema)} {rules.add(more)}"
-            behind = f'", " {pair}'
-            first = pair if needed else f"{pair} | {rules.add(first)}"
-            more = behind if needed else f"{behind} | {rules.add(more)}"
-        several.append(rules.add(first))
+        made = []
+        for key, value, needed in _parameters(schema, way):
+            said = [_value(rules, value, schema), *filter(None, [values.value(value)])]
+            made.append((f"{rules.plain(f'{key}=')} ({' | '.join(said)})", needed))
+        several.append(rules.in_any_order(made, '")"', '", "'))
     return f"({' | '.join(several)})"
 
 
@@ -220,40 +211,6 @@ def _parameters(
 def _value(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
     """JSON of a parameter's schema, whose references lead into the schema as a whole."""
     return rules.add(inline_schema(_alone(value, schema), lenient=True))
-
-
-def _literal(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
-    """The same, or what Python has in its place: texts in single quotes, words for constants."""
-    said, texts = [_value(rules, value, schema)], texts_of(value)
-    for each in texts.schemas if texts is not None else ():
-        said += [rules.literal(repr(word)) for word in choices(each)]
-        said += [_QUOTED] if _is_free(each) else []
-    if texts is not None and texts.null:
-        said.append('"None"')
-    if isinstance(value, Mapping) and value.get("type") == "boolean" and not choices(value):
-        said.append('"True" | "False"')
-    return f"({' | '.join(said)})"
-
-
-def _is_free(schema: Mapping[str, Any]) -> bool:
-    """Whether any text fulfils a schema of texts."""
-    return not choices(schema) and not limits(schema)
-
-
-def _text(rules: Rules, tags: Tags, texts: Texts) -> str:
-    """The value of a parameter that is a text, or perhaps null, and the mark behind it."""
-    words = [word for each in texts.schemas for word in choices(each)]
-    words += ["null"] if texts.null else []
-    others = [each for each in texts.schemas if not choices(each)]
-    if not others:
-        said = " | ".join(map(rules.literal, words))
-        return f"({said}) {rules.literal(tags.gap + tags.close)}"
-    several = [limits(each) for each in others]
-    if not all(several):  # any text will do
-        return rules.text_within([], tags.gap, tags.close)
-    ways = [f"({' & '.join(each)})" for each in several]
-    ways += [json.dumps(word, ensure_ascii=False) for word in words]
-    return rules.text_within([f"({' | '.join(ways)})"], tags.gap, tags.close)
 
 
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:

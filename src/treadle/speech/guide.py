@@ -2,7 +2,12 @@
 
 A grammar holds behind reasoning, or from the mark of a call to its end; elsewhere a model writes
 what it will, and nothing is computed. Reasoning that is longer than its budget is ended: the tokens
-of its closing mark are all that may follow. Where there is a budget, reasoning is not opened again.
+of its closing mark are all that may follow. Where there is a budget, reasoning is not opened again;
+with a budget of none it is not opened at all.
+
+Within reasoning the mark of a call binds nothing, as it may only be named. The grammar holds from
+the call's arguments on. Behind the call the model may end its text, or reason on; where a call must
+be, it is that one.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ _PIECES: weakref.WeakKeyDictionary[Tokenizer, list[bytes]] = weakref.WeakKeyDict
 _UNOPENED: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, int], bytes]] = (
     weakref.WeakKeyDictionary()
 )
+_OPENING: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, bool], bytes]] = (
+    weakref.WeakKeyDictionary()
+)
 _GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
 
 
@@ -36,20 +44,27 @@ _GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
 class Plan:
     """What holds for an answer; a ``guide`` of it for each text.
 
-    ``bound``: all of the answer, but for its reasoning. ``lazy``: what follows one of ``triggers``,
-    which the model may write where it will; without any, an answer that begins as a call does.
-    ``heads``: what may follow a trigger in the same token. ``once``: the first call is the
+    ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
+    follows one of ``triggers``, which the model may write where it will; without any, an answer
+    that begins as a call does.
+    ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
+    trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
+    ``trigger``, or ``lazy``. ``once``: the first call is the
     answer's end.
     """
 
     tokenizer: Tokenizer
     thought: Thought | None = None
     opened: bool = False  # by the prompt
+    may_open: bool = True  # else what is ``bound`` holds from the first token on
     budget: int | None = None  # tokens of reasoning
+    header: Grammar | None = None
     bound: Grammar | None = None
     lazy: Grammar | None = None
     triggers: tuple[bytes, ...] = ()
     heads: tuple[bytes, ...] = ()
+    drafts: tuple[bytes, ...] = ()
+    trigger: str = ""
     once: bool = False
 
     def guide(self) -> Guide:
@@ -70,8 +85,11 @@ class Plan:
         return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
 
     def ids(self, mark: str) -> list[int]:
-        """The tokens of a mark."""
-        return self.tokenizer.encode(mark, bos=False, special=True)
+        """The tokens of a mark; those of its letters where one would end the text."""
+        found = self.tokenizer.encode(mark, bos=False, special=True)
+        if self.tokenizer.eog.isdisjoint(found):
+            return found
+        return self.tokenizer.encode_plain(mark, start=False)
 
     def bits_of(self, ids: Iterable[int]) -> bytes:
         """A mask that allows some tokens."""
@@ -110,6 +128,25 @@ class Plan:
         return found
 
     @cached_property
+    def opening(self) -> list[str | int]:
+        """The mark that opens reasoning, with its control tokens as ids."""
+        return [] if self.thought is None else self.tokenizer.cut(self.thought.begin)
+
+    def bits_opening(self, part: str | int, *, last: bool) -> bytes:
+        """A mask of the tokens that go on with a part of ``opening``: with its beginning, or, of
+        the ``last`` part, with all of it and line breaks. Made once for a tokenizer.
+        """
+        if isinstance(part, int):
+            return self.bits_of([part])
+        wanted, made = part.encode(), _OPENING.setdefault(self.tokenizer, {})
+        if (wanted, last) not in made:
+            controls = {id for id in range(len(self.pieces)) if self.tokenizer.is_control(id)}
+            pieces = enumerate(self.pieces)
+            own = [id for id, p in pieces if p and _follows(wanted, p, last=last)]
+            made[wanted, last] = self.bits_of(id for id in own if id not in controls)
+        return made[wanted, last]
+
+    @cached_property
     def unended(self) -> bytes:
         """A mask without tokens that end a text: an answer that must be something cannot end
         within reasoning.
@@ -133,13 +170,23 @@ class Guide:
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
         self._n_gap = 0
-        thought = plan.thought
+        self._draft: Matcher | None = None  # of a call within reasoning, perhaps
+        self._drafted = b""  # its text
+        self._within = False  # the call that is written stands within reasoning
+        self._bound: Matcher | None = None  # what holds where reasoning is not opened
+        self._left = list(plan.opening)  # what of the opening mark is still to come
+        self._headed = plan.header is None  # the header was written
         self._state = "start"
-        if thought is not None and plan.opened:
+        if plan.thought is not None and plan.opened:
             self._state = "thinking"
             self._watch()
-        elif thought is None or (plan.bound is not None and self._opening() is None):
+        elif plan.thought is None or plan.budget == 0:
             self._behind()
+        elif plan.bound is not None:
+            if plan.may_open:
+                self._bound = self._first()
+            else:
+                self._behind()
 
     # -- what the sampler asks ------------------------------------------------------------------
 
@@ -184,31 +231,61 @@ class Guide:
 
     # -- reasoning ------------------------------------------------------------------------------
 
-    def _opening(self) -> int | None:
-        """The token that opens reasoning, if it is one token."""
-        thought = self._plan.thought
-        ids = [] if thought is None else self._plan.ids(thought.open)
-        return ids[0] if len(ids) == 1 else None
+    def _first(self) -> Matcher:
+        """A matcher of what comes first of the bound answer."""
+        assert self._plan.bound is not None
+        self._headed = self._plan.header is None
+        return (self._plan.header or self._plan.bound).matcher()
 
     def _bits_start(self) -> bytes | None:
         if self._plan.bound is None:
             return None
-        matcher = self._plan.bound.matcher()
-        opening = [self._opening()] if self._plan.budget != 0 else []
-        return _either(matcher.bits(), self._plan.bits_of(id for id in opening if id is not None))
+        own = None if self._bound is None else self._bound.bits()
+        if not self._left:
+            return own
+        opening = self._plan.bits_opening(self._left[0], last=len(self._left) == 1)
+        return opening if own is None else _either(own, opening)
 
     def _accept_start(self, token: int) -> None:
         thought = self._plan.thought
         assert thought is not None
-        if self._plan.bound is not None and token != self._opening():
-            self._behind()
-            return self.accept(token)
-        self._begins(thought, self._plan.tokenizer.token_bytes(token))
+        if self._plan.bound is None:
+            return self._begins(thought, self._plan.tokenizer.token_bytes(token))
+        begun = bool(self._left) and self._opens(token)
+        if begun and not self._left:
+            self._bound, self._text, self._state = None, b"", "thinking"
+            return self._watch()
+        try:
+            if self._bound is not None:
+                self._bound.accept(token)
+        except GrammarError:
+            if not begun:
+                raise
+            self._bound = None
+        if not begun:
+            if self._bound is None:
+                named = self._plan.tokenizer.piece(token)
+                raise GrammarError(f"the mark of reasoning has no place for {named!r}")
+            self._matcher, self._bound, self._state = self._bound, None, "call"
+            self._go_on()
+
+    def _opens(self, token: int) -> bool:
+        """Whether ``token`` goes on with the mark that opens reasoning; it is taken off that."""
+        part, *rest = self._left
+        if isinstance(part, int):
+            self._left = rest
+            return token == part
+        said, wanted = self._plan.tokenizer.token_bytes(token), part.encode()
+        if self._plan.tokenizer.is_control(token) or not _follows(wanted, said, last=not rest):
+            return False
+        missing = wanted[len(said) :].decode()
+        self._left = [missing, *rest] if missing else rest
+        return True
 
     def _begins(self, thought: Thought, said: bytes) -> None:
         """Text where reasoning may be opened."""
         self._text += said
-        text, mark = self._text.lstrip(), thought.open.encode()
+        text, mark = self._text.lstrip(), thought.begin.encode()
         after = thought.between.encode()
         begun = text.removeprefix(after)
         if begun.startswith(mark):
@@ -231,19 +308,59 @@ class Guide:
     def _accept_thinking(self, token: int) -> None:
         thought = self._plan.thought
         assert thought is not None
-        close = thought.close.encode()
+        close, said = thought.close.encode(), self._plan.tokenizer.token_bytes(token)
         self._n_thought += 1
-        self._text += self._plan.tokenizer.token_bytes(token)
+        self._text += said
         _, found, rest = self._text.partition(close)
         if found:
+            self._draft = None
             self._closed()
             if self._state == "start":
                 self._begins(thought, rest)
             elif rest.strip(b"\n"):
                 self._say(rest)
             return
-        self._text = self._text[-len(close) :]
-        self._watch()
+        triggers = self._plan.triggers if self._plan.drafts else ()
+        if triggers:
+            self._drafts(token, said)
+        if self._state == "thinking":
+            self._text = self._text[-max(map(len, (close, *triggers))) :]
+            self._watch()
+
+    def _drafts(self, token: int, said: bytes) -> None:
+        """Follow what looks like a call; where it is one, the grammar holds from here on."""
+        plan = self._plan
+        if self._draft is not None:
+            try:
+                self._draft.accept(token)
+                self._drafted += said
+            except GrammarError:
+                self._draft = None
+        else:
+            ends = [self._text.rfind(t) + len(t) for t in plan.triggers if t in self._text]
+            new = [end for end in ends if end > len(self._text) - len(said)]
+            rest = self._text[max(new) :] if new else b""
+            self._draft = self._replayed(rest) if new else None
+            self._drafted = rest
+        if self._draft is not None and any(each in self._drafted for each in plan.drafts):
+            self._matcher, self._draft, self._text = self._draft, None, b""
+            self._state, self._within = "call", plan.bound is None
+
+    def _replayed(self, rest: bytes) -> Matcher | None:
+        """The grammar of calls behind ``rest``; None where that begins none."""
+        grammar, ids = self._plan.bound or self._plan.lazy, list[int]()
+        assert grammar is not None
+        matcher = grammar.matcher()
+        try:
+            if self._plan.bound is not None:
+                ids += self._plan.ids(self._plan.trigger)
+            if rest:
+                ids += self._plan.tokenizer.encode_plain(rest.decode(), start=False)
+            for id in ids:
+                matcher.accept(id)
+        except (GrammarError, UnicodeDecodeError):
+            return None
+        return matcher
 
     def _watch(self) -> None:
         """End reasoning that has used up its budget."""
@@ -274,7 +391,7 @@ class Guide:
         plan = self._plan
         self._state = "free" if plan.lazy is not None and plan.bound is None else "plain"
         if plan.bound is not None:
-            self._matcher, self._state = plan.bound.matcher(), "gap" if gap else "call"
+            self._matcher, self._state = self._first(), "gap" if gap else "call"
             self._n_gap = 2
 
     def _bits_gap(self) -> bytes:
@@ -313,7 +430,13 @@ class Guide:
         """Text where a call may begin."""
         plan = self._plan
         if plan.thought is not None:
-            self._said = (self._said + said)[-len(plan.thought.sign.encode()) :]
+            mark = (plan.thought.begin if plan.budget is None else plan.thought.sign).encode()
+            said_before = self._said + said
+            self._said = said_before[-len(mark) :]
+            if plan.budget is None and plan.bound is None and mark in said_before:
+                self._text, self._said = said_before.rpartition(mark)[2], b""
+                self._state = "thinking"
+                return
         if self._state != "free" or plan.lazy is None:
             return
         self._text += said
@@ -332,17 +455,11 @@ class Guide:
 
     def _enter(self, rest: bytes) -> None:
         """A call has begun; ``rest`` of it was written in the same token."""
-        assert self._plan.lazy is not None
-        matcher = self._plan.lazy.matcher()
-        self._text = b""
-        try:
-            for id in self._plan.tokenizer.encode_plain(rest.decode(), start=False) if rest else ():
-                matcher.accept(id)
-        except (GrammarError, UnicodeDecodeError):  # it is no call after all
-            if not self._plan.triggers:
-                self._state = "plain"
-            return
-        self._matcher, self._state = matcher, "call"
+        self._text, matcher = b"", self._replayed(rest)
+        if matcher is not None:
+            self._matcher, self._state = matcher, "call"
+        elif not self._plan.triggers:  # it is no call after all
+            self._state = "plain"
 
     def _bits_call(self) -> bytes:
         assert self._matcher is not None
@@ -351,10 +468,22 @@ class Guide:
     def _accept_call(self, token: int) -> None:
         assert self._matcher is not None
         self._matcher.accept(token)
-        if self._plan.bound is None and self._matcher.done:
-            self._matcher, self._said = None, b""
-            once = self._plan.once or not self._plan.triggers
-            self._state = "over" if once and self._plan.tokenizer.eog else "free"
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Behind a token of a grammar: where that is at its end, go on with what follows it."""
+        if self._matcher is None or not self._matcher.done:
+            return
+        if self._plan.bound is not None:
+            if not self._headed:
+                self._headed, self._matcher = True, self._plan.bound.matcher()
+            return
+        self._matcher, self._said, self._text = None, b"", b""
+        if self._within:
+            self._within, self._state = False, "thinking"
+            return self._watch()
+        once = self._plan.once or not self._plan.triggers
+        self._state = "over" if once and self._plan.tokenizer.eog else "free"
 
     def _bits_over(self) -> bytes:
         return self._plan.bits_of(self._plan.tokenizer.eog)
@@ -369,6 +498,11 @@ def _missing(text: bytes, mark: bytes) -> bytes:
         if mark.startswith(text[-n:]):
             return mark[n:]
     return b""
+
+
+def _follows(mark: bytes, said: bytes, *, last: bool) -> bool:
+    """Whether ``said`` is a beginning of a mark; or, of its ``last`` part, all of it and breaks."""
+    return mark.startswith(said) or (last and said.rstrip(b"\n") == mark)
 
 
 def _both(a: bytes, b: bytes) -> bytes:

@@ -9,7 +9,13 @@ from typing import Any
 from treadle.answer import Answer
 from treadle.errors import GrammarError, of_setting
 from treadle.record import dataclass
-from treadle.speech.constraint import calls_behind, recipients, whole_answer, whole_json
+from treadle.speech.constraint import (
+    calls_behind,
+    final_header,
+    recipients,
+    whole_answer,
+    whole_json,
+)
 from treadle.speech.guide import Guide, Plan
 from treadle.speech.heard import Heard
 from treadle.speech.manner import Manner
@@ -94,11 +100,15 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             grammars.tokenizer,
             manner.thought,
             speech.opened,
+            _may_open(wanted, manner, grammars),
             wanted.budget,
+            _header(wanted, manner, speech, grammars),
             bound,
             lazy,
             triggers=_triggers(row),
             heads=tuple(head.encode() for head in _heads(row, tools)),
+            drafts=() if own else tuple(head.encode() for head in _drafts(row, tools)),
+            trigger=row.trigger,
             once=not wanted.parallel,
         )
     found = bound or lazy
@@ -157,6 +167,40 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
             made[name] = {}
             warnings.append(f"tool {name!r:.80}: {error}")
     return made, warnings
+
+
+def _header(wanted: Wanted, manner: Manner, speech: Speech, grammars: Grammars) -> Grammar | None:
+    """What stands before an answer of the caller's own grammar that does not write it itself."""
+    own, row, channels = wanted.grammar or wanted.regex, manner.row, manner.channels
+    if own is None:
+        return None
+    written = own.replace("\\", "")
+    if channels is not None and not any(mark in written for mark in channels.known_by):
+        return grammars.lark(final_header(row, grammars.tokenizer))
+    if speech.begun and row.content and channels is None:
+        return grammars.lark(final_header(row, grammars.tokenizer))
+    return None
+
+
+def _may_open(wanted: Wanted, manner: Manner, grammars: Grammars) -> bool:
+    """Whether reasoning may come before what must hold: its mark is one token, or begins with one
+    of its own, or an answer has messages anyway. Before a grammar of the caller's it must be one.
+    """
+    if manner.thought is None:
+        return False
+    ids = grammars.tokenizer.encode(manner.thought.open, bos=False, special=True)
+    if len(ids) == 1 or wanted.grammar is not None or wanted.regex is not None:
+        return len(ids) == 1
+    return manner.channels is not None or grammars.tokenizer.is_special(ids[0])
+
+
+def _drafts(row: Row, tools: Schemas) -> list[str]:
+    """What tells, behind a trigger, that a call is written."""
+    if not tools:
+        return []
+    if row.by_header and row.channels:
+        return [row.channels.message]
+    return _heads(row, tools)
 
 
 def _triggers(row: Row) -> tuple[bytes, ...]:

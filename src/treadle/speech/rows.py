@@ -14,11 +14,20 @@ from treadle.record import dataclass
 
 @dataclass(frozen=True)
 class Thought:
-    """The marks around reasoning."""
+    """The marks around reasoning. ``reserved``: they are control tokens, which no prose names;
+    ``stray``: marks that mean nothing where they stand alone.
+    """
 
     open: str
     close: str
     between: str = ""  # what begins another message, which may be reasoning too
+    reserved: bool = False
+    stray: tuple[str, ...] = ()
+
+    @property
+    def begin(self) -> str:
+        """``open`` without its line break, which models leave out."""
+        return self.open.rstrip()
 
     @property
     def sign(self) -> str:
@@ -30,16 +39,23 @@ class Thought:
 
 THOUGHTS = (
     Thought("<think>", "</think>"),
-    Thought("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
-    Thought("<|channel>thought\n", "<channel|>"),  # Gemma 4
-    Thought("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R
+    Thought("[THINK]", "[/THINK]", reserved=True, stray=("[/THINK]",)),  # Magistral, Ministral 3
+    Thought(  # Gemma 4
+        "<|channel>thought\n", "<channel|>", reserved=True, stray=("<channel|>", "<|channel>")
+    ),
+    Thought(  # Command R
+        "<|START_THINKING|>", "<|END_THINKING|>", reserved=True, stray=("<|END_THINKING|>",)
+    ),
     Thought("<seed:think>", "</seed:think>"),  # Seed-OSS
     Thought("<think:opensource>", "</think:opensource>"),  # Hy3
-    Thought("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    Thought(  # Apertus
+        "<|inner_prefix|>", "<|inner_suffix|>", reserved=True, stray=("<|inner_suffix|>",)
+    ),
     Thought("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
 
 
+_RECIPIENT = re.compile(r"to=([^\s<]+)")  # in a header
 QUOTE = '<|"|>'  # around texts, in the style "own"
 
 
@@ -58,6 +74,17 @@ class Channels:
     known_by: tuple[str, ...]  # what a template has that writes them
     message: str = ""
     call: re.Pattern[str] | None = None
+    preamble: str = ""  # the header of words for the user that stand before a call
+    heads: tuple[str, ...] = ()  # how a header may begin
+
+    def is_for_user(self, header: str) -> bool:
+        """Whether a message is an answer: not reasoning, and not to or from a tool."""
+        role = header.lstrip()
+        own = not role.startswith("<|start|>") or role.startswith(self.start)
+        recipients = _RECIPIENT.findall(header)
+        channel = header.rpartition("<|channel|>")[2]
+        tools = [to for to in recipients if to not in ("user", "assistant")]
+        return own and not tools and "analysis" not in channel
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -212,7 +239,8 @@ HARMONY = Row(  # gpt-oss
             "<|channel|>analysis<|message|>", "<|end|>", between="<|start|>assistant"
         ),
         known_by=("<|channel|>", "<|message|>"), message="<|message|>",
-        call=re.compile(r"to=functions\.([^\s<]+)"),
+        call=re.compile(r"to=functions\.([^\s<]+)"), preamble="<|channel|>commentary<|message|>",
+        heads=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to="),
     ),
 )  # fmt: skip
 SOLAR = Row(  # Solar Open

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from treadle.answer import overlap
@@ -11,9 +11,10 @@ from treadle.record import dataclass
 from treadle.speech.arguments import CallObject, is_object, read_call
 from treadle.speech.readers import JsonReader, Reader, reader_of
 from treadle.speech.rows import Channels, Row, Thought
-from treadle.speech.said import Said, ToolCall, merged
+from treadle.speech.said import KINDS, Said, ToolCall, merged
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
+MAX_DRAFTS = 64  # texts in reasoning that are tried as calls: one that is none is read again
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Scanner:
         elif speech.row is not None:
             self._state = "start"
         self._held = ""
+        self._breaks = ""  # line breaks that stood before the last mark
+        self._spoke = False  # content was told
+        self._draft: Scanner | None = None  # reads what looks like a call within reasoning
+        self._drafted: list[Said] = []  # its parts
+        self._n_fed, self._n_drafts = 0, 0  # characters of it that were read; drafts
         self._raw = ""  # what was read of a call, in case that it is none
         self._object, self._reader = CallObject(), Reader()
         self._call: ToolCall | None = None  # that is being read
@@ -77,6 +83,7 @@ class Scanner:
             out += getattr(self, f"_in_{self._state}")(last)
             if (self._state, len(self._held)) == before:
                 break
+        self._spoke |= any(part.kind == "content" for part in out)
         if self._speech.forced:  # what is left is the beginning of a mark that was cut
             out = [part for part in out if part.kind != "content"]
         return merged(out)
@@ -87,13 +94,19 @@ class Scanner:
         return "reasoning" in (self._state, self._next if self._state == "gap" else "")
 
     @property
+    def undecided(self) -> bool:
+        """Whether what was fed ends with text that may be reasoning: what follows decides."""
+        return self._state in ("draft", "aside")
+
+    @property
     def says(self) -> tuple[bool, int | None]:
         """Whether what was fed, up to its last so many characters, is content; of those it is not
         known yet. None: of nothing since the mark of a call.
         """
         if self._state in ("content", "rest", "start"):
             return True, len(self._held)
-        call = ("head", "between", *(() if self._speech.sure else ("arguments", "tail", "close")))
+        sure = self._speech.sure
+        call = ("aside", "head", "between", *(() if sure else ("arguments", "tail", "close")))
         return False, None if self._state in call else 0
 
     # -- beside calls ---------------------------------------------------------------------------
@@ -112,12 +125,12 @@ class Scanner:
     def _in_start(self, last: bool) -> list[Said]:
         """Before anything was said: white space is left out where a mark follows."""
         text, row, thought = self._held.lstrip(), self._row, self._speech.thought
-        marks = [] if thought is None else [thought.open]
+        marks = [] if thought is None else [thought.begin]
         bare = row is not None and not row.trigger
         if row is not None and bare and row.lead:
             marks.append(row.lead)
-        if thought is not None and text.startswith(thought.open):
-            self._behind(text[len(thought.open) :], "reasoning")
+        if thought is not None and text.startswith(thought.begin):
+            self._behind(text[len(thought.begin) :], "reasoning")
         elif row is not None and bare and (text.startswith("{") or _begins(text, row.lead)):
             self._raw = row.lead if _begins(text, row.lead) else ""
             self._held, self._state = text.removeprefix(row.lead), "head"
@@ -129,19 +142,87 @@ class Scanner:
         speech = self._speech
         thought = speech.thought or (speech.channels and speech.channels.thought)
         assert thought
-        text, found = self._until((thought.close,), last)
-        if found:
-            self._behind(self._held, "header" if speech.channels else "start")
+        calls = self._call_marks() if self._n_drafts < MAX_DRAFTS else ()
+        text, found = self._until((thought.close, *calls), last)
+        if found == thought.close:
+            after = "content" if self._spoke else "start"
+            self._behind(self._held, "header" if speech.channels else after)
+        elif found:
+            own = replace(speech, thought=None, opened=False, begun=False, parallel=True)
+            own = replace(own, streams=False, sure=False, forced=False)
+            self._draft, self._drafted, self._raw = own.scanner(), [], found
+            self._held, self._n_fed, self._state = found + self._held, 0, "draft"
+            self._draft._ids = self._ids
         return [Said("reasoning", text)]
 
-    def _in_content(self, last: bool) -> list[Said]:
+    def _call_marks(self) -> tuple[str, ...]:
+        """Marks that begin a call within reasoning."""
         row, channels = self._row, self._speech.channels
+        if row is None or not row.trigger:
+            return ()
+        marks = (row.trigger,) if row.by_header else row.starts
+        return (channels.start, *marks) if channels else marks
+
+    def _in_draft(self, last: bool) -> list[Said]:
+        """Behind the mark of a call within reasoning: calls, and the end of the answer, end the
+        reasoning. Where anything else stands there, or other text or the closing mark follows the
+        calls, all of it is reasoning.
+        """
+        draft, mark = self._draft, self._raw
+        assert draft is not None
+        self._drafted += draft.feed(self._held[self._n_fed :])
+        whole = draft._state != "arguments"  # readers may take what is cut for whole
+        self._drafted += draft.feed("", last=True) if last and whole else []
+        self._n_fed = len(self._held)
+        other = any(part.text.strip() for part in self._drafted if part.kind in KINDS)
+        if other or (last and not draft.n_calls):
+            self._n_drafts, self._raw = self._n_drafts + 1, ""
+            self._held, self._state = self._held[len(mark) :], "reasoning"
+            return [Said("reasoning", self._breaks + mark)]
+        if not last:
+            return []
+        self._held, self._state = "", "end"
+        first = self.n_calls
+        calls = [p._replace(number=first + p.number) for p in self._drafted if p.kind not in KINDS]
+        if not self._speech.parallel:
+            calls = [part for part in calls if part.number == first]
+        self.n_calls += sum(part.call is not None for part in calls)
+        return calls
+
+    def _in_aside(self, last: bool) -> list[Said]:
+        """Behind an opening mark of reasoning within content: text, where no closing mark comes."""
+        thought = self._speech.thought
+        assert thought is not None
+        text, found, rest = self._held.partition(thought.close)
+        if found:
+            self._behind(rest, "content")
+            return [Said("reasoning", text.strip("\n"))]
+        if last:
+            self._state = "content"
+            return [Said("content", self._raw)]
+        return []
+
+    def _in_content(self, last: bool) -> list[Said]:
+        row, channels, thought = self._row, self._speech.channels, self._speech.thought
         marks = [] if channels is None else [channels.end]
+        stray: tuple[str, ...] = ()
+        if channels is None and thought is not None:
+            marks, stray = [thought.begin, *thought.stray], thought.stray
         if row is not None and row.trigger and not row.by_header:
             marks += row.starts
         if not marks:
             return self._in_rest(last)
         text, found = self._until(marks, last)
+        if found and channels is None and thought is not None:
+            if found in stray:
+                return [Said("content", text + self._breaks)]
+            if found == thought.begin:
+                self._raw = found
+                if thought.reserved:
+                    self._behind(self._held, "reasoning")
+                else:
+                    self._state = "aside"
+                return [Said("content", text + self._breaks)]
         if last and self._speech.sure and row is not None and text.endswith(row.sign):
             text = text.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
         if found:
@@ -157,6 +238,9 @@ class Scanner:
         if not channels.message:
             return self._in_mark(channels, last)
         header, found, body = self._held.partition(channels.message)
+        if not found and not self._may_be_header(channels, last):
+            self._state = "content"
+            return []
         if not (found or last):
             return []
         self._held, to = body, channels.call.search(header) if channels.call else None
@@ -168,8 +252,16 @@ class Scanner:
         elif not found:
             self._state = "end"
         else:
-            self._state = "reasoning" if "analysis" in header else "content"
+            self._state = "content" if channels.is_for_user(header) else "reasoning"
         return []
+
+    def _may_be_header(self, channels: Channels, last: bool) -> bool:
+        """Whether the held text is the beginning of a header; else it is for the user."""
+        text = self._held.lstrip()
+        if any(text.startswith(head) for head in channels.heads):
+            return len(text) < MAX_HEAD
+        begun = any(head.startswith(text) for head in channels.heads)
+        return not text or (begun and (not last or text.startswith("<|")))  # a mark that was cut
 
     def _in_mark(self, channels: Channels, last: bool) -> list[Said]:
         """Before a message whose header is one mark. What has none is for the user."""
@@ -383,10 +475,13 @@ class Scanner:
         away, and line breaks before it.
         """
         found = [(at, -len(mark), mark) for mark in marks if (at := self._held.find(mark)) >= 0]
-        if found:
-            at, _, mark = min(found)
-            text, self._held = self._held[:at], self._held[at + len(mark) :]
-            return text.rstrip("\n"), mark
+        at, _, mark = min(found, default=(0, 0, ""))
+        if not last and any(m != mark and m.startswith(self._held[at:]) for m in marks):
+            mark = ""  # it may be the beginning of a longer one
+        if mark:
+            text, self._held = self._held[:at].rstrip("\n"), self._held[at + len(mark) :]
+            self._breaks = "\n" * (at - len(text))
+            return text, mark
         text = self._held
         if not last:
             text = text[: len(text) - max(overlap(text, mark) for mark in marks)].rstrip("\n")

@@ -26,6 +26,7 @@ def _byte_letters() -> dict[str, int]:
     return {chr(b): b for b in printing} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
+UNKNOWN = " "  # the unknown token's name inside: spaces have another letter there
 BYTE_OF_LETTER = _byte_letters()
 
 
@@ -37,23 +38,28 @@ class BpeTokenizer(Tokenizer):
         super().__init__(vocab, add_bos=family.add_bos, add_sep=family.add_sep)
         self._tokenizer = _build(vocab, family)
         self.adds_space = vocab.text(SPACES, "never") == "always"
-        # tokenizers would drop bytes that have no piece, silently. UTF-8 itself never has some.
+        # tokenizers drops bytes that have no piece, silently. UTF-8 itself never has some.
         never = {0xC0, 0xC1, *range(0xF5, 0x100)}
         find = self._tokenizer.token_to_id
         lost = [b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None]
-        self._lost = set(lost)
+        self._lost = frozenset(lost)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
         """Ids through tokenizers. Few vocabularies put a space before a text, if it has none."""
         if start and self.adds_space and text and not text.startswith(" "):
             text = f" {text}"
         if self._lost and not self._lost.isdisjoint(text.encode()):
-            raise UnsupportedError(
-                f"{self.vocab.path}: the vocabulary cannot spell {text[:40]!r}: "
-                f"it has no piece for bytes {sorted(self._lost)}"
-            )
+            text = self._without_lost(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def _without_lost(self, text: str) -> str:
+        """``text`` without the characters that the vocabulary cannot spell whole. Those of one byte
+        stay: tokenizers drops them once it has cut the text into words.
+        """
+        lost = {each for each in set(text) if not self._lost.isdisjoint(each.encode())}
+        self.warn_dropped(each for each in text if each in lost)
+        return text.translate({ord(each): None for each in lost if not each.isascii()})
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
         """The bytes whose letters the piece has; its own UTF-8 if it was added as text."""
@@ -92,20 +98,14 @@ def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
 
 def _build(vocab: Vocab, family: PreTokenizer) -> Any:
     from tokenizers import Regex, Tokenizer
-    from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-    pieces = texts(vocab.tokens)
-    ids = dict(zip(pieces, range(len(pieces)), strict=True))
-    if len(ids) != len(pieces):
-        vocab.warnings.append(f"{len(pieces) - len(ids)} pieces are duplicates: the first ones win")
-        ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
     merges, key = vocab.merges(), "tokenizer.ggml.merges"
     longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics where none is so long
     if longest > int(vocab.sizes.max()):
         vocab.fail(key, f"makes {longest} bytes", "merges into pieces")
     try:
-        model = BPE(ids, merge_pairs(merges), ignore_merges=family.ignore_merges)
+        model = merge_model(vocab, merge_pairs(merges), ignore_merges=family.ignore_merges)
     except Exception as e:  # tokenizers raises Exception itself
         raise vocab.error(key, str(e), "merges of and into pieces") from None
     tokenizer = Tokenizer(model)
@@ -113,6 +113,41 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
     letters = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = Sequence([*splits, letters])
     return tokenizer
+
+
+def merge_model(
+    vocab: Vocab, pairs: list[tuple[str, str]], mark: str = "\n", unk: int | None = None,
+    **settings: Any,
+) -> Any:  # fmt: skip
+    """A model for ``tokenizers`` of the pieces that plain text may become; ``mark`` as in
+    ``texts``, ``unk`` the id of what has no piece. Of pieces that are spelt alike the first wins.
+
+    Raises Exception, as tokenizers does, for merges of, or into, what is no piece.
+    """
+    from tokenizers.models import BPE
+
+    pieces, never = texts(vocab.tokens, mark), vocab.unspellable()
+    ids = dict(zip(pieces, range(len(pieces)), strict=True))
+    if len(ids) != len(pieces):
+        vocab.warnings.append(f"{len(pieces) - len(ids)} pieces are duplicates: the first ones win")
+        hidden = frozenset(never)
+        several = reversed(list(enumerate(pieces)))
+        ids = {piece: i for i, piece in several if i not in hidden}
+    else:
+        for i in never:
+            del ids[pieces[i]]
+    lost = {pieces[i] for i in never}.difference(ids)
+    if unk is not None:
+        ids[UNKNOWN] = unk
+        settings["unk_token"] = UNKNOWN
+    try:
+        return BPE(ids, pairs, **settings)
+    except Exception:  # tokenizers raises Exception itself
+        if not lost:
+            raise
+    # A merge into a control token, say: without it no text becomes that.
+    kept = [(a, b) for a, b in pairs if lost.isdisjoint((a, b, a + b))]
+    return BPE(ids, kept, **settings)
 
 
 def merge_pairs(merges: GGUFArray) -> list[tuple[str, str]]:

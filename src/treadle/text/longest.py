@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 
 from treadle.cached import cached_property
-from treadle.errors import UnsupportedError
 from treadle.text.tokenizer import Tokenizer
 from treadle.text.vocab import TokenType, Vocab
 
@@ -17,9 +16,7 @@ _HEAD = 2  # bytes by which pieces are found
 
 
 class LongestTokenizer(Tokenizer):
-    """From the left of a text on, the longest piece that stands there. Text never becomes control
-    tokens, the unknown one by its name, or unused ones.
-    """
+    """From the left of a text on, the longest piece that stands there."""
 
     pre = "default"
 
@@ -31,11 +28,11 @@ class LongestTokenizer(Tokenizer):
         """The ids of pieces; and by the bytes that these begin with how long they are, the longest
         first.
         """
-        never = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+        never = frozenset(self.vocab.unspellable())
         pieces = {
             self._bytes_of(token, raw): token
             for token, raw in enumerate(self.vocab.raws())
-            if raw and self._kinds[token] not in never
+            if raw and token not in never
         }
         sizes: dict[bytes, set[int]] = {}
         for piece in pieces:
@@ -43,9 +40,15 @@ class LongestTokenizer(Tokenizer):
         return pieces, {head: sorted(each, reverse=True) for head, each in sizes.items()}
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids of the pieces; the unknown token, if there is one, for a byte that begins none."""
+        """Ids of the pieces; the unknown token, if there is one, for a byte that begins none, else
+        the byte's character is left out.
+        """
         (pieces, sizes), data, ids, at = self._pieces, text.encode(), list[int](), 0
+        begun, n_before = 0, 0  # the last character that a piece began at, and the ids before it
+        lost: list[str] = []
         while at < len(data):
+            if not _goes_on(data[at]):
+                begun, n_before = at, len(ids)
             head = data[at : at + _HEAD]
             for size in (*sizes.get(head, ()), 1):
                 token = pieces.get(data[at : at + size])
@@ -54,18 +57,29 @@ class LongestTokenizer(Tokenizer):
             else:
                 size, token = 1, self.unk
             if token is None:
-                raise UnsupportedError(
-                    f"{self.vocab.path}: the vocabulary cannot spell {text[:40]!r}: it has neither "
-                    f"a piece for the byte {data[at]:#04x} nor an unknown token"
-                )
+                start, end = at, at + 1
+                while _goes_on(data[start]):
+                    start -= 1
+                while end < len(data) and _goes_on(data[end]):
+                    end += 1
+                lost.append(data[start:end].decode())
+                del ids[n_before if begun == start else len(ids) :]
+                at = end
+                continue
             ids.append(token)
             at += size
+        self.warn_dropped(lost)
         return ids
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
         if self._kinds[token] == TokenType.CONTROL or b"\\" not in raw:
             return raw
         return _ESCAPE.sub(_unescaped, raw)
+
+
+def _goes_on(byte: int) -> bool:
+    """Whether a byte of UTF-8 is one that goes on with a character."""
+    return byte & 0xC0 == 0x80
 
 
 def _unescaped(found: re.Match[bytes]) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.text.bpe import merge_model
 from treadle.text.spm import SpmTokenizer
 from treadle.text.tokenizer import PRE, Tokenizer
 from treadle.text.vocab import TokenType, Vocab, texts
@@ -68,14 +69,9 @@ class PlainMergedTokenizer(MergedTokenizer):
 
 def _build(vocab: Vocab) -> Any:
     from tokenizers import Tokenizer as Merger
-    from tokenizers.models import BPE
 
-    pieces = texts(vocab.tokens, NUL)
-    ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
-    if len(ids) != len(pieces):
-        vocab.warnings.append(f"{len(pieces) - len(ids)} pieces are duplicates: the first ones win")
     try:
-        return Merger(BPE(ids, _pairs(vocab), byte_fallback=True))
+        return Merger(merge_model(vocab, _pairs(vocab), NUL, byte_fallback=True))
     except Exception as e:  # tokenizers raises Exception itself
         what = "merges of and into pieces"
         raise vocab.error("tokenizer.ggml.merges", str(e), what) from None

@@ -1,9 +1,10 @@
 """The process that renders chat templates: requests on standard input, replies on standard output.
 
 ``renderer`` starts it, and has the reasons. A request is its length, eight bytes, and a JSON list:
-``["render", source, variables, now]``, ``["names", source]``, or ``["compile", source]``, to which
-there is no reply. A reply is a byte, 1 for a result and 0 for an error's message, the length, and
-UTF-8. The first byte that the process writes says that it has started.
+``["render", source, variables, now]``, ``["names", source]``, ``["check", source]``, whose reply is
+empty, or ``["compile", source]``, to which there is no reply. A reply is a byte, 1 for a result and
+0 for an error's message, the length, and UTF-8. The first byte that the process writes says that it
+has started.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ def _answer(request: bytes) -> bytes:
     try:
         if task == "names":
             text = "\n".join(sandbox.names(source))
+        elif task == "check":
+            sandbox.check(source)
+            text = ""
         else:
             variables, now = rest
             text = sandbox.render(source, variables, datetime.fromisoformat(now))

@@ -72,6 +72,10 @@ class Renderer:
         """The names that a template reads and does not set. Raises as ``render`` does."""
         return self._ask(_request("names", source)).split()
 
+    def check(self, source: str) -> None:
+        """Raise TemplateError for a template that does not compile. Raises as ``render`` does."""
+        self._ask(_request("check", source))
+
     def _ask(self, request: bytes) -> str:
         with self._slots:
             try:

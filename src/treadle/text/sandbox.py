@@ -44,6 +44,12 @@ def names(source: str) -> list[str]:
         return sorted(found - {"strftime_now"})
 
 
+def check(source: str) -> None:
+    """Raise TemplateError, with the line, for a template that does not compile."""
+    with _telling(source):
+        compiled(source)
+
+
 @lru_cache(maxsize=8)
 def compiled(source: str) -> Template:
     """A template as jinja2 compiles it. Raises what jinja2 and Python's own compiler raise."""
@@ -109,13 +115,16 @@ def _template_line(source: str, line: int | None) -> int | None:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it is only its body."""
+    """``{% generation %}`` marks the assistant's words for training; here it is only its body, with
+    a scope of its own, as in transformers: what is set inside is not known behind it.
+    """
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
 
 
 def _raise_exception(message: object) -> None:

@@ -22,10 +22,20 @@ REPLACES = {  # the first by the second
     "white": (r"\s+", " "),
     "white_marked": (r"\s+", MARK),
 }
+# Unicode's forms, and others that are the same for all texts: the names of their classes.
+FORMS = {
+    "nfc": "NFC",
+    "nfd": "NFD",
+    "nfkc": "NFKC",
+    "nfkd": "NFKD",
+    "nmt": "Nmt",
+    "lowercase": "Lowercase",
+    "strip_accents": "StripAccents",
+}
 WORDS = "words"  # white space goes, and what lies between is cut by itself
 WHOLE = "whole"  # a piece may reach over a mark
 PREPENDS = ("always", "first", "never")
-NORMALIZERS = (CHARSMAP, *STRIPS, *REPLACES)
+NORMALIZERS = (CHARSMAP, *STRIPS, *REPLACES, *FORMS)
 BETWEEN: tuple[list[str], ...] = ([], [WORDS], [WHOLE], [WORDS, WHOLE])  # these and the last word
 
 
@@ -43,7 +53,7 @@ def is_sound(steps: Sequence[str]) -> bool:
 
 def normalizer(steps: Iterable[str], charsmap: bytes) -> Any:
     """The steps before the cutting, for ``tokenizers``; it raises Exception for a bad table."""
-    from tokenizers import Regex
+    from tokenizers import Regex, normalizers
     from tokenizers.normalizers import Precompiled, Replace, Sequence, Strip
 
     made: list[Any] = []
@@ -52,6 +62,8 @@ def normalizer(steps: Iterable[str], charsmap: bytes) -> Any:
             made.append(Precompiled(charsmap))
         elif step in STRIPS:
             made.append(Strip(*STRIPS[step]))
+        elif step in FORMS:
+            made.append(getattr(normalizers, FORMS[step])())
         elif step in REPLACES:
             pattern, by = REPLACES[step]
             made.append(Replace(Regex(pattern), by))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray, string_array
 from treadle.forked import uncut
 from treadle.text.spaces import MARK, SPACES
@@ -88,10 +87,10 @@ class SpmTokenizer(Tokenizer):
         spaced = start and self.adds_space and not text.startswith(self._kept)
         ids: list[int] = self._processor.encode(" " + text if spaced else text)
         if self._unk is None and self.n_vocab in ids:
-            raise UnsupportedError(
-                f"{self.vocab.path}: the vocabulary cannot spell {text[:40]!r}: "
-                "it has neither byte pieces nor an unknown token"
-            )
+            encode, unknown = self._processor.encode, self.n_vocab
+            lost = {each for each in set(text) if unknown in encode(each)}
+            self.warn_dropped(each for each in text if each in lost)
+            ids = [each for each in ids if each != unknown]
         return ids
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.cached import cached_property
 from treadle.errors import TemplateError
+from treadle.record import dataclass
 from treadle.text.builtin_templates import BUILT_INS, BuiltIn
 from treadle.text.messages import Form, Message, form_of, plain, read_messages
+from treadle.text.variables import AUTO, is_off, reasoning_default, with_reasoning
 from treadle.text.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 _FUNCTIONS, _XML_TOOLS = ("functions", "datetime"), ("xml_tools",)
 _OTHER_NAMES: tuple[tuple[str, ...], ...] = (_FUNCTIONS, _XML_TOOLS)
 MAX_SOURCE = 1 << 20  # characters of a template; the longest known ones have 30,000
+OWN = "the model's file"  # where a template came from
+# Variables that are a token's text, as transformers gives them, beside bos_token and eos_token.
+_SPECIALS = ("unk", "sep", "pad", "cls", "mask")
+# English, whatever the locale: models were trained on these.
+_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
 
 class ChatTemplate:
@@ -30,7 +37,11 @@ class ChatTemplate:
     ``tool_source`` is the template to use when tools are given, if that is another one.
     ``builtin`` names the built-in template that this is, or is None for a file's own; ``stop``
     are texts that end an answer where no token of the template does.
-    A file's own is rendered in a process of its own (``renderer``), started when it is first used.
+    ``origin`` says where it came from. ``specials`` are further variables that are tokens' texts;
+    ``defaults`` are variables where a rendering says nothing, and ``reasoning`` is whether a model
+    is to reason there: "on", "off", or "auto" for what the template does by itself.
+    A template that is not built in is rendered in a process of its own (``renderer``), started when
+    it is first used.
     """
 
     def __init__(
@@ -42,16 +53,23 @@ class ChatTemplate:
         tool_source: str | None = None,
         builtin: str | None = None,
         stop: Sequence[str] = (),
+        origin: str = OWN,
+        specials: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        reasoning: str = AUTO,
     ) -> None:
         self.source = source
         self.bos, self.eos = bos, eos
         self.tool_source = tool_source
         self.builtin = builtin
         self.stop = tuple(stop)
+        self.origin = origin
+        self.specials = dict(specials or {})
+        self.defaults, self.reasoning = dict(defaults or {}), reasoning
         self._forms: dict[str, Form] = {}
 
     def __repr__(self) -> str:
-        kind = f"built-in {self.builtin}" if self.builtin else "from the file"
+        kind = f"built-in {self.builtin}" if self.builtin else f"from {self.origin}"
         return f"ChatTemplate({kind}, {len(self.source)} characters)"
 
     def prepare(self) -> None:
@@ -62,8 +80,17 @@ class ChatTemplate:
             with suppress(TemplateError):  # the rendering will say it
                 RENDERER.prepare(self.source)
 
+    def check(self) -> None:
+        """Raise TemplateError, with the line, for a template that does not compile."""
+        for source in filter(None, (self.source, self.tool_source)):
+            self._renderer(source).check(source)
+
     def variables(self) -> frozenset[str]:
         """The names that the template reads from whoever renders it. Raises TemplateError."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
         sources = filter(None, (self.source, self.tool_source))
         return frozenset(n for source in sources for n in self._renderer(source).names(source))
 
@@ -85,10 +112,12 @@ class ChatTemplate:
         """
         source = self.tool_source if tools and self.tool_source is not None else self.source
         variables = {
+            **self._dates(),
+            **self.specials,
             "bos_token": self.bos,
             "eos_token": self.eos,
             "documents": None,
-            **plain(vars),
+            **plain(with_reasoning(self, vars)),
             "tools": plain(tools),
             "add_generation_prompt": add_generation_prompt,
         }
@@ -96,6 +125,30 @@ class ChatTemplate:
         said = read_messages(messages)
         form = self._form(source, variables)
         return self._render(source, variables, [form.shape(message) for message in said])
+
+    @property
+    def default_reasoning(self) -> str:
+        """Whether the model is to reason where a rendering says nothing: "auto", "on", "off"."""
+        return reasoning_default(self)
+
+    def is_off(self, variables: Mapping[str, Any]) -> bool:
+        """Whether the model is not to reason behind a rendering with these variables."""
+        return is_off(self, variables)
+
+    def _dates(self) -> dict[str, str]:
+        """Today, under each name of it that the template reads: without it Llama 3.1's tells the
+        model the day that it was written. (A time would be another at each call, and no prompt
+        would be found in the cache.)
+        """
+        now = datetime.now()
+        iso = f"{now:%Y-%m-%d}"
+        dates = {
+            "date_string": f"{now:%d} {_MONTHS[now.month - 1]} {now:%Y}",
+            "datetime": iso,
+            "current_date": iso,
+        }
+        source = f"{self.source}{self.tool_source or ''}"
+        return {name: date for name, date in dates.items() if name in source}
 
     def _own_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """Tools under the names that Firefunction's and SmolLM3's have for them."""
@@ -168,37 +221,60 @@ def _inner(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
-    """The variables of Firefunction's template, which raises without them: its tools as text, and
-    the day. (The time would be another at each call, and no prompt would be found in the cache.)
+    """The variable of Firefunction's template, which raises without it: its tools as text."""
+    return {"functions": json.dumps(_inner(tools), indent=4, ensure_ascii=False)}
+
+
+@dataclass(frozen=True)
+class ChosenTemplate:
+    """A template that somebody chose in place of a file's own; ``chosen.py`` reads one.
+
+    ``builtin``: the built-in template's name, or None. ``origin``: where it came from, in words,
+    without a folder's name. ``stop``: texts that end an answer.
     """
-    today = f"{datetime.now():%Y-%m-%d}"
-    shown = json.dumps(_inner(tools), indent=4, ensure_ascii=False)
-    return dict(zip(_FUNCTIONS, (shown, today), strict=True))
+
+    source: str
+    origin: str
+    builtin: str | None = None
+    stop: tuple[str, ...] = ()
 
 
-def load_template(gguf: GGUF, arch: str = "") -> ChatTemplate:
+def load_template(
+    gguf: GGUF, arch: str = "", chosen: ChosenTemplate | None = None, **settings: Any
+) -> ChatTemplate:
     """The chat template of a model file, or the built-in one that the file names in its place, or
     that fits its tokens and ``arch``.
 
     ``.builtin`` of the result says which. Files may carry further templates by name; the one
-    named ``tool_use`` is taken when tools are given. Raises FileError and UnsupportedError as
+    named ``tool_use`` is taken when tools are given. ``chosen`` takes the place of all of these;
+    ``settings`` are those of ``ChatTemplate``. Raises FileError and UnsupportedError as
     ``load_tokenizer`` does.
     """
     vocab = Vocab(gguf)
-    bos, eos = (
-        vocab.raw(vocab.specials[name]).decode("utf-8", "replace") if name in vocab.specials else ""
-        for name in ("bos", "eos")
-    )
+    spelt = {
+        name: vocab.raw(vocab.specials[name]).decode("utf-8", "replace")
+        for name in ("bos", "eos", *_SPECIALS)
+        if name in vocab.specials
+    }
+    bos, eos = (spelt.pop(name, "") for name in ("bos", "eos"))
+    settings["specials"] = {f"{name}_token": text for name, text in spelt.items()}
+    if chosen is not None:
+        return ChatTemplate(
+            chosen.source, bos=bos, eos=eos, builtin=chosen.builtin, stop=chosen.stop,
+            origin=f"{chosen.origin}, by option", **settings,
+        )  # fmt: skip
     own = gguf.metadata.get("tokenizer.chat_template")
     tool_use = gguf.metadata.get("tokenizer.chat_template.tool_use")
     named = next((each for each in BUILT_INS if each.name == own), None)
     if isinstance(own, str) and own.strip() and named is None:
         tools = tool_use if isinstance(tool_use, str) else None
-        return ChatTemplate(own, bos=bos, eos=eos, tool_source=tools)
+        return ChatTemplate(own, bos=bos, eos=eos, tool_source=tools, **settings)
     built_in = named or find_builtin(vocab, arch or vocab.arch, vocab.text("general.name", ""))
+    why = "named by the file" if named else "the file has none"
     return ChatTemplate(
-        built_in.source, bos=bos, eos=eos, builtin=built_in.name, stop=built_in.stop
-    )
+        built_in.source, bos=bos, eos=eos, builtin=built_in.name, stop=built_in.stop,
+        origin=f"built-in {built_in.name}, {why}", **settings,
+    )  # fmt: skip
 
 
 def find_builtin(vocab: Vocab, arch: str, name: str) -> BuiltIn:

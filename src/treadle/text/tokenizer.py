@@ -6,16 +6,19 @@ import abc
 import codecs
 from collections.abc import Callable, Container, Iterable
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from treadle.cached import cached_property
 from treadle.errors import UnsupportedError
 from treadle.text.specials import Specials
 from treadle.text.vocab import BEFORE, TokenType, Vocab
+from treadle.warn import warn
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
+MAX_SHOWN = 8  # characters that a warning names
 # White space as Rust has it: Python's without four control characters.
 WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 WHITE += "".join(map(chr, range(0x2000, 0x200B)))
@@ -104,6 +107,26 @@ class Tokenizer(abc.ABC):
         """What the token, spelt ``raw``, adds to a text; for control tokens, their names."""
 
     # -- text to ids ----------------------------------------------------------------------
+
+    def warn_beyond(self, n_rows: int) -> None:
+        """Tell the caller of tokens that the model, with ``n_rows``, neither reads nor writes."""
+        if self.n_vocab <= n_rows:
+            return
+        ends = [self.piece(token) for token in sorted(self.eog) if token >= n_rows][:4]
+        lost = "it cannot write the last of them"
+        if ends:
+            shown = ", ".join(map(repr, ends))
+            lost = f"it cannot write {shown}, and texts that should end there do not"
+        name, n = self.vocab.path.name, self.n_vocab
+        warn(f"{name}: the vocabulary has {n} tokens and the model {n_rows}: {lost}")
+
+    def warn_dropped(self, characters: Iterable[str]) -> None:
+        """Tell the caller which characters of a text the vocabulary has no token for."""
+        different = dict.fromkeys(characters)
+        shown = ", ".join(ascii(each) for each in islice(different, MAX_SHOWN))
+        more = ", ..." if len(different) > MAX_SHOWN else ""
+        if different:
+            warn(f"the vocabulary has no token for {shown}{more}: left out of the text")
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
         """The ids of ``text``.

@@ -69,12 +69,11 @@ def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
     from tokenizers.models import Unigram
 
     assert vocab.scores is not None
-    # No text spells what is no text: these pieces have names that nothing can be cut into.
-    spelt = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE)
-    pieces = [
-        text if kind in spelt else f"\0{i}"
-        for i, (text, kind) in enumerate(zip(texts(vocab.tokens), vocab.types, strict=True))
-    ]
+    # No text spells what is no text: these pieces have a space in their names, and all spaces of a
+    # text are marks by the time that it is cut.
+    pieces = texts(vocab.tokens)
+    for token in vocab.unspellable():
+        pieces[token] = f" {token}"
     has_bytes = bool((vocab.types == TokenType.BYTE).any())
     scored = list(zip(pieces, vocab.scores.tolist(), strict=True))
     try:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.text.bpe import merge_pairs
+from treadle.text.bpe import merge_model, merge_pairs
 from treadle.text.tokenizer import WHITE, Tokenizer
-from treadle.text.vocab import Vocab, texts
+from treadle.text.vocab import Vocab
 
 _NO_SPACE = str.maketrans(dict.fromkeys(WHITE, " "))
 
@@ -42,14 +42,10 @@ class UnspacedTokenizer(Tokenizer):
 
 def _build(vocab: Vocab, unk: int | None) -> Any:
     from tokenizers import Tokenizer
-    from tokenizers.models import BPE
 
-    pieces = texts(vocab.tokens)
-    ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
-    unknown = None if unk is None else pieces[unk]
     merges = merge_pairs(vocab.merges())
     try:
-        return Tokenizer(BPE(ids, merges, unk_token=unknown, byte_fallback=True))
+        return Tokenizer(merge_model(vocab, merges, unk=unk, byte_fallback=True))
     except Exception as e:  # tokenizers raises Exception itself
         what = "merges of and into pieces"
         raise vocab.error("tokenizer.ggml.merges", str(e), what) from None

@@ -1,30 +1,122 @@
-"""Which variables a chat template reads: to tell one from a misspelt setting."""
+"""Variables of chat templates: which ones a template reads, and which of them switch reasoning."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from treadle.errors import TreadleError
 
-if TYPE_CHECKING:
-    from treadle.text.template import ChatTemplate
-
 OURS = frozenset(("messages", "add_generation_prompt"))  # said by the conversation itself
 
+AUTO, ON, OFF = REASONING = ("auto", "on", "off")
+# Variables by which templates have a model reason, and their values for on and off.
+SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (True, False),  # most families
+    "thinking": (True, False),  # DeepSeek, Granite, Kimi K3
+    "thinking_mode": ("enabled", "disabled"),  # MiniMax M3
+    "thinking_option": ("on", "off"),  # Ling
+    "thinking_budget": (-1, 0),  # Seed-OSS
+}
+EFFORT = "reasoning_effort"
+# Its values for off, best first: of Cohere and Mistral, Hy3, Solar. gpt-oss has none.
+_NO_EFFORT = ("none", "no_think", "minimal")
 
-def check_own(template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``chat(template=...)``: variables by name. Raises TreadleError for what is none."""
+
+class Template(Protocol):
+    """What is used of ``ChatTemplate``."""
+
+    source: str
+    defaults: dict[str, Any]
+    reasoning: str
+
+    def variables(self) -> frozenset[str]:
+        """The names that it reads."""
+
+
+def reasoning_said(variables: Mapping[str, Any]) -> str | None:
+    """Whether these variables ask for reasoning: "on", "off", None where they say nothing."""
+    said = [variables[name] == off for name, (_, off) in SWITCHES.items() if name in variables]
+    if said:
+        return OFF if said[0] else ON
+    if (effort := variables.get(EFFORT)) is not None:
+        return OFF if effort in _NO_EFFORT[:2] else ON
+    return None
+
+
+def reasoning_default(template: Template) -> str:
+    """The same of a template's own settings, "auto" where these say nothing."""
+    return reasoning_said(template.defaults) or template.reasoning
+
+
+def is_off(template: Template, variables: Mapping[str, Any]) -> bool:
+    """Whether a model is not to reason where the template is rendered with these variables."""
+    return (reasoning_said(variables) or reasoning_default(template)) == OFF
+
+
+def with_reasoning(template: Template, given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given``, the template's default variables, and those that switch reasoning as these ask.
+
+    A call's wish comes before the defaults': with ``thinking=True`` no other switch stays off.
+    """
+    own, said = template.defaults, reasoning_said(given)
+    default = reasoning_default(template)
+    if said is not None:
+        own = {name: value for name, value in own.items() if name not in (*SWITCHES, EFFORT)}
+    if said == ON and default != OFF and not any(name in given for name in SWITCHES):
+        said = AUTO  # an effort alone: it is the template's business what comes of it
+    made = switched(template, said or default)
+    if EFFORT in made and given.get(EFFORT) in _NO_EFFORT:  # the template's own word for it
+        given = {name: value for name, value in given.items() if name != EFFORT}
+    return {**made, **own, **given}
+
+
+def switched(template: Template, reasoning: str) -> dict[str, Any]:
+    """The variables of SWITCHES and the effort that a template reads, as ``reasoning`` wants them.
+
+    None for "auto", for a template that has no such variable, and for one that cannot be parsed:
+    its rendering says why.
+    """
+    if reasoning == AUTO:
+        return {}
+    try:
+        read = template.variables()
+    except TreadleError:
+        return {}
+    made = {name: pair[reasoning == OFF] for name, pair in SWITCHES.items() if name in read}
+    words = [word for word in _NO_EFFORT if re.search(rf"""["']{word}["']""", template.source)]
+    if EFFORT in read and words:
+        made[EFFORT] = words[0] if reasoning == OFF else "high"
+    return made
+
+
+def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
+    """``reasoning``, which must be a word of REASONING. Raises TreadleError."""
+    if not isinstance(reasoning, str) or reasoning not in REASONING:
+        raise TreadleError(f"{name}={reasoning!r:.40}: expected {', '.join(REASONING)}")
+    return reasoning
+
+
+def unread(template: Template, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that the template does not read. Raises TemplateError."""
+    return sorted(set(names) - template.variables())
+
+
+def check_own(template: Mapping[str, Any] | None, where: str = "template") -> dict[str, Any]:
+    """``chat(template=...)``: variables by name. Raises TreadleError for what is none; ``where``:
+    what its message calls them.
+    """
     if not isinstance(template, Mapping | None):
-        raise TreadleError(f"template is {type(template).__name__}: expected variables by name")
+        raise TreadleError(f"{where} is {type(template).__name__}: expected variables by name")
     for name in template or ():
         if not isinstance(name, str) or name in OURS:
-            raise TreadleError(f"template: {name!r:.40} is no variable that a caller sets")
+            raise TreadleError(f"{where}: {name!r:.40} is no variable that a caller sets")
     return dict(template or {})
 
 
-def check_variables(template: ChatTemplate, names: Iterable[str], settings: Iterable[str]) -> None:
+def check_variables(template: Template, names: Iterable[str], settings: Iterable[str]) -> None:
     """Raise TypeError for one of ``names`` that the template does not read: a slip, silent
     otherwise. ``settings`` are the other names that might have been meant.
 

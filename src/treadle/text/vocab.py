@@ -177,6 +177,12 @@ class Vocab(Keys):
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
 
+    def unspellable(self) -> list[int]:
+        """The ids that plain text never becomes, ascending: control tokens, the unknown one by its
+        name, and pieces that are not used.
+        """
+        return self.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+
     def find(self, names: Iterable[bytes]) -> dict[bytes, int]:
         """The ids of the pieces that are spelt exactly so; the first of duplicates."""
         wanted = {name for name in names if name}

@@ -8,6 +8,7 @@ from treadle.text.tokenizer import Tokenizer
 from treadle.text.vocab import TokenType, Vocab, texts
 
 _WORD_START = "▁"
+_UNKNOWN = " "  # the unknown token's name inside: no word has a space
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -44,16 +45,15 @@ def _build(vocab: Vocab, unk: int) -> Any:
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
     # GGUF marks the pieces that begin a word; WordPiece, those that do not.
-    ids: dict[str, int] = {}
-    pieces = texts(vocab.tokens)
-    for token, piece in enumerate(pieces):
-        begins = piece.startswith(_WORD_START) or vocab.types[token] == TokenType.CONTROL
-        ids.setdefault(piece.removeprefix(_WORD_START) if begins else f"##{piece}", token)
-    unknown = pieces[unk] if vocab.types[unk] == TokenType.CONTROL else f"##{pieces[unk]}"
-    ids[unknown] = unk
+    ids = {_UNKNOWN: unk}
+    never = frozenset(vocab.unspellable())
+    for token, piece in enumerate(texts(vocab.tokens)):
+        if token not in never:
+            begins = piece.startswith(_WORD_START)
+            ids.setdefault(piece.removeprefix(_WORD_START) if begins else f"##{piece}", token)
     lowercase = vocab.flag("tokenizer.ggml.normalizer.lowercase", True)
     strip = vocab.flag("tokenizer.ggml.normalizer.strip_accents", lowercase)
-    tokenizer = Tokenizer(WordPiece(ids, unk_token=unknown))
+    tokenizer = Tokenizer(WordPiece(ids, unk_token=_UNKNOWN))
     tokenizer.normalizer = BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip, lowercase=lowercase
     )

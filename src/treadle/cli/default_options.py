@@ -1,0 +1,88 @@
+"""Options for the defaults of answers: chat template, its variables, reasoning, sampling, seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from treadle.cli.options import OF_SAMPLING, build_sampling, option, packed
+from treadle.cli.usage import as_usage
+from treadle.errors import TreadleError
+
+REASONING = ("auto", "on", "off")  # text.variables has them; a test compares
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object. Raises click.BadParameter for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r:.80} is not JSON: {error}") from None
+    except RecursionError:
+        raise click.BadParameter("JSON that is nested too deep") from None
+    if not isinstance(value, dict):
+        raise click.BadParameter(
+            f"{text!r:.80} is JSON, but no object: expected variables by name, such as "
+            '{"enable_thinking": false}'
+        )
+    return value
+
+
+CHAT_TEMPLATE = click.option(
+    "--chat-template", metavar="FILE|NAME",
+    help="A file with a chat template (jinja2), or the name of a built-in one, in place of the "
+    "model's own.",
+)  # fmt: skip
+_TEMPLATE = (
+    CHAT_TEMPLATE,
+    click.option(
+        "--chat-template-kwargs", metavar="JSON", type=json_object,
+        help='Variables of the chat template, such as \'{"enable_thinking": false}\'.',
+    ),
+    click.option(
+        "--reasoning", type=click.Choice(REASONING),
+        help="Whether the model reasons before it answers; auto, the default, leaves it to the "
+        "template.",
+    ),
+)  # fmt: skip
+_NAMES = ("chat_template", "chat_template_kwargs", "reasoning")
+
+
+def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of ``treadle.load``, of what was given. What is wrong with them is wrong usage, and
+    is said before a model is loaded.
+    """
+    from treadle.defaults import read_defaults
+
+    given = {name: values[name] for name in _NAMES if values.get(name) is not None}
+    asked = {knob.name: values[knob.name] for knob in OF_SAMPLING if knob.name in values}
+    named = [name for name, value in asked.items() if value not in (None, ())]
+    if named:
+        made = build_sampling(asked)
+        given["sampling"] = {name: getattr(made, name) for name in named}
+    with as_usage(TreadleError):
+        read_defaults(**given)
+    return given
+
+
+def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:
+    """The same, with the text of a template in place of its file, which others may not have."""
+    if "chat_template" not in defaults:
+        return defaults
+    from treadle.text.chosen import choose_template
+
+    chosen = choose_template(defaults["chat_template"])
+    return {**defaults, "chat_template": chosen.builtin or chosen.source}
+
+
+# Decorators that add the options and hand their settings of ``load`` over as ``defaults``.
+template_options = packed("defaults", _NAMES, _TEMPLATE, build_defaults)
+default_options = packed(
+    "defaults",
+    (*_NAMES, *(knob.name for knob in OF_SAMPLING)),
+    (*_TEMPLATE, *map(option, OF_SAMPLING)),
+    build_defaults,
+)

@@ -1,0 +1,155 @@
+"""Defaults of answers that ``load`` takes: template, variables, reasoning, sampling, seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import treadle
+from treadle.defaults import Defaults, read_defaults
+from treadle.errors import SamplingError, TemplateError, TreadleError
+from treadle.reply import Reply
+
+HELLO = [{"role": "user", "content": "hi"}]
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+OPENED = TURNS + "<think>\n{# </think> #}"  # every answer begins with reasoning
+SWITCHED = TURNS + "{% if enable_thinking is defined and not enable_thinking %}<off>{% endif %}"
+SWITCHED += "{# </think> #}"
+
+
+@pytest.fixture(scope="module")
+def model(one_kernel_cache: Path) -> Iterator[treadle.Model]:
+    with treadle.load(threads=1, context=256) as model:
+        yield model
+
+
+@pytest.fixture
+def given(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the model other defaults, as ``load`` would."""
+
+    def give(**settings: Any) -> treadle.Model:
+        defaults = read_defaults(**settings)
+        template = defaults.load_template(model.gguf, model.config.arch.name)
+        monkeypatch.setitem(vars(model), "template", template)
+        monkeypatch.setattr(model, "sampling", defaults.sampling_over(model.sampling))
+        return model
+
+    return give
+
+
+def test_load_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text(TURNS + "{{ mood }}")
+    settings: dict[str, Any] = {
+        "chat_template": path, "chat_template_kwargs": {"mood": "glad"}, "reasoning": "off",
+        "sampling": {"temperature": 0.25, "top_k": 7}, "seed": 5,
+    }  # fmt: skip
+    with treadle.load(threads=1, context=64, **settings) as model:
+        assert model.chat_prompt(HELLO) == "<user>hi<assistant>glad"
+        assert model.chat_prompt(HELLO, mood="sad") == "<user>hi<assistant>sad"
+        assert model.template.origin == "file mine.jinja, by option"
+        assert "mine.jinja" in repr(model.template)
+        assert model.template.default_reasoning == "off"
+        sampling = model.sampling
+        assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.25, 7, 5)
+        assert sampling.top_p == treadle.Sampling().top_p
+    with treadle.load(threads=1, context=64, chat_template="chatml") as model:
+        assert model.chat_prompt(HELLO).startswith("<|im_start|>user\nhi<|im_end|>")
+        assert model.template.builtin == "chatml"
+
+
+def test_sampling_may_be_whole(given: Any) -> None:
+    whole = treadle.Sampling(temperature=0.5, seed=3)
+    assert given(sampling=whole).sampling == whole
+    assert given(sampling=whole, seed=4).sampling == dataclasses.replace(whole, seed=4)
+
+
+def test_a_seed_holds_for_each_text_and_a_call_wins(given: Any) -> None:
+    model = given(seed=11, sampling={"temperature": 1.5})
+    one, two = (model.generate("def", max_tokens=12) for _ in range(2))
+    assert one.finish() == two.finish()
+    assert one.request.sampler.seed == 11
+    assert model.generate("def", seed=12, max_tokens=1).request.sampler.seed == 12
+    own = model.generate("def", sampling=treadle.Sampling(temperature=0), max_tokens=1)
+    assert own.request.sampler.settings.seed is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"chat_template": "chatm"}, TemplateError, "did you mean 'chatml'"),
+        ({"chat_template": "{% if %}"}, TemplateError, "chat_template: chat template, line 1"),
+        ({"chat_template": 3}, TemplateError, "expected a file or a name"),
+        ({"chat_template_kwargs": [1]}, TreadleError, "chat_template_kwargs is list"),
+        ({"chat_template_kwargs": {"messages": []}}, TreadleError, "no variable that a caller"),
+        ({"chat_template_kwargs": {"a": object()}}, TemplateError, "JSON's types"),
+        ({"reasoning": "yes"}, TreadleError, "reasoning='yes': expected auto, on, off"),
+        ({"reasoning": None}, TreadleError, "reasoning=None"),
+        ({"sampling": 3}, SamplingError, "expected a treadle.Sampling or a dict"),
+        ({"sampling": {"tempeature": 1}}, TypeError, "did you mean 'temperature'"),
+        ({"sampling": {"top_p": 2}}, SamplingError, "top_p"),
+        ({"seed": "x"}, SamplingError, "seed"),
+        ({"seed": 1, "sampling": {"seed": 2}}, TreadleError, "choose one"),
+    ],
+)
+def test_wrong_values(settings: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        treadle.load(Path("not opened"), **settings)
+    assert message in str(caught.value)
+
+
+def test_nothing_given_changes_nothing() -> None:
+    assert read_defaults() == Defaults()
+    assert read_defaults().sampling_over(treadle.Sampling(top_k=3)) == treadle.Sampling(top_k=3)
+
+
+def test_reasoning_off_by_a_variable(given: Any) -> None:
+    model = given(chat_template=SWITCHED, reasoning="off")
+    assert model.chat_prompt(HELLO) == "<user>hi<assistant><off>"
+    answer = model.chat(HELLO, max_tokens=2, temperature=0)
+    prompt = model.detokenize(answer.prompt_ids, special=True)
+    assert prompt.endswith("<assistant><off>")
+    on = model.chat(HELLO, max_tokens=2, reasoning="on")
+    assert model.detokenize(on.prompt_ids, special=True).endswith("<assistant>")
+    said = model.chat(HELLO, max_tokens=2, enable_thinking=True)
+    assert said.prompt_ids == on.prompt_ids
+    assert not isinstance(said, Reply)
+    model = given(chat_template=SWITCHED)
+    off = model.chat(HELLO, max_tokens=2, reasoning="off")
+    assert off.prompt_ids == answer.prompt_ids
+
+
+def test_reasoning_off_by_a_budget(given: Any) -> None:
+    """Where the template has no variable for it: the closing mark comes first."""
+    model = given(chat_template=OPENED, reasoning="off")
+    answer = model.chat(HELLO, max_tokens=12, temperature=0)
+    answer.finish()
+    assert isinstance(answer, Reply)
+    assert model.detokenize(answer.ids, special=True).startswith("</think>")
+    assert (answer.reasoning, "<think>" in answer.text) == ("", False)
+    for call in ({"reasoning": "on"}, {"reasoning_budget": 3}, {"enable_thinking": True}):
+        template = {"template": call} if "enable_thinking" in call else call
+        answer = model.chat(HELLO, max_tokens=12, temperature=0, **template)
+        answer.finish()
+        assert not model.detokenize(answer.ids, special=True).startswith("</think>"), call
+
+
+@pytest.mark.parametrize("rule", [{"regex": "[ab]{2}"}, {"grammar": 'root ::= "ab"'}])
+def test_reasoning_off_beside_a_rule(given: Any, rule: dict[str, Any]) -> None:
+    """A rule holds from the first token on."""
+    answer = given(chat_template=SWITCHED, reasoning="off").chat(HELLO, max_tokens=9, **rule)
+    assert len(answer.finish()) == 2
+
+
+def test_reasoning_off_with_tools(given: Any) -> None:
+    model = given(chat_template=OPENED, reasoning="off")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    answer = model.chat(HELLO, tools=[tool], tool_choice="required", parallel=False, max_tokens=60)
+    answer.finish()
+    assert ([call.name for call in answer.calls], answer.reasoning) == (["f"], "")
+    with pytest.raises(TreadleError, match="expected auto, on, off"):
+        model.chat(HELLO, reasoning="maybe")

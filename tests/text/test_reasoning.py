@@ -1,0 +1,90 @@
+"""Reasoning switched on and off by the variables that templates have for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from treadle.errors import TreadleError
+from treadle.text.template import ChatTemplate
+from treadle.text.variables import check_reasoning, reasoning_said, unread
+
+HELLO = [{"role": "user", "content": "hi"}]
+QWEN = "{{ enable_thinking is defined and not enable_thinking }}"
+GRANITE = "{% if thinking %}on{% else %}off{% endif %}"
+# Of both names the first counts, as in DeepSeek V3.1.
+BOTH = (
+    "{% if thinking is not defined %}{% set thinking = enable_thinking %}{% endif %}{{ thinking }}"
+)
+MINIMAX = "{{ thinking_mode | default('adaptive') }}"
+SEED = "{{ thinking_budget | default(-1) }}"
+HY3 = (
+    "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'no_think' %}{% endif %}"
+    "{{ reasoning_effort }}"
+)
+SOLAR = "{% if reasoning_effort in ['low', \"minimal\"] %}off{% else %}on{% endif %}"
+GPT_OSS = "{{ reasoning_effort | default('medium') }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "auto", "on", "off"),
+    [
+        (QWEN, "False", "False", "True"),
+        (GRANITE, "off", "on", "off"),
+        (BOTH, "", "True", "False"),
+        (MINIMAX, "adaptive", "enabled", "disabled"),
+        (SEED, "-1", "-1", "0"),
+        (HY3, "no_think", "high", "no_think"),
+        (SOLAR, "on", "on", "off"),
+        (GPT_OSS, "medium", "medium", "medium"),  # no word of it means none: a budget does it
+        ("no variable", "no variable", "no variable", "no variable"),
+    ],
+)
+def test_each_family_by_its_own_variable(source: str, auto: str, on: str, off: str) -> None:
+    for reasoning, expected in (("auto", auto), ("on", on), ("off", off)):
+        assert ChatTemplate(source, reasoning=reasoning).render(HELLO) == expected, reasoning
+    if on != off:  # the same asked by one call, in the words of most
+        template = ChatTemplate(source)
+        assert template.render(HELLO, enable_thinking=True) == on
+        assert template.render(HELLO, enable_thinking=False) == off
+
+
+@pytest.mark.parametrize(
+    "default", [{"reasoning": "off"}, {"defaults": {"enable_thinking": False}}]
+)
+@pytest.mark.parametrize("source", [GRANITE, BOTH, MINIMAX])
+def test_a_call_wins_over_the_default(source: str, default: dict[str, Any]) -> None:
+    template, on = ChatTemplate(source, **default), ChatTemplate(source, reasoning="on")
+    assert template.render(HELLO) == ChatTemplate(source, reasoning="off").render(HELLO)
+    assert template.is_off({})
+    for said in ({"enable_thinking": True}, {"thinking": True}, {"reasoning_effort": "low"}):
+        assert template.render(HELLO, **said) == on.render(HELLO), said
+        assert not template.is_off(said)
+    assert on.render(HELLO, reasoning_effort="none") == template.render(HELLO)
+    assert on.is_off({"enable_thinking": False})
+
+
+def test_an_effort_alone_switches_nothing_on() -> None:
+    """Clients send one with every call."""
+    assert ChatTemplate(GRANITE).render(HELLO, reasoning_effort="medium") == "off"
+    assert ChatTemplate(HY3).render(HELLO, reasoning_effort="low") == "low"
+    assert ChatTemplate(HY3).render(HELLO, reasoning_effort="none") == "no_think"
+    assert ChatTemplate(GPT_OSS).render(HELLO, reasoning_effort="none") == "none"
+
+
+def test_variables_that_are_given_with_the_template() -> None:
+    template = ChatTemplate("{{ mood }} {{ bos_token }}", bos="<s>", defaults={"mood": "glad"})
+    assert template.render(HELLO) == "glad <s>"
+    assert template.render(HELLO, mood="sad", bos_token="") == "sad "
+    assert unread(template, ["mood", "mode"]) == ["mode"]
+
+
+def test_what_is_said_of_reasoning() -> None:
+    assert reasoning_said({}) is None
+    assert reasoning_said({"mood": 1}) is None
+    assert reasoning_said({"thinking_mode": "disabled", "reasoning_effort": "high"}) == "off"
+    assert reasoning_said({"reasoning_effort": "minimal"}) == "on"
+    for wrong in ("yes", "", None, True):
+        with pytest.raises(TreadleError, match="expected auto, on, off"):
+            check_reasoning(wrong)
