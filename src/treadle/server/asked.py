@@ -283,14 +283,12 @@ def _structured(body: dict[str, Any]) -> dict[str, str]:
             names[own.get(name, name)] = f"structured_outputs.{name}"
     if "guided_choice" in given:
         if "regex" in made:
-            raise ApiError(
-                400, "guided_choice and structured_outputs: choose one", param="guided_choice"
-            )
+            raise two_forms("guided_choice", names["regex"])
         made["regex"], names["regex"] = given["guided_choice"], "guided_choice"
     for name in made:
         for other in (name, *(each for each, ours in SYNONYMS.items() if ours == name)):
             if body.get(other) is not None:
-                raise ApiError(400, f"{names[name]} and {other}: choose one", param=other)
+                raise two_forms(names[name], other)
     body |= made
     return names
 
