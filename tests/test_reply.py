@@ -423,6 +423,14 @@ def test_a_history_without_tools_now(model: treadle.Model) -> None:
         made = model.chat([*HI, result], tools=[], max_tokens=1)
         assert len(made.warnings) == 1
         assert model.chat([*HI, calling, result], tools=[], max_tokens=1).warnings == ()
+        parts = [{"type": "text", "text": "BEFORE"}, {"type": "image", "data": "aGk="}]
+        pictured = [*HI, calling, {**result, "content": parts}]
+        text = model.chat_prompt(pictured)
+        assert text.index("BEFORE") < text.index("[The tool gave a picture (2 bytes) here.")
+        (warning,) = model.chat(pictured, tools=[], max_tokens=1).warnings
+        assert warning == (
+            "a tool's result 'a': a picture (2 bytes) is left out: the model reads text alone"
+        )
         answered = [*HI, thought, result, {"role": "assistant", "content": "ANSWER"}, *HI]
         text = model.chat_prompt(answered)
         assert text.index("WORDS") < text.index("ARGUMENT") < text.index("ANSWER")
