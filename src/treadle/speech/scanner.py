@@ -268,6 +268,7 @@ class Scanner:
         text = self._held.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
+        states |= dict.fromkeys(channels.calls, "reasoning")  # where there are no tools
         states |= {mark: self._behind_mark(mark) for mark in starts}
         found = next((mark for mark in states if text.startswith(mark)), "")
         if found:
@@ -456,10 +457,15 @@ class Scanner:
         return out
 
     def _no_call(self) -> list[Said]:
-        """What looked like a call is content: what was read of it, and what follows."""
+        """What looked like a call is content: what was read of it, and what follows. Where answers
+        are messages it is reasoning: the message is not for the user.
+        """
         said, self._raw, self._object = self._raw, "", CallObject()
+        if self._speech.channels:  # a message that is not for the user
+            self._state = "reasoning"
+            return [Said("reasoning", said)]
         trigger = self._row is not None and self._row.trigger
-        self._state = "content" if trigger or self._speech.channels else "rest"
+        self._state = "content" if trigger else "rest"
         return [Said("content", said)]
 
     def _cut(self) -> list[Said]:
