@@ -45,7 +45,10 @@ STYLES: list[tuple[str, str, str, str]] = [
         "Nemotron 3", template(reasons("<think>\n", "\n</think>\n"), "<think>\n"),
         "<think>\nhm\n</think>\nSo", "<think>\n\n</think>\nSo",
     ),
-    ("GLM 4.6", template(reasons("{{ '\\n' }}<think>", "</think>\n")), "\n<think>hm</think>\nSo", "So"),
+    (
+        "GLM 4.6", template(reasons("{{ '\\n' }}<think>", "</think>\n")),
+        "\n<think>hm</think>\nSo", "So",
+    ),
     (
         "Ling 3", template(reasons("<think>", "</think>"), "<think>"),
         "<think>hm</think>So", "<think></think>So",
