@@ -175,11 +175,13 @@ def reply(
 
 
 def without_reasoning(
-    model: Model, messages: Sequence[dict[str, Any]], prompt: str
+    model: Model, messages: Sequence[dict[str, Any]], prompt: str, variables: Mapping[str, Any]
 ) -> Guide | None:
-    """A constraint that keeps an answer to ``prompt`` from reasoning; None where its template has
-    none.
+    """A constraint that keeps an answer to ``prompt`` from reasoning, where ``variables`` of the
+    template switch that off; None elsewhere.
     """
+    if not is_off(variables):
+        return None
     manner = begun(messages, manner_of(model.template))
     return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
 
