@@ -23,7 +23,7 @@ import numpy.typing as npt
 from treadle.cached import cached_property
 from treadle.errors import GrammarError
 from treadle.record import dataclass
-from treadle.speech.rows import Thought
+from treadle.speech.rows import MAX_SPACE, Thought, bytes_of
 from treadle.text.grammar import Grammar, Matcher
 from treadle.text.tokenizer import Tokenizer
 
@@ -40,11 +40,25 @@ _GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
 
 
 @dataclass(frozen=True)
+class Trigger:
+    """A mark of calls. ``read``: what the grammar of calls has before what follows the mark."""
+
+    mark: str
+    read: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[bytes]:
+        """The mark, in the bytes of a text."""
+        return bytes_of(self.mark)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What holds for an answer; a ``guide`` of it for each text.
 
-    ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what follows one of ``triggers``,
-    which the model may write where it will; without any, an answer that begins as a call does.
+    ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
+    follows one of ``triggers``, which the model may write where it will; without any, an answer
+    that begins as a call does.
     ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
     trigger within reasoning, that a call is written there. ``once``: the first call is the
     answer's end.
@@ -58,7 +72,7 @@ class Plan:
     header: Grammar | None = None
     bound: Grammar | None = None
     lazy: Grammar | None = None
-    triggers: tuple[bytes, ...] = ()
+    triggers: tuple[Trigger, ...] = ()
     heads: tuple[bytes, ...] = ()
     drafts: tuple[bytes, ...] = ()
     once: bool = False
@@ -79,6 +93,19 @@ class Plan:
     def gap(self) -> list[int]:
         """The tokens that are line breaks."""
         return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
+
+    def triggered(self, text: bytes) -> list[tuple[int, str]]:
+        """Where marks of calls end in a text, the first one first, and what is ``read`` of each."""
+        if self.lazy is None:
+            return []
+        return sorted((m.end(), t.read) for t in self.triggers for m in t.pattern.finditer(text))
+
+    @cached_property
+    def n_kept(self) -> int:
+        """The bytes at the end of a text that may begin a mark of calls."""
+        if self.lazy is None:
+            return 0
+        return max((len(t.mark.encode()) + MAX_SPACE for t in self.triggers), default=0)
 
     def ids(self, mark: str) -> list[int]:
         """The tokens of a mark."""
@@ -315,8 +342,7 @@ class Guide:
         if self._plan.lazy is not None and self._plan.triggers:
             self._drafts(token, said)
         if self._state == "thinking":
-            triggers = self._plan.triggers if self._plan.lazy is not None else ()
-            self._text = self._text[-max(map(len, (close, *triggers))) :]
+            self._text = self._text[-max(len(close), self._plan.n_kept) :]
             self._watch()
 
     def _drafts(self, token: int, said: bytes) -> None:
@@ -330,21 +356,25 @@ class Guide:
             except GrammarError:
                 self._draft = None
         else:
-            ends = [self._text.rfind(t) + len(t) for t in plan.triggers if t in self._text]
-            new = [end for end in ends if end > len(self._text) - len(said)]
-            rest = self._text[max(new) :] if new else b""
-            self._draft = self._replayed(rest) if new else None
-            self._drafted = rest
+            before = len(self._text) - len(said)
+            new = [(end, read) for end, read in plan.triggered(self._text) if end > before]
+            end, read = new[-1] if new else (len(self._text), "")
+            self._drafted = self._text[end:]
+            self._draft = self._replayed(self._drafted, read) if new else None
         if self._draft is not None and any(each in self._drafted for each in plan.drafts):
             self._matcher, self._draft, self._text = self._draft, None, b""
             self._state, self._within = "call", True
 
-    def _replayed(self, rest: bytes) -> Matcher | None:
-        """The grammar of calls behind ``rest``; None where that begins none."""
+    def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
+        """The grammar of calls behind ``read`` and ``rest``; None where that begins none."""
         assert self._plan.lazy is not None
-        matcher = self._plan.lazy.matcher()
+        matcher, tokenizer = self._plan.lazy.matcher(), self._plan.tokenizer
         try:
-            for id in self._plan.tokenizer.encode_plain(rest.decode(), start=False) if rest else ():
+            before = tokenizer.encode(read, bos=False, special=True) if read else []
+            for id in (
+                *before,
+                *(tokenizer.encode_plain(rest.decode(), start=False) if rest else ()),
+            ):
                 matcher.accept(id)
         except (GrammarError, UnicodeDecodeError):
             return None
@@ -403,7 +433,7 @@ class Guide:
 
     def _bits_free(self) -> bytes | None:
         plan = self._plan
-        missing = {_missing(self._text, trigger) for trigger in plan.triggers} - {b""}
+        missing = {_missing(self._text, trigger.mark.encode()) for trigger in plan.triggers} - {b""}
         own = [plan.bits_without(each, plan.heads) for each in missing]
         masks = [mask for mask in (*own, self._bits_plain()) if mask is not None]
         return reduce(_both, masks) if masks else None
@@ -435,15 +465,15 @@ class Guide:
             elif not _MAY_BE_BARE.fullmatch(self._text):
                 self._state = "plain"
             return
-        ends = [self._text.find(each) + len(each) for each in plan.triggers if each in self._text]
-        if ends:
-            self._enter(self._text[min(ends) :])
+        if found := plan.triggered(self._text):
+            end, read = found[0]
+            self._enter(self._text[end:], read)
         else:
-            self._text = self._text[-max(map(len, plan.triggers)) :]
+            self._text = self._text[-plan.n_kept :]
 
-    def _enter(self, rest: bytes) -> None:
+    def _enter(self, rest: bytes, read: str = "") -> None:
         """A call has begun; ``rest`` of it was written in the same token."""
-        self._text, matcher = b"", self._replayed(rest)
+        self._text, matcher = b"", self._replayed(rest, read)
         if matcher is not None:
             self._matcher, self._state = matcher, "call"
         elif not self._plan.triggers:  # it is no call after all

@@ -102,9 +102,7 @@ def _found(template: ChatTemplate, thought: Thought) -> Style:
     return Style("", begin, "", answer[1] if answer else "")
 
 
-def _rendered(
-    template: ChatTemplate, messages: list[dict[str, Any]], *, asks: bool = False
-) -> str:
+def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], *, asks: bool = False) -> str:
     try:
         return template.render(messages, add_generation_prompt=asks)
     except (TemplateError, UnsupportedError):
