@@ -213,3 +213,11 @@ def test_what_a_template_writes_is_allowed(name: str, grammars: Grammars) -> Non
     ends = written.find(own.wrap[1] or own.close or "}", written.index("x"))
     put(guide, grammars.tokenizer, written[: ends + 1].rstrip("<"))
     assert [json.loads(call.arguments) for call in told(plan, written, 1).calls] == [arguments]
+
+
+def test_white_space_behind_a_name_may_be_left_out(grammars: Grammars) -> None:
+    """As Ling 3's template writes calls of a conversation."""
+    text = FAMILIES["arg"].f.replace("<tool_call>f\n", "<tool_call>f")
+    plan = planned("arg", grammars)
+    assert follow(plan, grammars, text).accepting
+    check(plan, text, "", [("f", ARGUMENTS)])

@@ -160,7 +160,9 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
             id_said = f'"\\"{row.id_key}\\": \\"" /[0-9]{{1,6}}/ "\\", "'
             head = f"{rules.plain(brace + '{')} ({id_said})? {rules.plain(key + name)}"
         arguments = _arguments_of(name, rules, row, schema)
-        calls.append(f"{first} {head} {id} {rules.literal(row.after)} {arguments} {behind}")
+        optional = "?" if row.tags and row.after.isspace() else ""
+        after = f"{rules.literal(row.after)}{optional}"
+        calls.append(f"{first} {head} {id} {after} {arguments} {behind}")
     return rules.add(" | ".join(calls))
 
 
