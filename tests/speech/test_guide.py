@@ -557,8 +557,6 @@ NESTED = {
 def test_objects_within_arguments(
     name: str, schema: Any, tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    if name == "tags" and not schema:
-        pytest.skip("its parameters without a schema are texts")
     tool = {
         "type": "object",
         "properties": {"a": schema, "b": STREET},
@@ -654,7 +652,7 @@ def test_calls_obey_sizes_in_every_notation(
         (call,) = told(plan, written(guide_of(plan), tokenizer, seed)).calls
         arguments = json.loads(call.arguments)
         assert re.fullmatch("[a-z]{2}-[0-9]", arguments["code"])
-        assert date.fromisoformat(arguments["day"])
+        assert date.fromisoformat(arguments["day"].replace("0000-", "2000-"))  # its first year is 1
         assert 2 <= len(arguments["word"]) <= 4
         assert 7 <= arguments["n"] <= 12
         assert 1 <= len(arguments["list"]) <= 2

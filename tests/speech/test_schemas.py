@@ -15,8 +15,8 @@ from treadle.speech.constraint import _arguments, calls_behind
 from treadle.speech.readers import OwnReader, TagReader
 from treadle.speech.rows import QUOTE, ROWS
 from treadle.speech.rules import Rules
-from treadle.speech.schemas import MAX_WAYS, by_name, with_colons
-from treadle.speech.texts import without
+from treadle.speech.schemas import MAX_WAYS, by_name, odd_names
+from treadle.speech.texts import not_beginning, without
 
 BYTES = LLTokenizer("byte")
 ROW = {row.name: row for row in ROWS}
@@ -157,11 +157,59 @@ def test_a_text_that_may_be_null_comes_in_pieces() -> None:
     assert reader.take(" so", False) == (" so", "")
 
 
-@pytest.mark.parametrize("other", [TEXT | {"enum": [1]}, {"type": ["string", "integer"]}, {}])
-def test_what_may_be_something_else_is_json(other: Any) -> None:
-    schema = {"properties": {"a": {"anyOf": [TEXT, other]}}, "required": ["a"]}
-    assert allows("tags", schema, tag("a", '"x"') + END)
-    assert not allows("tags", schema, tag("a", "x") + END)
+OTHERS: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
+    # What may be a text beside others: values as they are written, what they are, what is refused.
+    ({"type": ["string", "integer"]}, [("x", "x"), ('"x"', '"x"'), ("5", 5), ("-3", -3),
+     ("5.5", "5.5"), ("0x10", "0x10"), ("1_0", "1_0"), ("True", "True"), ("[1]", "[1]"),
+     ("(1)", "(1)"), ("", ""), ("two\nlines", "two\nlines"), ("1e999", "1e999")], []),
+    ({"type": ["string", "object"]}, [("x", "x"), ("{}", {}), ('{"a": [1, "b"]}', {"a": [1, "b"]}),
+     ("{a}", "{a}"), ('{"a": 1', '{"a": 1'), ("5", "5"), ("{'a': None}", {"a": None}),
+     ('{"a": "b', '{"a": "b')], ['{"a": "@"}']),
+    ({"type": ["object", "array"]}, [('["@", {"a": "\\"@"}]', ["@", {"a": '"@'}])], ["x", "5"]),
+    ({"anyOf": [TEXT, {"type": "array", "items": NUMBER}]}, [("x", "x"), ("[1, 2]", [1, 2]),
+     ('["a"]', '["a"]'), ("[1", "[1")], []),
+    ({"anyOf": [TEXT, {"type": "boolean"}, {"type": "null"}]}, [("x", "x"), ("true", True),
+     ("False", False), ("None", None), ("null", None), ("nul", "nul")], []),
+    ({"type": ["string", "number"], "maxLength": 2}, [("ab", "ab"), ("123", 123), ("1.5", 1.5)],
+     ["abc", '"abc"']),
+    ({"anyOf": [{"type": "string", "maxLength": 1}, {"$ref": "#/$defs/P"}]},
+     [("a", "a"), ('{"p": "@\\n"}', {"p": "@\n"})], ["{}", "ab"]),
+    ({"anyOf": [{"type": "string", "maxLength": 4}, {"$ref": "#/$defs/P"}]},
+     [("a", "a"), ('{"p": "longer@"}', {"p": "longer@"})], ["abcde", '{"p"']),
+    ({"enum": ["red", 1, None]}, [("red", "red"), ("1", 1), ("null", None)], ["2", '"red"']),
+    ({}, [("x", "x"), ("5", 5), ('{"a": 1}', {"a": 1}), ("None", None), ('"x"', '"x"')], []),
+    (True, [("x", "x"), ("5", 5)], []),
+]  # fmt: skip
+WITH_P = {"$defs": {"P": {"type": "object", "properties": {"p": TEXT}, "required": ["p"],
+                          "additionalProperties": False}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "said", "refused"), OTHERS, ids=range(len(OTHERS)))
+@pytest.mark.parametrize("row", ["tags", "seed", "invoke", "param", "arg", "arg-tight", "arg-hy"])
+def test_texts_beside_other_values(row: str, value: Any, said: Any, refused: list[str]) -> None:
+    """Texts are as they are written, as their templates print them; others are JSON. "@" is the
+    mark behind a value.
+    """
+    schema = {"properties": {"a": value, "b": NUMBER}, "required": ["a"], **WITH_P}
+    tags = ROW[row].tags
+    assert tags is not None
+
+    def whole(text: str) -> str:
+        parts = tags.open, "a", tags.then, tags.gap, text, tags.gap, tags.close, tags.behind
+        return f"{''.join(parts)}{tags.end}"
+
+    for text, found in said:
+        expected = json.loads(json.dumps({"a": found}).replace("@", tags.close))
+        text = text.replace("@", tags.close)
+        assert allows(row, schema, whole(text)), text
+        for size in (1, 3, 1000):
+            reader, made, held = TagReader(schema, tags), "", ""
+            for at in range(0, len(whole(text)), size):
+                more, held = reader.take(held + whole(text)[at : at + size], False)
+                made += more
+            assert (json.loads(made), held) == (expected, ""), text
+    for text in refused:
+        assert not allows(row, schema, whole(text.replace("@", tags.close))), text
 
 
 def test_a_parameter_that_is_perhaps_itself() -> None:
@@ -225,13 +273,21 @@ def test_sizes_and_patterns_of_texts(
         assert not allows(row, schema, written(value))
 
 
-@pytest.mark.parametrize("mark", ["\n</parameter>", QUOTE])
+@pytest.mark.parametrize("mark", ["\n</parameter>", QUOTE, "]]></param>", "]]>", "aaab"])
 def test_texts_without_a_mark(mark: str) -> None:
     regex, random = re.compile(without(mark)[1:-1]), Random(1)
     for _ in range(5000):
         cuts = [mark[: random.randrange(len(mark) + 1)] for _ in range(4)]
         text = "".join(part + random.choice(["", "x", *mark]) for part in cuts)
         assert bool(regex.fullmatch(text)) == (mark not in text)
+
+
+@pytest.mark.parametrize("mark", ["<![CDATA[", "{", "aab"])
+def test_texts_that_do_not_begin_with_a_mark(mark: str) -> None:
+    regex, random = re.compile(not_beginning(mark)[1:-1]), Random(1)
+    for _ in range(1000):
+        text = mark[: random.randrange(len(mark) + 1)] + random.choice(["", "x", "\n", *mark])
+        assert bool(regex.fullmatch(text)) == (not text.startswith(mark))
 
 
 def test_a_mark_that_is_a_control_token() -> None:
@@ -288,9 +344,9 @@ def test_gemmas_names_with_a_colon() -> None:
     schema = {"properties": {"a:b": TEXT, "o": {"type": "object", "properties": {"x:y": NUMBER}}}}
     text = '{a:b:<|"|>a:c<|"|>,o:{x:y:3}}'
     assert allows("gemma", schema, text)
-    assert with_colons(schema) == {"a:b", "x:y"}
+    assert odd_names(schema) == {"a:b", "x:y"}
     for size in (1, 2, 3, 50):
-        reader, held, made = OwnReader(with_colons(schema)), "", ""
+        reader, held, made = OwnReader(odd_names(schema)), "", ""
         for at in range(0, len(text), size):
             said, held = reader.take(held + text[at : at + size], False)
             made += said

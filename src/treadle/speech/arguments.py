@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from ast import literal_eval
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from typing import Any, NoReturn
+
+from treadle.speech.literals import dumped, literal
 
 NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call's object
+CONSTANTS = {"None": "null", "True": "true", "False": "false"}  # as templates print them
 
 
 class CallObject:
@@ -90,24 +94,73 @@ def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, 
         value, end = json.JSONDecoder().raw_decode(written, at)
         if value == arguments:
             return name, written[at:end]
-    return name, json.dumps(arguments, ensure_ascii=False)
+    return name, dumped(arguments)
+
+
+class ValueEnd:
+    """The first mark behind a value that comes in parts: one within a text, in an array or an
+    object of JSON or of Python's, is none.
+    """
+
+    def __init__(self) -> None:
+        self._at, self._quote, self._is_whole = 0, "", True
+
+    def find(self, text: str, mark: str) -> int | None:
+        """Where the mark is in ``text``, all of the value up to now; None as long as it is not
+        there.
+        """
+        self._is_whole &= not text.strip() or text.lstrip()[0] in "{["
+        for found in self._parts(text, mark) if self._is_whole else ():
+            part, self._at = found[0], found.end()
+            if part in "\"'" and self._quote in ("", part):
+                self._quote = "" if self._quote else part
+            elif part == "\n":
+                self._is_whole &= not self._quote  # such texts have no line breaks
+            elif part == mark and not self._quote:
+                return found.start()
+        if not self._is_whole:
+            at = text.find(mark)
+            return at if at >= 0 else None
+        self._at = max(self._at, len(text) - len(mark) + 1)
+        return None
+
+    def _parts(self, text: str, mark: str) -> Iterator[re.Match[str]]:
+        return re.compile(rf'\\.|["\']|\n|{re.escape(mark)}', re.DOTALL).finditer(text, self._at)
+
+
+def constant_of(written: str) -> Any:
+    """A number or a constant, as JSON or a template has it; else the text itself."""
+    said = CONSTANTS.get(written.strip(), written)
+    try:
+        made = json.loads(said)
+    except (ValueError, RecursionError):
+        return written
+    return written if isinstance(made, float) and not isfinite(made) else made
+
+
+def json_of(written: str) -> str:
+    """The JSON of a value: as it is written, where it is JSON."""
+    try:
+        json.loads(written, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return dumped(value_of(written))
+    return written.strip()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def value_of(written: str) -> Any:
     """What is written as JSON, or as Python has it; else the text itself."""
-    for read in (json.loads, literal_eval, _of_lines):
+    for read in (json.loads, literal):
         try:
             made = read(written)
-            json.dumps(made, allow_nan=False)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            dumped(made)
+        except (ValueError, RecursionError):
             continue
         return made
     return written
-
-
-def _of_lines(written: str) -> Any:
-    """A text of Python's that has line breaks in it: templates print such."""
-    return literal_eval(written.replace("\n", "\\n").replace("\r", "\\r"))
 
 
 def arguments_of(written: str) -> dict[str, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from treadle.errors import GrammarError
 from treadle.speech.own import Own
-from treadle.speech.rows import Channels, Row, Tags
+from treadle.speech.pythonic import Pythonic
+from treadle.speech.rows import Channels, Row, Tags, core_of
 from treadle.speech.rules import ANY_TEXT, SOME_TEXT, Rules
 from treadle.speech.schemas import (
-    Texts,
-    choices,
     is_never,
     is_plain,
     properties_of,
@@ -20,22 +18,23 @@ from treadle.speech.schemas import (
     texts_of,
     ways,
 )
-from treadle.speech.texts import limits
+from treadle.speech.tagged import Tagged
 from treadle.text.json_schema import Schema, inline_schema, is_possible
 from treadle.text.schema_limits import Parts
 from treadle.text.tokenizer import Tokenizer
 
-_QUOTED = r"/'(?:[^'\\\n]|\\[^\n])*'/"  # a text of Python's
 MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
 
 
 def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> str:
-    """What follows the row's ``trigger``: where it wraps calls, all of them; else one."""
+    """What follows the core of the row's ``trigger``: where it wraps calls, all of them; else
+    one.
+    """
     rules = Rules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
         answer = f" | {_in_words(rules, row)}" if row.content else ""
-        return rules.source(f"{_wrapped(rules, row, one)}{answer}")
+        return rules.source(f"{_behind_core(row)} ({_wrapped(rules, row, one)}{answer})")
     if row.by_header and row.channels:  # its end may be written otherwise
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
@@ -45,7 +44,7 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
             for name, schema in tools.items()
         ]
         return rules.source(" | ".join(calls))
-    return rules.source(one)
+    return rules.source(f"{_behind_core(row)} {one}")
 
 
 def whole_answer(
@@ -62,9 +61,10 @@ def whole_answer(
     one = _one(rules, row, tools)
     if row.wrap[0]:
         own = _wrapped(rules, row, one, parallel=parallel)
-        answer = f"({' | '.join(map(rules.literal, row.triggers))}) {own}"
+        cores = [rules.literal(core_of(trigger)[0]) for trigger in row.triggers]
+        answer = f"({' | '.join(cores)}) {_behind_core(row)} {own}"
     else:
-        call = f"{rules.literal(row.open)} {one}"
+        call = f"{rules.literal(core_of(row.open)[0])} {_behind_core(row)} {one}"
         several = parallel and row.trigger and not row.by_header
         answer = f"{one if begun else call} {_more(rules, row, call) if several else ''}"
     if schema is not None:
@@ -120,6 +120,14 @@ def next_message(rules: Rules, channels: Channels) -> str:
     return f"({rules.literal(channels.start)})?"
 
 
+def _behind_core(row: Row) -> str:
+    """The rest of a row's trigger, behind its core."""
+    core, bracket = core_of(row.trigger)
+    if bracket:
+        return r"/[ \n]{0,2}\[/"
+    return r"/[ \n]{1,2}/?" if core != row.trigger else ""
+
+
 def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:
     call = f"{rules.literal(row.open)} {one}"
     return f"{call} {_more(rules, row, call) if parallel else ''} {rules.literal(row.wrap[1])}"
@@ -143,12 +151,18 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
         id = f"{rules.literal(row.id_mark)} /{row.id_form}/" if row.id_mark else ""
         first = f"/{row.id_form}/" if row.id_first else ""
         behind = rules.literal(row.behind)
-        if row.style == "object" and row.id_size:
+        if row.id_behind:
             id_said = f'"\\"id\\": \\"" /{row.id_form}/ "\\""'
             behind = f"({rules.literal(', ')} {id_said})? {behind}"
         head = rules.literal(row.before + name)
+        if row.id_key:
+            brace, key = row.before.split("{")
+            id_said = f'"\\"{row.id_key}\\": \\"" /[0-9]{{1,6}}/ "\\", "'
+            head = f"{rules.plain(brace + '{')} ({id_said})? {rules.plain(key + name)}"
         arguments = _arguments_of(name, rules, row, schema)
-        calls.append(f"{first} {head} {id} {rules.literal(row.after)} {arguments} {behind}")
+        optional = "?" if row.tags and row.after.isspace() else ""
+        after = f"{rules.literal(row.after)}{optional}"
+        calls.append(f"{first} {head} {id} {after} {arguments} {behind}")
     return rules.add(" | ".join(calls))
 
 
@@ -174,38 +188,34 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
 
 
 def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
-    """Parameters in the schema's order, of one of its alternatives."""
-    several = []
+    """Parameters in any order, of one of the schema's alternatives."""
+    literals = Pythonic(rules, Parts(schema))
+    several, values = [], Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
     for way in ways(schema):
-        parts = []
+        made = []
         for key, value, needed in _parameters(schema, way):
-            said, texts = rules.literal(f"{tags.open}{key}{tags.then}{tags.gap}"), texts_of(value)
-            if texts is not None:
-                body = _text(rules, tags, texts)
-                if any(tags.quotes) and all(_is_free(each) for each in texts.schemas):
-                    before, behind = tags.quotes
-                    quoted = f"{rules.literal(before)} {rules.text_until(behind + tags.close)}"
-                    body = f"({quoted} | {body})"
-            else:
-                body = f"{_value(rules, value, schema)} {rules.literal(tags.gap + tags.close)}"
-            part = f"({said} {body} {rules.literal(tags.behind)})"
-            parts.append(part if needed else f"{part}?")
-        several.append(f"({' '.join(parts)})" if parts else '""')
-    return f"({' | '.join(several)}) {rules.literal(tags.end)}"
+            head, body = rules.around(tags.open, key, tags.then + tags.gap), values.value(value)
+            space = f"{rules.literal(tags.behind)}?" if tags.behind else ""
+            made.append((f"{head} {body} {space}", needed))
+        several.append(rules.in_any_order(made, rules.literal(tags.end)))
+    return f"({' | '.join(several)})"
 
 
 def _python(rules: Rules, schema: Mapping[str, Any]) -> str:
     """The same as Python calls a function."""
-    several = []
+    several, values = [], Pythonic(rules, Parts(schema))
     for way in ways(schema):
-        first, more = '")"', '")"'  # what may follow, before and behind the first
-        for key, value, needed in reversed(list(_parameters(schema, way))):
-            pair = f"{rules.literal(f'{key}=')} {_literal(rules, value, schema)} {rules.add(more)}"
-            behind = f'", " {pair}'
-            first = pair if needed else f"{pair} | {rules.add(first)}"
-            more = behind if needed else f"{behind} | {rules.add(more)}"
-        several.append(rules.add(first))
+        made = []
+        for key, value, needed in _parameters(schema, way):
+            said = _literals(rules, values, value, schema)
+            made.append((f"{rules.plain(f'{key}=')} ({said})", needed))
+        several.append(rules.in_any_order(made, '")"', '", "'))
     return f"({' | '.join(several)})"
+
+
+def _literals(rules: Rules, literals: Pythonic, value: Any, schema: Mapping[str, Any]) -> str:
+    """A parameter's value as JSON, or as Python writes it."""
+    return " | ".join([_value(rules, value, schema), *filter(None, [literals.value(value)])])
 
 
 def _parameters(
@@ -225,40 +235,6 @@ def _parameters(
 def _value(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
     """JSON of a parameter's schema, whose references lead into the schema as a whole."""
     return rules.add(inline_schema(_alone(value, schema), lenient=True))
-
-
-def _literal(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
-    """The same, or what Python has in its place: texts in single quotes, words for constants."""
-    said, texts = [_value(rules, value, schema)], texts_of(value)
-    for each in texts.schemas if texts is not None else ():
-        said += [rules.literal(repr(word)) for word in choices(each)]
-        said += [_QUOTED] if _is_free(each) else []
-    if texts is not None and texts.null:
-        said.append('"None"')
-    if isinstance(value, Mapping) and value.get("type") == "boolean" and not choices(value):
-        said.append('"True" | "False"')
-    return f"({' | '.join(said)})"
-
-
-def _is_free(schema: Mapping[str, Any]) -> bool:
-    """Whether any text fulfils a schema of texts."""
-    return not choices(schema) and not limits(schema)
-
-
-def _text(rules: Rules, tags: Tags, texts: Texts) -> str:
-    """The value of a parameter that is a text, or perhaps null, and the mark behind it."""
-    words = [word for each in texts.schemas for word in choices(each)]
-    words += ["null"] if texts.null else []
-    others = [each for each in texts.schemas if not choices(each)]
-    if not others:
-        said = " | ".join(map(rules.literal, words))
-        return f"({said}) {rules.literal(tags.gap + tags.close)}"
-    several = [limits(each) for each in others]
-    if not all(several):  # any text will do
-        return rules.text_within([], tags.gap, tags.close)
-    ways = [f"({' & '.join(each)})" for each in several]
-    ways += [json.dumps(word, ensure_ascii=False) for word in words]
-    return rules.text_within([f"({' | '.join(ways)})"], tags.gap, tags.close)
 
 
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:

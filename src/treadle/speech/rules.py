@@ -9,6 +9,7 @@ from treadle.speech.texts import fits, without
 from treadle.text.tokenizer import Tokenizer
 
 ANY_TEXT = "/(?s:.*)/"
+MAX_PARTS = 64  # bits that a rule of llguidance's may have
 SOME_TEXT = r"/(?s:.*)[^ \n](?s:.*)/"
 
 
@@ -35,11 +36,54 @@ class Rules:
 
     def literal(self, text: str) -> str:
         """Exactly this text; control tokens that it spells are those tokens."""
-        parts = [
-            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
-            for part in self._tokenizer.cut(text)
+        return self.around(text, "")
+
+    def around(self, before: str, text: str, behind: str = "") -> str:
+        """A text between two marks: in marks, what spells a control token is that token. Text side
+        by side is one lexeme: the lexer takes the longest of those that begin alike.
+        """
+        made: list[str | int] = []
+        for part in (*self._tokenizer.cut(before), text, *self._tokenizer.cut(behind)):
+            if made and isinstance(part, str) and isinstance(made[-1], str):
+                made[-1] += part
+            else:
+                made.append(part)
+        said = [f"<[{part}]>" if isinstance(part, int) else self.plain(part) for part in made]
+        return " ".join(each for each in said if each != '""') or '""'
+
+    def plain(self, text: str) -> str:
+        """Exactly this text, without control tokens: a name, or a word of a schema."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def in_any_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str = "") -> str:
+        """Parts in any order, each at most once, with ``between`` before all but the first, then
+        ``end``. Those that are needed must be there. More than ``MAX_PARTS`` keep their order.
+        """
+        if len(parts) > MAX_PARTS:
+            return self._in_order(parts, end, between)
+        parts = sorted(parts, key=lambda part: not part[1])  # a range of bits must be set
+        n_needed = sum(needed for _, needed in parts)
+        whole = f"{end} %if is_ones([0:{n_needed}])" if n_needed else end
+        rules = [self.add(body) for body, _ in parts]
+        if not rules:
+            return end
+        more = f"r{len(self._bodies)}"
+        behind = [
+            f"{between} {rule} {more}::set_bit({bit}) %if bit_clear({bit})"
+            for bit, rule in enumerate(rules)
         ]
-        return " ".join(parts) or '""'
+        self.add(" | ".join([whole, *behind]), "::_")
+        first = [f"{rule} {more}::{1 << bit:#x}" for bit, rule in enumerate(rules)]
+        return self.add(" | ".join([*first, *([] if n_needed else [end])]))
+
+    def _in_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str) -> str:
+        first, more = end, end  # what may follow, before and behind the first
+        for body, needed in reversed(parts):
+            pair = f"{body} {self.add(more)}"
+            behind = f"{between} {pair}"
+            first = pair if needed else f"{pair} | {self.add(first)}"
+            more = behind if needed else f"{behind} | {self.add(more)}"
+        return self.add(first)
 
     def text_until(self, mark: str) -> str:
         """Any text, and the first such mark behind it."""

@@ -4,6 +4,7 @@ must be there, and what each may be.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from treadle.text.schema_limits import Parts
 MAX_WAYS = 64  # alternatives of one object
 _SEVERAL = ("anyOf", "oneOf")
 _SCHEMAS = (*_SEVERAL, "allOf", "items", "prefixItems", "additionalProperties", "not")
+_NOTES = {"title", "description", "default", "examples", "$comment", "deprecated"}
+_OTHERS = ["integer", "number", "boolean", "null", "array", "object"]  # types beside texts
+_ODD = re.compile(r"[:{}\[\],<\"]|^\s|\s$|^$")
 _VALUE = ("const", "default")  # keywords of a value, which may be null
 
 
@@ -47,8 +51,9 @@ def _with_texts(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
     told: dict[str, Mapping[str, Any]] = {}
     for name, value in properties_of(schema).items():
         with suppress(RecursionError):  # of one that leads back to itself
-            told[name] = _followed(value, parts)
-    texts = {name: flat for name, flat in told.items() if texts_of(flat) is not None}
+            if isinstance(value, Mapping) and not _has_never(value, parts):
+                told[name] = _followed(value, parts)
+    texts = {name: flat for name, flat in told.items() if divided(flat)[0].schemas}
     return {**schema, "properties": {**properties_of(schema), **texts}} if texts else schema
 
 
@@ -57,6 +62,16 @@ def _followed(schema: Any, parts: Parts) -> Mapping[str, Any]:
     made = _flat(schema, parts)
     several = {key: made[key] for key in _SEVERAL if isinstance(made.get(key), list)}
     return {**made, **{k: [_followed(each, parts) for each in v] for k, v in several.items()}}
+
+
+def _has_never(schema: Any, parts: Parts) -> bool:
+    """Whether nothing fulfils a schema, an alternative of it, or what they lead to, outright."""
+    if not isinstance(schema, Mapping) or is_never(schema):
+        return is_never(schema)
+    ref = schema.get("$ref")
+    several = [schema[key] for key in (*_SEVERAL, "allOf") if isinstance(schema.get(key), list)]
+    inner = [*([parts.at(ref)] if isinstance(ref, str) else []), *(p for v in several for p in v)]
+    return any(_has_never(each, parts) for each in inner)
 
 
 def _flat(schema: Any, parts: Parts) -> Mapping[str, Any]:
@@ -209,6 +224,38 @@ def _texts_or_null(schema: Any) -> Texts | None:
     )
 
 
+def divided(schema: Any) -> tuple[Texts, list[Mapping[str, Any]]]:
+    """The texts that a schema allows, and a schema for each alternative that allows others."""
+    schema = {} if schema is True else schema
+    whole = texts_of(schema)
+    if whole is not None:
+        return whole, []
+    ways = _alternatives(schema)
+    return Texts([way for way in ways if is_text(way)]), [way for way in ways if not is_text(way)]
+
+
+def _alternatives(schema: Any) -> list[Any]:
+    """A schema for each type or value that a schema names."""
+    if not isinstance(schema, Mapping):
+        return [schema]
+    kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
+    if "enum" in schema or "const" in schema:
+        words = choices(schema)
+        texts = [word for word in words if isinstance(word, str)]
+        others = [word for word in words if not isinstance(word, str)]
+        return [{"enum": part} for part in (texts, others) if part]
+    if isinstance(several, list):
+        base = {key: value for key, value in schema.items() if key not in _SEVERAL}
+        ways = [joined(base, each) if isinstance(each, Mapping) else each for each in several]
+    elif isinstance(kind, list):
+        ways = [{**schema, "type": each} for each in kind]
+    elif kind is None and not schema.keys() - _NOTES:
+        return [{"type": "string"}, {"type": _OTHERS}]
+    else:
+        return [schema]
+    return [part for way in ways if not is_never(way) for part in _alternatives(way)]
+
+
 def is_never(schema: Any) -> bool:
     """Whether a schema says outright that nothing fulfils it."""
     if not isinstance(schema, Mapping):
@@ -239,14 +286,14 @@ def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def with_colons(schema: Any) -> set[str]:
-    """The names of properties that have a colon, at any depth."""
+def odd_names(schema: Any) -> set[str]:
+    """The names of properties, at any depth, that have a colon, blanks at an end or brackets."""
     found: set[str] = set()
     waiting = [schema]
     while waiting:
         part = waiting.pop()
         if isinstance(part, Mapping):
-            found |= {name for name in properties_of(part) if ":" in name}
+            found |= {name for name in properties_of(part) if _ODD.search(name)}
             waiting += part.values()
         elif isinstance(part, list | tuple):
             waiting += part

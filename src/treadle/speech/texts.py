@@ -41,18 +41,32 @@ def limits(schema: Any) -> list[str]:
 
 def without(mark: str) -> str:
     """The regular expression of texts that have no such mark in them, whose first character is in
-    it once.
+    it once, or some times in a row.
 
     It is not the complement of those that have one: whether anything is left of an intersection
     with that is found by trial, and not where a text may be long.
     """
-    first, rest = mark[0], mark[1:]
-    assert first not in rest
-    begun = [f"{re.escape(first)}{re.escape(rest[:i])}" for i in range(len(rest))]
-    ways = [f"{part}[^{re.escape(first + char)}]" for part, char in zip(begun, rest, strict=True)]
-    parts = f"(?:{'|'.join(begun)})*"
-    other = f"[^{re.escape(first)}]|{parts}(?:{'|'.join(ways)})"
-    return f"/{_spelled(f'(?:{other})*{parts}')}/"
+    first = re.escape(mark[0])
+    rest = mark.lstrip(mark[0])
+    n = len(mark) - len(rest)
+    assert rest
+    assert mark[0] not in rest
+    run = f"{first}{{{n},}}"
+    begun = [f"{run}{re.escape(rest[:i])}" for i in range(1, len(rest))]
+    ways = [f"{first}{{1,{n - 1}}}[^{first}]"] if n > 1 else []
+    ways += [
+        f"{part}[^{first}{re.escape(char)}]" for part, char in zip([run, *begun], rest, strict=True)
+    ]
+    parts = f"(?:{'|'.join(begun)})*" if begun else ""
+    other = f"[^{first}]|{parts}(?:{'|'.join(ways)})"
+    return f"/{_spelled(f'(?:{other})*{parts}{first}*')}/"
+
+
+def not_beginning(mark: str) -> str:
+    """The regular expression of texts that do not begin with this mark."""
+    ends = [re.escape(mark[:i]) for i in range(1, len(mark))]
+    ways = [f"{re.escape(mark[:i])}[^{re.escape(mark[i])}](?s:.*)" for i in range(len(mark))]
+    return f"/(?:{_spelled('|'.join([*ends, *ways]))})?/"
 
 
 def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
