@@ -192,8 +192,8 @@ def reply(
 def without_reasoning(
     model: Model, messages: Sequence[dict[str, Any]], prompt: str
 ) -> Guide | None:
-    """A constraint that keeps an answer to ``prompt`` from reasoning; None where its template has
-    none.
+    """A constraint that keeps an answer to ``prompt`` from reasoning; None where the model's
+    template has no reasoning.
     """
     manner = begun(messages, manner_of(model.template))
     return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
