@@ -21,9 +21,10 @@ from treadle.batch import Part
 
 SOME = ("english", "python", "spanish")  # in the default run
 QUICK = [pytest.param("smollm2", SOME), pytest.param("gemma3", SOME[:2])]
+MODELS = ("smollm2", "gemma3")
 ALL = [
     pytest.param(name, tuple(texts()), marks=pytest.mark.whole_real)
-    for name in ("smollm2", "gemma3")
+    for name in MODELS
 ]
 
 
