@@ -89,9 +89,7 @@ def main() -> None:
     given = parser.parse_args()
     settings = {"context": WINDOW, "threads": 2}
     reference = treadle.load(given.reference, **settings)
-    model = treadle.load(
-        given.model, deterministic=given.deterministic, isa=given.isa, **settings
-    )
+    model = treadle.load(given.model, deterministic=given.deterministic, isa=given.isa, **settings)
     with open(given.text, encoding="utf-8") as file:
         ids = model.tokenize(file.read(), special=False)
     step = max(WINDOW, len(ids) // given.windows)

@@ -73,8 +73,9 @@ class Told:
     help="Room for so many full contexts; shorter texts share it, more of them at once.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="An answer does not depend on what else is written."
-)
+    "--deterministic", is_flag=True,
+    help="An answer is the same to the bit beside others as alone, and whatever is cached; slower.",
+)  # fmt: skip
 @click.option(
     "--cluster", metavar="ADDRESS",
     help="Have several models answer, on the Ray at ADDRESS; \"local\" is one on this machine.",

@@ -92,8 +92,9 @@ def command() -> None:
     help="Room for so many full contexts in each replica.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="A text does not depend on what else is written."
-)
+    "--deterministic", is_flag=True,
+    help="A text is the same to the bit beside others as alone, and whatever is cached; slower.",
+)  # fmt: skip
 @load_options
 def serve(
     model: str | None,

@@ -86,8 +86,9 @@ def origin(text: str) -> str:
     help="Web pages that may call (https://example.org); may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="A text does not depend on what else is written."
-)
+    "--deterministic", is_flag=True,
+    help="A text is the same to the bit beside others as alone, and whatever is cached; slower.",
+)  # fmt: skip
 @writing_load_options
 def command(
     model: str | None,
