@@ -89,8 +89,9 @@ def load(
 
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096 (or
-    ``kv_tokens``), of encoders 8192; ``deterministic``: results do not depend on what else is in a
-    batch, nor on how a text is cut into runs; ``kv``: keys and values as "f16", "bf16", "f32",
+    ``kv_tokens``), of encoders 8192; ``deterministic``: results are the same to the bit
+    whatever else is in a batch and however a text is cut into runs, else but for rounding;
+    ``kv``: keys and values as "f16", "bf16", "f32",
     "q8_0" or "q4_0"; ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys
     and values take at most, of all of them together, and ``kv_tokens``: of how many, None for no
     other limit; ``cache_dir``: a folder where they outlive the process, in files of ``cache_bytes``

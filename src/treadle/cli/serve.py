@@ -87,8 +87,9 @@ def origin(text: str) -> str:
     help="Origin of web pages that may call the server (https://example.org); may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
-)
+    "--deterministic", is_flag=True,
+    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+)  # fmt: skip
 @default_options
 @writing_load_options
 def command(
