@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--isa", default=None)
     parser.add_argument("--no-moves", action="store_true")
     given = parser.parse_args()
-    settings = {"context": WINDOW, "threads": 2}
+    settings: dict[str, Any] = {"context": WINDOW, "threads": 2}
     reference = treadle.load(given.reference, **settings)
     model = treadle.load(given.model, deterministic=given.deterministic, isa=given.isa, **settings)
     with open(given.text, encoding="utf-8") as file:
