@@ -61,7 +61,8 @@ def last(model: treadle.Model, ids: list[int], cached: int) -> np.ndarray:
         model.engine.run([Part(seq, ids[:cached], 0)])
     row = model.engine.run([Part(seq, ids[cached:], 1)])
     seq.close()
-    return log_softmax(row)[0]
+    made: np.ndarray = log_softmax(row)[0]
+    return made
 
 
 def moves(model: treadle.Model, windows: list[list[int]]) -> Iterator[tuple[int, float]]:
