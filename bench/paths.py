@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,8 @@ def last(model: treadle.Model, ids: list[int], cached: int) -> np.ndarray:
         model.engine.run([Part(seq, ids[:cached], 0)])
     row = model.engine.run([Part(seq, ids[cached:], 1)])
     seq.close()
-    return log_softmax(row)[0]
+    made: np.ndarray = log_softmax(row)[0]
+    return made
 
 
 def moves(model: treadle.Model, windows: list[list[int]]) -> Iterator[tuple[int, float]]:
@@ -87,7 +89,7 @@ def main() -> None:
     parser.add_argument("--isa", default=None)
     parser.add_argument("--no-moves", action="store_true")
     given = parser.parse_args()
-    settings = {"context": WINDOW, "threads": 2}
+    settings: dict[str, Any] = {"context": WINDOW, "threads": 2}
     reference = treadle.load(given.reference, **settings)
     model = treadle.load(given.model, deterministic=given.deterministic, isa=given.isa, **settings)
     with open(given.text, encoding="utf-8") as file:
