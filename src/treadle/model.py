@@ -264,10 +264,10 @@ class Model:
         ``max_tokens``: None for what ``load`` was told, -1 for as many as the text has;
         ``sampling``: how tokens are chosen, None for the model's defaults, and ``fields`` are
         fields of it by name, which count before its own: ``temperature=0``; ``stop``: the text ends
-        before this, or before any of these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a schema it
-        must satisfy, as text, a dict or a pydantic class; ``regex``: what all of it must match
-        (Rust's syntax); ``constraint``: your own ``treadle.sampling.Constraint``; ``session``:
-        whose tokens and adapters to use; ``logprobs``: how many alternatives to each token
+        before this, or before any of these; ``grammar``: GBNF text that the completion must follow;
+        ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic class; ``regex``:
+        what all of it must match (Rust's syntax); ``constraint``: your own
+        ``treadle.sampling.Constraint``; ``session``: whose tokens and adapters to use; ``logprobs``: how many alternatives to each token
         ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how much of each adapter, by
         name, in place of what ``load`` was told; ``cache_prompt``: False to read the prompt anew.
 
