@@ -267,9 +267,10 @@ class Model:
         before this, or before any of these; ``grammar``: GBNF text that the completion must follow;
         ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic class; ``regex``:
         what all of it must match (Rust's syntax); ``constraint``: your own
-        ``treadle.sampling.Constraint``; ``session``: whose tokens and adapters to use; ``logprobs``: how many alternatives to each token
-        ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how much of each adapter, by
-        name, in place of what ``load`` was told; ``cache_prompt``: False to read the prompt anew.
+        ``treadle.sampling.Constraint``; ``session``: whose tokens and adapters to use;
+        ``logprobs``: how many alternatives to each token ``Generation.logprobs`` has, 0 for the
+        token alone; ``lora``: how much of each adapter, by name, in place of what ``load`` was
+        told; ``cache_prompt``: False to read the prompt anew.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
