@@ -82,6 +82,7 @@ def load(
     reasoning: str = "auto",
     sampling: Given = None,
     seed: int | None = None,
+    max_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
@@ -105,7 +106,8 @@ def load(
     of a built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``:
     its variables; ``reasoning``: "on" or "off" by the variable that the template has for it, and
     off by a budget where it has none, "auto" for what the template does; ``sampling``: a
-    ``Sampling``, or fields of it by name over what the file recommends; ``seed``: of every text.
+    ``Sampling``, or fields of it by name over what the file recommends; ``seed``: of every text;
+    ``max_tokens``: of an answer, None for the end of the context.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -115,7 +117,7 @@ def load(
         n_sequences=n_sequences, kv_bytes=kv_bytes, kv_tokens=kv_tokens, cache_dir=cache_dir,
         cache_bytes=cache_bytes, speculate=speculate, draft=draft, lora=lora, device=device,
         isa=isa, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
-        reasoning=reasoning, sampling=sampling, seed=seed, progress=progress,
+        reasoning=reasoning, sampling=sampling, seed=seed, max_tokens=max_tokens, progress=progress,
     )  # fmt: skip
 
 
@@ -259,15 +261,16 @@ class Model:
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
 
-        ``max_tokens``: None or -1 for as many as the text has; ``sampling``: how tokens are chosen,
-        None for the model's defaults, and ``fields`` are fields of it by name, which count
-        before its own: ``temperature=0``; ``stop``: the text ends before this, or before any of
-        these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a schema it
-        must satisfy, as text, a dict or a pydantic class; ``regex``: what all of it must match
-        (Rust's syntax); ``constraint``: your own ``treadle.sampling.Constraint``; ``session``:
-        whose tokens and adapters to use; ``logprobs``: how many alternatives to each token
-        ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how much of each adapter, by
-        name, in place of what ``load`` was told; ``cache_prompt``: False to read the prompt anew.
+        ``max_tokens``: None for what ``load`` was told, -1 for as many as the text has;
+        ``sampling``: how tokens are chosen, None for the model's defaults, and ``fields`` are
+        fields of it by name, which count before its own: ``temperature=0``; ``stop``: the text ends
+        before this, or before any of these; ``grammar``: GBNF text that the completion must follow;
+        ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic class; ``regex``:
+        what all of it must match (Rust's syntax); ``constraint``: your own
+        ``treadle.sampling.Constraint``; ``session``: whose tokens and adapters to use;
+        ``logprobs``: how many alternatives to each token ``Generation.logprobs`` has, 0 for the
+        token alone; ``lora``: how much of each adapter, by name, in place of what ``load`` was
+        told; ``cache_prompt``: False to read the prompt anew.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
@@ -276,7 +279,8 @@ class Model:
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: there is no token to go on from")
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
-        limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
+        limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
+        n_top = alternatives(logprobs, self.config.n_vocab)
         tokenizer, rule = speller(self, stop := stop_strings(stop)), constraint
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)

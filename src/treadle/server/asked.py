@@ -209,11 +209,11 @@ class Asked:
     def _limit(self, ids: list[int], model: Model) -> int | None:
         """Tokens to write: where keys and values have less room than a context, that bounds it."""
         asked: int | None = self.settings["max_tokens"]
-        asked = None if asked == -1 else asked
+        asked = model.defaults.max_tokens if asked is None else asked
         if room(model) == model.n_ctx:
             return asked
         most = room(model) - len(ids)
-        return most if asked is None else min(asked, most)
+        return most if asked in (None, -1) else min(asked, most)
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
         """A request for each text, and the number of its prompt. Raises TreadleError."""

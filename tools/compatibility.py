@@ -1,0 +1,171 @@
+"""Run llama.cpp's own server tests against ``treadle serve`` and write down what came of each.
+
+    python tools/compatibility.py run SUITE --python PY --out results.json
+    python tools/compatibility.py page results.json cases.json > docs/compatibility.md
+
+SUITE is the folder ``tools/server/tests`` of llama.cpp's sources (the sdist of llama-cpp-python has
+them in ``vendor/llama.cpp``); PY is a Python with pytest and the suite's ``requirements.txt``.
+``llama_server.py`` beside this file stands in for ``llama-server``. ``compatibility.toml`` gives
+the reason for every test that does not pass; a failure without one ends ``page`` with exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parent.parent / "shared" / "data"
+# The suite starts a server for each model first, to download it; nothing is downloaded here.
+PLUGIN = """
+import sys
+sys.path.insert(0, {suite!r})
+import utils
+utils.ServerPreset.load_all = staticmethod(lambda: None)
+"""
+WORDS = {
+    "passed": "passes",
+    "design": "differs by design",
+    "absent": "not there",
+    "model": "needs a model that no package registry has",
+    "skipped": "skipped by the suite itself",
+    "defect": "defect",
+}
+
+
+def run(suite: Path, python: str, out: Path, select: list[str], encoder: Path | None) -> None:
+    """Run the suite and write ``{test: {"outcome", "message", "missing"}}`` to ``out``."""
+    stand_ins = {
+        "stories": str(DATA / "models" / "stories260K.gguf"),
+        "stories-split": str(
+            DATA / "models" / "stories260K_split" / "stories260K-00001-of-00003.gguf"
+        ),
+    }
+    if encoder:
+        stand_ins["encoder"] = str(encoder.resolve())
+    with tempfile.TemporaryDirectory() as name:
+        away = Path(name)
+        # The tests name chat templates by a path from their own folder.
+        root = suite.resolve().parents[2]
+        tests = away / "tools" / "server" / "tests"
+        shutil.copytree(suite, tests)
+        (away / "models").symlink_to(root / "models")
+        (away / "offline.py").write_text(PLUGIN.format(suite=str(tests)), "utf-8")
+        server = away / "llama-server"
+        server.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE}/llama_server.py "$@"\n')
+        server.chmod(0o755)
+        env = {
+            **os.environ,
+            "LLAMA_SERVER_BIN_PATH": str(server),
+            "TREADLE_SUITE_MODELS": json.dumps(stand_ins),
+            "PYTHONPATH": os.pathsep.join([str(away), os.environ.get("PYTHONPATH", "")]),
+        }
+        report = away / "report.xml"
+        command = [python, "-m", "pytest", "-q", "-p", "offline", "-p", "no:cacheprovider"]
+        command += ["-o", "junit_logging=all", f"--junitxml={report}", *(select or ["unit"])]
+        subprocess.run(command, cwd=tests, env=env, check=False)
+        results = read_report(report)
+    out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
+    print(Counter(r["outcome"] for r in results.values()))
+
+
+def read_report(path: Path) -> dict[str, dict[str, str]]:
+    """Outcomes by test from pytest's JUnit file."""
+    results = {}
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        outcome, message = "passed", ""
+        for tag in ("failure", "error", "skipped"):
+            found = case.find(tag)
+            if found is not None:
+                outcome = "skipped" if tag == "skipped" else "failed"
+                message = found.get("message", "")[:300]
+        text = " ".join(e.text or "" for e in case.iter() if e.tag in ("system-out", "failure"))
+        missing = re.search(r"treadle has no ([^\n]+)", text)
+        results[name] = {
+            "outcome": outcome,
+            "message": message,
+            "missing": missing[1] if missing else "",
+        }
+    return results
+
+
+def verdict(name: str, result: dict[str, str], rows: list[dict[str, str]]) -> tuple[str, str]:
+    """A word of ``WORDS`` and the reason."""
+    if result["outcome"] == "passed":
+        return "passed", ""
+    for row in rows:
+        if fnmatch.fnmatchcase(name, row["test"].replace("[", "[[]")):
+            return row["verdict"], row["reason"]
+    missing = result["missing"]
+    if missing.startswith("model "):
+        return "model", missing.removeprefix("model ")
+    if missing:
+        return "absent", f"`{missing}`"
+    if result["outcome"] == "skipped":
+        return "skipped", result["message"].removeprefix("Skipped: ")
+    return "defect", result["message"].splitlines()[0] if result["message"] else ""
+
+
+def page(results_path: Path, out: Path | None) -> int:
+    """The table of the suite, in Markdown."""
+    results = json.loads(results_path.read_text("utf-8"))
+    rows = tomllib.loads((HERE / "compatibility.toml").read_text("utf-8"))["row"]
+    verdicts = {name: verdict(name, result, rows) for name, result in results.items()}
+    lines = ["| file | " + " | ".join(WORDS.values()) + " |", "|---" * (len(WORDS) + 1) + "|"]
+    files = sorted({name.partition("::")[0] for name in results})
+    for file in files:
+        counts = Counter(v for n, (v, _) in verdicts.items() if n.startswith(f"{file}::"))
+        lines.append(f"| `{file}` | " + " | ".join(str(counts[w] or "") for w in WORDS) + " |")
+    totals = Counter(v for v, _ in verdicts.values())
+    lines.append("| all | " + " | ".join(str(totals[w] or 0) for w in WORDS) + " |")
+    lines += ["", "| test | | reason |", "|---|---|---|"]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for name, (word, reason) in sorted(verdicts.items()):
+        if word != "passed":
+            file, _, test = name.partition("::")
+            key = (f"{file}::{test.partition('[')[0]}", word, reason)
+            grouped.setdefault(key, []).append(test)
+    for (test, word, reason), cases in grouped.items():
+        count = f" ({len(cases)})" if len(cases) > 1 else ""
+        lines.append(f"| `{test}`{count} | {WORDS[word]} | {reason.replace('|', chr(92) + '|')} |")
+    text = "\n".join(lines) + "\n"
+    if out:
+        out.write_text(text, "utf-8")
+    else:
+        sys.stdout.write(text)
+    return 1 if totals["defect"] else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("run")
+    one.add_argument("suite", type=Path)
+    one.add_argument("--python", default=sys.executable)
+    one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--encoder", type=Path, help="a GGUF of an embedding model, for its tests")
+    one.add_argument("--select", nargs="*", default=[], help="tests, as pytest names them")
+    two = commands.add_parser("page")
+    two.add_argument("results", type=Path)
+    two.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.command == "page":
+        return page(given.results, given.out)
+    run(given.suite, given.python, given.out, given.select, given.encoder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

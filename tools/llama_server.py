@@ -1,0 +1,107 @@
+"""Run ``treadle serve`` under the options of llama.cpp's ``llama-server``.
+
+``tools/compatibility.py`` puts this program in the place of ``llama-server``, so that llama.cpp's
+own server tests can be run against treadle. Models are named by repository there; ``MODELS`` names
+the file that stands in for each. An option that treadle does not have ends the program with exit
+code 2 and a line that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+# llama.cpp's repository, or repository and file: the key of TREADLE_SUITE_MODELS (a JSON object).
+MODELS = {
+    "ggml-org/test-model-stories260K": "stories",
+    "ggml-org/models/tinyllamas/stories260K.gguf": "stories",
+    "ggml-org/models/tinyllamas/split/stories15M-q8_0-00001-of-00003.gguf": "stories-split",
+    "ggml-org/models/bert-bge-small/ggml-model-f16.gguf": "encoder",
+}
+# Options with a value that are passed on, by treadle's name.
+PASSED = {
+    "--port": "--port",
+    "--host": "--host",
+    "--temp": "--temp",
+    "--seed": "--seed",
+    "--n-predict": "--max-tokens",
+    "--threads": "-t",
+    "--alias": "--alias",
+    "--api-key": "--api-key",
+    "--slot-save-path": "--slot-save-path",
+    "--reasoning": "--reasoning",
+    "--chat-template": "--chat-template",
+    "--chat-template-file": "--chat-template",
+    "--lora": "--lora",
+    "--cors-origins": "--allow-origin",
+    "-ctk": "--kv",
+}
+# Flags that are passed on, and flags and options whose subject treadle does by itself.
+FLAGS = {"--metrics": "--metrics", "--no-ui": "--no-page"}
+NOTHING = {
+    *("--offline", "--cont-batching", "--embedding", "--kv-unified", "--swa-full", "--slots"),
+    *("--no-slots", "--jinja", "--no-jinja", "--no-mmproj", "--verbose", "--reranking"),
+    *("--no-cache-idle-slots", "--backend_sampling"),
+}
+NOTHING_WITH_VALUE = {
+    *("--batch-size", "--ubatch-size", "--n-gpu-layers", "-ctv", "-fa", "--cache-ram"),
+    *("--reasoning-format", "--spec-draft-n-max", "--spec-draft-n-min", "--pooling"),
+}
+
+
+class NotSupported(Exception):
+    """An option of llama-server's that treadle does not have."""
+
+
+def arguments(given: list[str], models: dict[str, str]) -> list[str]:
+    """The command line of ``treadle`` for one of ``llama-server``."""
+    names: dict[str, str] = {}
+    out = ["serve", "--no-log"]
+    words = iter(given)
+    for word in words:
+        if word in FLAGS:
+            out.append(FLAGS[word])
+        elif word in NOTHING:
+            continue
+        elif word in NOTHING_WITH_VALUE:
+            next(words)
+        elif word in PASSED:
+            out += [PASSED[word], next(words)]
+        elif word in ("--hf-repo", "--hf-file", "--model", "--model-draft", "--ctx-size"):
+            names[word] = next(words)
+        elif word == "--parallel":
+            names[word] = next(words)
+        else:
+            raise NotSupported(word)
+    n_slots = int(names.get("--parallel", 4))
+    out += ["--sequences", str(n_slots)]
+    if "--ctx-size" in names:  # llama-server divides it among its slots
+        out += ["-c", str(int(names["--ctx-size"]) // n_slots)]
+    if "--model-draft" in names:
+        out += ["--draft", names["--model-draft"]]
+    return [*out, model_of(names, models)]
+
+
+def model_of(names: dict[str, str], models: dict[str, str]) -> str:
+    """The path of the model that the options name."""
+    if "--model" in names:
+        return names["--model"]
+    name = "/".join(names[key] for key in ("--hf-repo", "--hf-file") if key in names)
+    stand_in = models.get(MODELS.get(name, ""))
+    if stand_in is None:
+        raise NotSupported(f"model {name}")
+    return stand_in
+
+
+if __name__ == "__main__":
+    stand_ins = json.loads(os.environ["TREADLE_SUITE_MODELS"])
+    try:
+        command = arguments(sys.argv[1:], stand_ins)
+    except NotSupported as e:
+        record = os.environ.get("TREADLE_SUITE_UNSUPPORTED")
+        if record:
+            Path(record).write_text(str(e), "utf-8")
+        sys.exit(f"treadle has no {e}")
+    os.execv(sys.executable, [sys.executable, "-m", "treadle", *command])
