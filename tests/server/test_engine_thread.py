@@ -237,7 +237,11 @@ def test_metrics_count_drafts(model: treadle.Model) -> None:
         drafted = accepted = 0
         for stop in (None, "z"):
             prompt = "ab cd ef gh " * 12
-            body = {"prompt": prompt, "grammar": 'root ::= "ab cd ef gh ab cd ef gh"', "stop": stop}
+            body: dict[str, Any] = {
+                "prompt": prompt,
+                "grammar": 'root ::= "ab cd ef gh ab cd ef gh"',
+                "stop": stop,
+            }
             told = post(client, "/v1/completions", **body)["timings"]
             drafted, accepted = drafted + told["draft_n"], accepted + told["draft_n_accepted"]
         assert accepted > 0
