@@ -250,8 +250,8 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
 
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
-    body, names = dict(body), {}
-    names |= _structured(body)
+    body = dict(body)
+    names = _structured(body)
     for name, ours in SYNONYMS.items():
         two = name in GUIDED and body.get(name) is not None
         if two and body.get(ours) not in (None, "", body[name]):
