@@ -51,7 +51,7 @@ def hints(*types: Any) -> set[str]:
     return {name for each in types for name in typing.get_type_hints(each)}
 
 
-# Facts of llama.cpp's server at b8000 and of vLLM at 0.26.
+# Read in November 2026: llama.cpp in the sdist of llama-cpp-python 0.3.36; vLLM in its documents.
 LLAMA_CPP = set(
     [
         "verbose",
