@@ -325,9 +325,9 @@ class Model:
         reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
         that it need not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
         ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
-        place of what ``load`` was told; off, the model cannot open reasoning. A last message of
-        the assistant is gone on with. Raises TemplateError too, and UnsupportedError for parts that
-        are no text.
+        place of what ``load`` was told; off, the answer is a ``Reply`` too, without reasoning. A
+        last message of the assistant is gone on with. Raises TemplateError too, and
+        UnsupportedError for parts that are no text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
@@ -339,16 +339,14 @@ class Model:
             reasoning = check_reasoning(reasoning)
             template = {**switched(self.template, reasoning), **check_own(template)}
         off = self.template.is_off(given, reasoning, settings.get("reasoning_budget"))
+        ruled = any(own.get(name) is not None for name in CONSTRAINTS)
+        if off and (tools is not None or not ruled):
+            settings["reasoning_budget"] = 0
         if tools is not None or "reasoning_budget" in settings:
             from treadle.reply import reply
 
-            settings |= {"reasoning_budget": 0} if off else {}
             return reply(self, messages, tools, own, template=template, **settings)
         text = self.chat_prompt(messages, template=template, **settings)
-        if off and all(own.get(name) is None for name in CONSTRAINTS):
-            from treadle.reply import without_reasoning
-
-            own["constraint"] = without_reasoning(self, messages, text)
         return self.generate(tokenizer.encode_prompt(text), **own)
 
     def chat_prompt(

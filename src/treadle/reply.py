@@ -29,7 +29,6 @@ from treadle.text.prompt import chat_prompt
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
-    from treadle.speech.guide import Guide
     from treadle.text.grammars import Grammars
     from treadle.text.template import ChatTemplate
 
@@ -187,16 +186,6 @@ def reply(
     )
     planned.dress(made.request.answer)
     return Reply(made, planned)
-
-
-def without_reasoning(
-    model: Model, messages: Sequence[dict[str, Any]], prompt: str
-) -> Guide | None:
-    """A constraint that keeps an answer to ``prompt`` from reasoning; None where the model's
-    template has no reasoning.
-    """
-    manner = begun(messages, manner_of(model.template))
-    return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:

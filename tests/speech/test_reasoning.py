@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from treadle.speech.messages import gone_on
-from treadle.speech.reasoning import is_off, switched
 from treadle.text.messages import read_messages
 from treadle.text.template import ChatTemplate
+from treadle.text.variables import reasoning_said
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -134,7 +134,7 @@ def test_marks_of_real_templates(data: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "off"),
     [
-        (switched(False), True), (switched(True), False), ({}, False),
+        ({}, False), ({"thinking": True}, False),
         ({"enable_thinking": False}, True), ({"thinking": False}, True),
         ({"enable_thinking": 0}, False), ({"enable_thinking": None}, False),
         ({"reasoning_effort": "none"}, True), ({"reasoning_effort": "no_think"}, True),
@@ -144,4 +144,4 @@ def test_marks_of_real_templates(data: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_switches_reasoning_off(variables: dict[str, Any], off: bool) -> None:
-    assert is_off(variables) == off
+    assert (reasoning_said(variables) == "off") == off
