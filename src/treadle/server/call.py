@@ -66,12 +66,11 @@ class Piece:
         """Reasoning, content and calls in it. To be asked for once, of pieces in their order."""
         scanner, out = self.text.scanner, []
         for part, n_ids in self.parts:
-            self.text.n_thought += n_ids if scanner.in_reasoning else 0
-            out += scanner.feed(part)
+            out += self.text.scan(part, n_ids)
         if self.finish_reason is not None:
             if scanner.in_reasoning:  # ids without a text yet
                 self.text.n_thought += len(self.ids) - sum(n_ids for _, n_ids in self.parts)
-            out += scanner.feed("", last=True)
+            out += self.text.scan("", 0, last=True)
         return merged(out)
 
     @classmethod
@@ -97,12 +96,28 @@ class Text:
         self.scanner = call.asked.planned.speech.scanner()
         self.n_told = 0  # ids that were given out
         self.n_thought = 0  # ids of reasoning, and of the mark that ends it: see ``said``
+        self._n_open = 0  # ids of which it is not known yet whether they are reasoning
         self.told: Progress | None = None  # that was given out last
         self.slot = NONE  # that it is in, or has been in
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
         # In the tally: ids, seconds of writing, and whether it has ended.
         self.n_counted, self.counted_s, self.counted = 0, 0.0, False
+
+    def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[Said]:
+        """What is certain of the text with a ``part`` of ``n_ids``; its reasoning is counted."""
+        scanner = self.scanner
+        reasons, open = scanner.in_reasoning, scanner.undecided
+        out = scanner.feed(part, last=last)
+        if reasons:
+            self.n_thought += n_ids
+        elif open or scanner.undecided:
+            self._n_open += n_ids
+        if not scanner.undecided:
+            if any(said.kind == "reasoning" for said in out):
+                self.n_thought += self._n_open
+            self._n_open = 0
+        return out
 
     def take(self) -> Piece | None:
         """What is new. Raises ApiError where the text has ended with an error."""

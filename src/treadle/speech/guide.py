@@ -6,7 +6,8 @@ of its closing mark are all that may follow. Where there is a budget, reasoning 
 with a budget of none it is not opened at all.
 
 Within reasoning the mark of a call binds nothing, as it may only be named. The grammar holds from
-the call's arguments on; behind the call the model may end its text, or reason on.
+the call's arguments on. Behind the call the model may end its text, or reason on; where a call must
+be, it is that one.
 """
 
 from __future__ import annotations
@@ -58,10 +59,9 @@ class Plan:
 
     ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
     follows one of ``triggers``, which the model may write where it will; without any, an answer
-    that begins as a call does.
-    ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
-    trigger within reasoning, that a call is written there. ``once``: the first call is the
-    answer's end.
+    that begins as a call does. ``heads``: what may follow a trigger in the same token. ``drafts``:
+    what tells, behind a trigger within reasoning, that a call is written there: as what is
+    ``bound`` has it behind ``trigger``, or ``lazy``. ``once``: the first call is the answer's end.
     """
 
     tokenizer: Tokenizer
@@ -75,6 +75,7 @@ class Plan:
     triggers: tuple[Trigger, ...] = ()
     heads: tuple[bytes, ...] = ()
     drafts: tuple[bytes, ...] = ()
+    trigger: str = ""
     once: bool = False
 
     def guide(self) -> Guide:
@@ -96,20 +97,19 @@ class Plan:
 
     def triggered(self, text: bytes) -> list[tuple[int, str]]:
         """Where marks of calls end in a text, the first one first, and what is ``read`` of each."""
-        if self.lazy is None:
-            return []
         return sorted((m.end(), t.read) for t in self.triggers for m in t.pattern.finditer(text))
 
     @cached_property
     def n_kept(self) -> int:
         """The bytes at the end of a text that may begin a mark of calls."""
-        if self.lazy is None:
-            return 0
         return max((len(t.mark.encode()) + MAX_SPACE for t in self.triggers), default=0)
 
     def ids(self, mark: str) -> list[int]:
-        """The tokens of a mark."""
-        return self.tokenizer.encode(mark, bos=False, special=True)
+        """The tokens of a mark; those of its letters where one would end the text."""
+        found = self.tokenizer.encode(mark, bos=False, special=True)
+        if self.tokenizer.eog.isdisjoint(found):
+            return found
+        return self.tokenizer.encode_plain(mark, start=False)
 
     def bits_of(self, ids: Iterable[int]) -> bytes:
         """A mask that allows some tokens."""
@@ -202,10 +202,11 @@ class Guide:
             self._watch()
         elif plan.thought is None or plan.budget == 0:
             self._behind()
-        elif plan.bound is not None and not plan.may_open:
-            self._behind()
         elif plan.bound is not None:
-            self._bound = self._first()
+            if plan.may_open:
+                self._bound = self._first()
+            else:
+                self._behind()
 
     # -- what the sampler asks ------------------------------------------------------------------
 
@@ -339,16 +340,16 @@ class Guide:
             elif rest.strip(b"\n"):
                 self._say(rest)
             return
-        if self._plan.lazy is not None and self._plan.triggers:
+        triggers = self._plan.triggers if self._plan.drafts else ()
+        if triggers:
             self._drafts(token, said)
         if self._state == "thinking":
-            self._text = self._text[-max(len(close), self._plan.n_kept) :]
+            self._text = self._text[-max(len(close), self._plan.n_kept if triggers else 0) :]
             self._watch()
 
     def _drafts(self, token: int, said: bytes) -> None:
         """Follow what looks like a call; where it is one, the grammar holds from here on."""
         plan = self._plan
-        assert plan.lazy is not None
         if self._draft is not None:
             try:
                 self._draft.accept(token)
@@ -363,18 +364,21 @@ class Guide:
             self._draft = self._replayed(self._drafted, read) if new else None
         if self._draft is not None and any(each in self._drafted for each in plan.drafts):
             self._matcher, self._draft, self._text = self._draft, None, b""
-            self._state, self._within = "call", True
+            self._state, self._within = "call", plan.bound is None
 
     def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
         """The grammar of calls behind ``read`` and ``rest``; None where that begins none."""
-        assert self._plan.lazy is not None
-        matcher, tokenizer = self._plan.lazy.matcher(), self._plan.tokenizer
+        plan = self._plan
+        grammar, ids = plan.bound or plan.lazy, list[int]()
+        assert grammar is not None
+        matcher = grammar.matcher()
         try:
-            before = tokenizer.encode(read, bos=False, special=True) if read else []
-            for id in (
-                *before,
-                *(tokenizer.encode_plain(rest.decode(), start=False) if rest else ()),
-            ):
+            before = plan.trigger if plan.bound is not None else ""
+            if before or read:
+                ids += plan.ids(before + read)
+            if rest:
+                ids += plan.tokenizer.encode_plain(rest.decode(), start=False)
+            for id in ids:
                 matcher.accept(id)
         except (GrammarError, UnicodeDecodeError):
             return None

@@ -108,10 +108,10 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             lazy,
             triggers=_triggers(row, grammars.tokenizer),
             heads=tuple(head.encode() for head in _heads(row, tools)),
-            drafts=tuple(head.encode() for head in _drafts(row, tools)),
+            drafts=() if own else tuple(head.encode() for head in _drafts(row, tools)),
+            trigger=row.sign,
             once=not wanted.parallel,
         )
-    speech = replace(speech, unclosed=bound is None)
     found = bound or lazy
     said = (*warnings, *(found.warnings if found is not None else ()))
     return Planned(speech, plan, tuple(dict.fromkeys(said)), _shown(speech, grammars))
@@ -197,6 +197,8 @@ def _may_open(wanted: Wanted, manner: Manner, grammars: Grammars) -> bool:
 
 def _drafts(row: Row, tools: Schemas) -> list[str]:
     """What tells, behind a trigger, that a call is written."""
+    if not tools:
+        return []
     if row.by_header and row.channels:
         return [row.channels.message]
     keyed = row.before.rpartition("{")[2] if row.id_key else ""

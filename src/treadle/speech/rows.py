@@ -78,6 +78,7 @@ class Channels:
     message: str = ""
     call: re.Pattern[str] | None = None
     heads: tuple[str, ...] = ()  # how a header may begin
+    calls: tuple[str, ...] = ()  # marks of messages of calls, where a header is one mark
 
     def is_for_user(self, header: str) -> bool:
         """Whether a message is an answer: not reasoning, and not to or from a tool."""
@@ -91,7 +92,7 @@ class Channels:
     @property
     def marks(self) -> tuple[str, ...]:
         """All that it writes beside texts and calls."""
-        own = (self.start, self.end, self.thought.open, self.final)
+        own = (self.start, self.end, self.thought.open, self.final, *self.calls)
         return (*own, *self.known_by, "<|constrain|>") if self.message else own
 
 
@@ -308,6 +309,7 @@ SOLAR = Row(  # Solar Open
         start="<|begin|>assistant", end="<|end|>", final="<|content|>",
         thought=Thought("<|think|>", "<|end|>", between="<|begin|>assistant"),
         known_by=("<|begin|>assistant", "<|think|>", "<|content|>"),
+        calls=("<|tool_calls|>", "<|tool_call:begin|>"),
     ),
 )  # fmt: skip
 

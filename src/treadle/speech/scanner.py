@@ -14,9 +14,7 @@ from treadle.speech.rows import Channels, Row, Thought, begun_mark, core_of, fin
 from treadle.speech.said import KINDS, Said, ToolCall, merged
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
-MAX_DRAFTS = (
-    64  # texts in reasoning that are read as calls: each is read once more where it is none
-)
+MAX_DRAFTS = 64  # texts in reasoning that are tried as calls: one that is none is read again
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,7 @@ class Speech:
     ``streams``: arguments are told as they come, else with their call's end. ``sure``: a grammar
     holds from a call's mark on, so what was begun is a call where the text is cut: with the
     arguments that were written, or, without a name yet, with nothing to tell. Else what is no call
-    in the end is content. ``forced``: calls are all that is said. ``unclosed``: a call ends
-    reasoning that was not closed.
+    in the end is content. ``forced``: calls are all that is said.
     """
 
     thought: Thought | None = None
@@ -41,7 +38,6 @@ class Speech:
     streams: bool = False
     sure: bool = False
     forced: bool = False
-    unclosed: bool = True
 
     def scanner(self) -> Scanner:
         """For one answer."""
@@ -109,12 +105,8 @@ class Scanner:
         """
         if self._state in ("content", "rest", "start"):
             return True, len(self._held)
-        call = (
-            "aside",
-            "head",
-            "between",
-            *(() if self._speech.sure else ("arguments", "tail", "close")),
-        )
+        sure = self._speech.sure
+        call = ("aside", "head", "between", *(() if sure else ("arguments", "tail", "close")))
         return False, None if self._state in call else 0
 
     # -- beside calls ---------------------------------------------------------------------------
@@ -166,7 +158,7 @@ class Scanner:
     def _call_marks(self) -> tuple[str, ...]:
         """Marks that begin a call within reasoning."""
         row, channels = self._row, self._speech.channels
-        if row is None or not row.trigger or not self._speech.unclosed:
+        if row is None or not row.trigger:
             return ()
         marks = (row.trigger,) if row.by_header else row.starts
         return (channels.start, *marks) if channels else marks
@@ -178,7 +170,9 @@ class Scanner:
         """
         draft, mark = self._draft, self._raw
         assert draft is not None
-        self._drafted += draft.feed(self._held[self._n_fed :], last=last)
+        self._drafted += draft.feed(self._held[self._n_fed :])
+        whole = draft._state != "arguments"  # readers may take what is cut for whole
+        self._drafted += draft.feed("", last=True) if last and whole else []
         self._n_fed = len(self._held)
         other = any(part.text.strip() for part in self._drafted if part.kind in KINDS)
         if other or (last and not draft.n_calls):
@@ -196,7 +190,7 @@ class Scanner:
         return calls
 
     def _in_aside(self, last: bool) -> list[Said]:
-        """Behind the opening mark of reasoning within content: without a closing mark it is text."""
+        """Behind an opening mark of reasoning within content: text, where no closing mark comes."""
         thought = self._speech.thought
         assert thought is not None
         text, found, rest = self._held.partition(thought.close)
@@ -275,6 +269,7 @@ class Scanner:
         text = self._held.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
+        states |= dict.fromkeys(channels.calls, "reasoning")  # where there are no tools
         states |= {mark: self._behind_mark(mark) for mark in starts}
         found = next((mark for mark in states if text.startswith(mark)), "")
         if found:
@@ -465,10 +460,15 @@ class Scanner:
         return out
 
     def _no_call(self) -> list[Said]:
-        """What looked like a call is content: what was read of it, and what follows."""
+        """What looked like a call is content: what was read of it, and what follows. Where answers
+        are messages it is reasoning: the message is not for the user.
+        """
         said, self._raw, self._object = self._raw, "", CallObject()
+        if self._speech.channels:  # a message that is not for the user
+            self._state = "reasoning"
+            return [Said("reasoning", said)]
         trigger = self._row is not None and self._row.trigger
-        self._state = "content" if trigger or self._speech.channels else "rest"
+        self._state = "content" if trigger else "rest"
         return [Said("content", said)]
 
     def _cut(self) -> list[Said]:
