@@ -14,6 +14,7 @@ import pytest
 
 import treadle
 from tests.speech.families import HERMES_TEMPLATE
+from tests.speech.test_history import GPT_OSS
 from treadle.errors import TemplateError, TreadleError
 from treadle.reply import Reply
 from treadle.speech.functions import result_of, tool_of
@@ -394,9 +395,45 @@ def test_talks_that_a_template_raises_on(model: treadle.Model, data: Path) -> No
         system = {"role": "system", "content": "be brief"}
         text = model.chat_prompt([system, *HI, *HI])
         assert "<start_of_turn>user\nbe brief\n\nhi\nhi<end_of_turn>" in text
-        for wrong in ({"role": "x", "content": ""}, {"role": "x", "tool_calls": [{}]}):
-            with pytest.raises(TemplateError, match="roles must alternate"):
-                model.chat_prompt([wrong, *HI])
+        with pytest.raises(TemplateError, match="roles must alternate"):
+            model.chat_prompt([{"role": "x", "content": ""}, *HI])
+        with pytest.raises(TemplateError, match="message 0: a call is a dict"):
+            model.chat_prompt([{"role": "x", "tool_calls": [{}]}, *HI])
+    finally:
+        model.__dict__["template"] = own
+
+
+def test_a_history_without_tools_now(model: treadle.Model) -> None:
+    """A template leaves out the words beside a call, later words of the system's, and raises on a
+    result without its call.
+    """
+    own = model.template
+    call = {"type": "function", "function": {"name": "f", "arguments": {"text": "ARGUMENT"}}}
+    calling: Any = {"role": "assistant", "content": "WORDS", "tool_calls": [{"id": "a", **call}]}
+    result: Any = {"role": "tool", "tool_call_id": "a", "content": "RESULT"}
+    late = {"role": "system", "content": "LATE"}
+    try:
+        model.__dict__["template"] = ChatTemplate(GPT_OSS)
+        thought = {**calling, "reasoning_content": "REASONED"}
+        text = model.chat_prompt([*HI, thought, result, late])
+        words = ("hi", "REASONED", "WORDS", "ARGUMENT", "RESULT", "LATE")
+        assert [text.count(word) for word in words] == [1] * 6
+        assert [text.index(word) for word in words] == sorted(text.index(word) for word in words)
+        assert "RESULT" in model.chat_prompt([*HI, result])
+        made = model.chat([*HI, result], tools=[], max_tokens=1)
+        assert len(made.warnings) == 1
+        assert model.chat([*HI, calling, result], tools=[], max_tokens=1).warnings == ()
+        parts = [{"type": "text", "text": "BEFORE"}, {"type": "image", "data": "aGk="}]
+        pictured: Any = [*HI, calling, {**result, "content": parts}]
+        text = model.chat_prompt(pictured)
+        assert text.index("BEFORE") < text.index("[The tool gave a picture (2 bytes) here.")
+        (warning,) = model.chat(pictured, tools=[], max_tokens=1).warnings
+        assert warning == (
+            "a tool's result 'a': a picture (2 bytes) is left out: the model reads text alone"
+        )
+        answered: Any = [*HI, thought, result, {"role": "assistant", "content": "ANSWER"}, *HI]
+        text = model.chat_prompt(answered)
+        assert text.index("WORDS") < text.index("ARGUMENT") < text.index("ANSWER")
     finally:
         model.__dict__["template"] = own
 

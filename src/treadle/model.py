@@ -311,21 +311,12 @@ class Model:
 
             return reply(self, messages, tools, own, template=template, **settings)
         text = self.chat_prompt(messages, template=template, **settings)
-        if all(own.get(name) is None for name in CONSTRAINTS):
-            own["constraint"] = self._without_reasoning(messages, text, template, settings)
+        given = {**settings, **(template or {})}
+        if given and all(own.get(name) is None for name in CONSTRAINTS):
+            from treadle.reply import without_reasoning
+
+            own["constraint"] = without_reasoning(self, messages, text, given)
         return self.generate(tokenizer.encode_prompt(text), **own)
-
-    def _without_reasoning(
-        self, messages: Messages, text: str, template: Mapping[str, Any] | None,
-        settings: Mapping[str, Any],
-    ) -> Constraint | None:  # fmt: skip
-        """What keeps an answer from reasoning where the template's variables switch that off."""
-        if not (given := {**settings, **(template or {})}):
-            return None
-        from treadle.reply import without_reasoning
-        from treadle.speech.reasoning import is_off
-
-        return without_reasoning(self, messages, text) if is_off(given) else None
 
     def chat_prompt(
         self, messages: Messages, *, tools: list[dict[str, Any]] | None = None,

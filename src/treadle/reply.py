@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +11,16 @@ from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.generation import Generation
 from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
-from treadle.speech.messages import begun, check_calls, gone_on, in_another_form, shaped
+from treadle.speech.history import lone_results, needs_form
+from treadle.speech.media import in_words, left_out
+from treadle.speech.messages import (
+    begun,
+    check_calls,
+    gone_on,
+    in_another_form,
+    in_form,
+    shaped,
+)
 from treadle.speech.planned import Planned, Wanted, plan_answer
 from treadle.speech.reasoning import is_off
 from treadle.speech.schemas import without_nulls
@@ -106,14 +116,17 @@ class Reply(Generation):
 def prompt_of(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
 ) -> str:
-    """``chat_prompt`` of a conversation; one on which the template raises as it may take it, but
-    with tools, for which ``reply`` has put it in its form.
+    """``chat_prompt`` of a conversation. One with calls, results, later words of the system's or
+    reasoning is put in the template's form, and so is one on which the template raises; with tools
+    ``reply`` has done it.
     """
 
     def made(messages: Sequence[dict[str, Any]]) -> str:
         return chat_prompt(template, messages, tools, *given, go_on=partial(gone_on, template))
 
     try:
+        if tools is None and needs_form(messages):
+            messages = in_form(messages, template)
         return made(messages)
     except TemplateError as error:
         if tools is not None:
@@ -144,7 +157,8 @@ def reply(
         ranged("reasoning_budget", reasoning_budget, 0)
     parallel = flag("parallel", parallel)
     check_messages(messages)
-    messages = read_messages(messages)
+    told = (*left_out(messages), *lone_results(messages))
+    messages = read_messages([in_words(message) for message in messages])
     check_calls(messages)
     by_name = described(() if tools is None else tools)
     forced = _forced(tool_choice, by_name)
@@ -167,6 +181,7 @@ def reply(
     )
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)
+    planned = replace(planned, warnings=(*planned.warnings, *told))
     made = model.generate(
         grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
     )
@@ -175,11 +190,13 @@ def reply(
 
 
 def without_reasoning(
-    model: Model, messages: Sequence[dict[str, Any]], prompt: str
+    model: Model, messages: Sequence[dict[str, Any]], prompt: str, variables: Mapping[str, Any]
 ) -> Guide | None:
-    """A constraint that keeps an answer to ``prompt`` from reasoning; None where its template has
-    none.
+    """A constraint that keeps an answer to ``prompt`` from reasoning, where ``variables`` of the
+    template switch that off; None elsewhere.
     """
+    if not is_off(variables):
+        return None
     manner = begun(messages, manner_of(model.template))
     return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
 

@@ -74,6 +74,11 @@ def test_a_wrong_field_of_an_object_is_named_with_the_object() -> None:
         assert caught.value.param == name
 
 
+ANY: dict[str, Any] = {"response_format": {"type": "json_object"}}
+OWN_INNER = {"schema": {"a": 1}}
+OWN = {"response_format": {"type": "json_schema", "json_schema": OWN_INNER}}
+
+
 def read(model: treadle.Model, body: dict[str, Any]) -> asked.Asked:
     return read_asked(body, model, Sampling(temperature=0.5))
 
@@ -154,11 +159,45 @@ def test_what_cannot_be_honoured(body: dict[str, Any], model: treadle.Model) -> 
             Wanted(schema={}, lenient=True),
         ),
         ({"response_format": {"type": "grammar", "grammar": "x"}}, Wanted(grammar="x")),
+        ({**ANY, "json_schema": {"a": 1}}, Wanted(schema={"a": 1})),
+        ({**ANY, "guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
+        ({"response_format": {**ANY["response_format"], "schema": {}}}, Wanted(schema={})),
+        (
+            {"response_format": {**ANY["response_format"], "json_schema": {"schema": {"a": 1}}}},
+            Wanted(schema={"a": 1}),
+        ),
+        ({**OWN, "json_schema": {"a": 1}}, Wanted(schema={"a": 1})),
+        ({"json_schema": {"a": 1}, "guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
         ({"response_format": {"type": "regex", "regex": "x"}}, Wanted(regex="x")),
     ],
 )
 def test_constraints(body: Any, found: Any, model: treadle.Model) -> None:
     assert read(model, body).wanted == found
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ({**OWN, "json_schema": {"b": 1}}, ("response_format", "json_schema")),
+        ({**OWN, "guided_json": {"b": 1}}, ("response_format", "guided_json")),
+        ({**OWN, "guided_regex": "a"}, ("response_format", "guided_regex")),
+        ({**ANY, "grammar": 'root ::= "x"'}, ("response_format", "grammar")),
+        ({"json_schema": {"a": 1}, "guided_json": {"b": 1}}, ("guided_json", "json_schema")),
+        ({"regex": "a", "guided_regex": "b"}, ("guided_regex", "regex")),
+        ({"grammar": 'root ::= "x"', "guided_json": {}}, ("grammar", "guided_json")),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": OWN_INNER}},
+            ("response_format.schema", "response_format.json_schema.schema"),
+        ),
+    ],
+)
+def test_two_forms_of_an_answer(body: Any, names: tuple[str, str], model: treadle.Model) -> None:
+    """The second one was dropped."""
+    with pytest.raises(ApiError) as caught:
+        read(model, body)
+    assert caught.value.status == 400
+    assert caught.value.param == names[0]
+    assert caught.value.message.startswith(f"{names[0]} and {names[1]}: ")
 
 
 def test_prompts(model: treadle.Model) -> None:

@@ -143,7 +143,7 @@ def test_text_before_calls_that_a_template_leaves_out() -> None:
     """Solar Open's writes a message's text or its calls. The text is a message before them."""
     template = ChatTemplate(TEMPLATES["solar"])
     manner = find_manner(template)
-    assert manner.text_apart
+    assert manner.beside.apart
     talk = calling()
     talk[1] |= {"content": "let me look", "reasoning_content": "hm"}
     made, shown = shaped(talk, [], manner)
@@ -153,7 +153,7 @@ def test_text_before_calls_that_a_template_leaves_out() -> None:
     assert text.count("let me look") == 1
     begun = "<|tool_calls|>"
     both = TEMPLATES["solar"].replace(begun, f"<|content|>{{{{ m.content }}}}{begun}")
-    assert not find_manner(ChatTemplate(both)).text_apart
+    assert not find_manner(ChatTemplate(both)).beside.apart
 
 
 def test_ids_that_name_the_tool() -> None:
@@ -243,14 +243,15 @@ def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
     results = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in ids]
     made, tools = shaped([USER, said, *results, USER], [F], manner)
     found = [m.get("tool_call_id") or (m.get("tool_calls") or [m])[0].get("id") for m in made]
-    assert found == [None, "a", "a", "b", "b", "c", "c", "z", None]
-    assert [m["content"] for m in made if m["role"] == "assistant"] == ["so:", "", ""]
+    # The words are a message of their own: with a call the template leaves them out.
+    assert found == [None, None, "a", "a", "b", "b", "c", "c", "z", None]
+    assert [m["content"] for m in made if m["role"] == "assistant"] == ["so:", "", "", ""]
     text = template.render(made, tools=tools)
     assert text.index('"x": "b"') < text.index("of b") < text.index('"x": "c"')
     bare = [{"role": "tool", "content": str(i)} for i in range(3)]
     made, _ = shaped([USER, said, *bare], [F], manner)
     assert [m["content"] for m in made if m["role"] == "tool"] == ["0", "1", "2"]
-    assert [m["role"] for m in made[1:]] == ["assistant", "tool"] * 3
+    assert [m["role"] for m in made[1:]] == ["assistant", *["assistant", "tool"] * 3]
     assert not find_manner(real(data, "Qwen-Qwen2.5-7B-Instruct")).one_call
 
 

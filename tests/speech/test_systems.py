@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.speech.families import F
+from tests.speech.families import TEMPLATES, F
 from tests.speech.test_manner import REAL, USER, WITHOUT, real
 from treadle.speech.manner import find_manner
 from treadle.speech.messages import shaped
-from treadle.speech.systems import system_first
+from treadle.speech.systems import system_in_place
 from treadle.text.template import ChatTemplate
 
 FIRST, LATE = ({"role": "system", "content": f"{word} says so"} for word in ("first", "late"))
@@ -70,13 +71,64 @@ def test_it_does_not_stay(source: str) -> None:
     assert find_manner(ChatTemplate(plain)).system_stays
 
 
-def test_the_system_first() -> None:
-    both = {"role": "system", "content": "first says so\n\nlate says so"}
-    assert system_first([USER, SAID]) == [USER, SAID]
-    assert system_first([FIRST, USER]) == [FIRST, USER]
-    assert system_first([FIRST, USER, LATE]) == [both, USER]
-    assert system_first([USER, LATE, SAID]) == [LATE, USER, SAID]
-    told = {**LATE, "role": "user"}
-    assert system_first([FIRST, USER, SAID, LATE]) == [FIRST, USER, SAID, told]
-    assert system_first([USER, SAID, LATE]) == [USER, SAID, told]
-    assert system_first([FIRST, USER, *CALLED[:1], LATE])[0] == FIRST
+def test_the_system_in_place() -> None:
+    late, first = LATE["content"], FIRST["content"]
+    both = {"role": "system", "content": f"{first}\n\n{late}"}
+    own = {"role": "user", "content": late}
+    behind, before = (
+        {"role": "user", "content": words} for words in (f"hi\n\n{late}", f"{late}\n\nhi")
+    )
+    made = system_in_place
+    assert made([USER, SAID]) == [USER, SAID]
+    assert made([FIRST, USER]) == [FIRST, USER]
+    assert made([FIRST, LATE, USER]) == [both, USER]
+    assert made([FIRST, USER, LATE]) == [FIRST, behind]
+    assert made([USER, LATE, SAID]) == [behind, SAID]
+    assert made([FIRST, USER, SAID, LATE]) == [FIRST, USER, SAID, own]
+    assert made([USER, SAID, LATE, USER]) == [USER, SAID, before]
+    assert made([USER, SAID, LATE, SAID, USER]) == [USER, SAID, own, SAID, USER]
+    assert made([USER, {**LATE, "content": ""}]) == [USER]
+    assert made([USER, {**LATE, "role": "developer"}]) == [behind]
+    given = {**CALLED[1], "content": f"gave this\n\n{late}"}
+    assert made([USER, *CALLED, LATE]) == [USER, CALLED[0], given]
+    objects = {**CALLED[1], "content": {"é": 1}}
+    assert made([objects, LATE])[0]["content"] == f'{{"é": 1}}\n\n{late}'
+
+
+TURNS: list[Any] = [
+    FIRST, USER, LATE, SAID, {**USER, "content": "how"}, {**LATE, "content": "more of it"},
+    *CALLED, {**LATE, "content": "some of it"},
+    *({**CALLED[0], "content": "so"}, CALLED[1]), {**LATE, "content": "all of it"},
+    SAID, {**LATE, "content": "the last of it"}, {**USER, "content": "so"},
+]  # fmt: skip
+ENDS = (3, 6, 9, 12, 15)  # where the model is asked
+# Templates that lose the place by themselves: Mistral's write the system and the tools before the
+# user's last message.
+MOVES = ("mistralai-Mistral-Nemo-Instruct-2407",)
+
+
+def n_alike(one: str, other: str) -> int:
+    """Characters that two texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@pytest.mark.parametrize("name", [*REAL, *WITHOUT, *(f"own {each}" for each in TEMPLATES)])
+def test_what_was_read_is_the_beginning_of_the_next_prompt(name: str, data: Path) -> None:
+    """The system's words moved to the front, and all of the conversation was read again."""
+    own = name.removeprefix("own ")
+    template = real(data, name) if own == name else ChatTemplate(TEMPLATES[own], bos="<s>")
+    manner = find_manner(template)
+
+    def lost(turns: list[Any]) -> list[int]:
+        """Characters behind the first that is another one in the next prompt."""
+        made = [shaped(turn, [F], manner) for turn in turns]
+        texts = [template.render(said, tools=shown) for said, shown in made]
+        return [len(one) - n_alike(one, other) for one, other in pairwise(texts)]
+
+    turns = [TURNS[:end] for end in ENDS]
+    without = [[m for m in turn if m == FIRST or m["role"] != "system"] for turn in turns]
+    assert all(LATE["content"] in template.render(shaped(t, [], manner)[0]) for t in turns)
+    if name not in MOVES:
+        few = len("\n\nmore of it")  # a mark behind a text that goes on
+        assert all(a <= b + few for a, b in zip(lost(turns), lost(without), strict=True))

@@ -12,7 +12,7 @@ import pytest
 from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
 from treadle.text.grammar import Grammar
-from treadle.text.schema_limits import LOWEST
+from treadle.text.schema_limits import COUNTS, LENGTHS, LOWEST
 from treadle.text.tokenizer import Tokenizer
 
 LEAST, MOST = -(2**63), 2**63 - 1  # of 64 bits
@@ -67,6 +67,45 @@ def test_references_that_are_not_too_deep(bytes_tokenizer: Tokenizer) -> None:
         "$defs": {**wide, "leaf": {"const": 1}},
     }
     assert accepts(Grammar.from_json_schema(schema, bytes_tokenizer), '{"p7": {"x": 1}}')
+
+
+@pytest.mark.parametrize(
+    ("key", "n"),
+    [
+        *((key, n) for key in LENGTHS for n in (2**32, 2**53, 2**64, 1e10, 10**400)),
+        *((key, n) for key in COUNTS for n in (2**63, 1e300, -1, 1.5, "3", True)),
+    ],
+)
+def test_counts_that_cannot_be_kept(bytes_tokenizer: Tokenizer, key: str, n: Any) -> None:
+    """llguidance refused the whole schema."""
+    kind = "array" if "Items" in key else "object" if "Properties" in key else "string"
+    value = {"type": kind, key: n}
+    schema = {
+        "properties": {"a/b": {"anyOf": [value, {"const": 1}]}, "n": {"const": 1}},
+        "required": ["a/b", "n"],
+    }
+    where = "(at #/properties/a~1b/anyOf/0)"
+    with pytest.raises(GrammarError, match=f'^JSON schema: "{key}": ') as caught:
+        Grammar.from_json_schema(schema, bytes_tokenizer)
+    assert str(caught.value).endswith(where)
+    grammar = Grammar.from_json_schema(schema, bytes_tokenizer, lenient=True)
+    (warning,) = grammar.warnings
+    assert warning == f"{caught.value}: left out"
+    said = {"array": "[1, 2]", "object": '{"c": 2}', "string": '"zz"'}[kind]
+    assert accepts(grammar, f'{{"a/b": {said}, "n": 1}}')
+    assert not accepts(grammar, f'{{"a/b": {said}, "n": 2}}')
+    assert not accepts(grammar, '{"a/b": 2, "n": 1}')
+
+
+def test_counts_that_are_kept(bytes_tokenizer: Tokenizer) -> None:
+    for most in (2, 2.0):
+        grammar = Grammar.from_json_schema({"type": "string", "maxLength": most}, bytes_tokenizer)
+        assert accepts(grammar, '"zz"')
+        assert not accepts(grammar, '"zzz"')
+    long = {"type": "string", "maxLength": 2**32 - 1}
+    assert accepts(Grammar.from_json_schema(long, bytes_tokenizer), '"zz"')
+    named = {"properties": {"maxLength": {"const": 1}}, "required": ["maxLength"]}
+    assert accepts(Grammar.from_json_schema(named, bytes_tokenizer), '{"maxLength": 1}')
 
 
 @pytest.mark.parametrize("n", [2**53 + 1, 2**63, 2**64 - 1, 10**400])

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from treadle.server.asked import Asked, read_asked
+from treadle.server.asked import Asked, read_asked, two_forms
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import conversation_text, read_conversation
 from treadle.server.fields import (
@@ -77,6 +77,8 @@ NAMES = {
     "reasoning_budget": "thinking.budget_tokens",
     "response_format": "output_config.format",
 }
+TEXT_BLOCKS = ("text", "search_result", "tool_reference")
+TEXT_SOURCES = ("text", "content")  # of documents
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -111,7 +113,7 @@ def read_messages(service: Service, body: dict[str, Any]) -> Asked:
     }
     forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
     if all(forms):
-        raise ApiError(400, "output_format: output_config.format is there, too: send that alone")
+        raise two_forms("output_format", "output_config.format")
     if any(forms):
         own["response_format"] = forms[0] or forms[1]
     asked = read_asked({**body, **own}, service.model, service.defaults)
@@ -235,11 +237,7 @@ def _read(name: str, block: Any) -> str:
         return "\n".join(_text(name, part) for part in array(f"{name}.content", own.get("content")))
     if kind == "tool_reference":  # all tools are shown from the start
         return text(f"{name}.tool_name", own.get("tool_name"))
-    if (
-        kind == "document"
-        and isinstance(source, dict)
-        and source.get("type") in ("text", "content")
-    ):
+    if kind == "document" and isinstance(source, dict) and source.get("type") in TEXT_SOURCES:
         where = f"{name}.source"
         told = source.get("data" if source["type"] == "text" else "content")
         if isinstance(told, list) and source["type"] == "content":
@@ -251,12 +249,32 @@ def _read(name: str, block: Any) -> str:
     )
 
 
+def _parts(name: str, block: Any) -> list[dict[str, Any]]:
+    """A block of a tool's result as parts of a chat's content. What is no text stays as it is: the
+    conversation has a sentence for it.
+    """
+    own = mapping(name, block)
+    source = own.get("source") if own.get("type") == "document" else None
+    kind = source.get("type") if isinstance(source, dict) else None
+    if source is not None and kind == "content" and isinstance(source.get("content"), list):
+        said = [text(name, own[key]) for key in ("title", "context") if own.get(key)]
+        made = [{"type": "text", "text": each} for each in said]
+        for i, part in enumerate(source["content"]):
+            made += _parts(f"{name}.source.content[{i}]", part)
+        return made
+    if own.get("type") in TEXT_BLOCKS or kind in TEXT_SOURCES:
+        return [{"type": "text", "text": _read(name, own)}]
+    return [{**own, "type": text(f"{name}.type", own.get("type"))}]
+
+
 def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
     content = block.get("content") or ""
     if not isinstance(content, str):
         where = f"{name}.content"
         parts = enumerate(array(where, content))
-        content = "\n".join(_read(f"{where}[{i}]", part) for i, part in parts)
+        content = [made for i, part in parts for made in _parts(f"{where}[{i}]", part)]
+        if all(part["type"] == "text" for part in content):
+            content = "\n".join(part["text"] for part in content)
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 

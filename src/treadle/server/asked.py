@@ -90,6 +90,8 @@ SYNONYMS = {
     "thinking_budget_tokens": "reasoning_budget",
 }
 
+GUIDED = ("guided_json", "guided_regex")  # vLLM's names of what an answer must be
+
 _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
 _PROMPT: Table = {"multimodal_data": refused("treadle reads text alone", [])}
 
@@ -106,6 +108,9 @@ def adapters(name: str, value: Any) -> dict[int, float]:
         made[given["id"]] = given.get("scale", 0.0)
     return made
 
+
+ANY_OBJECT: Mapping[str, Any] = {"json_schema": {"type": "object"}}
+"""What ``response_format`` says by json_object, where it has no schema."""
 
 _OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
 COMMON: Table = {
@@ -206,19 +211,25 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
     body, names = dict(body), {}
-    for name, own in SYNONYMS.items():
-        if body.get(name) is not None and (body.get(own) is None or name.startswith("max_")):
-            body[own], names[own] = body[name], name
+    for name, ours in SYNONYMS.items():
+        two = name in GUIDED and body.get(name) is not None
+        if two and body.get(ours) not in (None, "", body[name]):
+            raise two_forms(name, ours)
+        if body.get(name) is not None and (body.get(ours) is None or name.startswith("max_")):
+            body[ours], names[ours] = body[name], name
     with named(names):
-        asked = _asked(body, model, defaults)
+        asked = _asked(body, model, defaults, names)
     form = body.get("response_format")
     if form is not None:
-        names |= dict.fromkeys(_response_format(form), "response_format")
+        own = [key for key in _response_format(form) if body.get(key) in (None, "")]
+        names |= dict.fromkeys(own, "response_format")
     asked.names = names
     return asked
 
 
-def _asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
+def _asked(
+    body: Mapping[str, Any], model: Model, defaults: Sampling, names: Mapping[str, str]
+) -> Asked:
     slots = whole(NONE, model.engine.cache.n_sequences - 1)
     given = read_fields(body, {**COMMON, "id_slot": slots})
     settings: dict[str, Any] = {
@@ -239,7 +250,7 @@ def _asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
         slot=given.get("id_slot", NONE),
         reuse=given.get("cache_prompt", True),
         lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
-        wanted=_wanted(given),
+        wanted=_wanted(given, names),
     )
 
 
@@ -284,18 +295,24 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     return made
 
 
-def _wanted(given: Mapping[str, Any]) -> Wanted:
-    """The grammar, the schema or the regular expression of answers."""
-    names = ("grammar", "json_schema", "regex")
-    found = {name: given[name] for name in names if given.get(name, "") != ""}
-    form = given.get("response_format")
-    if form is not None:
-        found |= _response_format(form)
-    lenient = found.pop("lenient", False)
+def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> Wanted:
+    """The grammar, the schema or the regular expression of answers. ``names``: the client's names
+    of fields, by ours. Raises ApiError where two fields say different things.
+    """
+    keys = ("grammar", "json_schema", "regex")
+    found = {key: given[key] for key in keys if given.get(key, "") != ""}
+    form, lenient = given.get("response_format"), False
+    own = {} if form is None else _response_format(form)
+    any_object = own == ANY_OBJECT and "json_schema" in found
+    if own and not any_object and found and own != found:
+        other = next(iter(found))
+        raise two_forms("response_format", names.get(other, other))
+    if own and not found:
+        lenient = form is not None and form.get("type") == "json_schema" and _is_lenient(form)
+        found = own
     if len(found) > 1:
-        raise ApiError(
-            400, "a grammar, a schema, a regex at once: choose one", param="response_format"
-        )
+        one, other, *_ = (names.get(key, key) for key in found)
+        raise two_forms(one, other)
     budget = given.get("reasoning_budget", -1)
     return Wanted(
         schema=found.get("json_schema"),
@@ -306,19 +323,21 @@ def _wanted(given: Mapping[str, Any]) -> Wanted:
     )
 
 
+def two_forms(one: str, other: str) -> ApiError:
+    """Two fields that each say what an answer must be."""
+    why = "each says what the answer must be: send one of them"
+    return ApiError(400, f"{one} and {other}: {why}", param=one)
+
+
 def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The grammar, the schema or the regular expression that a ``response_format`` has."""
     kind, where = form.get("type"), "response_format"
     if kind == "text":
         return {}
-    if kind == "json_object":
-        schema = form.get("schema")
-        return {"json_schema": {"type": "object"} if schema is None else mapping(where, schema)}
-    if kind == "json_schema":
-        if "json_schema" in form:  # Responses has all of it one level up
-            where = f"{where}.json_schema"
-            form = mapping(where, form["json_schema"])
-        schema = mapping(f"{where}.schema", form.get("schema"))
-        return {"json_schema": schema, "lenient": form.get("strict") is False}
+    if kind == "json_object" and form.get("schema") is None and form.get("json_schema") is None:
+        return dict(ANY_OBJECT)
+    if kind in ("json_object", "json_schema"):
+        return {"json_schema": _inner_schema(where, form)}
     if kind in ("grammar", "regex"):
         return {kind: text(f"{where}.{kind}", form.get(kind))}
     raise ApiError(
@@ -326,6 +345,23 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
         f"{where}.type: {kind!r:.40} is none of text, json_object, json_schema, grammar, regex",
         param=where,
     )
+
+
+def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a ``response_format``: its own, or that of its ``json_schema``."""
+    if form.get("json_schema") is None:  # Responses has all of it one level up
+        return mapping(f"{where}.schema", form.get("schema"))
+    inner = mapping(f"{where}.json_schema", form["json_schema"])
+    schema = mapping(f"{where}.json_schema.schema", inner.get("schema"))
+    if form.get("schema") not in (None, schema):
+        raise two_forms(f"{where}.schema", f"{where}.json_schema.schema")
+    return schema
+
+
+def _is_lenient(form: Mapping[str, Any]) -> bool:
+    """Whether a ``response_format`` says that its schema is to hold as far as possible."""
+    inner = form.get("json_schema")
+    return (form if inner is None else inner).get("strict") is False
 
 
 # -- prompts --------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from treadle.server.asked import check_length, check_text
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, wrong
 from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
+from treadle.speech.history import lone_results
+from treadle.speech.media import in_words, left_out
 from treadle.speech.messages import begun, shaped
 from treadle.speech.reasoning import is_off, switched
 from treadle.text.variables import check_own
@@ -56,7 +58,8 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
             "tool_choice: with a grammar of its own, no call can be forced",
             param="tool_choice",
         )
-    prompt = conversation_text(body, service)
+    told: list[str] = []
+    prompt = conversation_text(body, service, told)
     asked.prompts = [check_length(model.tokenizer.encode_prompt(prompt), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
     asked.wanted = replace(
@@ -70,6 +73,9 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
     own = service.manner
     asked.plan(model, begun(read_messages(given["messages"]), own) if continued else own, prompt)
+    if told:
+        said = dict.fromkeys((*asked.planned.warnings, *told))
+        asked.planned = replace(asked.planned, warnings=tuple(said))
 
 
 def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
@@ -86,14 +92,19 @@ def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> in
     return EFFORTS.get(effort)
 
 
-def conversation_text(body: Mapping[str, Any], service: Service) -> str:
-    """The prompt that the model's template makes of a body's messages. Raises ApiError, and
+def conversation_text(
+    body: Mapping[str, Any], service: Service, told: list[str] | None = None
+) -> str:
+    """The prompt that the model's template makes of a body's messages. ``told`` gets a warning for
+    each part of them that is in another form than the client's, or left out. Raises ApiError, and
     TemplateError.
     """
     given, model = read_fields(body, FIELDS), service.model
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
     said = read_messages(given["messages"])
+    if told is not None:
+        told += [*left_out(given["messages"]), *lone_results(said)]
     check_text("".join(str(message.get("content") or "") for message in said), model)
     messages, shown = shaped(said, read_tools(given).functions, service.manner)
     variables = _variables(given)
@@ -119,8 +130,8 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """As templates take them: those of the system that are first as one; contents as texts or
-    parts of text; arguments of calls as objects. Raises ApiError.
+    """As templates take them: those of the system that are first as one; contents as texts;
+    arguments of calls as objects. Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
         raise ApiError(
@@ -134,7 +145,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         role = mapping(where, message).get("role")
         if not isinstance(role, str):
             raise wrong(f"{where}.role", role, "a string, such as user")
-        content = content_text(f"{where}.content", message.get("content"))
+        content = content_text(f"{where}.content", in_words(message).get("content"))
         if role in _SYSTEM:
             if len(made) == 1 and made[0]["role"] == "system":
                 content = f"{made.pop()['content']}\n\n{content}"

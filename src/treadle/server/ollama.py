@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from treadle.embedding import Embedder
-from treadle.server.asked import Asked, read_asked, read_prompt, room
+from treadle.server.asked import ANY_OBJECT, Asked, read_asked, read_prompt, room, two_forms
 from treadle.server.call import Call, Piece, Text
 from treadle.server.conversation import read_conversation
 from treadle.server.embeddings import CUT, embed, embedder_of
@@ -60,7 +60,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
         options["num_predict"] = -1
     form = body.get("format")
     if form not in (None, ""):
-        options["json_schema"] = {"type": "object"} if form == "json" else mapping("format", form)
+        options |= _format(form, options)
     options |= {"stream": given.get("stream", True), "n": None}
     asked = read_asked(options, service.model, service.defaults)
     asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
@@ -68,16 +68,39 @@ def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
     return asked
 
 
+def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``format`` as a schema; the word json says nothing where ``options`` have a schema."""
+    other = next((key for key in ("json_schema", "guided_json") if options.get(key)), None)
+    if form == "json":
+        return dict(ANY_OBJECT) if other is None else {}
+    schema = mapping("format", form)
+    if other is not None and options[other] != schema:
+        raise two_forms("format", f"options.{other}")
+    return {"json_schema": schema}
+
+
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> Asked:
     """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
-    for i, message in enumerate(given.get("messages", [])):
-        if mapping(f"messages[{i}]", message).get("images"):
-            raise ApiError(400, f"messages[{i}].images: treadle reads text alone")
-    chat = {"messages": given.get("messages"), "tools": given.get("tools")}
+    messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
+    chat = {"messages": messages, "tools": given.get("tools")}
     read_conversation({**chat, **_thinking(body)}, service, asked)
     return asked
+
+
+def _given(name: str, message: Any) -> dict[str, Any]:
+    """A message as a chat's: pictures of a tool's result are parts of its content."""
+    made = dict(mapping(name, message))
+    pictures = array(f"{name}.images", made.pop("images", None) or [])
+    if not pictures:
+        return made
+    if made.get("role") != "tool":
+        raise ApiError(400, f"{name}.images: treadle reads text alone")
+    said = made.get("content")
+    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said or []
+    parts = [*array(f"{name}.content", parts), *({"type": "image", "data": p} for p in pictures)]
+    return {**made, "content": parts}
 
 
 @named({"json_schema": "format"})

@@ -10,6 +10,7 @@ from treadle.server.conversation import content_text
 from treadle.server.fields import array, mapping, text
 from treadle.server.openai_tools import flat_name
 from treadle.server.problems import ApiError
+from treadle.speech.media import in_words
 
 if TYPE_CHECKING:
     from treadle.server.talks import Talks
@@ -69,9 +70,10 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
             name = flat_name(item.get("namespace"), item.get("name"))
             made.append(calling(item.get("call_id"), name, arguments))
         elif kind in RESULTS:
-            said = item.get("output")
-            content_text(f"{where}.output", said)
-            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
+            result = {"role": "tool", "tool_call_id": item.get("call_id")}
+            result["content"] = item.get("output")
+            content_text(f"{where}.output", in_words(result)["content"])
+            made.append(result)
         elif kind not in SKIPPED:
             raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
     return made

@@ -52,8 +52,8 @@ def read_tools(given: Mapping[str, Any]) -> Tools:
         return Tools()
     functions = tuple(_function(f"tools[{i}]", t) for i, t in enumerate(few("tools", tools)))
     names = [tool["function"]["name"] for tool in functions]
-    if len(set(names)) < len(names):
-        raise ApiError(400, "tools: two have one name", param="tools")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ApiError(400, f"tools: two are called {twice[0]!r}", param="tools")
     if choice == "none":
         return Tools()
     parallel = given.get("parallel_tool_calls", True)

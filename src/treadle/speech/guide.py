@@ -59,9 +59,11 @@ class Plan:
 
     ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
     follows one of ``triggers``, which the model may write where it will; without any, an answer
-    that begins as a call does. ``heads``: what may follow a trigger in the same token. ``drafts``:
-    what tells, behind a trigger within reasoning, that a call is written there: as what is
-    ``bound`` has it behind ``trigger``, or ``lazy``. ``once``: the first call is the answer's end.
+    that begins as a call does.
+    ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
+    trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
+    ``trigger``, or ``lazy``. ``once``: the first call is the
+    answer's end.
     """
 
     tokenizer: Tokenizer
@@ -97,11 +99,15 @@ class Plan:
 
     def triggered(self, text: bytes) -> list[tuple[int, str]]:
         """Where marks of calls end in a text, the first one first, and what is ``read`` of each."""
+        if not (self.lazy or self.drafts):
+            return []
         return sorted((m.end(), t.read) for t in self.triggers for m in t.pattern.finditer(text))
 
     @cached_property
     def n_kept(self) -> int:
         """The bytes at the end of a text that may begin a mark of calls."""
+        if not (self.lazy or self.drafts):
+            return 0
         return max((len(t.mark.encode()) + MAX_SPACE for t in self.triggers), default=0)
 
     def ids(self, mark: str) -> list[int]:
@@ -340,11 +346,10 @@ class Guide:
             elif rest.strip(b"\n"):
                 self._say(rest)
             return
-        triggers = self._plan.triggers if self._plan.drafts else ()
-        if triggers:
+        if self._plan.drafts and self._plan.triggers:
             self._drafts(token, said)
         if self._state == "thinking":
-            self._text = self._text[-max(len(close), self._plan.n_kept if triggers else 0) :]
+            self._text = self._text[-max(len(close), self._plan.n_kept) :]
             self._watch()
 
     def _drafts(self, token: int, said: bytes) -> None:
@@ -369,13 +374,10 @@ class Guide:
     def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
         """The grammar of calls behind ``read`` and ``rest``; None where that begins none."""
         plan = self._plan
-        grammar, ids = plan.bound or plan.lazy, list[int]()
+        grammar, before = plan.bound or plan.lazy, plan.trigger if plan.bound is not None else ""
         assert grammar is not None
-        matcher = grammar.matcher()
+        matcher, ids = grammar.matcher(), plan.ids(before + read) if before + read else []
         try:
-            before = plan.trigger if plan.bound is not None else ""
-            if before or read:
-                ids += plan.ids(before + read)
             if rest:
                 ids += plan.tokenizer.encode_plain(rest.decode(), start=False)
             for id in ids:

@@ -5,6 +5,7 @@ one call, and the row that finds the same call in it is the right one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -14,9 +15,11 @@ from weakref import WeakKeyDictionary
 from treadle.errors import TemplateError, UnsupportedError
 from treadle.forked import free_lock
 from treadle.record import dataclass
+from treadle.speech.history import Beside, text_before_calls, with_thought_parts
 from treadle.speech.rows import GENERIC, ROWS, THOUGHTS, Channels, Row, Thought
 from treadle.speech.said import Told
 from treadle.speech.scanner import Speech
+from treadle.text.messages import REASONING
 
 if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate
@@ -81,11 +84,14 @@ class Manner:
     has_results: bool = False  # it renders what tools give, though not the calls
     arguments_as_text: bool = False
     content_is_none: bool = False  # of a message that calls
-    text_apart: bool = False  # messages that call have no text, which may be one before them
+    beside: Beside = Beside()  # what it writes of words and reasoning in a message that calls
     one_call: bool = False  # a message has one at most
     has_system: bool = True
     system_raises: bool = False  # a system's message; else it may be left out
     system_stays: bool = False  # it writes a later one of the system's where that stands
+    system_alone: bool = True  # it writes a conversation that is one message of the system's
+    empty_raises: bool = False  # an assistant's message without text
+    thought_parts: bool = False  # reasoning is a part of the content
     alternates: bool = False  # it raises on two messages of one role in a row
     gap: str | None = None  # what the assistant must say between a result and the user
     plain_schemas: bool = False  # it raises on what only some schemas have
@@ -135,6 +141,9 @@ def find_manner(template: ChatTemplate) -> Manner:
         "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
         "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
         "full_schemas": shows and not _rendered(template, [], properties=_BARE),
+        "system_alone": not one or _system_alone(template, tools=shows),
+        "empty_raises": bool(one) and _empty_raises(template),
+        "thought_parts": _has_thought_parts(template, source),
         "system_stays": _SYSTEM in system and _system_stays(template, tools=shows),
     }  # fmt: skip
     named = any(row.named_ids and row.after in source for row in ROWS)
@@ -145,8 +154,9 @@ def find_manner(template: ChatTemplate) -> Manner:
             if row is not None:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
                 own["one_call"] = not _has_several(template, form, tools=shows)
-                own["text_apart"] = bool(channels) and not _has_text(template, form, tools=shows)
                 own["gap"] = _gap(template, form, tools=shows)
+                own["beside"], none = _beside(template, form, own, tools=shows)
+                own["content_is_none"] = none
                 own["results_as_text"] = not _has_objects(template, form, tools=shows)
                 talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN), _LATE]
                 own["system_stays"] &= _LATE["content"] in _rendered(template, talk, tools=shows)
@@ -201,10 +211,73 @@ def _has_several(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
     return all(mark in text for mark in marks)
 
 
-def _has_text(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
-    """Whether it writes what is said before a call, in the message that calls."""
-    said = {**_calling([_ARGUMENTS], form), "content": _SYSTEM}
-    return _SYSTEM in _rendered(template, [said], tools=tools)
+def _beside(
+    template: ChatTemplate, form: Form, own: Mapping[str, Any], *, tools: bool
+) -> tuple[Beside, bool]:
+    """How it writes words and reasoning before a call: in order, as far as it does; and whether
+    the content of a message that calls is None for that.
+    """
+    channels: Channels | None = own["channels"]
+    ways = [Beside(), Beside(apart=True), Beside(apart=True, thought_with_call=True)]
+    if channels is not None and channels.preamble:
+        both = f"{channels.end}{channels.start}{channels.preamble}"
+        ways.insert(1, Beside(in_thought=both))
+    words, thought, mark = f"{_WORD}_1", f"{_WORD}_2", f"{_WORD}_3"
+    whole = {**_calling([{_WORD: mark}], form), "content": words}
+    if own["thought"] is not None:
+        whole |= dict.fromkeys(REASONING, thought)
+
+    def rendered(way: Beside, none: bool, *more: dict[str, Any]) -> str:
+        said = text_before_calls([whole], way)
+        if none:
+            said = [{**message, "content": message["content"] or None} for message in said]
+        return _rendered(template, [*said, _result(form, _GIVEN), *more], tools=tools)
+
+    def rank(way: Beside, none: bool) -> int:
+        text = rendered(way, none)
+        at = [text.find(each) for each in (thought, words, mark)]
+        if min(at[1:]) < 0 or at[1] > at[2]:
+            return 0
+        return 1 if at[0] < 0 else 3 if at[0] < at[1] else 2
+
+    tried = [(way, none) for none in sorted({form.none, True}) for way in ways]
+    best, none = max(tried, key=lambda each: rank(*each))  # of equal ones the first
+    # Some count the words as a turn, and raise on the answer behind the call.
+    if best.apart and not rendered(best, none, answer := {"role": "assistant", "content": "so"}):
+        parted = replace(best, turn_between=True)
+        best = parted if rendered(parted, none, answer) else best
+    return best, none
+
+
+def _system_alone(template: ChatTemplate, *, tools: bool) -> bool:
+    """Whether it writes a conversation of one message, the system's, with tools and without."""
+    ways = (True, False) if tools else (False,)
+    return all(
+        _SYSTEM in _rendered(template, [], tools=way, system=True, user=False) for way in ways
+    )
+
+
+def _empty_raises(template: ChatTemplate) -> bool:
+    """Whether it raises on an assistant's message for having no text."""
+    none, some = (
+        _rendered(template, [{"role": "assistant", "content": said}, _USER], tools=False)
+        for said in ("", _GAPS[1])
+    )
+    return bool(some) and not none
+
+
+def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
+    """Whether it writes reasoning as a part of an assistant's content, and not otherwise."""
+    if not re.search(r"""['"]thinking['"]""", source):
+        return False
+    said = {"role": "assistant", "content": _GIVEN, "reasoning_content": _SYSTEM}
+    plain, parts = (
+        _rendered(template, [message, _USER], tools=False)
+        for message in (said, with_thought_parts(said))
+    )
+    places = [parts.find(_SYSTEM), parts.find(_GIVEN)]
+    # A list that is printed as it is has its keys in it, too.
+    return _SYSTEM not in plain and -1 < places[0] < places[1] and "'type'" not in parts
 
 
 def _has_objects(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
@@ -270,6 +343,7 @@ def _rendered(
     *,
     tools: bool = True,
     system: bool = False,
+    user: bool = True,
     asks: bool = False,
     properties: Mapping[str, Any] | None = None,
 ) -> str:
@@ -277,10 +351,11 @@ def _rendered(
     cannot.
     """
     first = [{"role": "system", "content": _SYSTEM}] if system else []
+    first += [_USER] if user else []
     tool = _TOOL if properties is None else _tool(properties)
     try:
         return template.render(
-            [*first, _USER, *more], add_generation_prompt=asks, tools=[tool] if tools else None
+            [*first, *more], add_generation_prompt=asks, tools=[tool] if tools else None
         )
     except (TemplateError, UnsupportedError):
         return ""

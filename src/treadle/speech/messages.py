@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TemplateError
 from treadle.speech.arguments import arguments_of
+from treadle.speech.history import (
+    results_behind_calls,
+    system_alone_as_user,
+    text_before_calls,
+    with_thought_parts,
+    without_empty,
+)
 from treadle.speech.manner import Manner, manner_of
+from treadle.speech.media import in_words
 from treadle.speech.reasoning import style_of
 from treadle.speech.rows import Row
 from treadle.speech.schemas import fully, plainly
-from treadle.speech.systems import system_first
+from treadle.speech.systems import is_text, system_in_place
 from treadle.text.messages import (
     SPEAKERS,
     check_messages,
@@ -48,18 +56,22 @@ def shaped(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
-    placed = messages if manner.system_stays else system_first(messages)
+    placed = results_behind_calls([in_words(message) for message in messages])
+    placed = placed if manner.system_stays else system_in_place(placed)
+    placed = placed if manner.system_alone else system_alone_as_user(placed)
     made = [_with_objects(message) for message in placed]
+    made = without_empty(made, thoughts=manner.thought_parts) if manner.empty_raises else made
     made = _begun_by_user(made, manner) if manner.alternates else made
     made = _told_by_user(made) if manner.system_raises else made
     made = in_turns(made) if manner.alternates else made
+    made = [with_thought_parts(message) for message in made] if manner.thought_parts else made
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
     if not calls:
         return made, None
     made = [_with_text(message, manner) for message in made]
     if manner.writes_calls:
         made = _one_by_one(made) if manner.one_call else made
-        made = _text_apart(made) if manner.content_is_none or manner.text_apart else made
+        made = text_before_calls(made, manner.beside)
         if manner.row.id_size or manner.row.named_ids:
             _give_ids(made)
         if manner.row.named_ids:
@@ -126,6 +138,15 @@ def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:
     return f"{asked}{content}"
 
 
+def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Messages, without tools, in the form of ``template``. Raises TemplateError."""
+    check_messages(messages)
+    messages = read_messages([in_words(message) for message in messages])
+    check_calls(messages)
+    made, _ = shaped(messages, [], manner_of(template))
+    return made
+
+
 def in_another_form(
     messages: Sequence[Mapping[str, Any]], template: ChatTemplate, error: TemplateError
 ) -> list[dict[str, Any]]:
@@ -145,14 +166,15 @@ def in_another_form(
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a message, its calls with the objects that most templates write as JSON. Without
-    calls it has no list of them: Llama 3's template asks whether there is one.
+    """A copy of a message, its calls with the objects that most templates write as JSON, its
+    content a text where it is None. Without calls it has no list of them: Llama 3's template asks
+    whether there is one.
     """
     made = dict(message)
+    if made.get("content") is None:
+        made["content"] = ""
     if not made.get("tool_calls"):
         made.pop("tool_calls", None)
-        if made.get("content") is None:
-            made["content"] = ""
     else:
         made["tool_calls"] = [
             {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
@@ -181,7 +203,7 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         role, last = message.get("role"), made[-1] if made else {}
         contents = [each.get("content") for each in (last, message)]
         alike = role == last.get("role") and role in ("user", "assistant")
-        if not alike or not all(map(_is_text, contents)):
+        if not alike or not all(map(is_text, contents)):
             made.append(message)
             continue
         made[-1] = {**last, **message, "content": "\n".join(filter(None, map(joined, contents)))}
@@ -197,9 +219,9 @@ def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     said: list[str] = []
     for message in messages:
-        if message.get("role") == "system" and _is_text(message.get("content")):
+        if message.get("role") == "system" and is_text(message.get("content")):
             said.append(joined(message.get("content")))
-        elif said and message.get("role") == "user" and _is_text(message.get("content")):
+        elif said and message.get("role") == "user" and is_text(message.get("content")):
             content = "\n\n".join(filter(None, [*said, joined(message.get("content"))]))
             made.append({**message, "content": content})
             said = []
@@ -235,13 +257,6 @@ def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]
     return made
 
 
-def _is_text(content: Any) -> bool:
-    """Whether a content can be joined; what else it may be, the template's reader refuses."""
-    if isinstance(content, list):
-        return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
-    return content is None or isinstance(content, str)
-
-
 def _whole(function: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
     """A function with all that templates read: Hermes' raises for one without a description."""
     made = {key: value for key, value in function.items() if value is not None}
@@ -267,19 +282,6 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     if found is None:
         found = {}
     return {**function, "arguments": found if isinstance(found, dict) else arguments}
-
-
-def _text_apart(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is said before calls as a message of its own: templates whose calls have None for
-    content write no call where there is text, and some no text where there is a call.
-    """
-    made: list[dict[str, Any]] = []
-    for message in messages:
-        if message.get("tool_calls") and message.get("content"):
-            made.append({key: value for key, value in message.items() if key != "tool_calls"})
-            message = {"role": message["role"], "tool_calls": message["tool_calls"]}
-        made.append(message)
-    return made
 
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             triggers=_triggers(row, grammars.tokenizer),
             heads=tuple(head.encode() for head in _heads(row, tools)),
             drafts=() if own else tuple(head.encode() for head in _drafts(row, tools)),
-            trigger=row.sign,
+            trigger=row.trigger if row.by_header else core_of(row.trigger)[0],
             once=not wanted.parallel,
         )
     found = bound or lazy

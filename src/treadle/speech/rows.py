@@ -77,6 +77,7 @@ class Channels:
     known_by: tuple[str, ...]  # what a template has that writes them
     message: str = ""
     call: re.Pattern[str] | None = None
+    preamble: str = ""  # the header of words for the user that stand before a call
     heads: tuple[str, ...] = ()  # how a header may begin
     calls: tuple[str, ...] = ()  # marks of messages of calls, where a header is one mark
 
@@ -296,7 +297,7 @@ HARMONY = Row(  # gpt-oss
             "<|channel|>analysis<|message|>", "<|end|>", between="<|start|>assistant"
         ),
         known_by=("<|channel|>", "<|message|>"), message="<|message|>",
-        call=re.compile(r"to=functions\.([^\s<]+)"),
+        call=re.compile(r"to=functions\.([^\s<]+)"), preamble="<|channel|>commentary<|message|>",
         heads=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to="),
     ),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from treadle.errors import GrammarError
 from treadle.text.exact_numbers import dump
 from treadle.text.schema_keys import MAPS, VALUES, ClosedObjects, in_other_words
 from treadle.text.schema_limits import (
+    COUNTS,
     MAX_DEPTH,
     Numbers,
     Parts,
@@ -161,6 +162,7 @@ class _Enforced:
 
     def __init__(self, root: Mapping[str, Any], left_out: list[str] | None) -> None:
         self._left_out, self._parts, self._numbers = left_out, Parts(root), Numbers()
+        self._path: list[str] = []  # of the part that is read, from the root
         if (depth := self._parts.depth()) > MAX_DEPTH:
             raise GrammarError(
                 f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
@@ -171,11 +173,11 @@ class _Enforced:
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
         """A part of it; ``is_map``: its keys are names."""
         if isinstance(schema, list | tuple):
-            return [self.schema(item) for item in schema]
+            return [self._inner(str(i), item) for i, item in enumerate(schema)]
         if not isinstance(schema, Mapping):
             return schema
         if is_map:
-            return {name: self.schema(item) for name, item in schema.items()}
+            return {name: self._inner(str(name), item) for name, item in schema.items()}
         if isinstance(schema.get("$ref"), str) and self._never.at(schema["$ref"]):
             return False
         told = in_other_words(schema, self._parts)
@@ -209,20 +211,36 @@ class _Enforced:
 
     def _part(self, key: str, value: Any, kind: Any) -> Any:
         """What a keyword says of values of type ``kind``."""
-        return self.schema(within(key, value, kind), is_map=key in MAPS)
+        return self._inner(key, within(key, value, kind), is_map=key in MAPS)
+
+    def _inner(self, step: str, schema: Any, *, is_map: bool = False) -> Any:
+        """``schema`` of a part that is one step further from the root."""
+        self._path.append(step)
+        try:
+            return self.schema(schema, is_map=is_map)
+        finally:
+            self._path.pop()
+
+    @property
+    def _where(self) -> str:
+        """The place of the part that is read, as a reference; nothing at the root."""
+        steps = (step.replace("~", "~0").replace("/", "~1") for step in self._path)
+        return f" (at #/{'/'.join(steps):.200})" if self._path else ""
 
     def _keeps(self, key: str, value: Any, shown: str = "") -> bool:
         """Whether a keyword can be enforced, where it is one of those that are looked at here."""
         fault = self._fault(key, value)
         if fault:
-            message = f'JSON schema: "{shown or key}": {json.dumps(value):.200} {fault}'
+            message = (
+                f'JSON schema: "{shown or key}": {json.dumps(value):.200} {fault}{self._where}'
+            )
             if self._left_out is None:
                 raise GrammarError(message)
             self._left_out.append(f"{message}: left out")
         return not fault
 
     def _fault(self, key: str, value: Any) -> str:
-        if not isinstance(value, str):
+        if key in COUNTS or not isinstance(value, str):
             return self._numbers.fault(key, value)
         if key == "format" and value == "unknown":  # of this name llguidance has one that takes all
             return "is no format that can be enforced"

@@ -15,7 +15,7 @@ from treadle.errors import TemplateError, UnsupportedError
 
 Message = Mapping[str, Any]
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # Command R7B has a plan
 SPEAKERS = ("system", "developer", "user", "assistant")
 _TRIED = ("user", "assistant", "user")  # in ``form_of``
 _MARKS = ("treadleone", "treadletwo", "treadlethree")  # no template says these
@@ -94,17 +94,19 @@ def _read(i: int, message: Any) -> dict[str, Any]:
         raise TemplateError(f"message {i}: its content is {kind}: expected a text or a list")
     if isinstance(content, list) and (is_parts(content) or message["role"] in SPEAKERS):
         for part in content:
-            _check_part(f"message {i}", part)
-    found = [message[name] for name in _REASONING if message.get(name) is not None]
+            _check_part(f"message {i}", part, thinks=message["role"] == "assistant")
+    found = [message[name] for name in REASONING if message.get(name) is not None]
     if not found:
         return message
-    return {**message, **dict.fromkeys(_REASONING, found[0])}
+    return {**message, **dict.fromkeys(REASONING, found[0])}
 
 
-def _check_part(where: str, part: Any) -> None:
+def _check_part(where: str, part: Any, *, thinks: bool) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind is None:
         raise TemplateError(f"{where}: a part is a dict with a type, not {part!r:.80}")
+    if thinks and kind == "thinking" and isinstance(part.get("thinking"), str):
+        return
     if kind != "text":
         raise UnsupportedError(f"{where} has a part of type {kind!r:.40}: treadle reads text alone")
     if not isinstance(part.get("text"), str):
@@ -117,9 +119,11 @@ def is_parts(content: Any) -> bool:
 
 
 def joined(content: Any) -> str:
-    """The text of a content: parts with a line break between them; nothing for None."""
+    """The text of a content: parts with a line break between them, without reasoning; nothing for
+    None.
+    """
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in content)
+        return "\n".join(part["text"] for part in content if part.get("type") != "thinking")
     return content or ""
 
 

@@ -26,6 +26,9 @@ FLOAT_MAX = sys.float_info.max
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BOUNDS = (_LOWER, _UPPER)
 NUMBERS = (*_LOWER, *_UPPER, "multipleOf")  # keywords of numbers
+LENGTHS = ("minLength", "maxLength")
+COUNTS = (*LENGTHS, "minItems", "maxItems", "minProperties", "maxProperties")
+LONGEST = 2**32 - 1  # characters that the repetition of a regular expression can count
 _STEP = 1e-12  # that exclusive bounds are moved by
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
@@ -127,6 +130,8 @@ class Numbers:
         if key in ("const", "enum"):
             wrong = next((str(n)[:40] for n in _numbers(value) if not _is_exact(n)), "")
             return f"has {wrong}, which cannot be written exactly" if wrong else ""
+        if key in COUNTS:
+            return _count_fault(key, value)
         if not _is_number(value):
             return ""
         if (key in _LOWER and value > HIGHEST) or (key in _UPPER and value < LOWEST):
@@ -144,11 +149,21 @@ class Numbers:
         return ""
 
 
+def _count_fault(key: str, value: Any) -> str:
+    """Why a number of characters, items or properties cannot be enforced, or nothing."""
+    if not _is_number(value) or value < 0 or value % 1:
+        return "is no count: expected a whole number from 0"
+    most = LONGEST if key in LENGTHS else HIGHEST
+    return "" if value <= most else f"cannot be enforced: at most {most}"
+
+
 def within(key: str, value: Any, kind: Any = None) -> Any:
     """A bound as one that is known: numbers that are lower, or higher, are not written, and one
     that is no float64 is the next inside, for it would be rounded to either side. ``kind``: the
-    type of what is bounded.
+    type of what is bounded. A count is an integer: llguidance takes no 5.0.
     """
+    if key in COUNTS:
+        return int(value)
     if not _is_number(value) or key not in (*_LOWER, *_UPPER):
         return value
     if key in _LOWER and value < LOWEST:
