@@ -178,7 +178,7 @@ def test_a_template_with_a_blank_behind_its_mark(grammars: Grammars) -> None:
     function = {"name": "f", "arguments": ARGUMENTS}
     id = told(plan, f"[TOOL_CALLS] [{json.dumps(function)}]", 1).calls[0].id
     call = {"id": id, "type": "function", "function": function}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": id, "content": "3"},
@@ -201,7 +201,7 @@ def test_what_a_template_writes_is_allowed(name: str, grammars: Grammars) -> Non
     ids = {"kimi": "functions.f:0", "solar": "a1b2c3d4e5"}
     call = {"id": ids.get(name, "abcdefgh1"), "type": "function",
             "function": {"name": "f", "arguments": arguments}}  # fmt: skip
-    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
     said, tools = shaped([{"role": "user", "content": "hi"}, calling], [F], manner)
     text = template.render(said, tools=tools, add_generation_prompt=False)
     if own.by_header:

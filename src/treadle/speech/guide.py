@@ -471,8 +471,8 @@ class Guide:
             elif not _MAY_BE_BARE.fullmatch(self._text):
                 self._state = "plain"
             return
-        if found := plan.triggered(self._text):
-            end, read = found[0]
+        if marks := plan.triggered(self._text):
+            end, read = marks[0]
             self._enter(self._text[end:], read)
         else:
             self._text = self._text[-plan.n_kept :]

@@ -178,7 +178,7 @@ class Pythonic:
             return f'"{{" ({pair} ("," " "? {pair})*)? "}}"'
         required = required_of(schema)
         first, behind = '"}"', '"}"'
-        for key in reversed(properties):
+        for key in reversed([*properties]):
             if is_never(properties[key]):
                 continue
             name = f"({rules.plain(repr(key))} | {rules.plain(json.dumps(key))})"
@@ -205,7 +205,7 @@ def _is_of(value: Any, kinds: Sequence[str]) -> bool:
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, int | float):
         return "number" in kinds or ("integer" in kinds and value == int(value))
-    named = {str: "string", list: "array", dict: "object"}
+    named: dict[type, str] = {str: "string", list: "array", dict: "object"}
     return named.get(type(value), "") in kinds
 
 
