@@ -80,8 +80,8 @@ LLAMA_CPP = """
 import json, sys
 import numpy as np, llama_cpp
 path, out = sys.argv[1:]
-model = llama_cpp.Llama(path, n_ctx=512, n_batch=512, n_ubatch=512, logits_all=True, n_threads=2,
-                        n_threads_batch=2, verbose=False)
+model = llama_cpp.Llama(path, n_ctx=512, n_batch=512, n_ubatch=512, logits_all=True, n_threads=1,
+                        n_threads_batch=1, verbose=False)
 print(json.dumps(llama_cpp.__version__), flush=True)
 for line in sys.stdin:
     ids, one_by_one = json.loads(line)
