@@ -154,20 +154,23 @@ def main() -> None:
     """Write the file anew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rival", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--only", choices=(*MODELS, "minilm"), help="of one model")
     options = parser.parse_args()
     values: dict[str, Any] = json.loads(VALUES.read_text("utf-8")) if VALUES.exists() else {}
-    values["greedy"] = {}
     for name in MODELS:
+        if options.only not in (None, name):
+            continue
         path = fetch(name)
         truth = float32_model(path)
-        values["greedy"][name] = greedy_values(path, truth)
+        values.setdefault("greedy", {})[name] = greedy_values(path, truth)
         if options.rival:
             with tempfile.TemporaryDirectory() as folder:
                 values.setdefault("llama_cpp", {})[name] = kl_values(
                     path, truth, options.rival, folder
                 )
         del truth
-    values["vectors"] = vectors(fetch("minilm"))
+    if options.only in (None, "minilm"):
+        values["vectors"] = vectors(fetch("minilm"))
     lines = json.dumps(values, ensure_ascii=False, indent=1)
     lines = re.sub(r"\[[-\d\s.,e]+\]", lambda row: " ".join(row[0].split()), lines)
     VALUES.write_text(lines + "\n", "utf-8")

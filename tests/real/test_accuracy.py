@@ -22,10 +22,7 @@ from treadle.batch import Part
 SOME = ("english", "python", "spanish")  # in the default run
 QUICK = [pytest.param("smollm2", SOME), pytest.param("gemma3", SOME[:2])]
 MODELS = ("smollm2", "gemma3")
-ALL = [
-    pytest.param(name, tuple(texts()), marks=pytest.mark.whole_real)
-    for name in MODELS
-]
+ALL = [pytest.param(name, tuple(texts()), marks=pytest.mark.whole_real) for name in MODELS]
 
 
 @contextmanager
