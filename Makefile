@@ -9,7 +9,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 MODELS := $(VENV)/bin/python tools/fetch_models.py
 
-.PHONY: demo chat test emulated cluster lint format clean
+.PHONY: demo chat test real emulated cluster lint format clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
@@ -36,6 +36,11 @@ emulated: $(VENV)/.stamp-dev
 # Models on a Ray of this machine, in two and four processes, killed and gone on with: minutes.
 cluster: $(VENV)/.stamp-dev
 	TREADLE_CLUSTER=1 $(VENV)/bin/python -m pytest tests/cluster
+
+# What takes long on real models: every window of text, token by token, whole contexts: minutes.
+real: $(VENV)/.stamp-dev
+	$(MODELS)
+	TREADLE_REAL=1 $(VENV)/bin/python -m pytest tests/real
 
 lint: $(VENV)/.stamp-dev
 	$(VENV)/bin/ruff check

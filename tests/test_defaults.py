@@ -153,3 +153,14 @@ def test_reasoning_off_with_tools(given: Any) -> None:
     assert ([call.name for call in answer.calls], answer.reasoning) == (["f"], "")
     with pytest.raises(TreadleError, match="expected auto, on, off"):
         model.chat(HELLO, reasoning="maybe")
+
+
+def test_a_limit_of_tokens(one_kernel_cache: Path) -> None:
+    with treadle.load(threads=1, context=64, max_tokens=3) as model:
+        for given, reason, n in ((None, "length", 3), (5, "length", 5), (-1, "context", None)):
+            made = model.generate("def f(", max_tokens=given, ignore_eos=True)
+            made.finish()
+            assert made.finish_reason == reason
+            assert n is None or len(made.ids) == n
+    with pytest.raises(TreadleError, match="max_tokens=0"):
+        treadle.load(max_tokens=0)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from treadle.models.archs import ARCHS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -23,3 +25,23 @@ def test_the_library_example(
     assert names["logits"].shape[1] == 512
     assert names["answer"].finish_reason in ("stop", "length", "context")
     names["model"].close()
+
+
+def test_every_architecture_is_in_the_list_of_models() -> None:
+    """docs/models.md has each in a cell or in brackets; the README says how many they are."""
+    rows = (ROOT / "docs/models.md").read_text("utf-8")
+    cells = re.findall(r"\| ([^|]+) \|$|\(([^)]+)\)", rows, re.M)
+    named = {name.strip() for cell in cells for name in re.split("[;,]", "".join(cell))}
+    assert set(ARCHS) <= named, set(ARCHS) - named
+    (count,) = re.findall(r"(\d+) architectures of GGUF", (ROOT / "README.md").read_text("utf-8"))
+    assert int(count) == len(ARCHS)
+
+
+def test_a_first_conversation_is_one_command() -> None:
+    """`make demo` ends with it, and the README names it."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    demo = re.search(r"^demo:.*\n((?:\t.*\n)+)", makefile, re.M)
+    assert demo is not None
+    assert "make chat" in demo[1].splitlines()[-1]
+    assert re.search(r"^chat:", makefile, re.M)
+    assert "make chat" in (ROOT / "README.md").read_text("utf-8")

@@ -409,8 +409,8 @@ def test_a_history_without_tools_now(model: treadle.Model) -> None:
     """
     own = model.template
     call = {"type": "function", "function": {"name": "f", "arguments": {"text": "ARGUMENT"}}}
-    calling = {"role": "assistant", "content": "WORDS", "tool_calls": [{"id": "a", **call}]}
-    result = {"role": "tool", "tool_call_id": "a", "content": "RESULT"}
+    calling: Any = {"role": "assistant", "content": "WORDS", "tool_calls": [{"id": "a", **call}]}
+    result: Any = {"role": "tool", "tool_call_id": "a", "content": "RESULT"}
     late = {"role": "system", "content": "LATE"}
     try:
         model.__dict__["template"] = ChatTemplate(GPT_OSS)
@@ -423,7 +423,15 @@ def test_a_history_without_tools_now(model: treadle.Model) -> None:
         made = model.chat([*HI, result], tools=[], max_tokens=1)
         assert len(made.warnings) == 1
         assert model.chat([*HI, calling, result], tools=[], max_tokens=1).warnings == ()
-        answered = [*HI, thought, result, {"role": "assistant", "content": "ANSWER"}, *HI]
+        parts = [{"type": "text", "text": "BEFORE"}, {"type": "image", "data": "aGk="}]
+        pictured: Any = [*HI, calling, {**result, "content": parts}]
+        text = model.chat_prompt(pictured)
+        assert text.index("BEFORE") < text.index("[The tool gave a picture (2 bytes) here.")
+        (warning,) = model.chat(pictured, tools=[], max_tokens=1).warnings
+        assert warning == (
+            "a tool's result 'a': a picture (2 bytes) is left out: the model reads text alone"
+        )
+        answered: Any = [*HI, thought, result, {"role": "assistant", "content": "ANSWER"}, *HI]
         text = model.chat_prompt(answered)
         assert text.index("WORDS") < text.index("ARGUMENT") < text.index("ANSWER")
     finally:

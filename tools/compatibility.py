@@ -20,10 +20,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
+
+import tomllib
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent.parent / "shared" / "data"

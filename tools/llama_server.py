@@ -51,6 +51,9 @@ NOTHING_WITH_VALUE = {
 }
 
 
+NAMED = ("--hf-repo", "--hf-file", "--model", "--model-draft", "--ctx-size", "--parallel")
+
+
 class NotSupported(Exception):
     """An option of llama-server's that treadle does not have."""
 
@@ -69,9 +72,7 @@ def arguments(given: list[str], models: dict[str, str]) -> list[str]:
             next(words)
         elif word in PASSED:
             out += [PASSED[word], next(words)]
-        elif word in ("--hf-repo", "--hf-file", "--model", "--model-draft", "--ctx-size"):
-            names[word] = next(words)
-        elif word == "--parallel":
+        elif word in NAMED:
             names[word] = next(words)
         else:
             raise NotSupported(word)

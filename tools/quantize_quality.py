@@ -24,7 +24,6 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
 MIXES = ("Q4_0", "Q4_K_M", "Q3_K_M", "Q2_K", "IQ4_XS", "IQ3_S", "Q5_K_M", "Q6_K")
 ENGINES = ("treadle", "ggml")
 PIECE = 1500  # characters of prose, then as many of code

@@ -80,8 +80,8 @@ LLAMA_CPP = """
 import json, sys
 import numpy as np, llama_cpp
 path, out = sys.argv[1:]
-model = llama_cpp.Llama(path, n_ctx=512, n_batch=512, n_ubatch=512, logits_all=True, n_threads=2,
-                        n_threads_batch=2, verbose=False)
+model = llama_cpp.Llama(path, n_ctx=512, n_batch=512, n_ubatch=512, logits_all=True, n_threads=1,
+                        n_threads_batch=1, verbose=False)
 print(json.dumps(llama_cpp.__version__), flush=True)
 for line in sys.stdin:
     ids, one_by_one = json.loads(line)
@@ -154,20 +154,23 @@ def main() -> None:
     """Write the file anew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rival", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--only", choices=(*MODELS, "minilm"), help="of one model")
     options = parser.parse_args()
     values: dict[str, Any] = json.loads(VALUES.read_text("utf-8")) if VALUES.exists() else {}
-    values["greedy"] = {}
     for name in MODELS:
+        if options.only not in (None, name):
+            continue
         path = fetch(name)
         truth = float32_model(path)
-        values["greedy"][name] = greedy_values(path, truth)
+        values.setdefault("greedy", {})[name] = greedy_values(path, truth)
         if options.rival:
             with tempfile.TemporaryDirectory() as folder:
                 values.setdefault("llama_cpp", {})[name] = kl_values(
                     path, truth, options.rival, folder
                 )
         del truth
-    values["vectors"] = vectors(fetch("minilm"))
+    if options.only in (None, "minilm"):
+        values["vectors"] = vectors(fetch("minilm"))
     lines = json.dumps(values, ensure_ascii=False, indent=1)
     lines = re.sub(r"\[[-\d\s.,e]+\]", lambda row: " ".join(row[0].split()), lines)
     VALUES.write_text(lines + "\n", "utf-8")

@@ -3,8 +3,16 @@
     pip install pyte
     python tools/record_demo.py docs/demo.svg -- treadle run --stats "def fibonacci(n):"
 
-The picture stands alone: a page that shows it as an image animates it too. With
-``prefers-reduced-motion`` it shows the end. The times are those of the run.
+The README's is of a real model, which tools/fetch_models.py puts into the cache:
+
+    cd ~/.cache/treadle-models
+    python .../tools/record_demo.py .../docs/demo.svg --shell -- \\
+        'echo "What is photosynthesis?" | treadle chat SmolLM2-135M-Instruct.Q4_1.gguf --seed 1' \\
+        --temp 0.2 --top-p 0.9 --repeat-penalty 1.1
+
+With ``--shell`` the words are one line for sh. The picture stands alone: a page that shows it as an
+image animates it too. With ``prefers-reduced-motion`` it shows the end. The times are those of the
+run.
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ import pty
 import select
 import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,12 +116,16 @@ def _runs(screen: pyte.Screen, row: int, at: float) -> list[Run]:
 
 def svg(runs: Sequence[Run], command: str, end: float, title: str) -> str:
     """The picture: a terminal window whose text comes on as it was written."""
-    rows = max([run.row for run in runs], default=0) + 2  # and the command's own line
+    lines = textwrap.wrap(command, COLUMNS - 6, break_long_words=False, subsequent_indent="    ")
+    typing = " \\\n".join(lines)
+    rows = max([run.row for run in runs], default=0) + 1 + len(lines)
     width, height = COLUMNS * CELL + 2 * PAD, rows * LINE + 3 * PAD
-    typed = [
-        Run(0, 2 + i, c, "default", round(TYPED * i, 3)) for i, c in enumerate(command) if c != " "
-    ]
-    moved = [Run(r.row + 1, r.column, r.text, r.colour, r.on, r.off) for r in runs]
+    typed = []
+    for i, character in enumerate(typing):
+        row, column = typing.count("\n", 0, i), i - typing.rfind("\n", 0, i) - 1
+        if not character.isspace():
+            typed.append(Run(row, 2 + column, character, "default", round(TYPED * i, 3)))
+    moved = [Run(r.row + len(lines), r.column, r.text, r.colour, r.on, r.off) for r in runs]
     body = "\n".join(map(_text, [*typed, *moved]))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" \
 width="{width:g}" height="{height:g}" role="img">
@@ -149,13 +162,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, default=40, help="of the terminal; it must not scroll")
     parser.add_argument("--title", default="a recording of treadle in a terminal")
+    parser.add_argument("--shell", action="store_true", help="the words are a line for sh")
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(argv)
-    pieces, status = record(args.command, args.rows)
+    line = " ".join(args.command)
+    pieces, status = record(["sh", "-c", line] if args.shell else args.command, args.rows)
     if status:
         print(f"{shlex.join(args.command)} ended with {status}", file=sys.stderr)
         return 1
     command = " ".join(f'"{w}"' if " " in w else w for w in args.command)
+    if args.shell:
+        command = line
     start = TYPED * len(command) + 0.4
     runs = play(pieces, args.rows, start)
     end = max(seconds for seconds, _ in pieces) + start

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import SamplingError, TreadleError, of_setting
 from treadle.record import dataclass
 from treadle.sampling import Sampling
+from treadle.values import positive
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
-    from treadle.text.chosen import ChosenTemplate
-    from treadle.text.template import ChatTemplate
+    from treadle.text.template import ChatTemplate, ChosenTemplate
 
 Given = Sampling | Mapping[str, Any] | None
 _FIELDS = tuple(each.name for each in fields(Sampling))
@@ -29,7 +29,8 @@ class Defaults:
 
     ``template``: in place of the file's own, None for that; ``variables``: of the template;
     ``reasoning``: "auto", "on" or "off"; ``sampling``: fields by name, over what the file
-    recommends; ``whole``: all fields at once, where a ``Sampling`` was given.
+    recommends; ``whole``: all fields at once, where a ``Sampling`` was given; ``max_tokens``: of an
+    answer, None for no limit.
     """
 
     template: ChosenTemplate | None = None
@@ -37,6 +38,7 @@ class Defaults:
     reasoning: str = "auto"
     sampling: Mapping[str, Any] = field(default_factory=dict)
     whole: Sampling | None = None
+    max_tokens: int | None = None
 
     def sampling_over(self, recommended: Sampling) -> Sampling:
         """How tokens are chosen where a call says nothing."""
@@ -57,14 +59,18 @@ def read_defaults(
     reasoning: str = "auto",
     sampling: Given = None,
     seed: int | None = None,
+    max_tokens: int | None = None,
 ) -> Defaults:
     """What a caller of ``load`` wants, checked before a model's file is opened.
 
     Raises TemplateError for a template that is none or does not compile, SamplingError for values
     out of range, TypeError for a name that is no field of ``Sampling``, TreadleError for others.
     """
+    made: dict[str, Any] = {**_sampling(sampling, seed), "max_tokens": max_tokens}
+    if max_tokens is not None:
+        positive("max_tokens", max_tokens)
     if chat_template is None and not chat_template_kwargs and reasoning == "auto":
-        return Defaults(**_sampling(sampling, seed))  # the usual start needs no module more
+        return Defaults(**made)  # the usual start needs no module more
     from treadle.text.chosen import choose_template
     from treadle.text.messages import plain
     from treadle.text.variables import check_own, check_reasoning
@@ -75,7 +81,7 @@ def read_defaults(
         variables = plain(check_own(chat_template_kwargs, "chat_template_kwargs"))
     with of_setting("chat_template"):
         template = None if chat_template is None else choose_template(chat_template)
-    return Defaults(template, variables, reasoning, **_sampling(sampling, seed))
+    return Defaults(template, variables, reasoning, **made)
 
 
 def _sampling(given: Given, seed: int | None) -> dict[str, Any]:

@@ -179,8 +179,11 @@ class Engine:
 
         Raises ContextFullError when one does not fit, TreadleError for one without tokens.
         """
-        with self.lock:
-            *_, made = self.embed_runs(texts, seconds, unit=unit, lora=lora)
+        with (
+            self.lock,
+            closing(self.embed_runs(texts, seconds, unit=unit, lora=lora)) as runs,
+        ):
+            *_, made = runs
         assert made is not None
         return made
 
@@ -223,8 +226,8 @@ class Engine:
         """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
         TreadleError for no tokens.
         """
-        with self.lock:
-            return np.concatenate([*self.states_runs(ids)])
+        with self.lock, closing(self.states_runs(ids)) as runs:
+            return np.concatenate([*runs])
 
     def states_runs(
         self, ids: Ids[int], lora: Lora | None = None
@@ -254,18 +257,19 @@ class Engine:
         """Read a text in as many runs as it takes, in a sequence of its own, whose pages are
         reserved: what each run gives.
         """
-        seqs: list[Sequence] = []
-        try:
-            with self.lock, interrupts_held():
-                seqs.append(self.cache.sequence(lora=lora))
-                self.cache.check_context(len(ids))
-                self.cache.reserve(seqs[0], len(ids))
-            for at in range(0, len(ids), self.max_tokens):
-                part = Part(seqs[0], ids[at : at + self.max_tokens], 0)
-                yield self._run([part], read, None, output)
-        finally:
-            with self.lock, interrupts_held():
-                for seq in seqs:
+        with interrupts_held() as held:  # around all, as in ``_of_new``
+            with self.lock:
+                seq = self.cache.sequence(lora=lora)
+            try:
+                with self.lock:
+                    self.cache.check_context(len(ids))
+                    self.cache.reserve(seq, len(ids))
+                with held.allow():
+                    for at in range(0, len(ids), self.max_tokens):
+                        part = Part(seq, ids[at : at + self.max_tokens], 0)
+                        yield self._run([part], read, None, output)
+            finally:
+                with self.lock:
                     seq.close()
 
     def _of_new(self, n: int, lora: Lora | None, use: Callable[[Ids[Sequence]], T]) -> T:

@@ -82,6 +82,7 @@ def load(
     reasoning: str = "auto",
     sampling: Given = None,
     seed: int | None = None,
+    max_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
@@ -89,8 +90,9 @@ def load(
 
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096 (or
-    ``kv_tokens``), of encoders 8192; ``deterministic``: results do not depend on what else is in a
-    batch, nor on how a text is cut into runs; ``kv``: keys and values as "f16", "bf16", "f32",
+    ``kv_tokens``), of encoders 8192; ``deterministic``: results are the same to the bit
+    whatever else is in a batch and however a text is cut into runs, else but for rounding;
+    ``kv``: keys and values as "f16", "bf16", "f32",
     "q8_0" or "q4_0"; ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys
     and values take at most, of all of them together, and ``kv_tokens``: of how many, None for no
     other limit; ``cache_dir``: a folder where they outlive the process, in files of ``cache_bytes``
@@ -104,7 +106,8 @@ def load(
     of a built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``:
     its variables; ``reasoning``: "on" or "off" by the variable that the template has for it, and
     off by a budget where it has none, "auto" for what the template does; ``sampling``: a
-    ``Sampling``, or fields of it by name over what the file recommends; ``seed``: of every text.
+    ``Sampling``, or fields of it by name over what the file recommends; ``seed``: of every text;
+    ``max_tokens``: of an answer, None for the end of the context.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -114,7 +117,7 @@ def load(
         n_sequences=n_sequences, kv_bytes=kv_bytes, kv_tokens=kv_tokens, cache_dir=cache_dir,
         cache_bytes=cache_bytes, speculate=speculate, draft=draft, lora=lora, device=device,
         isa=isa, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
-        reasoning=reasoning, sampling=sampling, seed=seed, progress=progress,
+        reasoning=reasoning, sampling=sampling, seed=seed, max_tokens=max_tokens, progress=progress,
     )  # fmt: skip
 
 
@@ -258,15 +261,16 @@ class Model:
     ) -> Generation:
         """Complete a prompt: an iterator of pieces of text.
 
-        ``max_tokens``: None or -1 for as many as the text has; ``sampling``: how tokens are chosen,
-        None for the model's defaults, and ``fields`` are fields of it by name, which count
-        before its own: ``temperature=0``; ``stop``: the text ends before this, or before any of
-        these; ``grammar``: GBNF text that the completion must follow; ``json_schema``: a schema it
-        must satisfy, as text, a dict or a pydantic class; ``regex``: what all of it must match
-        (Rust's syntax); ``constraint``: your own ``treadle.sampling.Constraint``; ``session``:
-        whose tokens and adapters to use; ``logprobs``: how many alternatives to each token
-        ``Generation.logprobs`` has, 0 for the token alone; ``lora``: how much of each adapter, by
-        name, in place of what ``load`` was told; ``cache_prompt``: False to read the prompt anew.
+        ``max_tokens``: None for what ``load`` was told, -1 for as many as the text has;
+        ``sampling``: how tokens are chosen, None for the model's defaults, and ``fields`` are
+        fields of it by name, which count before its own: ``temperature=0``; ``stop``: the text ends
+        before this, or before any of these; ``grammar``: GBNF text that the completion must follow;
+        ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic class; ``regex``:
+        what all of it must match (Rust's syntax); ``constraint``: your own
+        ``treadle.sampling.Constraint``; ``session``: whose tokens and adapters to use;
+        ``logprobs``: how many alternatives to each token ``Generation.logprobs`` has, 0 for the
+        token alone; ``lora``: how much of each adapter, by name, in place of what ``load`` was
+        told; ``cache_prompt``: False to read the prompt anew.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
@@ -275,7 +279,8 @@ class Model:
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: there is no token to go on from")
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
-        limit, n_top = token_limit(max_tokens), alternatives(logprobs, self.config.n_vocab)
+        limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
+        n_top = alternatives(logprobs, self.config.n_vocab)
         tokenizer, rule = speller(self, stop := stop_strings(stop)), constraint
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
@@ -320,9 +325,9 @@ class Model:
         reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
         that it need not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
         ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
-        place of what ``load`` was told; off, the model cannot open reasoning. A last message of
-        the assistant is gone on with. Raises TemplateError too, and UnsupportedError for parts that
-        are no text.
+        place of what ``load`` was told; off, the answer is a ``Reply`` too, without reasoning. A
+        last message of the assistant is gone on with. Raises TemplateError too, and
+        UnsupportedError for parts that are no text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
@@ -334,16 +339,14 @@ class Model:
             reasoning = check_reasoning(reasoning)
             template = {**switched(self.template, reasoning), **check_own(template)}
         off = self.template.is_off(given, reasoning, settings.get("reasoning_budget"))
+        ruled = any(own.get(name) is not None for name in CONSTRAINTS)
+        if off and (tools is not None or not ruled):
+            settings["reasoning_budget"] = 0
         if tools is not None or "reasoning_budget" in settings:
             from treadle.reply import reply
 
-            settings |= {"reasoning_budget": 0} if off else {}
             return reply(self, messages, tools, own, template=template, **settings)
         text = self.chat_prompt(messages, template=template, **settings)
-        if off and all(own.get(name) is None for name in CONSTRAINTS):
-            from treadle.reply import without_reasoning
-
-            own["constraint"] = without_reasoning(self, messages, text)
         return self.generate(tokenizer.encode_prompt(text), **own)
 
     def chat_prompt(

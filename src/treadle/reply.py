@@ -12,6 +12,7 @@ from treadle.generation import Generation
 from treadle.speech import Said, Told, ToolCall, manner_of
 from treadle.speech.functions import Function, check_tool, result_of, tool_of
 from treadle.speech.history import lone_results, needs_form
+from treadle.speech.media import in_words, left_out
 from treadle.speech.messages import (
     begun,
     check_calls,
@@ -28,7 +29,6 @@ from treadle.text.prompt import chat_prompt
 from treadle.values import flag, listed, positive, ranged
 
 if TYPE_CHECKING:
-    from treadle.speech.guide import Guide
     from treadle.text.grammars import Grammars
     from treadle.text.template import ChatTemplate
 
@@ -156,7 +156,8 @@ def reply(
         ranged("reasoning_budget", reasoning_budget, 0)
     parallel = flag("parallel", parallel)
     check_messages(messages)
-    messages = read_messages(messages)
+    told = (*left_out(messages), *lone_results(messages))
+    messages = read_messages([in_words(message) for message in messages])
     check_calls(messages)
     by_name = described(() if tools is None else tools)
     forced = _forced(tool_choice, by_name)
@@ -179,22 +180,12 @@ def reply(
     )
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)
-    planned = replace(planned, warnings=(*planned.warnings, *lone_results(messages)))
+    planned = replace(planned, warnings=(*planned.warnings, *told))
     made = model.generate(
         grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
     )
     planned.dress(made.request.answer)
     return Reply(made, planned)
-
-
-def without_reasoning(
-    model: Model, messages: Sequence[dict[str, Any]], prompt: str
-) -> Guide | None:
-    """A constraint that keeps an answer to ``prompt`` from reasoning; None where its template has
-    none.
-    """
-    manner = begun(messages, manner_of(model.template))
-    return plan_answer(Wanted(budget=0), manner, prompt, model.grammars).guide()
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:

@@ -140,16 +140,15 @@ class Reranker:
         ContextFullError for a pair that is too long, unless it is to be cut (``truncate``); of
         several with the document's ``name``.
         """
-        cache = self._model.engine.cache
-        most = min(cache.n_ctx, cache.n_tokens) if flag("truncate", truncate) else None
-
         if not isinstance(query, str):
             raise TreadleError(f"query is {type(query).__name__}: expected a str")
+        cut = flag("truncate", truncate)
 
         def read(document: str) -> Pair:
             if not isinstance(document, str):
                 raise TreadleError(f"the document is {type(document).__name__}: expected a str")
-            pair = self.pair(query, document, most)
+            cache = self._model.engine.cache
+            pair = self.pair(query, document, min(cache.n_ctx, cache.n_tokens) if cut else None)
             cache.check_context(len(pair[0]))
             return pair
 

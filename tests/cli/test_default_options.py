@@ -150,6 +150,21 @@ def test_a_variable_that_the_template_does_not_read(
     assert "the chat template does not read moood" in ran.err
 
 
+@pytest.mark.parametrize("reasoning", ["on", "off"])
+def test_reasoning_that_cannot_be_switched(
+    reasoning: str, run: Run, template: str, tmp_path: Path
+) -> None:
+    lines, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines.write_text('{"prompt": "x", "max_tokens": 1}\n')
+    words = ["batch", str(lines), str(out), "-t", "1", "-c", "64", "--chat-template", template]
+    told = f"has no reasoning to switch {reasoning}"
+    assert told in run(*words, "--reasoning", reasoning).err
+    for more, silent in (("{{ enable_thinking }}", True), ("{# </think> #}", reasoning == "off")):
+        Path(template).write_text(TURNS + more)
+        out.unlink()
+        assert (told not in run(*words, "--reasoning", reasoning).err) == silent
+
+
 def test_doctor_and_inspect_say_where_it_came_from(
     run: Run, template: str, data: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,19 @@ def test_beside_another_model_and_its_saved_predictions(
     assert f"{report['perplexity']['value']:.4f}" == shown["perplexity"].split()[0]
 
 
+def test_as_written(run: Run, data: Path, story: str) -> None:
+    """The scored tokens go one by one: a little other, and it is said."""
+    args = "perplexity", model(data, "Q8_0"), story, "-c", "64", "--chunks", "2", "--as-written"
+    report = json.loads(run(*args, "--json").out)
+    read = json.loads(run(*args[:-1], "--json").out)
+    assert (report["as_written"], read["as_written"]) == (True, False)
+    assert report["n"] == read["n"] == 2 * 31
+    assert report["perplexity"]["value"] == pytest.approx(read["perplexity"]["value"], rel=0.01)
+    shown = run(*args)
+    assert (shown.code, shown.err) == (0, "")
+    assert "token by token" in shown.out
+
+
 def test_a_text_from_standard_input(run: Run, data: Path) -> None:
     ran = run("perplexity", model(data, "F32"), "-", "-c", "64", "--json", stdin=GOLDEN["text"])
     assert json.loads(ran.out)["n"] == KNOWN["n"]

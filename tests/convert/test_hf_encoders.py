@@ -382,6 +382,37 @@ def test_what_is_done_to_spaces(cuts: list[Any], bert: Path, tmp_path: Path) -> 
                     assert ours.decode(ids) == "hello ab"
 
 
+FORMS = ["NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents"]
+
+
+@pytest.mark.parametrize(
+    "names", [*([name] for name in FORMS), ["Nmt", "NFKC", "runs"], ["NFD", "StripAccents"]]
+)
+def test_forms_of_unicode(names: list[str], bert: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    spec = json.loads(unigram().to_str())
+    steps = [RUNS if name == "runs" else {"type": name} for name in names]
+    nested = {"type": "Sequence", "normalizers": steps}
+    texts = [
+        *SPACED,
+        "ﬁne Ａb １２",
+        "Éa e\u0301 Å",
+        "\u200b\u2028a\u3000b",
+        "HELLO ｈｅllo",
+        "½ ²",
+    ]
+    for node in (steps[0], nested) if len(steps) == 1 else (nested,):
+        spec["normalizer"] = node
+        (bert / "tokenizer.json").write_text(json.dumps(spec))
+        theirs = Tokenizer.from_str(json.dumps(spec))
+        with open_hf(bert) as straight, open_gguf(convert(bert, tmp_path / "x.gguf")) as converted:
+            for ours in map(load_tokenizer, (straight, converted)):
+                for text in texts:
+                    found = ours.encode(text, special=True, bos=False)
+                    assert found == theirs.encode(text, add_special_tokens=False).ids, text
+
+
 @pytest.mark.parametrize(
     "cuts", [[], [SPLIT], [MARKS, SPLIT], [MARKS, MARKS], [{**MARKS, "replacement": "_"}]]
 )

@@ -423,6 +423,29 @@ def test_added_tokens_beside_a_tokenizer_model(data: Path, tmp_path: Path) -> No
         read(tmp_path, 511)
 
 
+def test_an_end_that_has_no_row_is_told(data: Path, tmp_path: Path) -> None:
+    """``vocab_size`` is one less than the tokenizer's tokens: texts never end."""
+    (tmp_path / "tokenizer.model").write_bytes((data / "models" / "tok512.model").read_bytes())
+    entries = {"512": {"content": "<pic>"}, "513": {"content": "<over>", "special": True}}
+    settings = {"added_tokens_decoder": entries, "eos_token": "<over>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    told = r"tokenizer has 514 tokens and the model 513 \(vocab_size\): .*'<over>' \(513\)"
+    with pytest.warns(UserWarning, match=told):
+        read(tmp_path, 513)
+    read(tmp_path, 514)  # no word of it
+    entries["513"]["content"] = "<|im_end|>"  # by its name alone
+    del settings["eos_token"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.warns(UserWarning, match=r"'<\|im_end\|>' \(513\)"):
+        read(tmp_path, 513)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "added_tokens.json").write_text('{"<over>": 600}')
+    with pytest.warns(UserWarning, match=r"has 601 tokens and the model 512 .*'<over>' \(600\)"):
+        read(tmp_path, 512, eos_token_id=[2, 600])
+    (tmp_path / "added_tokens.json").write_text('{"<picture>": 512}')
+    read(tmp_path, 512)  # what a model of text alone leaves out is no loss
+
+
 @settings(max_examples=200, deadline=None)
 @given(raw=st.binary(max_size=64), at=st.integers(0, 6000), cut=st.integers(0, 6000))
 def test_damaged_tokenizer_models(raw: bytes, at: int, cut: int, data: Path) -> None:

@@ -25,6 +25,7 @@ from treadle.jit.kernel import symbol, trace
 from treadle.kernels.attention import Attention
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
+from treadle.kernels.matmul import Matmul
 from treadle.kernels.matrix import MatrixGemm
 from treadle.kernels.matrix_bytes import BytesGemm
 from treadle.kernels.spec import Spec
@@ -42,7 +43,7 @@ EM = {"aarch64": 183, "riscv64": 243}
 PORTABLE_SPECS = [
     s
     for s in registry.ALL
-    if not (isinstance(s, Gemm) and s.act in ("bf16", "q16"))
+    if not (isinstance(s, Matmul) and s.act in ("bf16", "q16"))
     and not getattr(s, "matrix", False)
     and not getattr(s, "words", False)
     and not isinstance(s, (MatrixGemm, BytesGemm))

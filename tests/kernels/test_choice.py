@@ -411,9 +411,19 @@ def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
     k = 256
     wide = {"Q8_0", "IQ4_NL", "IQ4_XS", "BF16"} if isa.name == "avx2" else set()
     assert {fmt.name for fmt in every if matmul(fmt, isa, k, 512).act == "q16"} == wide
+    few = {fmt.name for fmt in every if choice.gemv(fmt, isa, k, 1).act == "q16"}
+    assert few == wide & {"Q8_0"}  # other codes are unpacked faster to bytes, and floats keep f32
     for fmt in every:
         assert matmul(fmt, isa, k, 16).act != "q16"
-        assert matmul(fmt, isa, k, 512, alone=True).act != "q16"
+        assert all(matmul(fmt, isa, k, n, alone=True).act != "q16" for n in (1, 4, 512))
+
+
+def test_rows_that_meet_words_together() -> None:
+    def rows(tokens: int) -> tuple[int, int]:
+        spec = choice.gemv(by_name("Q8_0"), ROWS["avx2"], 576, tokens)
+        return spec.mr, spec.ahead
+
+    assert [rows(tokens) for tokens in (1, 2, 4)] == [(4, 1024), (4, 1024), (1, 1024)]
 
 
 def test_spans_of_a_row_where_dots_are_two_steps_of_256_bits() -> None:
@@ -423,7 +433,7 @@ def test_spans_of_a_row_where_dots_are_two_steps_of_256_bits() -> None:
 
     for w in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4"):
         assert [rows(w, tokens) for tokens in (1, 2, 4)] == [(True, 1)] * 3, w
-    assert [rows("Q8_0", tokens)[0] for tokens in (1, 2, 4)] == [False, True, True]
+    assert not any(rows("Q8_0", tokens)[0] for tokens in (1, 2, 4))  # these meet words
     assert not rows("Q4_0", 1, k=352)[0]  # no whole spans
     assert not any(rows(w, 1)[0] for w in ("F16", "IQ3_S", "TQ2_0", "NVFP4"))
     others = [name for name in ROWS if name != "avx2"]
@@ -439,6 +449,6 @@ def test_rows_are_runs_where_that_was_measured() -> None:
     assert all(ahead(w, 1) for w in ("Q8_0", "BF16", "F16", "F32", "NVFP4"))
     assert all(ahead("BF16", tokens) for tokens in (2, 4))
     assert not any(ahead(w, 1) for w in ("Q4_K", "Q6_K", "Q4_0", "IQ4_XS"))
-    assert not ahead("Q8_0", 2)
+    assert all(ahead("Q8_0", tokens) for tokens in (2, 4))
     assert ahead("Q4_K", 1, "avx512_vnni")
     assert not ahead("Q8_0", 1, "avx2_vnni")

@@ -26,7 +26,7 @@ from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
 from treadle.kernels import choice
-from treadle.kernels.act import DWORD, Act
+from treadle.kernels.act import BLOCK, DWORD, SPAN, Act
 from treadle.kernels.choice_act import matrix_act
 from treadle.kernels.gemm import Gemm
 from treadle.kernels.gemv import Gemv
@@ -431,7 +431,8 @@ def bound(problem: Problem) -> np.ndarray:
     a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, as the twin
     does, but of an f32 that may differ in its last bit: one in some ten thousand (none, most often;
     three are allowed for) comes out at the next bf16, 2**-8 off at most. q16: a span is one term,
-    and its words are the twin's. At the end come bias and residual.
+    and its words are the twin's; in gemv the weights are the file's, eight blocks are a chain that
+    the span's scale then multiplies, and lanes are added up. At the end come bias and residual.
 
     Where a block has scales of its own, what a code and its offset or minimum add apart is not
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
@@ -447,7 +448,9 @@ def bound(problem: Problem) -> np.ndarray:
     x = np.abs(layout.read_ref(raw, problem.n))
     codes = spec.fmt.codes
     chain = spec.k
-    if spec.act == "q16":
+    if isinstance(spec, Gemv) and spec.act == "q16":
+        chain = layout.kb + SPAN // BLOCK + 8
+    elif spec.act == "q16":
         chain = layout.kb + 8
     elif spec.act == "q8":
         chain = (2 if codes and codes.has_m else 1) * layout.ks + 8

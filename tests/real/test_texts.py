@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,34 +48,30 @@ def test_greedy_texts_are_those_of_float32(
             assert made.ids[: len(case["ids"])] == case["ids"], (case["prompt"], made.text)
 
 
-def conversation(model: treadle.Model, cached: Callable[[], Any]) -> list[list[int]]:
-    """The ids of the answers to a conversation of three turns."""
+def conversation(
+    model: treadle.Model, session: treadle.Session | None = None, *, anew: bool = False
+) -> list[list[int]]:
+    """The ids of the answers to a conversation of three turns; ``anew``: without the cache."""
     messages: list[dict[str, str]] = []
     found = []
     for question in ASKED:
+        if anew:
+            model.engine.cache.forget()
         messages.append({"role": "user", "content": question})
-        made = model.chat(messages, max_tokens=24, **cached(), **GREEDY)
+        settings: dict[str, Any] = {"max_tokens": 24, **GREEDY}
+        made: treadle.Generation = model.chat(messages, session=session, **settings)
         messages.append({"role": "assistant", "content": made.finish()})
+        assert not (anew and made.timings.n_cached)
+        assert anew or not found or made.timings.n_cached
         found.append(made.ids)
     return found
 
 
 def test_a_conversation_from_the_cache_is_the_one_read_anew(steady: treadle.Model) -> None:
-    session = steady.session()
-    kept = conversation(steady, lambda: {"session": session})
-    n_cached = len(session.ids)
-    session.close()
-    assert n_cached > 60
-    anew = []
-
-    def new_session() -> dict[str, Any]:
-        anew.append(steady.session())
-        return {"session": anew[-1]}
-
-    assert conversation(steady, new_session) == kept
-    for session in anew:
-        session.close()
-    assert conversation(steady, dict) == kept  # the model's own cache
+    anew = conversation(steady, anew=True)
+    assert conversation(steady) == anew
+    with steady.session() as session:
+        assert conversation(steady, session) == anew
 
 
 def test_texts_beside_others_are_those_alone(steady: treadle.Model) -> None:
@@ -88,12 +83,30 @@ def test_texts_beside_others_are_those_alone(steady: treadle.Model) -> None:
     ]
     alone = []
     for prompt in prompts:
-        with steady.session() as session:
-            made = steady.generate(prompt, session=session, **settings)
-            made.finish()
-            alone.append(made.ids)
+        steady.engine.cache.forget()
+        made = steady.generate(prompt, **settings)
+        made.finish()
+        alone.append(made.ids)
+    steady.engine.cache.forget()
     together = steady.generate_many(prompts, **settings)
     assert [made.ids for made in together] == alone
+
+
+def test_a_prompt_from_the_cache_has_the_same_probabilities(steady: treadle.Model) -> None:
+    """Of the first token and of those behind it, to the bit, whatever of the prompt is cached."""
+    prompt = steady.chat_prompt([{"role": "user", "content": texts()["letter"][:400]}])
+    ids = steady.tokenize(prompt)
+    found = []
+    for n_before in (0, 40, 64, len(ids)):  # none, within a page, at its end, all
+        steady.engine.cache.forget()
+        with steady.session() as session:
+            if n_before:
+                session.prefill(ids[:n_before])
+            made = steady.generate(ids, max_tokens=6, session=session, logprobs=5, **GREEDY)
+            made.finish()
+            found.append([entry.as_dict() for entry in made.logprobs])
+            assert made.timings.n_cached == min(n_before, len(ids) - 1)
+    assert found == [found[0]] * len(found)
 
 
 def test_a_session_goes_on_after_it_was_saved(steady: treadle.Model, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.server.test_streams import soon
 from treadle.batchfile.local import Local
 from treadle.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
+from treadle.request import Request
 from treadle.server.metrics import exposition
 from treadle.server.openai_completions import read_completion
 from treadle.server.service import Service, Settings
@@ -231,29 +232,30 @@ def test_metrics_count_what_was_done(model: treadle.Model) -> None:
         assert text.headers["process-start-time-unix"] == str(service.created)
 
 
-def test_metrics_count_drafts(model: treadle.Model) -> None:
+def test_metrics_count_drafts(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an answer's timings, and by place: each is right as often as the one before, or less."""
+    take = Request.take
+
+    def drafted(self: Request, rows: Any, draft: Any) -> None:
+        take(self, rows, draft)
+        self.answer.timings.note_draft(3, len(self.answer.ids) % 3)
+
+    monkeypatch.setattr(Request, "take", drafted)
     with running(model, metrics=True) as service, talking(service) as client:
-        drafted = accepted = 0
-        for stop in (None, "z"):
-            prompt = "ab cd ef gh " * 12
-            body = {"prompt": prompt, "grammar": 'root ::= "ab cd ef gh ab cd ef gh"', "stop": stop}
-            told = post(client, "/v1/completions", **body)["timings"]
-            drafted, accepted = drafted + told["draft_n"], accepted + told["draft_n_accepted"]
-        assert accepted > 0
+        body: dict[str, Any] = {"prompt": "def f(", "max_tokens": 6, "ignore_eos": True}
+        for stream in (False, True):
+            assert client.post("/v1/completions", json={**body, "stream": stream}).text
+        told = post(client, "/v1/completions", **body)["timings"]
+        assert (told["draft_n"], told["draft_n_accepted"]) == (18, 6)
         for prefix, label in (("llamacpp", ""), ("vllm", 'model_name="demo"')):
             name, own = f"{prefix}:spec_decode_num", f"{{{label}}}" if label else ""
-            assert value(service, f"{name}_draft_tokens_total{own}") == drafted
-            assert value(service, f"{name}_accepted_tokens_total{own}") == accepted
-            n_drafts = value(service, f"{name}_drafts_total{own}")
-            assert n_drafts > 0
-            by_place = []
-            for at in range(len(service.tally.accepted_at)):
+            assert value(service, f"{name}_drafts_total{own}") == 18
+            assert value(service, f"{name}_draft_tokens_total{own}") == 54
+            assert value(service, f"{name}_accepted_tokens_total{own}") == 18
+            for at, n in enumerate((12, 6)):
                 place = f'{label}{"," * bool(label)}position="{at}"'
-                by_place.append(value(service, f"{name}_accepted_tokens_per_pos_total{{{place}}}"))
-            assert n_drafts >= by_place[0]
-            assert by_place == sorted(by_place, reverse=True)
-            assert sum(by_place) == accepted
+                found = value(service, f"{name}_accepted_tokens_per_pos_total{{{place}}}")
+                assert found == n
 
 
 def test_metrics_count_texts_as_they_are_written_and_those_given_up(model: treadle.Model) -> None:

@@ -62,7 +62,7 @@ def test_pings_come_as_the_call_wants_them(
     interval: float, pinged: bool, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service: Any = client.app.state.service  # type: ignore[attr-defined]
-    step, asked = service.engine.turns.step, []
+    step, asked = service.engine.turns.step, list[int]()
 
     def slow() -> Any:
         if pinged and not asked:
@@ -121,7 +121,7 @@ def test_where_reasoning_goes(streamed: bool, agent: TestClient) -> None:
         both = ("".join(texts_of(found, key)) for key in ("reasoning_content", "content"))
         return *both, warnings  # type: ignore[return-value]
 
-    apart = ("so be it", "yes", [])
+    apart: tuple[str, str, list[str]] = ("so be it", "yes", [])
     thought, said, told = ask()
     assert (thought.strip(), said.strip(), told) == apart
     for form in ("auto", "deepseek"):
@@ -181,7 +181,12 @@ def test_a_stop_string_that_is_kept(n: int) -> None:
 
 
 def test_a_stop_string_that_is_kept_over_http(client: TestClient) -> None:
-    body = {"prompt": "x", "grammar": 'root ::= "so END of"', "stop": ["END"], "temperature": 0}
+    body: dict[str, Any] = {
+        "prompt": "x",
+        "grammar": 'root ::= "so END of"',
+        "stop": ["END"],
+        "temperature": 0,
+    }
     for kept, said in ((True, "so END"), (False, "so ")):
         found = post(client, "/v1/completions", **body, include_stop_str_in_output=kept)
         assert found["choices"][0]["text"] == said
@@ -225,7 +230,7 @@ def test_rules_hold_for_texts(client: TestClient, model: treadle.Model) -> None:
     )
     assert least["usage"]["completion_tokens"] >= 3
     error = post(client, "/v1/completions", 400, **body, allowed_token_ids=[10**9])["error"]
-    assert "token id" in error["message"]
+    assert error["param"] == "allowed_token_ids"
 
 
 def test_a_choice(client: TestClient) -> None:
@@ -244,6 +249,6 @@ def test_ends_are_known_without_a_vocabulary() -> None:
 
 
 def test_documents_are_a_variable_of_the_template(client: TestClient, agent: TestClient) -> None:
-    body = {"messages": HI, "max_tokens": 1, "documents": [{"text": "spam"}]}
+    body: dict[str, Any] = {"messages": HI, "max_tokens": 1, "documents": [{"text": "spam"}]}
     (told,) = post(client, CHAT, **body)["warnings"]
     assert told.startswith("documents: ")

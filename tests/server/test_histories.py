@@ -54,7 +54,8 @@ Served = Callable[[str], TestClient]
 @pytest.fixture
 def served(model: treadle.Model) -> Iterator[Served]:
     """A server of the model, with a template's source."""
-    own, open_ = model.template, []
+    own = model.template
+    open_: list[Any] = []
 
     def start(source: str) -> TestClient:
         model.__dict__["template"] = ChatTemplate(source)
@@ -94,16 +95,14 @@ def prompt(client: TestClient, messages: list[Any], **more: Any) -> str:
 # -- what the system says late --------------------------------------------------------------------
 
 
-def read(client: TestClient, path: str, talk: list[Any], before: str | None) -> Any:
-    """Tokens from the cache, tokens read, and the id of the response."""
+def read(client: TestClient, path: str, talk: list[Any]) -> tuple[int, int]:
+    """Tokens of a conversation's prompt that the cache had, and all of them."""
     if path == RESPONSES:
-        items = talk[-3:] if before else talk  # the answer is kept, but is another one than ours
-        body = {"input": talk if before is None else items, "max_output_tokens": 1}
-        found = post(client, path, **body)["usage"]
-        return found["input_tokens_details"]["cached_tokens"], found["input_tokens"]
+        usage = post(client, path, input=talk, max_output_tokens=1)["usage"]
+        return usage["input_tokens_details"]["cached_tokens"], usage["input_tokens"]
     if path == MESSAGES:
-        body = {"system": talk[0]["content"], "messages": talk[1:], "max_tokens": 1}
-        usage = post(client, path, **body)["usage"]
+        system = talk[0]["content"]
+        usage = post(client, path, system=system, messages=talk[1:], max_tokens=1)["usage"]
         cached = usage["cache_read_input_tokens"]
         return cached, cached + usage["input_tokens"]
     usage = post(client, CHAT, messages=talk, max_tokens=1)["usage"]
@@ -121,7 +120,7 @@ def test_what_the_system_says_late_leaves_the_cache_alone(
     last = 0
     for turn in range(4):
         talk += [user(f"question {turn}"), {"role": "system", "content": f"now it is {turn}"}]
-        cached, n = read(client, path, talk, None)
+        cached, n = read(client, path, talk)
         few = 16  # of the mark that the answer would begin with, and of the user's end
         assert cached >= last - few, (turn, cached, n, last)
         assert n - cached < 60 + few or not turn
@@ -153,7 +152,7 @@ def test_what_the_system_says_between_calls(served: Served) -> None:
     last = 0
     for turn in range(3):
         talk += [call(f"call_{turn}"), result(f"RESULT {turn}", f"call_{turn}"), late]
-        cached, n = read(client, CHAT, talk, None)
+        cached, n = read(client, CHAT, talk)
         assert cached >= last - 16
         last = n
 
@@ -409,7 +408,7 @@ def test_reasoning_that_is_sent_back_stays_in_the_cache(served: Served) -> None:
     talk: list[Any] = [user("ASKED " * 20)]
     last = 0
     for turn in range(3):
-        cached, n = read(client, CHAT, talk, None)
+        cached, n = read(client, CHAT, talk)
         assert cached >= last - 8
         said = {"role": "assistant", "content": f"ANSWER {turn}", "reasoning_content": "so " * 9}
         talk, last = [*talk, said, user("MORE")], n
@@ -421,17 +420,19 @@ def test_reasoning_that_is_sent_back_stays_in_the_cache(served: Served) -> None:
 
 def test_two_schemas(agent: TestClient) -> None:
     one, other = {"enum": [5]}, {"enum": [6]}
+    alone: dict[str, Any]
     form = {"type": "json_schema", "schema": one}
     any_object = {"type": "json_object"}
     found = post(agent, CHAT, messages=[user("hi")], response_format=any_object, json_schema=one)
     assert json.loads(found["choices"][0]["message"]["content"]) == 5
     for key in ("json_schema", "guided_json"):
-        body = {"messages": [user("hi")], "max_tokens": 9, key: other}
+        body: dict[str, Any] = {"messages": [user("hi")], "max_tokens": 9, key: other}
         error = post(agent, CHAT, 400, **body, response_format={**form, "json_schema": form})
         assert error["error"]["message"].startswith(f"response_format and {key}: ")
         error = post(agent, MESSAGES, 400, **body, output_config={"format": form})
         assert error["error"]["message"].startswith(f"output_config.format and {key}: ")
-        error = post(agent, RESPONSES, 400, input="hi", text={"format": form}, **{key: other})
+        alone = {"input": "hi", "text": {"format": form}, key: other}
+        error = post(agent, RESPONSES, 400, **alone)
         assert error["error"]["message"].startswith(f"text.format and {key}: ")
         body = {"messages": [user("hi")], "options": {key: other}, "stream": False}
         error = post(agent, OLLAMA, 400, **body, format=one)

@@ -10,10 +10,14 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic.types as anthropic_types
-import anthropic.types.beta as anthropic_beta
 import ollama._types as ollama_types
 import pytest
+from anthropic.types import (
+    ThinkingConfigParam,
+    message_count_tokens_params,
+    message_create_params,
+)
+from anthropic.types.beta import message_create_params as beta_create_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import chat_completion_stream_options_param
 from openai.types.chat import completion_create_params as chat
@@ -47,7 +51,7 @@ def hints(*types: Any) -> set[str]:
     return {name for each in types for name in typing.get_type_hints(each)}
 
 
-# Facts of llama.cpp's server at b8000 and of vLLM at 0.26.
+# Read in November 2026: llama.cpp in the sdist of llama-cpp-python 0.3.36; vLLM in its documents.
 LLAMA_CPP = set(
     [
         "verbose",
@@ -241,9 +245,9 @@ OLLAMA_GENERATE = ollama_types.GenerateRequest.model_fields.keys() | {
     "truncate", "shift", "_debug_render_only",
 }  # fmt: skip
 ANTHROPIC = hints(
-    anthropic_types.message_create_params.MessageCreateParamsBase,
-    anthropic_beta.message_create_params.MessageCreateParamsBase,
-    anthropic_types.message_count_tokens_params.MessageCountTokensParams,
+    message_create_params.MessageCreateParamsBase,
+    beta_create_params.MessageCreateParamsBase,
+    message_count_tokens_params.MessageCountTokensParams,
 ) | {"stream", "temperature", "top_k", "top_p", "output_format"}
 
 BASE = {
@@ -359,7 +363,7 @@ KNOWN: dict[str, Known] = {
     "thinking": (
         {
             name
-            for each in typing.get_args(anthropic_types.ThinkingConfigParam)
+            for each in typing.get_args(ThinkingConfigParam)
             for name in typing.get_type_hints(each)
         },
         {"type", "budget_tokens"},

@@ -134,7 +134,7 @@ def test_no_limit(no_limit: int, client: TestClient) -> None:
 )  # fmt: skip
 def test_think(think: Any, on: bool, effort: str | None, client: TestClient) -> None:
     own = {} if effort is None else {"reasoning_effort": effort}
-    variables = {"enable_thinking": on, "thinking": on}
+    variables = {"enable_thinking": on}
     assert _thinking({"think": think}) == {"chat_template_kwargs": variables, **own}
     assert _thinking({"think": None}) == _thinking({"think": ""}) == {}
     for wrong in (5, "much", [True]):

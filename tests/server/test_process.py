@@ -219,6 +219,21 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot listen on 127.0.0.1 port" in capsys.readouterr().err
 
 
+def test_the_folder_of_saved_slots_is_made(
+    tmp_path: Path, process: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a" / "b"
+    server = process("--slot-save-path", str(folder))
+    assert folder.is_dir()
+    status, _ = ask(server.url, "/completion", {"prompt": "x", "n_predict": 2, "id_slot": 0})
+    assert status == 200
+    assert ask(server.url, "/slots/0?action=save", {"filename": "mine"})[0] == 200
+    assert (folder / "mine").is_file()
+    beneath = str(folder / "mine" / "c")
+    assert main(["serve", "--port", "0", "--slot-save-path", beneath]) == 1
+    assert "--slot-save-path: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("key", ["", " "])
 def test_a_key_of_nothing(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``--api-key "$UNSET"`` must not let everybody in."""

@@ -217,7 +217,7 @@ def test_a_call_of_a_tool_that_is_not_allowed_is_text(agent: TestClient) -> None
         ({"tools": [{"type": "web"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
-        ({"tools": [F, F]}, "one name"),
+        ({"tools": [F, F]}, "two are called 'f'"),
         ({"tools": [F] * 513}, "at most"),
         ({"tools": [F], "tool_choice": "must"}, "tool_choice"),
         ({"tools": [F], "tool_choice": {"type": "function", "name": "x"}}, "no tool 'x'"),

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 import treadle
 from tests import tiny
 from tests.cli.conftest import Run, run
-from tests.server.conftest import running, talking, until
-from tests.server.test_openai import events, post
+from tests.server.conftest import events, running, talking, until
+from tests.server.test_openai import post
 from tests.test_rerank import DOCUMENTS, QUERY, save
 from treadle.embedding import Embedder
 from treadle.errors import NotFiniteError
@@ -159,8 +159,12 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for(write: Write, ru
         assert np.array_equal(model.embed([ids, "ab"], truncate=True), expected)
         with pytest.raises(treadle.ContextFullError, match=r"texts\[0\]: .* tokens do not fit"):
             model.embed([LONG, "ab"])
-        for cut in ({"truncate": True}, {"truncate": "END"}, {"truncate_prompt_tokens": -1}):
-            cut |= {"truncation_side": "right"}
+        cuts: list[dict[str, Any]] = [
+            {"truncate": True, "truncation_side": "right"},
+            {"truncate": "END"},
+            {"truncate_prompt_tokens": -1},
+        ]
+        for cut in cuts:
             for given in (LONG, ids):
                 found = post(client, "/v1/embeddings", input=[given, "ab"], **cut)
                 rows = [row["embedding"] for row in found["data"]]
@@ -247,8 +251,8 @@ def test_a_file_that_names_no_pooling(write: Write, run: Run) -> None:
         mean = by_token.mean(0) / np.linalg.norm(by_token.mean(0))
         (pooled,) = post(client, "/embedding", content="abc", pooling="mean")
         assert np.allclose(pooled["embedding"][0], mean, atol=1e-6)
-        for asked, body in (("/v1/embeddings", {"input": "abc"}), ("/api/embed", {"input": "abc"})):
-            (told,) = post(client, asked, **body)["warnings"]
+        for asked in ("/v1/embeddings", "/api/embed"):
+            (told,) = post(client, asked, input="abc")["warnings"]
             assert told.startswith("the file names no pooling")
         error = post(client, "/v1/embeddings", 400, input="abc", pooling="none")["error"]
         assert error["param"] == "pooling"
@@ -289,7 +293,7 @@ def watch(
 
 @pytest.mark.parametrize("pooling", [{}, {"pooling": "none"}])
 def test_texts_go_on_between_the_runs_of_a_long_one(
-    pooling: dict[str, str], write: Write, monkeypatch: pytest.MonkeyPatch
+    pooling: dict[str, Any], write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served(write(), context=4096) as (model, service, client):
         n = 3 * model.engine.max_tokens + 5

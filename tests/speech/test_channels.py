@@ -171,4 +171,5 @@ def test_all_marks_are_spelt(tokenizer: Tokenizer, grammars: Grammars) -> None:
     shown = {tokenizer.piece(id) for id in planned(MANNER, grammars).shown}
     assert shown == {mark for mark in MARKS if mark not in ("<|endoftext|>", "<|flush|>")}
     alone = {tokenizer.piece(id) for id in planned(MANNER, grammars, tools={}).shown}
-    assert alone == {"<|begin|>", "<|end|>", "<|think|>", "<|content|>"}
+    messages = {"<|begin|>", "<|end|>", "<|think|>", "<|content|>"}
+    assert alone == messages | {"<|tool_calls|>", "<|tool_call:begin|>"}

@@ -168,7 +168,8 @@ def test_words_beside_a_call(name: str, data: Path) -> None:
 )
 def test_reasoning_words_and_a_call(name: str, data: Path) -> None:
     """gpt-oss' template raises on the three together."""
-    said = dict.fromkeys(("reasoning_content", "thinking", "reasoning"), "REASONED")
+    names = ("reasoning_content", "thinking", "reasoning")
+    said: dict[str, Any] = dict.fromkeys(names, "REASONED")
     talk = [user("ASKED"), call(content="WORDS", **said), result()]
     check_order(name, data, talk, "ASKED", "WORDS", "ARGUMENT1", "RESULT1")
     if name in ("gpt-oss", "Ministral 3"):
@@ -215,7 +216,7 @@ def test_reasoning_as_a_part_of_the_content() -> None:
     manner = find_manner(template)
     assert manner.thought_parts
     assert manner.empty_raises
-    thought = {"reasoning_content": "REASONED"}
+    thought: dict[str, Any] = {"reasoning_content": "REASONED"}
     talk = [user("ASKED"), {**ANSWER, **thought}, user("MORE"), call(**thought), result()]
     text = template.render(shaped(talk, [F], manner)[0], tools=[F])
     assert "[/INST][THINK]REASONED[/THINK]ANSWER</s>" in text

@@ -72,8 +72,9 @@ class Told:
     help="Size of the KV cache in full contexts; shorter requests share it.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
-)
+    "--deterministic", is_flag=True,
+    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+)  # fmt: skip
 @click.option(
     "--cluster", metavar="ADDRESS",
     help="Use several copies of the model, on the Ray cluster at ADDRESS; \"local\" starts one "

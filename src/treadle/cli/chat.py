@@ -76,7 +76,7 @@ def command(
 
     if model is None:
         raise click.UsageError(NO_MODEL)
-    shown = {"markdown": markdown, "show_reasoning": show_reasoning}
+    shown: dict[str, Any] = {"markdown": markdown, "show_reasoning": show_reasoning}
     reasoning = defaults.pop("reasoning", "auto")  # which /set may change
     settings = Settings(**vars(options), when_full=when_full, reasoning=reasoning, **shown)
     conversation = Conversation(settings=settings)

@@ -97,8 +97,9 @@ def command() -> None:
     help="Size of each replica's KV cache in full contexts.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
-)
+    "--deterministic", is_flag=True,
+    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+)  # fmt: skip
 @default_options
 @load_options
 def serve(

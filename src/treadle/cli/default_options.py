@@ -49,6 +49,10 @@ _TEMPLATE = (
     ),
 )  # fmt: skip
 _NAMES = ("chat_template", "chat_template_kwargs", "reasoning")
+MAX_TOKENS = click.option(
+    "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
+    help="Token limit of answers whose request has none; by default the end of the context.",
+)  # fmt: skip
 
 
 def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

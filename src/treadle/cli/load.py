@@ -157,6 +157,8 @@ def load_model(
             model = treadle.load(path, progress=progress, **{**given, "context": most})
     if variables := given.get("chat_template_kwargs"):
         _warn_of_unread(model, variables, progress)
+    if given.get("reasoning", "auto") != "auto":
+        _warn_of_no_reasoning(model, given["reasoning"], progress)
     trained = model.config.n_ctx_train
     if context is not None and context > trained:
         progress.close()
@@ -193,6 +195,20 @@ def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBa
         progress.close()
         some = listed(names, 5)
         remark(f"warning: --chat-template-kwargs: the chat template does not read {some}")
+
+
+def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> None:
+    """Say that ``--reasoning`` changes nothing: the chat template has no variable for it, and, to
+    switch it off, no marks of reasoning either.
+    """
+    from treadle.speech import manner_of
+    from treadle.text.variables import switched
+
+    template = model.template
+    if switched(template, wanted) or (wanted == "off" and manner_of(template).thought):
+        return
+    progress.close()
+    remark(f"warning: --reasoning {wanted}: the chat template has no reasoning to switch {wanted}")
 
 
 def _positions(path: Path) -> int:

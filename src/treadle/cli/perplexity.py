@@ -45,6 +45,10 @@ STAGE = "perplexity"
     help="Save the logits, for --kl-from.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
+@click.option(
+    "--as-written", is_flag=True,
+    help="Run the scored tokens one by one, as a text is written: slower, other kernels.",
+)  # fmt: skip
 @THREADS
 @KV
 @LORA
@@ -52,14 +56,15 @@ STAGE = "perplexity"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str, file: str | None, reference: str | None, context: int | None, chunks: int | None,
-    stride: int | None, save: str | None, force: bool, threads: int | None, kv: str | None,
-    lora: tuple[tuple[str, float], ...], device: str | None, as_json: bool,
+    stride: int | None, save: str | None, force: bool, as_written: bool, threads: int | None,
+    kv: str | None, lora: tuple[tuple[str, float], ...], device: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the perplexity of MODEL on the text FILE ("-": standard input).
 
     The text is cut into windows; the second half of each is scored. With --kl-from, also how far
     the predictions are from the reference's. Saved predictions hold their text: then without FILE.
-    Adapters (--lora), the type of keys and values (--kv) and the device are MODEL's alone.
+    Adapters (--lora), the type of keys and values (--kv), the device and --as-written are MODEL's
+    alone.
     """
     from treadle.perplexity import SavedLogits, is_saved
 
@@ -80,9 +85,10 @@ def command(
             other = open_model(reference, n_ctx, threads, meter, stack)
         windows = windows_of(loaded, other, saved, file, n_ctx, stride or 0, chunks)
         began = time.perf_counter()
-        result = run(loaded, other, saved, windows, save, meter)
+        result = run(loaded, other, saved, windows, save, meter, as_written)
         seconds = time.perf_counter() - began
     report = describe(loaded, file, reference, windows, stride, result.summary(), seconds)
+    report["as_written"] = as_written
     show(report, as_json, print_report)
 
 
@@ -148,6 +154,7 @@ def run(
     windows: Windows,
     save: str | None,
     meter: ProgressBar,
+    as_written: bool,
 ) -> Measured:
     """Score the windows."""
     from treadle.perplexity import Beside, measure, save_logits
@@ -161,7 +168,10 @@ def run(
 
     saving = save_logits(save, windows, model.config.n_vocab) if save else nullcontext()
     with saving as append:
-        return measure(model.engine, windows, against=against, save=append, progress=progress)
+        return measure(
+            model.engine, windows, against=against, save=append, progress=progress,
+            as_written=as_written,
+        )  # fmt: skip
 
 
 def describe(
@@ -189,7 +199,7 @@ def print_report(report: dict[str, Any]) -> None:
     heading(report["model"])
     print(
         f"{report['n']} tokens scored in {report['n_windows']} windows of {report['n_ctx']}, "
-        f"{report['tok_s']:.0f} tokens/s"
+        f"{report['tok_s']:.0f} tokens/s" + ", token by token" * report["as_written"]
     )
     rows = [("perplexity", plus_minus(report["perplexity"], 4))]
     if report["reference"]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from treadle.cli.default_options import default_options
+from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.load import device_name, load_model
 from treadle.cli.options import ModelCommand, Number, writing_load_options
 from treadle.cli.progress import ProgressBar
@@ -87,8 +87,10 @@ def origin(text: str) -> str:
     help="Origin of web pages that may call the server (https://example.org); may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--deterministic", is_flag=True, help="Answers do not depend on what else is in the batch."
-)
+    "--deterministic", is_flag=True,
+    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+)  # fmt: skip
+@MAX_TOKENS
 @default_options
 @writing_load_options
 def command(
@@ -100,6 +102,7 @@ def command(
     sequences: int | None,
     grace: float,
     deterministic: bool,
+    max_tokens: int | None,
     load: dict[str, Any],
     defaults: dict[str, Any],
     **settings: Any,
@@ -132,7 +135,9 @@ def command(
     if not (load["context"] or sequences or load["kv_bytes"]):
         load |= shared_room()
     with ProgressBar() as progress:
-        loaded = load_model(model, progress, deterministic=deterministic, **load, **defaults)
+        loaded = load_model(
+            model, progress, deterministic=deterministic, max_tokens=max_tokens, **load, **defaults
+        )
 
     from treadle.server.serve import serve
     from treadle.server.service import Settings

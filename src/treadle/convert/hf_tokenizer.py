@@ -121,14 +121,17 @@ def _warn_of_lost(folder: Path, special: Specials, n_vocab: int) -> None:
     """
     texts = {i: token.text for i, token in special.added.items() if i >= n_vocab}
     named = {text for text in special.named.values() if text}
-    numbers = {i for ids in special.numbered.values() for i in ids if i >= n_vocab}
-    ends = {i for i, text in texts.items() if text in named or text.encode() in END_OF_GENERATION}
-    if lost := sorted(numbers | ends):
-        shown = ", ".join(f"{texts.get(i, 'token')!r:.40} ({i})" for i in lost[:4])
-        n_tokens = 1 + max([*texts, *lost])
+    numbered = {i for ids in special.numbered.values() for i in ids}
+    lost = [
+        i
+        for i, text in sorted(texts.items())
+        if i in numbered or text in named or text.encode() in END_OF_GENERATION
+    ]
+    if lost:
+        shown = ", ".join(f"{texts[i]!r:.40} ({i})" for i in lost[:4])
         warn(
-            f"{folder}: the tokenizer has {n_tokens} tokens and the model {n_vocab} (vocab_size): "
-            f"it cannot write {shown}, and texts that should end there do not"
+            f"{folder}: the tokenizer has {1 + max(texts)} tokens and the model {n_vocab} "
+            f"(vocab_size): it cannot write {shown}, and texts that should end there do not"
         )
 
 

@@ -147,11 +147,11 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
 def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
     """The product that reads the blocks as they are."""
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
-    kind = kind_of(fmt, isa, k)
-    if kind and tokens >= kind.least:
+    act, kind = gemv_act(fmt, isa), kind_of(fmt, isa, k)
+    if act == "q8" and kind:
         chosen |= {"spans": True, "mr": 1, "ahead": 0}
     chosen |= table.gemv.get((fmt.name, tokens), {})
-    return Gemv(fmt.name, gemv_act(fmt, isa), k, nr=tokens, **chosen, **fields)
+    return Gemv(fmt.name, act, k, nr=tokens, **chosen, **fields)
 
 
 def group_gemv(
@@ -167,6 +167,8 @@ def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
     have too few registers, and are spilt: fewer rows are faster then.
     """
     rows, large = dict(isa.tiles.gemv).get(tokens, 1), dict(isa.tiles.gemv_large)
+    if gemv_act(fmt, isa) == "q16":
+        return rows if tokens < GEMV_TOKENS[-1] else 1
     if fmt.codes and fmt.codes.gathers:
         return min(rows, GATHERED if tokens == 1 else max(large.values()))
     if fmt.block >= LARGE_BLOCK:

@@ -6,14 +6,19 @@ import numpy as np
 
 from treadle.formats import Format
 from treadle.jit.language import Isa
-from treadle.kernels.act import BLOCK
+from treadle.kernels.act import BLOCK, DWORD
 from treadle.kernels.panel import code_size, code_top
 from treadle.kernels.tile_outer import OUTER, adds_in_i16
 
 
 def gemv_act(fmt: Format, isa: Isa) -> str:
-    """Decoding waits for memory, so floats keep all of their activations' bits."""
-    return "q8" if fmt.codes and isa.rounds else "f32"
+    """Decoding waits for memory, so floats keep all of their activations' bits. Bytes with a sign
+    meet words, as they do in prompts: where a dot of bytes is two steps, words take no more.
+    """
+    if fmt.codes is None or not isa.rounds:
+        return "f32"
+    whole = fmt.codes.scales is None and fmt.codes.groups(fmt.block) == [[*range(BLOCK // DWORD)]]
+    return "q16" if whole and by_words(fmt, isa) else "q8"
 
 
 def gemm_act(fmt: Format, isa: Isa) -> str:

@@ -4,6 +4,7 @@ Decoding is bound by reading the weights once, so nothing is packed: mr rows are
 (they share each load of x)::
 
     q8, every 32 values:   sum[r][t] += f32(dot(code[r], x[t]) + comp[t]) * d_w[r] * d_x[t]
+    q16, every 256 values: sum[r][t] += (sum of f32(dot(code[r], x[t])) * d_w[r]) * d_x[t]
     floats, every vector:  sum[r][t] += w[r] * x[t]
 
 in vectors along K, which are added up across their lanes at the end of the row.
@@ -27,6 +28,7 @@ from treadle.kernels.ahead import Neighbours, Runs
 from treadle.kernels.blocks import At
 from treadle.kernels.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.gemv_spans import kind_of
+from treadle.kernels.gemv_words import Words
 from treadle.kernels.matmul import (
     EACH,
     ONCE,
@@ -117,9 +119,13 @@ class Gemv(Matmul):
         """
         y = self.rows_of_y(frame, into)
         kind = kind_of(self.fmt, k.isa, self.k) if self.spans else None
-        made = (kind or Q8)(k, self, tokens, frame.scratch) if self.act == "q8" else None
-        dot = made.dot if made else partial(_dot_floats, k, self, tokens)
-        far = kind is None or kind.far
+        dot: Dot
+        if self.act == "q8":
+            dot = (kind or Q8)(k, self, tokens, frame.scratch).dot
+        elif self.act == "q16":
+            dot = Words(k, self, tokens).dot
+        else:
+            dot = partial(_dot_floats, k, self, tokens)
         if self.ahead:
             self._walk_runs(k, frame, y, dot, begin, end, expert)
             return
@@ -131,7 +137,7 @@ class Gemv(Matmul):
                     mine = k.min((end - item) * ITEM_ROWS - r, here.m - here.first)
                     rows = [here.row(k, i) for i in range(self.mr)]
                     n_blocks = self.k // self.fmt.block
-                    ahead = Neighbours(k, rows, mine, n_blocks, far=far)
+                    ahead = Neighbours(k, rows, mine, n_blocks, far=kind is None)
                     to = [here.first + i for i in range(self.mr)]
                     self._store(k, frame, y, seg, to, dot(rows, ahead))
 

@@ -49,17 +49,13 @@ def kind_of(fmt: Format, isa: Isa, k: int) -> type[Spans] | None:
         return Steps if codes.steps else None
     if fmt.block != BLOCK or codes.sub != BLOCK:
         return None
-    return {(BLOCK,): Wholes, (RUN, RUN): Halves}.get((codes.run,) * len(codes.order))
+    return Halves if (codes.run,) * len(codes.order) == (RUN, RUN) else None
 
 
 class Spans:
     """Rows against tokens. What all rows read of the tokens is put in order once, in scratch, and
     so are the scales of the rows that are walked together.
     """
-
-    reorders = True  # x, for the halves
-    far = False  # whether lines are asked for in two steps; ``Neighbours``
-    least = 1  # tokens that it is for
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
         assert spec.fmt.codes is not None, spec.name
@@ -70,9 +66,9 @@ class Spans:
         self.less = self.codes.offset if self.codes.top > k.isa.dot4_top else 0
         self.offset = self.codes.offset - self.less
         self.n_spans, self.free, self.used = spec.k // SPAN, scratch, 0
-        self.values = self._places(len(tokens), VALUES) if self.reorders else tokens
+        self.values = self._places(len(tokens), VALUES)
         fit = 2 * VALUES * self.n_spans * len(tokens) <= VALUES_AND_SIZES
-        sized = self.less > 0 and self.reorders and fit
+        sized = self.less > 0 and fit
         self.sizes = self._places(len(tokens), VALUES) if sized else None
         self.sums = self._places(len(tokens), SUMS)
         self.make_room()
@@ -80,7 +76,7 @@ class Spans:
         with k.loop(self.n_spans) as b:
             for t, token in enumerate(tokens):
                 x = token + b * SPAN
-                for v in range(VECTORS * self.reorders):
+                for v in range(VECTORS):
                     both = [k.load(x, i8 * RUN, offset=RUN * v + half) for half in (0, HALF)]
                     whole = k.concat(*both)
                     k.store(self.values[t] + b * VALUES, whole, offset=32 * v)
@@ -305,25 +301,6 @@ class Halves(Spans):
 
     def _blocks(self, row: At, b: Val, which: Iterable[int]) -> list[At]:
         return [row.block(b * SCALES + i) for i in which]
-
-
-class Wholes(Halves):
-    """Blocks of 32 that each fill a vector."""
-
-    reorders, far = False, True
-    least = 2  # of one token nothing is left to gain: it waits for memory
-
-    def multiply(self, row: At, r: int, b: Val, i: Val) -> list[Val]:
-        k, none, n = self.k, self.k.zero(i32 * self.lanes), len(self.tokens)
-        parts = Parts(k)
-        for v in range(VECTORS):
-            (codes,) = self.signed(unpack_codes(k, self._blocks(row, b, [v])))
-            for t in range(n):
-                short = self.short(None, codes, t, b, v)
-                scale = k.load(self.scales[r * n + t] + i * SCALED, f32, offset=4 * v)
-                whole = self.shorts.widen(k, none, short)
-                parts.add(t, whole, k.splat(scale, f32 * self.lanes))
-        return parts.made
 
 
 class Parts:

@@ -93,8 +93,10 @@ def measure(
     against: Reference | None = None,
     save: Callable[[Floats], None] | None = None,
     progress: Progress | None = None,
+    as_written: bool = False,
 ) -> Measured:
-    """Score ``windows`` with ``engine``; ``against`` is whose predictions to compare with.
+    """Score ``windows`` with ``engine``; ``against`` is whose predictions to compare with;
+    ``as_written``: scored tokens are run one by one, by the kernels that write a text.
 
     Engines must hold N_SEQUENCES sequences of ``windows.n_ctx`` tokens each. Predictions of at most
     OUTPUTS tokens are in memory at once, of both. ``progress(done, total, so_far)`` counts tokens.
@@ -109,7 +111,7 @@ def measure(
         )
     out, done, total = Measured(), 0, len(windows) * (windows.n_ctx - 1)
     with ThreadPoolExecutor(engine.device.n_threads, "perplexity") as pool:
-        for piece, n_tokens, logits in _runs(engine, windows):
+        for piece, n_tokens, logits in _runs(engine, windows, as_written=as_written):
             done += n_tokens
             if piece is not None:
                 assert logits is not None
@@ -142,7 +144,9 @@ def _score(
         raise TreadleError("the model's predictions are not finite numbers: its file is damaged")
 
 
-def _runs(engine: Engine, windows: Windows) -> Iterator[tuple[Piece | None, int, Floats | None]]:
+def _runs(
+    engine: Engine, windows: Windows, *, as_written: bool = False
+) -> Iterator[tuple[Piece | None, int, Floats | None]]:
     """Run the windows: of each run the scored piece, how many tokens, and the piece's logits."""
     held: dict[int, Sequence] = {}  # by window
     ids: dict[int, list[int]] = {}
@@ -156,10 +160,20 @@ def _runs(engine: Engine, windows: Windows) -> Iterator[tuple[Piece | None, int,
                     ids[piece.window] = windows.run_ids(piece.window)
                 tokens = ids[piece.window][piece.start : piece.end]
                 parts.append(Part(held[piece.window], tokens, len(tokens) * piece.scored))
-            logits = engine.run(parts)
+            logits = _written(engine, parts) if scored and as_written else engine.run(parts)
             yield scored, sum(len(part.ids) for part in parts), logits if scored else None
             if scored and scored.end == windows.n_ctx - 1:
                 held.pop(scored.window).close()
     finally:
         for seq in held.values():
             seq.close()
+
+
+def _written(engine: Engine, parts: list[Part]) -> Floats:
+    """The logits of the last part, whose tokens are run one by one; the others are read as usual,
+    as prompts are.
+    """
+    *others, scored = parts
+    if others:
+        engine.run(others)
+    return np.concatenate([engine.run([Part(scored.seq, [token], 1)]) for token in scored.ids])

@@ -248,7 +248,7 @@ class Trial:
         """
         codes, n_blocks = self.fmt.codes, spec.layout().kb
         if spec.act == "q16":
-            return n_blocks
+            return n_blocks + 16  # and gemv's blocks of a span, and its lanes
         if codes is None or not n_blocks:
             return self.k
         return (2 if codes.has_m else 1) * n_blocks + 16  # and gemv's lanes

@@ -209,11 +209,11 @@ class Asked:
     def _limit(self, ids: list[int], model: Model) -> int | None:
         """Tokens to write: where keys and values have less room than a context, that bounds it."""
         asked: int | None = self.settings["max_tokens"]
-        asked = None if asked == -1 else asked
+        asked = model.defaults.max_tokens if asked is None else asked
         if room(model) == model.n_ctx:
             return asked
         most = room(model) - len(ids)
-        return most if asked is None else min(asked, most)
+        return most if asked in (None, -1) else min(asked, most)
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
         """A request for each text, and the number of its prompt. Raises TreadleError."""
@@ -250,8 +250,8 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
 
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
-    body, names = dict(body), {}
-    names |= _structured(body)
+    body = dict(body)
+    names = _structured(body)
     for name, ours in SYNONYMS.items():
         two = name in GUIDED and body.get(name) is not None
         if two and body.get(ours) not in (None, "", body[name]):
@@ -283,14 +283,12 @@ def _structured(body: dict[str, Any]) -> dict[str, str]:
             names[own.get(name, name)] = f"structured_outputs.{name}"
     if "guided_choice" in given:
         if "regex" in made:
-            raise ApiError(
-                400, "guided_choice and structured_outputs: choose one", param="guided_choice"
-            )
+            raise two_forms("guided_choice", names["regex"])
         made["regex"], names["regex"] = given["guided_choice"], "guided_choice"
     for name in made:
         for other in (name, *(each for each, ours in SYNONYMS.items() if ours == name)):
             if body.get(other) is not None:
-                raise ApiError(400, f"{names[name]} and {other}: choose one", param=other)
+                raise two_forms(names[name], other)
     body |= made
     return names
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.server.asked import check_length, check_text
 from treadle.server.fields import Table, array, flag, mapping, read_fields, refused, text, wrong
-from treadle.server.media import WHY, described, sentence
 from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
 from treadle.speech.history import lone_results
+from treadle.speech.media import in_words, left_out
 from treadle.speech.messages import begun, gone_on, shaped
 from treadle.text.messages import goes_on
 from treadle.text.variables import check_own, reasoning_said
@@ -121,9 +121,9 @@ def conversation_text(
     given, model = read_fields(body, FIELDS), service.model
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
-    said = read_messages(given["messages"], told)
+    said = read_messages(given["messages"])
     if told is not None:
-        told += lone_results(said)
+        told += [*left_out(given["messages"]), *lone_results(said)]
     check_text("".join(str(message.get("content") or "") for message in said), model)
     prompt = given.get("add_generation_prompt", True)
     continued = given.get("continue_final_message", prompt)
@@ -173,10 +173,9 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
     return variables
 
 
-def read_messages(messages: list[Any], told: list[str] | None = None) -> list[dict[str, Any]]:
+def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
     """As templates take them: those of the system that are first as one; contents as texts or
-    parts of text; arguments of calls as objects. ``told`` gets a warning for each part of a tool's
-    result that is no text. Raises ApiError.
+    parts of text; arguments of calls as objects. Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
         raise ApiError(
@@ -190,10 +189,7 @@ def read_messages(messages: list[Any], told: list[str] | None = None) -> list[di
         role = mapping(where, message).get("role")
         if not isinstance(role, str):
             raise wrong(f"{where}.role", role, "a string, such as user")
-        content = message.get("content")
-        if role == "tool":
-            content = result_parts(message, told)
-        content = content_text(f"{where}.content", content)
+        content = content_text(f"{where}.content", in_words(message).get("content"))
         if role in _SYSTEM:
             if len(made) == 1 and made[0]["role"] == "system":
                 content = f"{made.pop()['content']}\n\n{content}"
@@ -207,25 +203,6 @@ def read_messages(messages: list[Any], told: list[str] | None = None) -> list[di
         elif message.get("content") is None and role not in ("assistant", "tool"):
             raise ApiError(400, f"{where}.content: required", param=f"{where}.content")
         made.append({**kept, "role": role, "content": content})
-    return made
-
-
-def result_parts(message: Mapping[str, Any], told: list[str] | None = None) -> Any:
-    """The content of a tool's result, with a sentence in the place of each part that is no text:
-    else the rest of the conversation, which has the result in it, would be refused, too.
-    """
-    content = message.get("content")
-    if not isinstance(content, list):
-        return content
-    made: list[Any] = []
-    id = message.get("tool_call_id") or message.get("tool_name") or message.get("name") or ""
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(kind, str) and kind not in _TEXT_PARTS:
-            if told is not None:
-                told.append(f"a tool's result {id!r:.80}: a {described(part)} is left out: {WHY}")
-            part = {"type": "text", "text": sentence(part)}
-        made.append(part)
     return made
 
 

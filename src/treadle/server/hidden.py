@@ -6,7 +6,7 @@ import os
 import re
 
 # An absolute path up to its last name, on any system: no client's words are in what this reads.
-_FOLDERS = re.compile(r"(?<![\w.:/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\n:'\"]*[/\\])*(?=[^/\\\s])")
+_FOLDERS = re.compile(r"(?<![\w.:/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s:'\"]*[/\\])*(?=[^/\\\s])")
 _NAMES: dict[str, str] = {}  # of the served files' paths
 
 
@@ -27,6 +27,10 @@ def without_paths(message: str) -> str:
     return message
 
 
-def without_folders(message: str) -> str:
-    """A message of the library about files, devices or compilers, without any absolute folder."""
+def without_folders(message: str, path: str = "") -> str:
+    """A message of the library about files, devices or compilers, without any absolute folder;
+    ``path``: the file that it is about, whose name may have spaces.
+    """
+    if path:
+        message = message.replace(path, os.path.basename(path))
     return _FOLDERS.sub("", without_paths(message))

@@ -19,7 +19,7 @@ class Ignored(NamedTuple):
     harmless: tuple[Any, ...] = ()
 
 
-Fields = Mapping[str, Ignored]
+Fields = dict[str, Ignored]
 
 ACCEPTED = frozenset(
     {

@@ -189,6 +189,6 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
             chunk |= {**warnings(call), **verbose(service, call, piece)}
         yield event(chunk)
     if call.asked.more["include_usage"]:
-        told = {"usage": usage(call), "timings": timings(call.texts[0])}
-        yield event({**shared, "choices": [], **told})
+        last: dict[str, Any] = {"usage": usage(call), "timings": timings(call.texts[0])}
+        yield event({**shared, "choices": [], **last})
     yield DONE

@@ -6,10 +6,11 @@ import base64
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.conversation import content_text, result_parts
+from treadle.server.conversation import content_text
 from treadle.server.fields import array, mapping, text
 from treadle.server.openai_tools import flat_name
 from treadle.server.problems import ApiError
+from treadle.speech.media import in_words
 
 if TYPE_CHECKING:
     from treadle.server.talks import Talks
@@ -71,7 +72,7 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind in RESULTS:
             result = {"role": "tool", "tool_call_id": item.get("call_id")}
             result["content"] = item.get("output")
-            content_text(f"{where}.output", result_parts(result))
+            content_text(f"{where}.output", in_words(result)["content"])
             made.append(result)
         elif kind not in SKIPPED:
             raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")

@@ -135,7 +135,7 @@ def problem_of(error: BaseException) -> ApiError:
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), type="exceed_context_size_error")
     if isinstance(error, FileError | CompileError | CacheError | DeviceError | NotFiniteError):
-        return ApiError(500, without_folders(str(error)))
+        return ApiError(500, without_folders(str(error), getattr(error, "path", "")))
     if isinstance(error, TreadleError):
         return ApiError(400, str(error), param=error.setting)
     return ApiError(500, f"an internal error: {type(error).__name__}")

@@ -77,7 +77,7 @@ async def act(request: Request) -> Response:
     try:
         return Json(await asyncio.wrap_future(service.engine.submit(job)))
     except FileError as error:
-        said = without_folders(str(error).replace(str(path), path.name))
+        said = without_folders(str(error).replace(str(path), path.name), error.path)
         raise ApiError(400, f"filename: {said}", param="filename") from None
 
 

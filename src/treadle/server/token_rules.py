@@ -85,7 +85,9 @@ def read_rules(body: Any, model: Model) -> TokenRules:
     """The rules of a body. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
     for name in ("allowed_token_ids", "stop_token_ids"):
-        model.engine.check_ids(given.get(name, []))
+        ids, n_vocab = given.get(name, []), model.config.n_vocab
+        if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
+            raise wrong(name, ids, f"token ids from 0 to {n_vocab - 1}")
     if given.get("allowed_token_ids") == []:
         raise wrong("allowed_token_ids", [], "a token id at least")
     allowed = given.get("allowed_token_ids")

@@ -98,34 +98,34 @@ def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, 
 
 
 class ValueEnd:
-    """The first mark behind a value that comes in parts: one within a text of JSON, in an array or
-    an object, is none.
+    """The first mark behind a value that comes in parts: one within a text, in an array or an
+    object of JSON or of Python's, is none.
     """
 
     def __init__(self) -> None:
-        self._at, self._quoted, self._is_json = 0, False, True
+        self._at, self._quote, self._is_whole = 0, "", True
 
     def find(self, text: str, mark: str) -> int | None:
         """Where the mark is in ``text``, all of the value up to now; None as long as it is not
         there.
         """
-        self._is_json &= not text.strip() or text.lstrip()[0] in "{["
-        for found in self._parts(text, mark) if self._is_json else ():
+        self._is_whole &= not text.strip() or text.lstrip()[0] in "{["
+        for found in self._parts(text, mark) if self._is_whole else ():
             part, self._at = found[0], found.end()
-            if part == '"':
-                self._quoted = not self._quoted
+            if part in "\"'" and self._quote in ("", part):
+                self._quote = "" if self._quote else part
             elif part == "\n":
-                self._is_json &= not self._quoted  # texts of JSON have no line breaks
-            elif part == mark and not self._quoted:
+                self._is_whole &= not self._quote  # such texts have no line breaks
+            elif part == mark and not self._quote:
                 return found.start()
-        if not self._is_json:
+        if not self._is_whole:
             at = text.find(mark)
             return at if at >= 0 else None
         self._at = max(self._at, len(text) - len(mark) + 1)
         return None
 
     def _parts(self, text: str, mark: str) -> Iterator[re.Match[str]]:
-        return re.compile(rf'\\.|"|\n|{re.escape(mark)}', re.DOTALL).finditer(text, self._at)
+        return re.compile(rf'\\.|["\']|\n|{re.escape(mark)}', re.DOTALL).finditer(text, self._at)
 
 
 def constant_of(written: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.errors import GrammarError
 from treadle.speech.own import Own
 from treadle.speech.pythonic import Pythonic
-from treadle.speech.rows import Channels, Row, Tags
+from treadle.speech.rows import Channels, Row, Tags, core_of
 from treadle.speech.rules import ANY_TEXT, SOME_TEXT, Rules
 from treadle.speech.schemas import (
     is_never,
@@ -27,12 +27,14 @@ MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
 
 
 def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> str:
-    """What follows the row's ``trigger``: where it wraps calls, all of them; else one."""
+    """What follows the core of the row's ``trigger``: where it wraps calls, all of them; else
+    one.
+    """
     rules = Rules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
         answer = f" | {_in_words(rules, row)}" if row.content else ""
-        return rules.source(f"{_wrapped(rules, row, one)}{answer}")
+        return rules.source(f"{_behind_core(row)} ({_wrapped(rules, row, one)}{answer})")
     if row.by_header and row.channels:  # its end may be written otherwise
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
@@ -42,7 +44,7 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
             for name, schema in tools.items()
         ]
         return rules.source(" | ".join(calls))
-    return rules.source(one)
+    return rules.source(f"{_behind_core(row)} {one}")
 
 
 def whole_answer(
@@ -59,9 +61,10 @@ def whole_answer(
     one = _one(rules, row, tools)
     if row.wrap[0]:
         own = _wrapped(rules, row, one, parallel=parallel)
-        answer = f"({' | '.join(map(rules.literal, row.triggers))}) {own}"
+        cores = [rules.literal(core_of(trigger)[0]) for trigger in row.triggers]
+        answer = f"({' | '.join(cores)}) {_behind_core(row)} {own}"
     else:
-        call = f"{rules.literal(row.open)} {one}"
+        call = f"{rules.literal(core_of(row.open)[0])} {_behind_core(row)} {one}"
         several = parallel and row.trigger and not row.by_header
         answer = f"{one if begun else call} {_more(rules, row, call) if several else ''}"
     if schema is not None:
@@ -117,6 +120,14 @@ def next_message(rules: Rules, channels: Channels) -> str:
     return f"({rules.literal(channels.start)})?"
 
 
+def _behind_core(row: Row) -> str:
+    """The rest of a row's trigger, behind its core."""
+    core, bracket = core_of(row.trigger)
+    if bracket:
+        return r"/[ \n]{0,2}\[/"
+    return r"/[ \n]{1,2}/?" if core != row.trigger else ""
+
+
 def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:
     call = f"{rules.literal(row.open)} {one}"
     return f"{call} {_more(rules, row, call) if parallel else ''} {rules.literal(row.wrap[1])}"
@@ -140,12 +151,18 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
         id = f"{rules.literal(row.id_mark)} /{row.id_form}/" if row.id_mark else ""
         first = f"/{row.id_form}/" if row.id_first else ""
         behind = rules.literal(row.behind)
-        if row.style == "object" and row.id_size:
+        if row.id_behind:
             id_said = f'"\\"id\\": \\"" /{row.id_form}/ "\\""'
             behind = f"({rules.literal(', ')} {id_said})? {behind}"
         head = rules.literal(row.before + name)
+        if row.id_key:
+            brace, key = row.before.split("{")
+            id_said = f'"\\"{row.id_key}\\": \\"" /[0-9]{{1,6}}/ "\\", "'
+            head = f"{rules.plain(brace + '{')} ({id_said})? {rules.plain(key + name)}"
         arguments = _arguments_of(name, rules, row, schema)
-        calls.append(f"{first} {head} {id} {rules.literal(row.after)} {arguments} {behind}")
+        optional = "?" if row.tags and row.after.isspace() else ""
+        after = f"{rules.literal(row.after)}{optional}"
+        calls.append(f"{first} {head} {id} {after} {arguments} {behind}")
     return rules.add(" | ".join(calls))
 
 
@@ -172,12 +189,13 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
 
 def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
     """Parameters in any order, of one of the schema's alternatives."""
-    several, values = [], Tagged(rules, tags, lambda value: _value(rules, value, schema))
+    literals = Pythonic(rules, Parts(schema))
+    several, values = [], Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
     for way in ways(schema):
         made = []
         for key, value, needed in _parameters(schema, way):
-            argument = values.argument(key, value)
-            made.append((f"{argument} {rules.literal(tags.behind)}", needed))
+            space = f"{rules.literal(tags.behind)}?" if tags.behind else ""
+            made.append((f"{values.argument(key, value)} {space}", needed))
         several.append(rules.in_any_order(made, rules.literal(tags.end)))
     return f"({' | '.join(several)})"
 
@@ -188,10 +206,15 @@ def _python(rules: Rules, schema: Mapping[str, Any]) -> str:
     for way in ways(schema):
         made = []
         for key, value, needed in _parameters(schema, way):
-            said = [_value(rules, value, schema), *filter(None, [values.value(value)])]
-            made.append((f"{rules.plain(f'{key}=')} ({' | '.join(said)})", needed))
+            said = _literals(rules, values, value, schema)
+            made.append((f"{rules.plain(f'{key}=')} ({said})", needed))
         several.append(rules.in_any_order(made, '")"', '", "'))
     return f"({' | '.join(several)})"
+
+
+def _literals(rules: Rules, literals: Pythonic, value: Any, schema: Mapping[str, Any]) -> str:
+    """A parameter's value as JSON, or as Python writes it."""
+    return " | ".join([_value(rules, value, schema), *filter(None, [literals.value(value)])])
 
 
 def _parameters(

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from treadle.cached import cached_property
 from treadle.errors import GrammarError
 from treadle.record import dataclass
-from treadle.speech.rows import Thought
+from treadle.speech.rows import MAX_SPACE, Thought, bytes_of
 from treadle.text.grammar import Grammar, Matcher
 from treadle.text.tokenizer import Tokenizer
 
@@ -41,14 +41,26 @@ _GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
 
 
 @dataclass(frozen=True)
+class Trigger:
+    """A mark of calls. ``read``: what the grammar of calls has before what follows the mark."""
+
+    mark: str
+    read: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[bytes]:
+        """The mark, in the bytes of a text."""
+        return bytes_of(self.mark)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What holds for an answer; a ``guide`` of it for each text.
 
     ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
     follows one of ``triggers``, which the model may write where it will; without any, an answer
     that begins as a call does.
-    ``heads``: what may follow a trigger in the same token. ``short`` is a trigger too: there
-    ``lazy`` holds from ``before`` on, with which it ends. ``drafts``: what tells, behind a
+    ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
     trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
     ``trigger``, or ``lazy``. ``once``: the first call is the
     answer's end.
@@ -62,10 +74,8 @@ class Plan:
     header: Grammar | None = None
     bound: Grammar | None = None
     lazy: Grammar | None = None
-    triggers: tuple[bytes, ...] = ()
+    triggers: tuple[Trigger, ...] = ()
     heads: tuple[bytes, ...] = ()
-    short: bytes = b""
-    before: bytes = b""
     drafts: tuple[bytes, ...] = ()
     trigger: str = ""
     once: bool = False
@@ -86,6 +96,19 @@ class Plan:
     def gap(self) -> list[int]:
         """The tokens that are line breaks."""
         return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
+
+    def triggered(self, text: bytes) -> list[tuple[int, str]]:
+        """Where marks of calls end in a text, the first one first, and what is ``read`` of each."""
+        if not (self.lazy or self.drafts):
+            return []
+        return sorted((m.end(), t.read) for t in self.triggers for m in t.pattern.finditer(text))
+
+    @cached_property
+    def n_kept(self) -> int:
+        """The bytes at the end of a text that may begin a mark of calls."""
+        if not (self.lazy or self.drafts):
+            return 0
+        return max((len(t.mark.encode()) + MAX_SPACE for t in self.triggers), default=0)
 
     def ids(self, mark: str) -> list[int]:
         """The tokens of a mark; those of its letters where one would end the text."""
@@ -323,11 +346,10 @@ class Guide:
             elif rest.strip(b"\n"):
                 self._say(rest)
             return
-        triggers = self._plan.triggers if self._plan.drafts else ()
-        if triggers:
+        if self._plan.drafts and self._plan.triggers:
             self._drafts(token, said)
         if self._state == "thinking":
-            self._text = self._text[-max(map(len, (close, *triggers))) :]
+            self._text = self._text[-max(len(close), self._plan.n_kept) :]
             self._watch()
 
     def _drafts(self, token: int, said: bytes) -> None:
@@ -340,25 +362,24 @@ class Guide:
             except GrammarError:
                 self._draft = None
         else:
-            ends = [self._text.rfind(t) + len(t) for t in plan.triggers if t in self._text]
-            new = [end for end in ends if end > len(self._text) - len(said)]
-            rest = self._text[max(new) :] if new else b""
-            self._draft = self._replayed(rest) if new else None
-            self._drafted = rest
+            before = len(self._text) - len(said)
+            new = [(end, read) for end, read in plan.triggered(self._text) if end > before]
+            end, read = new[-1] if new else (len(self._text), "")
+            self._drafted = self._text[end:]
+            self._draft = self._replayed(self._drafted, read) if new else None
         if self._draft is not None and any(each in self._drafted for each in plan.drafts):
             self._matcher, self._draft, self._text = self._draft, None, b""
             self._state, self._within = "call", plan.bound is None
 
-    def _replayed(self, rest: bytes) -> Matcher | None:
-        """The grammar of calls behind ``rest``; None where that begins none."""
-        grammar, ids = self._plan.bound or self._plan.lazy, list[int]()
+    def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
+        """The grammar of calls behind ``read`` and ``rest``; None where that begins none."""
+        plan = self._plan
+        grammar, before = plan.bound or plan.lazy, plan.trigger if plan.bound is not None else ""
         assert grammar is not None
-        matcher = grammar.matcher()
+        matcher, ids = grammar.matcher(), plan.ids(before + read) if before + read else []
         try:
-            if self._plan.bound is not None:
-                ids += self._plan.ids(self._plan.trigger)
             if rest:
-                ids += self._plan.tokenizer.encode_plain(rest.decode(), start=False)
+                ids += plan.tokenizer.encode_plain(rest.decode(), start=False)
             for id in ids:
                 matcher.accept(id)
         except (GrammarError, UnicodeDecodeError):
@@ -418,11 +439,8 @@ class Guide:
 
     def _bits_free(self) -> bytes | None:
         plan = self._plan
-        missing = {_missing(self._text, trigger) for trigger in plan.triggers} - {b""}
+        missing = {_missing(self._text, trigger.mark.encode()) for trigger in plan.triggers} - {b""}
         own = [plan.bits_without(each, plan.heads) for each in missing]
-        if plan.short and (rest := _missing(self._text, plan.short)):
-            heads = [head.removeprefix(plan.before) for head in plan.heads]
-            own.append(plan.bits_without(rest, heads))
         masks = [mask for mask in (*own, self._bits_plain()) if mask is not None]
         return reduce(_both, masks) if masks else None
 
@@ -453,18 +471,15 @@ class Guide:
             elif not _MAY_BE_BARE.fullmatch(self._text):
                 self._state = "plain"
             return
-        marks = (*plan.triggers, *filter(None, [plan.short]))
-        ends = [(self._text.find(each) + len(each), each) for each in marks if each in self._text]
-        if ends:
-            end, mark = min(ends)
-            rest = self._text[end:]
-            self._enter(plan.before + rest if mark == plan.short else rest)
+        if marks := plan.triggered(self._text):
+            end, read = marks[0]
+            self._enter(self._text[end:], read)
         else:
-            self._text = self._text[-max(map(len, marks)) :]
+            self._text = self._text[-plan.n_kept :]
 
-    def _enter(self, rest: bytes) -> None:
+    def _enter(self, rest: bytes, read: str = "") -> None:
         """A call has begun; ``rest`` of it was written in the same token."""
-        self._text, matcher = b"", self._replayed(rest)
+        self._text, matcher = b"", self._replayed(rest, read)
         if matcher is not None:
             self._matcher, self._state = matcher, "call"
         elif not self._plan.triggers:  # it is no call after all

@@ -4,12 +4,14 @@ calls, the assistant's empty messages, words and reasoning beside calls.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.record import dataclass
+from treadle.speech.media import name_of
 from treadle.speech.systems import SYSTEM, is_text
-from treadle.text.messages import REASONING, joined
+from treadle.text.messages import REASONING, joined, plain
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -41,7 +43,7 @@ def needs_form(messages: Messages) -> bool:
 def lone_results(messages: Messages) -> list[str]:
     """A warning for each result of a tool that stands behind no call."""
     return [
-        f"a tool's result {_name(message)!r:.80} is behind no call: the model is given it as the "
+        f"a tool's result {name_of(message)!r:.80} is behind no call: the model is given it as the "
         "user's words"
         for message, called in _results(messages)
         if message.get("role") == "tool" and not called
@@ -62,8 +64,9 @@ def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
             made, waiting = made + waiting, []
         if message.get("role") == "tool" and not called:
             content = message.get("content")
-            said = joined(content) if is_text(content) else str(content)
-            said = f"<tool_response>\n{said}\n</tool_response>"
+            if not is_text(content):
+                content = json.dumps(plain(content), ensure_ascii=False)
+            said = f"<tool_response>\n{joined(content)}\n</tool_response>"
             made.append({"role": "user", "content": said})
         else:
             made.append(dict(message))
@@ -87,11 +90,6 @@ def _reasoning(message: Mapping[str, Any]) -> str:
     """The reasoning of a message, under whichever name a client has for it."""
     found = (message.get(name) for name in REASONING)
     return next((said for said in found if isinstance(said, str) and said), "")
-
-
-def _name(message: Mapping[str, Any]) -> str:
-    keys = ("tool_call_id", "tool_name", "name")
-    return next((str(message[key]) for key in keys if message.get(key)), "")
 
 
 def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]:

@@ -194,7 +194,7 @@ def _find_row(template: ChatTemplate, form: Form, *, tools: bool) -> Row | None:
         # Or rows that do without it, or with less white space, would never be tried.
         if row.id_mark not in whole or (row.tags is not None and row.tags.then not in whole):
             continue
-        mark = row.trigger or '{"'
+        mark = row.sign or '{"'
         if row.channels:
             mark = row.channels.start
         starts = (i for i in range(max(at - len(mark), 0), len(whole)) if whole.startswith(mark, i))

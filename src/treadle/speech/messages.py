@@ -21,6 +21,7 @@ from treadle.speech.history import (
     without_empty,
 )
 from treadle.speech.manner import Manner, manner_of
+from treadle.speech.media import in_words
 from treadle.speech.reasoning import Style, style_of
 from treadle.speech.rows import Row
 from treadle.speech.schemas import fully, plainly
@@ -56,7 +57,7 @@ def shaped(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
-    placed = results_behind_calls(messages)
+    placed = results_behind_calls([in_words(message) for message in messages])
     placed = placed if manner.system_stays else system_in_place(placed)
     placed = placed if manner.system_alone else system_alone_as_user(placed)
     made = [_with_objects(message) for message in placed]
@@ -151,7 +152,7 @@ def gone_on(
 def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
     """Messages, without tools, in the form of ``template``. Raises TemplateError."""
     check_messages(messages)
-    messages = read_messages(messages)
+    messages = read_messages([in_words(message) for message in messages])
     check_calls(messages)
     made, _ = shaped(messages, [], manner_of(template))
     return made

@@ -27,7 +27,7 @@ _PLAIN = {
     "integer": "/-?(0|[1-9][0-9]*)/",
     "number": _NUMBER,
     "boolean": '"true" | "false"',
-    "null": '"null"',
+    "null": '"null" | "None"',
 }
 _KINDS = ("string", *_PLAIN, "object", "array")
 

@@ -16,14 +16,15 @@ from treadle.speech.constraint import (
     whole_answer,
     whole_json,
 )
-from treadle.speech.guide import Guide, Plan
+from treadle.speech.guide import Guide, Plan, Trigger
 from treadle.speech.heard import Heard
 from treadle.speech.manner import Manner
-from treadle.speech.rows import Row
+from treadle.speech.rows import Row, core_of
 from treadle.speech.scanner import Speech
 from treadle.text.grammar import Grammar
 from treadle.text.grammars import Grammars
 from treadle.text.json_schema import Schema, enforced_schema, kept_schema
+from treadle.text.tokenizer import Tokenizer
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
@@ -105,12 +106,10 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
             _header(wanted, manner, speech, grammars),
             bound,
             lazy,
-            triggers=_triggers(row),
+            triggers=_triggers(row, grammars.tokenizer),
             heads=tuple(head.encode() for head in _heads(row, tools)),
-            short=row.short.encode(),
-            before=row.before.encode(),
             drafts=() if own else tuple(head.encode() for head in _drafts(row, tools)),
-            trigger=row.trigger,
+            trigger=row.trigger if row.by_header else core_of(row.trigger)[0],
             once=not wanted.parallel,
         )
     found = bound or lazy
@@ -202,21 +201,35 @@ def _drafts(row: Row, tools: Schemas) -> list[str]:
         return []
     if row.by_header and row.channels:
         return [row.channels.message]
-    return _heads(row, tools)
+    keyed = row.before.rpartition("{")[2] if row.id_key else ""
+    return [*_heads(row, tools), *(f"{keyed}{name}{row.after}" for name in tools if keyed)]
 
 
-def _triggers(row: Row) -> tuple[bytes, ...]:
-    return (b"to=functions.",) if row.by_header else tuple(each.encode() for each in row.triggers)
+def _triggers(row: Row, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
+    """The marks of a row's calls: a control token begins one, whatever follows it."""
+    if row.by_header:
+        return (Trigger("to=functions."),)
+    made = []
+    for mark in row.triggers:
+        core, bracket = core_of(mark)
+        begins = len(tokenizer.encode(core, bos=False, special=True)) == 1
+        made.append(Trigger(core) if begins or not bracket else Trigger(mark, bracket))
+    return (*made, *(Trigger(mark, read) for mark, read in row.shortened.items()))
 
 
 def _heads(row: Row, tools: Schemas) -> list[str]:
-    """What may follow the trigger, up to the arguments."""
+    """What may follow a trigger, up to the arguments."""
     if row.by_header:
         return list(tools)
     first = row.open if row.wrap[0] else ""
     if row.id_first:  # what comes then is the model's
         return [first]
-    return [f"{first}{row.before}{name}{row.id_mark or row.after}" for name in tools]
+    behind = [f"{name}{row.id_mark or row.after}" for name in tools]
+    space = row.trigger[len(core_of(row.trigger)[0]) :].rstrip("[")
+    heads = [f"{space}{first}{row.before}{each}" for each in behind]
+    if row.shortened:
+        heads += [f"{row.before if row.wrap[0] else ''}{each}" for each in behind]
+    return heads
 
 
 def _shown(speech: Speech, grammars: Grammars) -> frozenset[int]:

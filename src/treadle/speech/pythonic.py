@@ -44,9 +44,11 @@ class Pythonic:
         self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
 
     def value(self, schema: Any) -> str | None:
-        """The rule of a value; None where its schema says more than can be held here."""
+        """The rule of an argument; None where its schema says more than can be held here. A text
+        that is one may have line breaks.
+        """
         try:
-            return self._value(schema) if self._is_known(schema, set()) else None
+            return self._value(schema, breaks=True) if self._is_known(schema, set()) else None
         except RecursionError:
             return None
 
@@ -103,7 +105,7 @@ class Pythonic:
             self._rules.fill(self._known[ref], body())
         return self._known[ref]
 
-    def _value(self, schema: Any) -> str:
+    def _value(self, schema: Any, *, breaks: bool = False) -> str:
         schema = schema if isinstance(schema, Mapping) else {}
         if ref := schema.get("$ref"):
             return self._once(ref, lambda: self._value(self._parts.at(ref)))
@@ -112,21 +114,23 @@ class Pythonic:
             return self._rules.add(self._choices(values, kinds))
         several = schema.get("anyOf", schema.get("oneOf"))
         if several:
-            return self._rules.add(" | ".join(map(self._value, several)))
+            ways = (self._value(each, breaks=breaks) for each in several)
+            return self._rules.add(" | ".join(ways))
         if not kinds:
-            return self._once("", lambda: self._of({}, tuple(_OF_KINDS)))
-        return self._rules.add(self._of(schema, kinds))
+            every = self._once("", lambda: self._of({}, tuple(_OF_KINDS)))
+            return self._rules.add(" | ".join([every, *self._texts({}, breaks=breaks)]))
+        return self._rules.add(self._of(schema, kinds, breaks=breaks))
 
     def _choices(self, values: Sequence[Any], kinds: Sequence[str]) -> str:
         fitting = [value for value in values if not kinds or _is_of(value, kinds)]
         said = [repr(value) for value in fitting or values]
         return " | ".join(map(self._rules.plain, said))
 
-    def _of(self, schema: Mapping[str, Any], kinds: Sequence[str]) -> str:
+    def _of(self, schema: Mapping[str, Any], kinds: Sequence[str], *, breaks: bool = False) -> str:
         made = []
         for kind in kinds:
             if kind == "string":
-                made += self.texts(schema)
+                made += self._texts(schema, breaks=breaks)
             elif kind == "array":
                 made.append(self._array(schema))
             elif kind == "object":
@@ -137,17 +141,18 @@ class Pythonic:
                 made.append(_CONSTANTS.get(kind) or self._rules.add(number))
         return " | ".join(made)
 
-    def texts(self, schema: Mapping[str, Any]) -> list[str]:
+    def _texts(self, schema: Mapping[str, Any], *, breaks: bool = False) -> list[str]:
         """Texts in single quotes, and in double ones."""
-        own = limits(schema)
+        own, out = limits(schema), "" if breaks else r"\n"
         if not own:
-            return [rf"/{q}(?:[^{q}\\]|\\(?s:.))*{q}/" for q in _QUOTES]
+            behind = "(?s:.)" if breaks else "."
+            return [rf"/{q}(?:[^{q}\\{out}]|\\{behind})*{q}/" for q in _QUOTES]
         if not schema.keys() & (_TEXT - {"minLength", "maxLength"}):
             size = counts(int(schema.get("minLength") or 0), schema.get("maxLength"))
-            units = [rf"/{q}(?:[^{q}\\]|{_ESCAPE}){size}{q}/" for q in _QUOTES]
+            units = [rf"/{q}(?:[^{q}\\{out}]|{_ESCAPE}){size}{q}/" for q in _QUOTES]
             if all(map(fits, units)):
                 return [self._rules.terminal(unit) for unit in units]
-        plain = [rf"/[^{q}\\]*/" for q in _QUOTES]  # a pattern knows no escapes
+        plain = [rf"/[^{q}\\{out}]*/" for q in _QUOTES]  # a pattern knows no escapes
         return [
             self._rules.terminal(f"{q} ({' & '.join([*own, each])}) {q}")
             for q, each in ((json.dumps(q), each) for q, each in zip(_QUOTES, plain, strict=True))
@@ -169,11 +174,11 @@ class Pythonic:
         if not properties:
             if is_never(more):
                 return '"{" "}"'
-            pair = f'({" | ".join(self.texts({}))}) ":" " "? {self._value(more)}'
+            pair = f'({" | ".join(self._texts({}))}) ":" " "? {self._value(more)}'
             return f'"{{" ({pair} ("," " "? {pair})*)? "}}"'
         required = required_of(schema)
         first, behind = '"}"', '"}"'
-        for key in reversed(properties):
+        for key in reversed([*properties]):
             if is_never(properties[key]):
                 continue
             name = f"({rules.plain(repr(key))} | {rules.plain(json.dumps(key))})"
@@ -200,7 +205,7 @@ def _is_of(value: Any, kinds: Sequence[str]) -> bool:
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, int | float):
         return "number" in kinds or ("integer" in kinds and value == int(value))
-    named = {str: "string", list: "array", dict: "object"}
+    named: dict[type, str] = {str: "string", list: "array", dict: "object"}
     return named.get(type(value), "") in kinds
 
 

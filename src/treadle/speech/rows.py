@@ -7,8 +7,10 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+from treadle.answer import overlap
 from treadle.record import dataclass
 
 
@@ -56,6 +58,7 @@ THOUGHTS = (
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")  # in a header
+MAX_SPACE, _SPACE = 8, " \t\r\n"  # characters within a mark of calls
 QUOTE = '<|"|>'  # around texts, in the style "own"
 
 
@@ -76,6 +79,7 @@ class Channels:
     call: re.Pattern[str] | None = None
     preamble: str = ""  # the header of words for the user that stand before a call
     heads: tuple[str, ...] = ()  # how a header may begin
+    calls: tuple[str, ...] = ()  # marks of messages of calls, where a header is one mark
 
     def is_for_user(self, header: str) -> bool:
         """Whether a message is an answer: not reasoning, and not to or from a tool."""
@@ -89,7 +93,7 @@ class Channels:
     @property
     def marks(self) -> tuple[str, ...]:
         """All that it writes beside texts and calls."""
-        own = (self.start, self.end, self.thought.open, self.final)
+        own = (self.start, self.end, self.thought.open, self.final, *self.calls)
         return (*own, *self.known_by, "<|constrain|>") if self.message else own
 
 
@@ -134,8 +138,9 @@ class Row:
     id_first: bool = False  # an id stands between ``open`` and ``before``
     id_form: str = "[a-zA-Z0-9]{9}"  # of that id
     id_size: int = 0  # its template wants ids of ``id_form``, with so many letters and digits
+    id_behind: bool = False  # an id may stand behind the arguments, in the object of a call
+    id_key: str = ""  # an id may come first in the object of a call, by this name
     named_ids: bool = False  # ids are functions.NAME:N, and all that its template writes of a name
-    short: str = ""  # what comes first of a call without ``open``, which some models leave out
     content: str = ""  # the name of no tool: what follows is content
     also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: Channels | None = None
@@ -154,9 +159,21 @@ class Row:
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """Where a call begins: also at its own mark, where its wrap was left out."""
-        alone = self.open if self.trigger and self.open.startswith("<") else ""
-        return tuple(dict.fromkeys((*self.triggers, *filter(None, [alone, self.short]))))
+        """Where a call begins: also at a mark of its own, where the one before it was left out."""
+        return tuple(dict.fromkeys((*self.triggers, *self.shortened)))
+
+    @property
+    def shortened(self) -> dict[str, str]:
+        """Marks at which a call begins whose trigger was left out, and what was left out behind
+        the trigger's ``core``, the mark included.
+        """
+        made = {}
+        if self.wrap[0] and self.open.lstrip().startswith("<"):
+            made[self.open.lstrip()] = core_of(self.wrap[0])[1] + self.open
+        before = self.before.strip()
+        if self.open and not self.wrap[0] and self.tags and before.startswith("<"):
+            made[before] = core_of(self.open)[1] + self.before
+        return made
 
     @property
     def by_header(self) -> bool:
@@ -166,7 +183,7 @@ class Row:
     @property
     def sign(self) -> str:
         """The trigger up to where it might be a text's too."""
-        return self.trigger.rstrip("[")
+        return core_of(self.trigger)[0]
 
     @property
     def first(self) -> str:
@@ -220,6 +237,46 @@ class Row:
         return f"{self.wrap[0]}{self.between.join(made)}{self.wrap[1]}"
 
 
+def core_of(mark: str) -> tuple[str, str]:
+    """A mark of calls up to the white space or the bracket at its end, and that bracket: between
+    them models write white space, or none.
+    """
+    core = mark.rstrip("[ \n")
+    return core, "[" if mark.endswith("[") else ""
+
+
+def find_mark(text: str, mark: str) -> tuple[int, str] | None:
+    """Where a mark of calls is in a text, and how it is written there."""
+    found = _spaced(mark).search(text)
+    return None if found is None else (found.start(), found.group())
+
+
+def begun_mark(text: str, mark: str) -> int:
+    """The length of the longest end of a text that may be the beginning of a mark of calls."""
+    core, bracket = core_of(mark)
+    behind = text.rpartition(core)[2]
+    if (
+        bracket
+        and len(behind) < len(text)
+        and len(behind) <= MAX_SPACE
+        and not behind.strip(_SPACE)
+    ):
+        return len(core) + len(behind)
+    return overlap(text, core)
+
+
+def bytes_of(mark: str) -> re.Pattern[bytes]:
+    """The regular expression of a mark of calls in the bytes of a text."""
+    return re.compile(_spaced(mark).pattern.encode())
+
+
+@lru_cache(256)
+def _spaced(mark: str) -> re.Pattern[str]:
+    core, bracket = core_of(mark)
+    space = f"[{_SPACE}]{{0,{MAX_SPACE}}}" if bracket else ""
+    return re.compile(re.escape(core) + space + re.escape(bracket))
+
+
 _NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _CALL, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -256,6 +313,7 @@ SOLAR = Row(  # Solar Open
         start="<|begin|>assistant", end="<|end|>", final="<|content|>",
         thought=Thought("<|think|>", "<|end|>", between="<|begin|>assistant"),
         known_by=("<|begin|>assistant", "<|think|>", "<|content|>"),
+        calls=("<|tool_calls|>", "<|tool_call:begin|>"),
     ),
 )  # fmt: skip
 
@@ -291,7 +349,7 @@ ROWS = (
     Row(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
         "tags",
         open="<tool_call>", before="\n<function=", after=">\n", behind="\n</tool_call>",
-        between="\n", style="tags", tags=_PARAMETER, short="<function=",
+        between="\n", style="tags", tags=_PARAMETER,
     ),
     Row(  # Seed-OSS
         "seed",
@@ -349,7 +407,8 @@ ROWS = (
     Row(  # Apriel, Jamba
         "tool-calls",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
-        wrap=("<tool_calls>[", "]</tool_calls>"), style="object",
+        wrap=("<tool_calls>[", "]</tool_calls>"), style="object", id_behind=True,
+        id_form="[a-zA-Z0-9_-]{1,64}",
     ),
     Row(  # MiniMax M1
         "tool-lines",
@@ -389,7 +448,7 @@ ROWS = (
     Row(  # Mistral Nemo
         "mistral-list",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
-        wrap=("[TOOL_CALLS][", "]"), style="object", id_size=9,
+        wrap=("[TOOL_CALLS][", "]"), style="object", id_size=9, id_behind=True,
     ),
     Row(  # Firefunction 2
         "functools",
@@ -411,7 +470,7 @@ ROWS = (
     Row(  # Command R7B
         "action",
         before='\n    {"tool_name": "', after='", "parameters": ', behind="}", between=",",
-        wrap=("<|START_ACTION|>[", "\n]<|END_ACTION|>"), style="object",
+        wrap=("<|START_ACTION|>[", "\n]<|END_ACTION|>"), style="object", id_key="tool_call_id",
     ),
     Row(  # Command R+, which calls a tool that is none to answer in words
         "actions",

@@ -10,7 +10,7 @@ from treadle.answer import overlap
 from treadle.record import dataclass
 from treadle.speech.arguments import CallObject, is_object, read_call
 from treadle.speech.readers import JsonReader, Reader, reader_of
-from treadle.speech.rows import Channels, Row, Thought
+from treadle.speech.rows import Channels, Row, Thought, begun_mark, core_of, find_mark
 from treadle.speech.said import KINDS, Said, ToolCall, merged
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
@@ -226,8 +226,9 @@ class Scanner:
                 else:
                     self._state = "aside"
                 return [Said("content", text + self._breaks)]
-        if last and self._speech.sure and row is not None and text.endswith(row.sign):
-            text = text.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
+        cut = text.rstrip()
+        if last and self._speech.sure and row is not None and row.sign and cut.endswith(row.sign):
+            text = cut.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
         if found:
             self._raw = found
             ended = channels is not None and found == channels.end
@@ -271,6 +272,7 @@ class Scanner:
         text = self._held.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
+        states |= dict.fromkeys(channels.calls, "reasoning")  # where there are no tools
         states |= {mark: self._behind_mark(mark) for mark in starts}
         found = next((mark for mark in states if text.startswith(mark)), "")
         if found:
@@ -284,7 +286,9 @@ class Scanner:
     def _behind_mark(self, mark: str) -> str:
         """The state behind a mark of calls: that of all of them, or of one."""
         row = self._row
-        return "between" if row is not None and row.open and mark == row.wrap[0] else "head"
+        if row is None or not row.open or not row.wrap[0]:
+            return "head"
+        return "between" if find_mark(mark, row.wrap[0]) == (0, mark) else "head"
 
     def _in_end(self, last: bool) -> list[Said]:
         self._held = ""
@@ -459,10 +463,15 @@ class Scanner:
         return out
 
     def _no_call(self) -> list[Said]:
-        """What looked like a call is content: what was read of it, and what follows."""
+        """What looked like a call is content: what was read of it, and what follows. Where answers
+        are messages it is reasoning: the message is not for the user.
+        """
         said, self._raw, self._object = self._raw, "", CallObject()
+        if self._speech.channels:  # a message that is not for the user
+            self._state = "reasoning"
+            return [Said("reasoning", said)]
         trigger = self._row is not None and self._row.trigger
-        self._state = "content" if trigger or self._speech.channels else "rest"
+        self._state = "content" if trigger else "rest"
         return [Said("content", said)]
 
     def _cut(self) -> list[Said]:
@@ -474,12 +483,20 @@ class Scanner:
         return []
 
     def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
-        """The held text up to the first of some marks, and that mark, if it is there; it is taken
-        away, and line breaks before it.
+        """The held text up to the first of some marks, and that mark as it is written, if it is
+        there; it is taken away, and line breaks before it.
         """
-        found = [(at, -len(mark), mark) for mark in marks if (at := self._held.find(mark)) >= 0]
+        starts = () if self._row is None else self._row.starts
+        found = []
+        for mark in marks:
+            written = find_mark(self._held, mark) if mark in starts else None
+            if mark not in starts and (at := self._held.find(mark)) >= 0:
+                written = at, mark
+            if written is not None:
+                found.append((written[0], -len(written[1]), written[1]))
         at, _, mark = min(found, default=(0, 0, ""))
-        if not last and any(m != mark and m.startswith(self._held[at:]) for m in marks):
+        longer = [core_of(m)[0] if m in starts else m for m in marks]
+        if not last and any(m != mark and m.startswith(self._held[at:]) for m in longer):
             mark = ""  # it may be the beginning of a longer one
         if mark:
             text, self._held = self._held[:at].rstrip("\n"), self._held[at + len(mark) :]
@@ -487,7 +504,8 @@ class Scanner:
             return text, mark
         text = self._held
         if not last:
-            text = text[: len(text) - max(overlap(text, mark) for mark in marks)].rstrip("\n")
+            begun = [begun_mark(text, m) if m in starts else overlap(text, m) for m in marks]
+            text = text[: len(text) - max(begun)].rstrip("\n")
         self._held = self._held[len(text) :]
         return text, ""
 

@@ -1,6 +1,4 @@
-"""Grammars of values between tags: texts as they are, others as JSON, constants as templates print
-them, too.
-"""
+"""Grammars of values between tags: texts as they are, others as JSON or as templates print them."""
 
 from __future__ import annotations
 
@@ -13,16 +11,14 @@ from treadle.speech.schemas import Texts, choices, divided
 from treadle.speech.texts import limits, not_beginning
 from treadle.text.json_schema import is_possible
 
-_CONSTANTS = {"boolean": ("True", "False"), "null": ("None",)}
-
 
 class Tagged:
-    """Values of one family, each with the mark behind it. ``as_json``: the rule of a schema's
-    values that are JSON.
+    """Values of one family, each with the mark behind it. ``others``: the rule of a schema's values
+    that are no texts.
     """
 
-    def __init__(self, rules: Rules, tags: Tags, as_json: Callable[[Any], str]) -> None:
-        self._rules, self._tags, self._as_json = rules, tags, as_json
+    def __init__(self, rules: Rules, tags: Tags, others: Callable[[Any], str]) -> None:
+        self._rules, self._tags, self._others = rules, tags, others
         self._end = rules.literal(tags.gap + tags.close)
 
     def argument(self, key: str, schema: Any) -> str:
@@ -39,7 +35,7 @@ class Tagged:
         rest = []
         if others:
             own = schema if not texts.schemas else {"anyOf": others}
-            rest.append(f"({self._as_json(own)}{self._constants(others)}) {self._end}")
+            rest.append(f"({self._others(own)}) {self._end}")
         heads = [(tags.then, said), (tags.other, rest)]
         if not tags.other:
             heads = [(tags.then, said + rest)]
@@ -49,12 +45,6 @@ class Tagged:
             if ways
         ]
         return f"({' | '.join(made)})"
-
-    def _constants(self, others: Sequence[Any]) -> str:
-        """Words that are no JSON."""
-        kinds = {str(each.get("type")) for each in others if not choices(each)}
-        words = [word for kind in sorted(kinds) for word in _CONSTANTS.get(kind, ())]
-        return "".join(f" | {self._rules.plain(word)}" for word in words)
 
     def _texts(self, texts: Texts, others: Sequence[Any]) -> list[str]:
         """Texts, or perhaps null, and those in quotes. Beside an object or an array, a text with

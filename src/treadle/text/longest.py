@@ -57,13 +57,13 @@ class LongestTokenizer(Tokenizer):
             else:
                 size, token = 1, self.unk
             if token is None:
-                start, end = at, at + 1
-                while _goes_on(data[start]):
-                    start -= 1
+                first, end = at, at + 1
+                while _goes_on(data[first]):
+                    first -= 1
                 while end < len(data) and _goes_on(data[end]):
                     end += 1
-                lost.append(data[start:end].decode())
-                del ids[n_before if begun == start else len(ids) :]
+                lost.append(data[first:end].decode())
+                del ids[n_before if begun == first else len(ids) :]
                 at = end
                 continue
             ids.append(token)

@@ -40,15 +40,20 @@ class Template(Protocol):
 def reasoning_said(variables: Mapping[str, Any]) -> str | None:
     """Whether these variables ask for reasoning: "on", "off", None where they say nothing."""
     said = [
-        variables[name] in (off, *_ALSO_OFF.get(name, ()))
+        any(_same(variables[name], word) for word in (off, *_ALSO_OFF.get(name, ())))
         for name, (_, off) in SWITCHES.items()
-        if name in variables
+        if variables.get(name) is not None
     ]
     if said:
         return OFF if said[0] else ON
     if (effort := variables.get(EFFORT)) is not None:
         return OFF if effort in _NO_EFFORT[:2] else ON
     return None
+
+
+def _same(value: Any, word: Any) -> bool:
+    """Whether a variable has this value: 0 is not False, for a budget is no switch."""
+    return type(value) is type(word) and bool(value == word)
 
 
 def reasoning_default(template: Template) -> str:

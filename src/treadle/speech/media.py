@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _KINDS = {  # by a part's type, or by the first half of its media type
@@ -15,7 +15,47 @@ _INNER = ("source", "image_url", "input_audio", "audio_url", "video_url", "file"
 _DATA = ("data", "file_data", "blob", "url", "image_url", "file_url", "uri")
 _TYPES = ("media_type", "mimeType", "mime_type")
 _NAMES = ("filename", "title", "name", "file_id")
-WHY = "the model reads text alone"
+_WHY = "the model reads text alone"
+TEXTS = ("text", "input_text", "output_text", "reasoning_text", "refusal")  # kinds of parts
+
+
+def in_words(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message; of a tool's result with a sentence in the place of each part that is no text. Else
+    the rest of the conversation, which has the result in it, would be refused, too.
+    """
+    if not _left_out(message):
+        return dict(message)
+    parts = (part if _is_text(part) else _sentence(part) for part in message["content"])
+    return {**message, "content": list(parts)}
+
+
+def left_out(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning for each part of a tool's result that is no text."""
+    return [
+        f"a tool's result {name_of(message)!r:.80}: a {described(part)} is left out: {_WHY}"
+        for message in messages
+        for part in _left_out(message)
+    ]
+
+
+def name_of(message: Mapping[str, Any]) -> str:
+    """The id of the call that a result is of, or the tool's name."""
+    keys = ("tool_call_id", "tool_name", "name")
+    return next((str(message[key]) for key in keys if message.get(key)), "")
+
+
+def _left_out(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parts of a tool's result that are no text."""
+    content = message.get("content")
+    if message.get("role") != "tool" or not isinstance(content, list):
+        return []
+    if not all(isinstance(p, Mapping) and isinstance(p.get("type"), str) for p in content):
+        return []  # anything that is JSON
+    return [part for part in content if not _is_text(part)]
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return part["type"] in TEXTS
 
 
 def described(part: Mapping[str, Any]) -> str:
@@ -39,9 +79,10 @@ def described(part: Mapping[str, Any]) -> str:
     return f"{word} ({', '.join(told)})" if told else word
 
 
-def sentence(part: Mapping[str, Any]) -> str:
+def _sentence(part: Mapping[str, Any]) -> dict[str, Any]:
     """A part in words, for the model."""
-    return f"[The tool gave a {described(part)} here. It is left out: {WHY}.]"
+    words = f"[The tool gave a {described(part)} here. It is left out: {_WHY}.]"
+    return {"type": "text", "text": words}
 
 
 def _levels(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
