@@ -84,6 +84,44 @@ def test_answers_go_on_where_they_were_begun(begun: tuple[str, TestClient]) -> N
     assert made["choices"][0]["message"] == {"role": "assistant", "content": "5"}
 
 
+def test_reasoning_goes_on(begun: tuple[str, TestClient]) -> None:
+    """Where the call says so: it is not closed, and what comes first is reasoning."""
+    name, client = begun
+    talk = [*HI, {"role": "assistant", "content": None, "reasoning_content": "hm"}]
+    body: dict[str, Any] = {"messages": talk, "continue_final_message": "reasoning_content"}
+    if name in ("plain", "recipient"):
+        error = post(client, CHAT, 400, **body)["error"]
+        assert error["param"] == "continue_final_message"
+        assert "the model's template has no reasoning" in error["message"]
+        return
+    asked = post(client, PROMPT, messages=HI)["prompt"]
+    of_channels = ANALYSIS.partition("<|end|>")[0]
+    added = {"knows": "<think>\nhm", "opens": "hm", "channels": of_channels}[name]
+    assert post(client, PROMPT, **body)["prompt"] == f"{asked}{added}"
+    made = post(client, CHAT, **body, max_tokens=8)["choices"][0]["message"]
+    assert made["reasoning_content"]
+    assert not made["content"]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [5]}}}
+    made = post(client, CHAT, **body, response_format=form, reasoning_budget=3)
+    assert made["choices"][0]["message"]["content"] == "5"
+    assert made["choices"][0]["message"]["reasoning_content"]
+
+
+def test_only_reasoning_alone_goes_on(begun: tuple[str, TestClient]) -> None:
+    """The rest is refused; a content that goes on may be asked for by its name, too."""
+    _, client = begun
+    last = {"role": "assistant", "content": "so", "reasoning_content": "hm"}
+    for talk in (HI, [*HI, last], [*HI, {**last, "reasoning_content": ""}]):
+        body = {"messages": talk, "continue_final_message": "reasoning_content"}
+        assert "no reasoning to go on with" in post(client, CHAT, 400, **body)["error"]["message"]
+    post(client, CHAT, 400, messages=[*HI, last], continue_final_message="thoughts")
+    prompts = [
+        post(client, PROMPT, messages=[*HI, last], continue_final_message=way)["prompt"]
+        for way in (True, "content")
+    ]
+    assert prompts[0] == prompts[1]
+
+
 def test_a_call_is_whole(begun: tuple[str, TestClient]) -> None:
     """It is no beginning: it was left out of the prompt."""
     name, client = begun

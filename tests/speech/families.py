@@ -103,6 +103,30 @@ _HY = tagged(
 )  # fmt: skip
 _SEED = tagged("<parameter=", ">", "</parameter>")
 _INVOKE = tagged('<parameter name="', '">', "</parameter>")
+_DSML = (
+    '<｜DSML｜parameter name="text" string="true">é}\n"<</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="n" string="false">-3</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="list" string="false">["a", "b"]</｜DSML｜parameter>\n'
+)
+
+
+def dsml(wrap: str) -> Family:
+    return enclosed(
+        f"<｜DSML｜{wrap}>", f'\n<｜DSML｜invoke name="f">\n{_DSML}</｜DSML｜invoke>', "",
+        '\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>', f"\n</｜DSML｜{wrap}>",
+    )  # fmt: skip
+
+
+def dsml_template(wrap: str) -> str:
+    """As DeepSeek V3.2's and V4's have it."""
+    return template(
+        f'<｜DSML｜invoke name="{{{{ f.name }}}}">\n{_EACH}'
+        '<｜DSML｜parameter name="{{ k }}" string="{{ \'true\' if v is string else \'false\' }}">'
+        f"{_VALUE}</｜DSML｜parameter>\n{{% endfor %}}</｜DSML｜invoke>\n",
+        before=f"\n\n<｜DSML｜{wrap}>\n", behind=f"</｜DSML｜{wrap}>",
+    )  # fmt: skip
+
+
 _PYTHON = """f(text='é}\\n"<', n=-3, list=["a", "b"])"""
 
 FAMILIES = {
@@ -116,6 +140,8 @@ FAMILIES = {
         "<minimax:tool_call>", f'\n<invoke name="f">\n{_INVOKE}</invoke>', "",
         '\n<invoke name="g">\n</invoke>', "\n</minimax:tool_call>",
     ),
+    "dsml-functions": dsml("function_calls"),
+    "dsml-tools": dsml("tool_calls"),
     "param": twice(
         '<function name="f"><param name="text"><![CDATA[é}\n"<]]></param>'
         '<param name="n">-3</param><param name="list">["a", "b"]</param></function>',
@@ -255,6 +281,8 @@ TEMPLATES = {
         '<invoke name="{{ f.name }}">\n', '<parameter name="', '">', "</parameter>\n",
         "</invoke>\n", before="<minimax:tool_call>\n", behind="</minimax:tool_call>",
     ),
+    "dsml-functions": dsml_template("function_calls"),
+    "dsml-tools": dsml_template("tool_calls"),
     "param": template(
         f'<function name="{{{{ f.name }}}}">{_EACH}<param name="{{{{ k }}}}">'
         "{% if v is string %}<![CDATA[{{ v }}]]>{% else %}{{ v | tojson }}{% endif %}</param>"

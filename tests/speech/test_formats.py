@@ -148,7 +148,8 @@ def written_by(row: str, arguments: dict[str, Any]) -> str:
     made = ""
     for key, value in arguments.items():
         said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        made += f"{tags.open}{key}{tags.then}{tags.gap}{said}{tags.gap}{tags.close}{tags.behind}"
+        then = tags.then if isinstance(value, str) or not tags.other else tags.other
+        made += f"{tags.open}{key}{then}{tags.gap}{said}{tags.gap}{tags.close}{tags.behind}"
     return made + tags.end
 
 
@@ -441,3 +442,34 @@ def test_white_space_between_parameters_may_be_left_out(row: str) -> None:
     assert tags is not None
     text = written_by(row, {"a": "x", "b": 1}).replace(tags.close + tags.behind, tags.close)
     check(row, schema, text, {"a": "x", "b": 1})
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": ["string", "integer"]}, ("true", "5"), "5"),
+        ({"type": ["string", "integer"]}, ("false", "5"), 5),
+        ({"type": ["string", "null"]}, ("true", "null"), "null"),
+        ({"type": ["string", "null"]}, ("false", "null"), None),
+        ({}, ("true", "[1]"), "[1]"),
+        ({}, ("false", "[1]"), [1]),
+        ({"enum": ["a", 1]}, ("true", "a"), "a"),
+    ],
+)
+@pytest.mark.parametrize("row", ["dsml-functions", "dsml-tools"])
+def test_a_tag_says_whether_a_value_is_a_text(
+    row: str, schema: Any, written: tuple[str, str], value: Any
+) -> None:
+    whole = {"properties": {"a": schema}}
+    text = '<｜DSML｜parameter name="a" string="{}">{}</｜DSML｜parameter>\n</｜DSML｜invoke>'
+    check(row, whole, text.format(*written), {"a": value})
+
+
+@pytest.mark.parametrize("row", ["dsml-functions", "dsml-tools"])
+def test_a_tag_that_is_wrong_about_its_value(row: str) -> None:
+    """No grammar allows one; the schema decides."""
+    text = '<｜DSML｜parameter name="a" string="{}">5</｜DSML｜parameter>\n</｜DSML｜invoke>'
+    for kind, said, value in (("integer", "true", 5), ("string", "false", "5")):
+        schema = {"properties": {"a": {"type": kind}}}
+        assert not allows(matcher_of(row, schema), text.format(said))
+        assert read(row, schema, text.format(said), 1) == ({"a": value}, "")

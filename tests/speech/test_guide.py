@@ -226,6 +226,24 @@ def test_after_a_call_text_is_free_unless_one_is_the_most(
     assert set(np.flatnonzero(logits == 0)) == tokenizer.eog
 
 
+def test_a_grammar_holds_where_the_opening_mark_is_left_out(
+    tokenizer: Tokenizer, grammars: Grammars
+) -> None:
+    """Qwen3-Coder begins calls so; words around them are free."""
+    plan = planned(own_manner("tags"), grammars)
+    text = FAMILIES["tags"].g.removeprefix("<tool_call>\n")
+    guide = guide_of(plan)
+    put(guide, tokenizer, "so:\n<function=")
+    assert guide.bits() is not None
+    put(guide, tokenizer, text.removeprefix("<function="))
+    assert guide.bits() is None
+    put(guide, tokenizer, f"\n{FAMILIES['tags'].g}\n{text}")
+    guide = guide_of(plan)
+    put(guide, tokenizer, "<function=")
+    with pytest.raises(AssertionError):
+        put(guide, tokenizer, "h>")
+
+
 def test_no_token_goes_past_a_mark_but_into_a_call(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:

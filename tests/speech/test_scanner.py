@@ -40,6 +40,11 @@ def tell(text: str, sizes: list[int] | None = None, **speech: Any) -> tuple[str,
 R: dict[str, Any] = {"thought": THINK}
 H: dict[str, Any] = {"row": HERMES}
 S: dict[str, Any] = {"channels": OPEN, "thought": OPEN.thought, "row": row("solar")}
+T: dict[str, Any] = {"row": row("tags")}
+SHORT = FAMILIES["tags"].g.removeprefix("<tool_call>\n")
+IN_ANALYSIS: dict[str, Any] = {
+    "channels": GPT_OSS, "thought": GPT_OSS.thought, "opened": True, "within": True,
+}  # fmt: skip
 ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("plain", {}, ("", "plain", [])),
     ("<think>\na < b\n</think>\n\nyes", R, ("a < b", "yes", [])),
@@ -105,6 +110,18 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("no mark at all", S, ("", "no mark at all", [])),
     ("< 3", S, ("", "< 3", [])),
     (f"{OPEN.start}<|content|>yes", S, ("", "yes", [])),
+    # Qwen3-Coder may leave the opening mark out.
+    (SHORT, T, ("", "", [("g", {})])),
+    (f"so:\n{SHORT}\n{FAMILIES['tags'].g}", T, ("", "so:", [("g", {}), ("g", {})])),
+    (f"{FAMILIES['tags'].g}\n{SHORT}", T, ("", "", [("g", {}), ("g", {})])),
+    (f"<think>hm{SHORT}", {**T, **R}, ("hm", "", [("g", {})])),
+    ("<function=h>\n</function>", T, ("", "<function=h>\n</function>", [])),
+    # The prompt ends within reasoning.
+    ("\nso</think>yes", {**R, "opened": True, "within": True}, ("\nso", "yes", [])),
+    (f" so{OPEN.end}{OPEN.start}<|content|>yes", {**S, "opened": True, "within": True},
+     (" so", "yes", [])),
+    (f" so{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}yes", IN_ANALYSIS, (" so", "yes", [])),
+    (" so", IN_ANALYSIS, (" so", "", [])),
 ]  # fmt: skip
 
 

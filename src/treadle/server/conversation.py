@@ -12,7 +12,8 @@ from treadle.server.problems import ApiError
 from treadle.server.tools import read_tools
 from treadle.speech.history import lone_results
 from treadle.speech.media import in_words, left_out
-from treadle.speech.messages import begun, shaped
+from treadle.speech.messages import begun, gone_on, shaped
+from treadle.text.messages import goes_on
 from treadle.text.variables import check_own, reasoning_said
 
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ _SYSTEM = ("system", "developer")
 MAX_MESSAGES = 10_000
 EFFORTS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens of reasoning
 
+REASONING = "reasoning_content"  # what of a last message goes on, as llama.cpp names it
+
+
+def _continued(name: str, value: Any) -> bool | str:
+    """Whether a last message goes on: its content, or its reasoning."""
+    if value in ("content", REASONING):
+        return str(value)
+    if not isinstance(value, bool):
+        raise wrong(name, value, f"true, false, 'content' or {REASONING!r}")
+    return value
+
+
 FIELDS: Table = {
     "messages": array,
     "tools": array,
@@ -38,7 +51,7 @@ FIELDS: Table = {
     "chat_template_kwargs": mapping,
     "documents": array,
     "reasoning_effort": text,
-    "continue_final_message": flag,
+    "continue_final_message": _continued,
     "add_generation_prompt": flag,
 }
 
@@ -72,7 +85,9 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
     )
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
     own = service.manner
-    asked.plan(model, begun(read_messages(given["messages"]), own) if continued else own, prompt)
+    if continued:
+        own = begun(read_messages(given["messages"]), own, within=continued == REASONING)
+    asked.plan(model, own, prompt)
     if told:
         said = dict.fromkeys((*asked.planned.warnings, *told))
         asked.planned = replace(asked.planned, warnings=tuple(said))
@@ -110,12 +125,20 @@ def conversation_text(
     if told is not None:
         told += [*left_out(given["messages"]), *lone_results(said)]
     check_text("".join(str(message.get("content") or "") for message in said), model)
-    messages, shown = shaped(said, read_tools(given).functions, service.manner)
+    prompt = given.get("add_generation_prompt", True)
+    continued = given.get("continue_final_message", prompt)
+    last = _last_reasoning(said, service) if continued == REASONING else None
+    earlier = said if last is None else said[:-1]
+    messages, shown = shaped(earlier, read_tools(given).functions, service.manner)
     variables = _variables(given)
     if "documents" in given:  # vLLM's name for the variable of the same name
         variables.setdefault("documents", given["documents"])
-    prompt = given.get("add_generation_prompt", True)
-    if given.get("continue_final_message", prompt):
+    if last is not None:
+        asked = model.template.render(
+            messages, add_generation_prompt=True, tools=shown, **check_own(variables)
+        )
+        made = gone_on(model.template, asked, last, within=True)
+    elif continued:
         made = model.chat_prompt(messages, tools=shown, template=variables)
     else:
         made = model.template.render(
@@ -123,6 +146,21 @@ def conversation_text(
         )
     check_text(made, model)  # tools, calls and variables are in it too
     return made
+
+
+def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
+    """The last message, whose reasoning goes on. Raises ApiError."""
+    last = messages[-1]
+    found = last.get("reasoning_content") and not last.get("content")
+    if not (found and goes_on(messages)) or service.manner.thought is None:
+        why = "" if found else ": the last message is not reasoning of the assistant's alone"
+        why = why or ": the model's template has no reasoning"
+        raise ApiError(
+            400,
+            f"continue_final_message: no reasoning to go on with{why}",
+            param="continue_final_message",
+        )
+    return last
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,9 +194,8 @@ def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
     for way in ways(schema):
         made = []
         for key, value, needed in _parameters(schema, way):
-            head, body = rules.around(tags.open, key, tags.then + tags.gap), values.value(value)
             space = f"{rules.literal(tags.behind)}?" if tags.behind else ""
-            made.append((f"{head} {body} {space}", needed))
+            made.append((f"{values.argument(key, value)} {space}", needed))
         several.append(rules.in_any_order(made, rules.literal(tags.end)))
     return f"({' | '.join(several)})"
 

@@ -97,6 +97,7 @@ class Manner:
     plain_schemas: bool = False  # it raises on what only some schemas have
     results_as_text: bool = True  # it does not write an object that a tool gives as JSON
     full_schemas: bool = False  # it raises where they lack what most have
+    within: bool = False  # the prompt ends within reasoning that it has begun
 
     def begun(self) -> Manner:
         """Of an answer whose content the prompt has begun: neither reasoning nor a header comes."""
@@ -108,7 +109,9 @@ class Manner:
         thought, row = self.thought, self.row if more.get("tools") or self.row.content else None
         return Speech(
             thought=thought,
-            opened=thought is not None and prompt.rstrip().endswith(thought.open.rstrip()),
+            opened=thought is not None
+            and (self.within or prompt.rstrip().endswith(thought.open.rstrip())),
+            within=thought is not None and self.within,
             channels=self.channels,
             row=row,
             begun=bool(row and row.open and prompt.endswith(row.open)),

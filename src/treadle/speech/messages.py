@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TemplateError
@@ -21,7 +22,7 @@ from treadle.speech.history import (
 )
 from treadle.speech.manner import Manner, manner_of
 from treadle.speech.media import in_words
-from treadle.speech.reasoning import style_of
+from treadle.speech.reasoning import Style, style_of
 from treadle.speech.rows import Row
 from treadle.speech.schemas import fully, plainly
 from treadle.speech.systems import is_text, system_in_place
@@ -105,8 +106,12 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
                 raise TemplateError(f"message {i}: arguments are {found}: expected JSON or a dict")
 
 
-def begun(messages: Sequence[Mapping[str, Any]], manner: Manner) -> Manner:
-    """The manner of an answer, where the last of some messages is perhaps its beginning."""
+def begun(messages: Sequence[Mapping[str, Any]], manner: Manner, *, within: bool = False) -> Manner:
+    """The manner of an answer, where the last of some messages is perhaps its beginning.
+    ``within``: of one whose reasoning goes on.
+    """
+    if within:
+        return replace(manner, within=True)
     if not goes_on(messages):
         return manner
     last = read_messages([dict(messages[-1])])[0]
@@ -116,14 +121,20 @@ def begun(messages: Sequence[Mapping[str, Any]], manner: Manner) -> Manner:
     return manner.begun() if said or last.get("reasoning_content") else manner
 
 
-def gone_on(template: ChatTemplate, asked: str, last: Mapping[str, Any]) -> str:
+def gone_on(
+    template: ChatTemplate, asked: str, last: Mapping[str, Any], *, within: bool = False
+) -> str:
     """The prompt ``asked`` with what the assistant's last message says: its reasoning between its
     marks, also where the prompt opens it, and its content where the family has contents.
+    ``within``: its reasoning alone, which is not closed.
     """
     manner, content = manner_of(template), joined(last.get("content"))
     row, thought, reasoning = manner.row, manner.thought, str(last.get("reasoning_content") or "")
     if not content and not reasoning:
         return asked
+    if within and thought is not None:
+        style = Style() if manner.channels else style_of(template, thought)
+        return style.write(thought, asked, reasoning, within=True)
     if (own := manner.channels) is not None:
         said = reasoning and f"{own.thought.open}{reasoning}{own.end}{own.start}"
         return f"{asked}{said}{own.final}{content}"

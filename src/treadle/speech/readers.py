@@ -12,7 +12,7 @@ from treadle.speech.arguments import ValueEnd, constant_of, json_of, value_of
 from treadle.speech.fulfilled import fulfils
 from treadle.speech.literals import Escape, dumped
 from treadle.speech.rows import QUOTE, Row, Tags
-from treadle.speech.schemas import by_name, choices, divided, odd_names
+from treadle.speech.schemas import Texts, by_name, choices, divided, odd_names
 from treadle.text.schema_limits import Parts
 
 
@@ -64,6 +64,7 @@ class TagReader(Reader):
     def __init__(self, schema: Mapping[str, Any], tags: Tags) -> None:
         self._schemas, self._tags, self._parts = by_name(schema), tags, Parts(schema)
         then = r"\s*".join(map(re.escape, tags.then.split("\n")))
+        then = f"(?:{then}|{re.escape(tags.other)})" if tags.other else then
         self._open = re.compile(f"{re.escape(tags.open)}(.*?){then}", re.DOTALL)
         self._then = re.compile(then)
         first = tags.then.lstrip()[0]
@@ -95,7 +96,8 @@ class TagReader(Reader):
         open, end = self._tags.open, self._tags.end
         key, size = self._name(text, last) if text.startswith(open) else ("", 0)
         if size:
-            self._begins(key)
+            other = self._tags.other
+            self._begins(key, is_text=bool(other) and not text[:size].endswith(other))
             self._n += 1
             opening = "{" if self._n == 1 else ", "
             quote = '"' if self._text and not self._untold else ""
@@ -116,16 +118,19 @@ class TagReader(Reader):
             if found is not None:
                 return name, found.end()
             rest = text.removeprefix(head) if text.startswith(head) else ""
-            begun = "".join(self._tags.then.split()).startswith("".join(rest.split()))
+            said, ways = "".join(rest.split()), (self._tags.then, self._tags.other)
+            begun = any("".join(way.split()).startswith(said) for way in ways)
             if not last and (head.startswith(text) or (text.startswith(head) and begun)):
                 return "", 0
         found = self._open.match(text)
         return (found[1].strip(), found.end()) if found else ("", 0)
 
-    def _begins(self, key: str) -> None:
-        """The value of this name comes."""
+    def _begins(self, key: str, *, is_text: bool) -> None:
+        """The value of this name comes. ``is_text``: its tag says that it is one."""
         self._key, self._begun, self._within, self._end = key, False, False, ValueEnd()
         texts, others = divided(self._schemas.get(key))
+        if is_text and texts.schemas:
+            texts, others = Texts(texts.schemas), []
         self._text, self._nulls = not others, []
         self._others = others if texts.schemas else []
         if self._text and texts.null:

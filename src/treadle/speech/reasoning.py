@@ -23,9 +23,9 @@ class Style(NamedTuple):
     end: str = ""
     behind: str = ""
 
-    def write(self, thought: Thought, asked: str, reasoning: str) -> str:
+    def write(self, thought: Thought, asked: str, reasoning: str, *, within: bool = False) -> str:
         """The prompt ``asked``, which may have opened reasoning, or closed an empty one, with this
-        reasoning.
+        reasoning. ``within``: it is not closed.
         """
         opened = f"{thought.begin}{self.begin}"
         ends = asked.rstrip()
@@ -38,7 +38,8 @@ class Style(NamedTuple):
         elif not reasoning:
             return asked
         lead = self.lead if opened and not asked.endswith(self.lead) else ""
-        return f"{asked}{lead}{opened}{reasoning}{self.end}{thought.close}{self.behind}"
+        end = "" if within else f"{self.end}{thought.close}{self.behind}"
+        return f"{asked}{lead}{opened}{reasoning}{end}"
 
 
 _LOOSE = Style("", "\n", "\n", "\n\n")  # DeepSeek R1, QwQ and their heirs

@@ -101,7 +101,8 @@ class Channels:
 class Tags:
     """How a family writes an argument between tags: ``open KEY then VALUE close``, the value
     between two of ``gap``; ``behind`` each of them, and ``end`` behind all. White space within
-    ``then`` may be left out, or be more. ``quotes`` may stand around texts.
+    ``then`` may be left out, or be more. ``other`` stands in its place before what is no text.
+    ``quotes`` may stand around texts.
     """
 
     open: str
@@ -111,6 +112,7 @@ class Tags:
     gap: str = ""
     behind: str = "\n"
     quotes: tuple[str, str] = ("", "")
+    other: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,7 @@ class Row:
         quote = (QUOTE,) if self.style == "own" else ()
         tags = self.tags
         between = (tags.open, *tags.then.split("\n"), tags.close, tags.end) if tags else ()
+        between += (tags.other,) if tags and tags.other else ()
         return (*own, self.lead, self.id_mark, *quote, *between)
 
     @property
@@ -318,6 +321,21 @@ _PARAMETER = Tags("<parameter=", ">", "</parameter>", "</function>", gap="\n")
 _ARG = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</tool_call>")
 _HY = ":opensource>"  # ends every tag of Hy3
 
+
+def _dsml(name: str, wrap: str) -> Row:
+    """DeepSeek's, whose tags have a mark of their own and say which values are texts."""
+    mark = "｜DSML｜"
+    return Row(
+        name,
+        open=f'\n<{mark}invoke name="', after='">\n', style="tags",
+        wrap=(f"<{mark}{wrap}>", f"\n</{mark}{wrap}>"),
+        tags=Tags(
+            f'<{mark}parameter name="', '" string="true">', f"</{mark}parameter>",
+            f"</{mark}invoke>", other='" string="false">',
+        ),
+    )  # fmt: skip
+
+
 # The first that finds a template's own call is the template's: special ones come first.
 ROWS = (
     HARMONY,
@@ -344,6 +362,8 @@ ROWS = (
         wrap=("<minimax:tool_call>", "\n</minimax:tool_call>"),
         tags=Tags('<parameter name="', '">', "</parameter>", "</invoke>"),
     ),
+    _dsml("dsml-functions", "function_calls"),  # DeepSeek V3.2
+    _dsml("dsml-tools", "tool_calls"),  # DeepSeek V4
     Row(  # MiniCPM 5
         "param",
         open='<function name="', after='">', between="\n", style="tags",

@@ -30,6 +30,7 @@ class Speech:
 
     thought: Thought | None = None
     opened: bool = False
+    within: bool = False  # the prompt has words of that reasoning too
     channels: Channels | None = None  # the answer is messages with headers
     row: Row | None = None
     begun: bool = False  # the prompt ends with the row's ``open``
@@ -52,7 +53,9 @@ class Scanner:
     def __init__(self, speech: Speech) -> None:
         self._speech, self._row = speech, speech.row
         self._state, self._next = "content", "start"
-        if speech.channels is not None:
+        if speech.within:
+            self._state = "reasoning"
+        elif speech.channels is not None:
             self._state = "header"
         elif speech.begun:
             self._state = "head"
@@ -148,8 +151,8 @@ class Scanner:
             after = "content" if self._spoke else "start"
             self._behind(self._held, "header" if speech.channels else after)
         elif found:
-            own = replace(speech, thought=None, opened=False, begun=False, parallel=True)
-            own = replace(own, streams=False, sure=False, forced=False)
+            own = replace(speech, thought=None, opened=False, begun=False, within=False)
+            own = replace(own, parallel=True, streams=False, sure=False, forced=False)
             self._draft, self._drafted, self._raw = own.scanner(), [], found
             self._held, self._n_fed, self._state = found + self._held, 0, "draft"
             self._draft._ids = self._ids

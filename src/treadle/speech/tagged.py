@@ -21,16 +21,30 @@ class Tagged:
         self._rules, self._tags, self._others = rules, tags, others
         self._end = rules.literal(tags.gap + tags.close)
 
-    def value(self, schema: Any) -> str:
-        """What a value of this schema may be."""
+    def argument(self, key: str, schema: Any) -> str:
+        """What an argument of this name and schema may be: its tag, its value, and the end of
+        that.
+        """
+        tags, rules = self._tags, self._rules
         texts, others = divided(schema)
+        if tags.other and texts.null:
+            texts, others = Texts(texts.schemas), [{"type": "null"}]
         fine = [each for each in texts.schemas if not limits(each) or is_possible(each)]
         fine = fine if others else texts.schemas
-        said = self._texts(Texts(fine, texts.null), others) if fine else []
+        said = self._texts(Texts(fine, texts.null), [] if tags.other else others) if fine else []
+        rest = []
         if others:
-            rest = schema if not texts.schemas else {"anyOf": others}
-            said.append(f"({self._others(rest)}) {self._end}")
-        return f"({' | '.join(said)})"
+            own = schema if not texts.schemas else {"anyOf": others}
+            rest.append(f"({self._others(own)}) {self._end}")
+        heads = ((tags.then, said), (tags.other, rest))
+        if not tags.other:
+            heads = ((tags.then, said + rest),)
+        made = [
+            f"{rules.around(tags.open, key, then + tags.gap)} ({' | '.join(ways)})"
+            for then, ways in heads
+            if ways
+        ]
+        return f"({' | '.join(made)})"
 
     def _texts(self, texts: Texts, others: Sequence[Any]) -> list[str]:
         """Texts, or perhaps null, and those in quotes. Beside an object or an array, a text with
