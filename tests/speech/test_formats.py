@@ -428,7 +428,11 @@ def test_values_as_templates_print_them(row: str) -> None:
     values = {"a": True, "b": None, "c": None, "d": False, "e": ["it's", f'"{mark}', True],
               "f": {"k": [None, f"{mark}'"]}}  # fmt: skip
     said = {key: str(value) for key, value in values.items()}
-    check(row, {"properties": kinds}, written_by(row, said), values)
+    text = written_by(row, said)
+    tags = ROW[row].tags
+    if tags is not None and tags.other:  # a tag that says that its value is no text
+        text = text.replace(tags.then, tags.other)
+    check(row, {"properties": kinds}, text, values)
 
 
 def test_what_gemma_prints_of_null() -> None:

@@ -150,7 +150,7 @@ def conversation_text(
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
     """The last message, whose reasoning goes on. Raises ApiError."""
-    last = messages[-1]
+    last = messages[-1] if messages else {}
     found = last.get("reasoning_content") and not last.get("content")
     if not (found and goes_on(messages)) or service.manner.thought is None:
         why = "" if found else ": the last message is not reasoning of the assistant's alone"
