@@ -35,13 +35,8 @@ class Tagged:
         rest = []
         if others:
             own = schema if not texts.schemas else {"anyOf": others}
-<<<<<<< HEAD
             rest.append(f"({self._others(own)}) {self._end}")
-        heads = ((tags.then, said), (tags.other, rest))
-=======
-            rest.append(f"({self._as_json(own)}{self._constants(others)}) {self._end}")
         heads = [(tags.then, said), (tags.other, rest)]
->>>>>>> h9
         if not tags.other:
             heads = [(tags.then, said + rest)]
         made = [
