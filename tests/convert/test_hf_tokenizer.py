@@ -426,8 +426,11 @@ def test_added_tokens_beside_a_tokenizer_model(data: Path, tmp_path: Path) -> No
 def test_an_end_that_has_no_row_is_told(data: Path, tmp_path: Path) -> None:
     """``vocab_size`` is one less than the tokenizer's tokens: texts never end."""
     (tmp_path / "tokenizer.model").write_bytes((data / "models" / "tok512.model").read_bytes())
-    entries = {"512": {"content": "<pic>"}, "513": {"content": "<over>", "special": True}}
-    settings = {"added_tokens_decoder": entries, "eos_token": "<over>"}
+    entries: dict[str, Any] = {
+        "512": {"content": "<pic>"},
+        "513": {"content": "<over>", "special": True},
+    }
+    settings: dict[str, Any] = {"added_tokens_decoder": entries, "eos_token": "<over>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     told = r"tokenizer has 514 tokens and the model 513 \(vocab_size\): .*'<over>' \(513\)"
     with pytest.warns(UserWarning, match=told):

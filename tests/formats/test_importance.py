@@ -77,7 +77,7 @@ def test_only_their_ratios_count(fmt: Format) -> None:
     assert np.array_equal(fmt.quantize_rows(x, w), fmt.quantize_rows(x, w * np.float32(2**20)))
 
 
-def least_error_of_q4_0(x: npt.NDArray[np.float64], w: npt.NDArray[np.float64]) -> float:
+def least_error_of_q4_0(x: np.ndarray, w: np.ndarray) -> float:
     """By trying some thousand scales of either sign for each block."""
     best = np.full(len(x), np.inf)
     largest = np.abs(x).max(axis=-1, keepdims=True)

@@ -117,7 +117,7 @@ def test_search_of_points(
     """One scale for a block, a rung for each sub-block: the same, of blocks of every magnitude."""
     fmt = by_name(spec.w)
     magnitude = 10.0 ** rng.uniform(-5, 4, (N, 1))
-    x = (rng.standard_normal((N, spec.block)) * magnitude).astype(np.float32)
+    x: np.ndarray = (rng.standard_normal((N, spec.block)) * magnitude).astype(np.float32)
     x[2], x[3] = 0, -0.375
     x[4, 7], x[5, 200 % spec.block], x[6], x[7] = np.nan, np.inf, x[6] * 1e30, x[7] * 1e-30
     weights = some_weights(x.shape, rng)

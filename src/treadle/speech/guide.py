@@ -62,8 +62,7 @@ class Plan:
     that begins as a call does.
     ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
     trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
-    ``trigger``, or ``lazy``. ``once``: the first call is the
-    answer's end.
+    ``trigger``, or ``lazy``. ``once``: the first call is the answer's end.
     """
 
     tokenizer: Tokenizer
