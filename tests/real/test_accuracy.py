@@ -19,8 +19,8 @@ from tests.real.conftest import Fetched
 from tests.real.truth import N_WINDOW, compare, float32_logits, float32_model, texts, values
 from treadle.batch import Part
 
-SOME = ("english", "python", "spanish")  # in the default run
-QUICK = [pytest.param("smollm2", SOME), pytest.param("gemma3", SOME[:2])]
+SOME = ("python", "spanish")  # in the default run
+QUICK = [pytest.param("smollm2", SOME), pytest.param("gemma3", SOME[:1])]
 MODELS = ("smollm2", "gemma3")
 ALL = [pytest.param(name, tuple(texts()), marks=pytest.mark.whole_real) for name in MODELS]
 
@@ -85,12 +85,12 @@ def test_a_text_is_as_near_to_float32_as_llama_cpp(name: str, fetched: Fetched) 
     check(name, "tokens", tuple(texts()), found)
 
 
-@pytest.mark.parametrize("n_tokens", [1100, pytest.param(4608, marks=pytest.mark.whole_real)])
+@pytest.mark.parametrize("n_tokens", [700, pytest.param(4608, marks=pytest.mark.whole_real)])
 def test_windows_of_gemma_by_position(n_tokens: int, fetched: Fetched) -> None:
     """Layers with a window of 512 tokens: logits far behind it are as near to float32 as those
     within it, up to a factor that spots of few tokens differ by.
     """
-    n_rows = 24  # of a spot
+    n_rows = 16  # of a spot
     spots = list(range(250, n_tokens + 1, 425))
     with pair(fetched("gemma3"), context=n_tokens + 8) as (model, truth):
         languages = ("english", "python", "german", "french", "spanish", "russian")
