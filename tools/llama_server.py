@@ -41,7 +41,7 @@ PASSED = {
 # Flags that are passed on, and flags and options whose subject treadle does by itself.
 FLAGS = {"--metrics": "--metrics", "--no-ui": "--no-page"}
 NOTHING = {
-    *("--offline", "--cont-batching", "--embedding", "--kv-unified", "--swa-full", "--slots"),
+    *("--offline", "--cont-batching", "--embedding", "--swa-full", "--slots"),
     *("--no-slots", "--jinja", "--no-jinja", "--no-mmproj", "--verbose", "--reranking"),
     *("--no-cache-idle-slots", "--backend_sampling"),
 }
@@ -68,10 +68,14 @@ def arguments(given: list[str], models: dict[str, str]) -> list[str]:
             out.append(FLAGS[word])
         elif word in NOTHING:
             continue
+        elif word == "--kv-unified":  # any slot may have all of the context
+            names[word] = "yes"
         elif word in NOTHING_WITH_VALUE:
             next(words)
         elif word in PASSED:
-            out += [PASSED[word], next(words)]
+            value = next(words)
+            if (word, value) != ("--n-predict", "-1"):  # no limit
+                out += [PASSED[word], value]
         elif word in NAMED:
             names[word] = next(words)
         else:
@@ -79,7 +83,8 @@ def arguments(given: list[str], models: dict[str, str]) -> list[str]:
     n_slots = int(names.get("--parallel", 4))
     out += ["--sequences", str(n_slots)]
     if "--ctx-size" in names:  # llama-server divides it among its slots
-        out += ["-c", str(int(names["--ctx-size"]) // n_slots)]
+        shares = 1 if "--kv-unified" in names else n_slots
+        out += ["-c", str(int(names["--ctx-size"]) // shares)]
     if "--model-draft" in names:
         out += ["--draft", names["--model-draft"]]
     return [*out, model_of(names, models)]

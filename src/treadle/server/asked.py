@@ -346,7 +346,7 @@ def _sampling(
 
 
 def _bias(value: Any, model: Model) -> dict[int, float]:
-    """OpenAI's object of ids, or llama.cpp's pairs, where a text stands for each of its tokens and
+    """OpenAI's object, or llama.cpp's pairs. A text stands for each of its tokens, and
     false forbids.
     """
     pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
@@ -361,7 +361,7 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
             raise wrong("logit_bias", amount, "a number, or false")
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
             made[int(token)] = amount
-        elif isinstance(token, str) and not isinstance(value, dict):
+        elif isinstance(token, str):
             check_text(token, model)
             made |= {id: amount for id in model.tokenize(token, bos=False)}
         else:
