@@ -115,6 +115,9 @@ def test_only_reasoning_alone_goes_on(begun: tuple[str, TestClient]) -> None:
         body = {"messages": talk, "continue_final_message": "reasoning_content"}
         assert "no reasoning to go on with" in post(client, CHAT, 400, **body)["error"]["message"]
     post(client, CHAT, 400, messages=[*HI, last], continue_final_message="thoughts")
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    refused = post(client, PROMPT, 400, messages=[*HI, last], **both)["error"]["message"]
+    assert "choose one" in refused
     prompts = [
         post(client, PROMPT, messages=[*HI, last], continue_final_message=way)["prompt"]
         for way in (True, "content")

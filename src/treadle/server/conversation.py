@@ -127,6 +127,12 @@ def conversation_text(
     check_text("".join(str(message.get("content") or "") for message in said), model)
     prompt = given.get("add_generation_prompt", True)
     continued = given.get("continue_final_message", prompt)
+    if continued and given.get("add_generation_prompt") and "continue_final_message" in given:
+        raise ApiError(
+            400,
+            "add_generation_prompt and continue_final_message: choose one",
+            param="continue_final_message",
+        )
     last = _last_reasoning(said, service) if continued == REASONING else None
     earlier = said if last is None else said[:-1]
     messages, shown = shaped(earlier, read_tools(given).functions, service.manner)
