@@ -146,11 +146,10 @@ class ChatTemplate:
         would be found in the cache.)
         """
         now = datetime.now()
-        iso = f"{now:%Y-%m-%d}"
         dates = {
             "date_string": f"{now:%d} {_MONTHS[now.month - 1]} {now:%Y}",
-            "datetime": iso,
-            "current_date": iso,
+            "datetime": f"{_MONTHS[now.month - 1]} {now:%d} {now:%Y}",  # as llama.cpp gives it
+            "current_date": f"{now:%Y-%m-%d}",
         }
         source = f"{self.source}{self.tool_source or ''}"
         return {name: date for name, date in dates.items() if name in source}
