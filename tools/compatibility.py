@@ -138,7 +138,7 @@ def page(results_path: Path, out: Path | None) -> int:
             file, _, test = name.partition("::")
             key = (f"{file}::{test.partition('[')[0]}", word, reason)
             grouped.setdefault(key, []).append(test)
-    for (test, word, reason), cases in grouped.items():
+    for (test, word, reason), cases in by_file(grouped).items():
         count = f" ({len(cases)})" if len(cases) > 1 else ""
         lines.append(f"| `{test}`{count} | {WORDS[word]} | {reason.replace('|', chr(92) + '|')} |")
     text = "\n".join(lines) + "\n"
@@ -147,6 +147,20 @@ def page(results_path: Path, out: Path | None) -> int:
     else:
         sys.stdout.write(text)
     return 1 if totals["defect"] else 0
+
+
+Grouped = dict[tuple[str, str, str], list[str]]
+
+
+def by_file(grouped: Grouped) -> Grouped:
+    """The same with one row for a file, where more than three of its tests share a reason."""
+    n_tests = Counter((test.partition("::")[0], *rest) for test, *rest in grouped)
+    made: Grouped = {}
+    for (test, word, reason), cases in grouped.items():
+        file = test.partition("::")[0]
+        shown = file if n_tests[file, word, reason] > 3 else test
+        made.setdefault((shown, word, reason), []).extend(cases)
+    return made
 
 
 def main() -> int:
