@@ -127,7 +127,7 @@ def test_lines_that_came_at_once(chat: Open, term: str, interrupt: bool) -> None
         terminal.until("tokens,")
         terminal.until(">")
         terminal.type("/stats\r")
-        assert "1 in all:" in terminal.until("in all:")[-20:]
+        assert "1 answer: generated" in terminal.until("answer: generated")[-30:]
         terminal.type("/set top_k\r")
         assert "(default" not in terminal.until("top_k                 40")
     else:

@@ -37,7 +37,8 @@ def test_an_answer_comes_in_parts(script: Scripted, visit: Opened) -> None:
     expect(page.locator(".markdown strong")).to_have_text("two")
     expect(page.locator("#send")).to_be_visible()
     expect(page.locator(".stats")).to_have_text(
-        "7 tokens · 31.5 tokens/s · prompt 42, of it 30 from the cache · read at 1200 tokens/s"
+        "7 tokens · 31.5 tokens/s · Prompt: 42 tokens, 30 reused from cache · "
+        "Prompt speed: 1200 tokens/s"
     )
     expect(page.locator("#used")).to_have_text(f"49 of {N_CTX}")
     expect(page.locator("#status")).to_have_text("Answer finished: 7 tokens")
@@ -110,7 +111,7 @@ def test_other_answers_and_edits_are_branches(script: Scripted, visit: Opened) -
     assert script.bodies[2]["messages"] == [{"role": "user", "content": "Second"}]
     page.locator(".user").get_by_role("button", name="Previous version").click()
     expect(page.get_by_role("log")).to_contain_text("First")
-    assert last(page).startswith("Assistant")
+    assert last(page).startswith("Answer")
 
 
 def test_an_answer_can_be_edited_and_deleted(script: Scripted, visit: Opened) -> None:
@@ -331,7 +332,7 @@ def test_a_model_that_knows_no_conversation_goes_on_with_a_text(
     script.answers.append([{"content": "\n    return 1", "stop": False}, tail])
     page = visit(script.url)
     ask(page, "def f():")
-    expect(page.locator(".note")).to_have_text("The answer stops at the limit of tokens.")
+    expect(page.locator(".note")).to_have_text("Stopped at the token limit")
     assert script.paths == ["/completion"]
     assert script.bodies[0]["prompt"] == "def f():"
     script.answers.append([{"content": "\n", "stop": False}, tail])

@@ -94,7 +94,7 @@ def test_every_setting_is_accepted(mode: str, server: Process, visit: Opened) ->
         reasoning_effort="low",
     )
     ask(page, "def f(x):")
-    expect(page.locator(".note")).to_have_text("The answer stops at the limit of tokens.")
+    expect(page.locator(".note")).to_have_text("Stopped at the token limit")
     assert "5 tokens" in page.locator(".stats").inner_text()
     page.click('[data-does="tokens"]')
     expect(page.locator(".token")).to_have_count(5)
@@ -124,7 +124,7 @@ def test_a_reload_in_mid_answer(server: Process, slow: Path, visit: Opened) -> N
     before = answer.text_content() or ""
     page.reload()
     slow.unlink()
-    expect(page.locator(".note")).to_have_text("The answer stops at the limit of tokens.")
+    expect(page.locator(".note")).to_have_text("Stopped at the token limit")
     after = answer.text_content() or ""
     assert after.startswith(before)
     assert len(after) > len(before) > 0
