@@ -16,7 +16,7 @@ from tests.real.truth import texts
 from treadle.files.gguf import open_gguf
 from treadle.text.vocab import TokenType
 
-N_TEXTS = 600  # of random runs; texts.txt comes on top
+N_TEXTS = 300  # of random runs; texts.txt comes on top
 RANGES = (  # first and last code point of what is drawn
     *((0x20, 0x7E), (0x30, 0x39), (0xA1, 0xFF), (0x100, 0x24F), (0x250, 0x2AF), (0x300, 0x36F)),
     *((0x370, 0x3FF), (0x400, 0x52F), (0x531, 0x58F), (0x591, 0x5F4), (0x600, 0x6FF)),
