@@ -25,7 +25,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch spins where cores are few
 
-import numpy as np  # noqa: E402
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]

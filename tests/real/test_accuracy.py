@@ -96,7 +96,7 @@ def test_windows_of_gemma_by_position(n_tokens: int, fetched: Fetched) -> None:
     with pair(fetched("gemma3"), context=n_tokens + 8) as (model, truth):
         languages = ("english", "python", "german", "french", "spanish", "russian")
         whole = [token for name in languages for token in model.tokenize(texts()[name], bos=False)]
-        ids = [model.tokenizer.bos, *whole * 4][: spots[-1]]
+        ids = [*model.tokenize(""), *whole * 4][: spots[-1]]
         rows = [row for spot in spots for row in range(spot - n_rows, spot)]
         expected = float32_logits(truth, ids, rows).reshape(len(spots), n_rows, -1)
         with closing(model.engine.cache.sequence()) as sequence:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -97,7 +98,7 @@ def comes_back(model: treadle.Model) -> None:
 
 def test_smollm2(smollm2: treadle.Model) -> None:
     """Byte-level BPE behind the regex of GPT-2, digits alone."""
-    stored = open_gguf(smollm2.path).metadata
+    stored: Any = open_gguf(smollm2.path).metadata
     pieces = {piece: i for i, piece in enumerate(stored["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ")) for merge in stored["tokenizer.ggml.merges"]]
     reference = Tokenizer(models.BPE(vocab=pieces, merges=merges))
@@ -126,7 +127,7 @@ def merges_of(pieces: dict[str, int], scores: list[float]) -> list[tuple[str, st
 
 def test_gemma3(gemma3: treadle.Model) -> None:
     """SentencePiece's BPE of 262144 pieces, bytes where there is no piece."""
-    stored = open_gguf(gemma3.path).metadata
+    stored: Any = open_gguf(gemma3.path).metadata
     pieces = {piece: i for i, piece in enumerate(stored["tokenizer.ggml.tokens"])}
     types = list(stored["tokenizer.ggml.token_type"])
     merges = merges_of(pieces, list(stored["tokenizer.ggml.scores"]))
