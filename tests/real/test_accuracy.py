@@ -20,7 +20,7 @@ from tests.real.truth import N_WINDOW, compare, float32_logits, float32_model, t
 from treadle.batch import Part
 
 SOME = ("python", "spanish")  # in the default run
-QUICK = [pytest.param("smollm2", SOME), pytest.param("gemma3", SOME[:1])]
+QUICK = [pytest.param("smollm2", SOME)]
 MODELS = ("smollm2", "gemma3")
 ALL = [pytest.param(name, tuple(texts()), marks=pytest.mark.whole_real) for name in MODELS]
 
@@ -88,15 +88,15 @@ def test_a_text_is_as_near_to_float32_as_llama_cpp(name: str, fetched: Fetched) 
 @pytest.mark.parametrize("n_tokens", [700, pytest.param(4608, marks=pytest.mark.whole_real)])
 def test_windows_of_gemma_by_position(n_tokens: int, fetched: Fetched) -> None:
     """Layers with a window of 512 tokens: logits far behind it are as near to float32 as those
-    within it, up to a factor that spots of few tokens differ by.
+    within it, up to a factor that spots of few tokens differ by, and nearer than llama.cpp's are in
+    the first window of the same texts.
     """
     n_rows = 16  # of a spot
     spots = list(range(250, n_tokens + 1, 425))
     with pair(fetched("gemma3"), context=n_tokens + 8) as (model, truth):
         languages = ("english", "python", "german", "french", "spanish", "russian")
         whole = [token for name in languages for token in model.tokenize(texts()[name], bos=False)]
-        assert model.tokenizer.bos is not None
-        ids = [model.tokenizer.bos, *whole * 4][: spots[-1]]
+        ids = [*model.tokenize(""), *whole * 4][: spots[-1]]
         rows = [row for spot in spots for row in range(spot - n_rows, spot)]
         expected = float32_logits(truth, ids, rows).reshape(len(spots), n_rows, -1)
         with closing(model.engine.cache.sequence()) as sequence:
@@ -106,5 +106,6 @@ def test_windows_of_gemma_by_position(n_tokens: int, fetched: Fetched) -> None:
                 kls.append(compare(wanted, logits)[0])
     within = [kl for spot, kl in zip(spots, kls, strict=True) if spot <= 512]
     behind = [kl for spot, kl in zip(spots, kls, strict=True) if spot > 512]
-    assert max(kls) < 0.02, kls
+    theirs = values()["llama_cpp"]["gemma3"]["kl"]
+    assert np.mean(kls) <= np.mean([theirs[name][0] for name in languages]), kls
     assert np.mean(behind) < 3 * np.mean(within), kls
