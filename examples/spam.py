@@ -6,7 +6,8 @@ A small model answers the question "is this spam?" little better than a coin. It
 can say: the message is given to it behind a list of spam, and behind a list of other messages, and
 its log-probabilities tell behind which of the two it is likelier. Of 40 mails, SmolLM2 with 135
 million weights (`make chat` fetches it) puts a spam before a ham in 98 of 100 pairs this way, in 63
-when it is asked. More examples, of your own mail, make it better. A model of some billion weights
+when it is asked. The lists were chosen with these mails (two other wordings gave 78 and 90), so on
+other mail expect less. Examples of your own mail make it better. A model of some billion weights
 can be asked: `model.chat(messages, grammar='root ::= "spam" | "ham"')`. The packaged one knows
 Python alone. The difference, in nats, goes to standard error.
 """
