@@ -90,7 +90,7 @@ MAY_IMPORT = {
     "generation": "",
     "arguments": "errors values sampling convert.lora models.lora models.sentence",
     "card": "words",
-    "defaults": "errors sampling text values",
+    "defaults": "errors values arguments sampling text",
     # kernels for their own sake
     "study": "errors formats isa jit kernels runtime.machine",
     # other files -> tensors, and back

@@ -29,6 +29,7 @@ Scales = Mapping[Any, float] | None  # of adapters, by their names or numbers
 USUAL_CONTEXT = 4096
 WHOLE_TEXT = 8192  # the same of models that read a text at once
 SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+RULES = ("grammar", "json_schema", "regex", "constraint")  # of which one may hold for an answer
 
 
 def read_sizes(
@@ -210,11 +211,18 @@ def build_sampling(
     if not isinstance(sampling, Sampling | None):
         found = type(sampling).__name__
         raise SamplingError(f"sampling is {found}: expected a treadle.Sampling")
-    for name in given:
+    check_fields(given, "generate() got an unexpected keyword argument {}", known)
+    return replace(sampling or usual, **given)
+
+
+def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) -> None:
+    """Raise TypeError for a name that is no field of ``Sampling``: the ``problem``, with the name
+    for {}, and the field or ``known`` other name that may have been meant.
+    """
+    for name in names:
         if name not in SAMPLING_FIELDS:
             from difflib import get_close_matches  # for a slip alone
 
-            near = get_close_matches(name, [*SAMPLING_FIELDS, *known], n=1)
+            near = get_close_matches(str(name), [*SAMPLING_FIELDS, *known], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"generate() got an unexpected keyword argument {name!r}{hint}")
-    return replace(sampling or usual, **given)
+            raise TypeError(problem.format(f"{name!r:.40}") + hint)

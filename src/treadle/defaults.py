@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from treadle.arguments import check_fields
 from treadle.errors import SamplingError, TreadleError, of_setting
 from treadle.record import dataclass
 from treadle.sampling import Sampling
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from treadle.text.template import ChatTemplate, ChosenTemplate
 
 Given = Sampling | Mapping[str, Any] | None
-_FIELDS = tuple(each.name for each in fields(Sampling))
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def read_defaults(
     Raises TemplateError for a template that is none or does not compile, SamplingError for values
     out of range, TypeError for a name that is no field of ``Sampling``, TreadleError for others.
     """
-    made: dict[str, Any] = {**_sampling(sampling, seed), "max_tokens": max_tokens}
     if max_tokens is not None:
         positive("max_tokens", max_tokens)
+    made: dict[str, Any] = {**_sampling(sampling, seed), "max_tokens": max_tokens}
     if chat_template is None and not chat_template_kwargs and reasoning == "auto":
         return Defaults(**made)  # the usual start needs no module more
     from treadle.text.chosen import choose_template
@@ -91,13 +91,7 @@ def _sampling(given: Given, seed: int | None) -> dict[str, Any]:
         raise SamplingError(f"sampling is {found}: expected a treadle.Sampling or a dict of fields")
     whole = given if isinstance(given, Sampling) else None
     named: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-    for name in named:
-        if name not in _FIELDS:
-            from difflib import get_close_matches  # for a slip alone
-
-            near = get_close_matches(str(name), _FIELDS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"sampling: {name!r:.40} is no field of treadle.Sampling{hint}")
+    check_fields(named, "sampling: {} is no field of treadle.Sampling")
     if seed is not None:
         if named.get("seed", seed) != seed:
             raise TreadleError(f"seed={seed} and sampling's seed {named['seed']}: choose one")

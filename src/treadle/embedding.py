@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Floats = np.ndarray
 Text = str | Sequence[int]
+T = TypeVar("T")
 EUCLIDEAN = 2  # llama.cpp's numbers for what a vector is divided by: the p of a p-norm,
 LARGEST = 0  # its largest value, which becomes 32760,
 NOTHING = -1
@@ -51,7 +52,9 @@ class Model(Protocol):
 
     def _read(self, text: str) -> list[int]: ...
 
-    def _make_room(self, n_tokens: int) -> None: ...
+    def _with_room(
+        self, n_tokens: int, runs: Generator[T, None, None]
+    ) -> Generator[T, None, None]: ...
 
 
 class Embedder:
@@ -151,16 +154,15 @@ class Embedder:
         """The vectors of a batch, last; None behind each run before the last of a text that takes
         several, as of ``Engine.embed_runs``.
         """
-        engine, pooled = self._model.engine, self._whole and not self._dense
-        with closing(
-            engine.embed_runs(batch, unit=self._normalize and pooled, lora=self._lora)
-        ) as runs:
-            with engine.lock:
-                self._model._make_room(max(map(len, batch)))
-                made = next(runs)
-            while made is None:
-                yield None
-                made = next(runs)
+        pooled, made = self._whole and not self._dense, None
+        each = self._model.engine.embed_runs(
+            batch, unit=self._normalize and pooled, lora=self._lora
+        )
+        with closing(self._model._with_room(max(map(len, batch)), each)) as runs:
+            for made in runs:
+                if made is None:
+                    yield None
+        assert made is not None
         yield self._behind(made, pooled)
 
     def token_runs(self, ids: Sequence[int]) -> Generator[Floats | None, None, None]:
@@ -168,13 +170,12 @@ class Embedder:
         run before the last. Raises NotFiniteError.
         """
         engine, made = self._model.engine, list[Floats]()
-        with closing(engine.states_runs(ids, self._lora)) as runs:
-            with engine.lock:
-                self._model._make_room(len(ids))
-                made.append(next(runs))
-            while len(made) * engine.max_tokens < len(ids):
-                yield None
-                made.append(next(runs))
+        each = engine.states_runs(ids, self._lora)
+        with closing(self._model._with_room(len(ids), each)) as runs:
+            for states in runs:
+                made.append(states)
+                if len(made) * engine.max_tokens < len(ids):
+                    yield None
         yield _finite(np.concatenate(made))
 
     def _behind(self, made: Floats, pooled: bool) -> Floats:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
 
 import numpy as np
 
 from treadle.answer import Answer, speller, stop_strings
 from treadle.arguments import (
+    RULES,
     SAMPLING_FIELDS,
     add_adapters,
     alternatives,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 4 << 30  # of page files
 Messages = Sequence[dict[str, Any]]
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 
 def load(
@@ -90,17 +92,17 @@ def load(
 
     The file is mapped, not read. ``threads``: None for as many as this machine has performance
     cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096 (or
-    ``kv_tokens``), of encoders 8192; ``deterministic``: results are the same to the bit
-    whatever else is in a batch and however a text is cut into runs, else but for rounding;
-    ``kv``: keys and values as "f16", "bf16", "f32",
-    "q8_0" or "q4_0"; ``n_sequences``: full sequences to hold at once; ``kv_bytes``: what their keys
-    and values take at most, of all of them together, and ``kv_tokens``: of how many, None for no
-    other limit; ``cache_dir``: a folder where they outlive the process, in files of ``cache_bytes``
-    at most; ``speculate``: look up what may come next in the text itself, and check it in the same
-    step, None for models with layers of their own that predict further tokens; ``draft``: a smaller
-    model with the same tokens, to guess it; ``lora``: adapters, each a path or a path and a scale;
-    ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the second; ``isa``: an instruction set's
-    name, None for the best here; ``progress(stage, done, total)`` is called during long work.
+    ``kv_tokens``), of encoders 8192; ``deterministic``: results are the same to the bit whatever
+    else is in a batch and however a text is cut into runs, else but for rounding; ``kv``: keys and
+    values as "f16", "bf16", "f32", "q8_0" or "q4_0"; ``n_sequences``: full sequences to hold at
+    once; ``kv_bytes``: what their keys and values take at most, of all of them together, and
+    ``kv_tokens``: of how many, None for no other limit; ``cache_dir``: a folder where they outlive
+    the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come next in
+    the text itself, and check it in the same step, None for models with layers of their own that
+    predict further tokens; ``draft``: a smaller model with the same tokens, to guess it; ``lora``:
+    adapters, each a path or a path and a scale; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for
+    the second; ``isa``: an instruction set's name, None for the best here; ``progress(stage, done,
+    total)`` is called during long work.
 
     Defaults of answers, over which a call's own settings win: ``chat_template``: a file, the name
     of a built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``:
@@ -339,7 +341,7 @@ class Model:
             reasoning = check_reasoning(reasoning)
             template = {**switched(self.template, reasoning), **check_own(template)}
         off = self.template.is_off(given, reasoning, settings.get("reasoning_budget"))
-        ruled = any(own.get(name) is not None for name in CONSTRAINTS)
+        ruled = any(own.get(name) is not None for name in RULES)
         if off and (tools is not None or not ruled):
             settings["reasoning_budget"] = 0
         if tools is not None or "reasoning_budget" in settings:
@@ -407,6 +409,17 @@ class Model:
         """Texts that are being written give way, and are read again; see ``make_room``."""
         self._turns.scheduler.make_room(n_tokens)
 
+    def _with_room(self, n_tokens: int, runs: Generator[T, None, None]) -> Generator[T, None, None]:
+        """``runs``, the first of which finds room for ``n_tokens``. Others may use the engine
+        between them. Close it.
+        """
+        with closing(runs):
+            with self.engine.lock:
+                self._make_room(n_tokens)
+                first = next(runs)
+            yield first
+            yield from runs
+
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
         """The steps that a batch of ``n_tokens`` runs, with logits of ``n_outputs`` of them."""
         self.gguf.check()
@@ -437,5 +450,4 @@ class Model:
         self.close()
 
 
-CONSTRAINTS = ("grammar", "json_schema", "regex", "constraint")
 SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)  # of generate, by name

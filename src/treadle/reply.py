@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from treadle.arguments import RULES
 from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.generation import Generation
 from treadle.speech import Said, Told, ToolCall, manner_of
@@ -55,7 +56,6 @@ class Model(Protocol):
 
 
 Tool = Mapping[str, Any] | Function
-RULES = ("grammar", "json_schema", "regex", "constraint")  # one of them may hold for an answer
 
 
 class Reply(Generation):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ QWEN3 = (
 )
 Floats = np.ndarray
 Pair = tuple[list[int], int]  # ids, and where those of the second type begin
+T = TypeVar("T")
 
 
 class Model(Protocol):
@@ -55,7 +56,9 @@ class Model(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The file's."""
 
-    def _make_room(self, n_tokens: int) -> None: ...
+    def _with_room(
+        self, n_tokens: int, runs: Generator[T, None, None]
+    ) -> Generator[T, None, None]: ...
 
 
 class Reranker:
@@ -174,14 +177,13 @@ class Reranker:
         several, as of ``Engine.embed_runs``. Raises NotFiniteError.
         """
         texts, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
-        engine = self._model.engine
-        with closing(engine.embed_runs(texts, seconds, unit=False, lora=self._lora)) as runs:
-            with engine.lock:
-                self._model._make_room(max(map(len, texts)))
-                pooled = next(runs)
-            while pooled is None:
-                yield None
-                pooled = next(runs)
+        each = self._model.engine.embed_runs(texts, seconds, unit=False, lora=self._lora)
+        pooled = None
+        with closing(self._model._with_room(max(map(len, texts)), each)) as runs:
+            for pooled in runs:
+                if pooled is None:
+                    yield None
+        assert pooled is not None
         with np.errstate(over="ignore", invalid="ignore"):
             made = self.head(pooled)
         if not np.isfinite(pooled).all() or not np.isfinite(made).all():

@@ -346,9 +346,7 @@ def _sampling(
 
 
 def _bias(value: Any, model: Model) -> dict[int, float]:
-    """OpenAI's object, or llama.cpp's pairs. A text stands for each of its tokens, and
-    false forbids.
-    """
+    """OpenAI's object, or llama.cpp's pairs. A text means each of its tokens; false forbids."""
     pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
     made: dict[int, float] = {}
     for pair in pairs:

@@ -14,7 +14,7 @@ from treadle.speech.history import lone_results
 from treadle.speech.media import in_words, left_out
 from treadle.speech.messages import begun, gone_on, shaped
 from treadle.text.messages import goes_on
-from treadle.text.variables import check_own, reasoning_said
+from treadle.text.variables import check_own
 
 if TYPE_CHECKING:
     from treadle.server.asked import Asked
@@ -94,19 +94,15 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -
 
 
 def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
-    """Tokens of reasoning: none where it is switched off, those that were ``asked`` for, none where
-    the operator has switched reasoning off and the call does not ask for it, or by
+    """Tokens of reasoning: none where it is off, those that were ``asked`` for, or by
     ``reasoning_effort``, where the template does not read that.
     """
-    variables = _variables(given)
-    if reasoning_said(variables) == "off":
+    template, effort = service.model.template, given.get("reasoning_effort")
+    if template.is_off(_variables(given), budget=asked):
         return 0
     if asked is not None:
         return asked
-    effort = given.get("reasoning_effort")
-    if service.off_by_default(variables):
-        return 0
-    if effort is None or "reasoning_effort" in service.model.template.source:
+    if effort is None or "reasoning_effort" in template.source:
         return None
     return EFFORTS.get(effort)
 

@@ -145,7 +145,6 @@ STREAMED: Fields = {
     "include_obfuscation": Ignored("events are not padded", (False,)),
     "continuous_usage_stats": Ignored("the last chunk has the usage", (False,)),
 }
-
 """Of ``stream_options``."""
 
 NATIVE: Fields = SHARED | {

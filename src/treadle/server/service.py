@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field, replace
@@ -88,13 +88,6 @@ class Service:
     def manner(self) -> Manner:
         """How the model's template has reasoning and calls; renders it a few times."""
         return manner_of(self.model.template)
-
-    def off_by_default(self, variables: Mapping[str, Any]) -> bool:
-        """Whether the operator has switched reasoning off, and a call's variables of the template
-        do not ask for it.
-        """
-        template = self.model.template
-        return template.default_reasoning == "off" and template.is_off(variables)
 
     def card(self) -> dict[str, str]:
         """What the model is, in words."""
