@@ -234,6 +234,10 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
 
 FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
+FOREIGN |= {  # llama-server's
+    *("--context-shift", "--mcp-servers-config", "--models-dir", "--models-max", "--no-slots"),
+    *("--sleep-idle-seconds", "--tags", "--tools", "--ui-mcp-proxy"),
+}
 
 
 def options_of(words: list[str]) -> list[str]:
