@@ -103,7 +103,8 @@ def test_a_batch_with_defaults(run: Run, template: str, tmp_path: Path) -> None:
     asked.append({"messages": [{"role": "user", "content": "hi"}]})
     lines.write_text("".join(json.dumps(line) + "\n" for line in asked))
     options = ["-n", "12", "--temp", "1.5", "--seed", "3", "-t", "1", "-c", "128"]
-    ran = run("batch", str(lines), str(out), *options, "--chat-template", template)
+    own = ["--chat-template", template, "--deterministic"]
+    ran = run("batch", str(lines), str(out), *options, *own)
     assert ran.code == 0
     found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     texts = [line.get("text") for line in found[:4]]

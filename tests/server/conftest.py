@@ -70,16 +70,21 @@ def talking(service: Service, **settings: Any) -> Iterator[TestClient]:
         yield client
 
 
+def with_template(model: treadle.Model, source: str) -> treadle.Model:
+    """The same engine behind another chat template. The model itself stays as it is: fixtures of
+    several modules share it, and in a random order their lives overlap.
+    """
+    other = object.__new__(type(model))
+    other.__dict__.update(model.__dict__, template=ChatTemplate(source))
+    return other
+
+
 @pytest.fixture(scope="module")
 def agent(model: treadle.Model) -> Iterator[TestClient]:
     """A server of a model whose template has tools and reasoning."""
-    own = model.template
-    model.__dict__["template"] = ChatTemplate(HERMES_TEMPLATE + "{# </think> #}")
-    try:
-        with running(model) as service, talking(service) as client:
-            yield client
-    finally:
-        model.__dict__["template"] = own
+    own = with_template(model, HERMES_TEMPLATE + "{# </think> #}")
+    with running(own) as service, talking(service) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import running, talking
+from tests.server.conftest import running, talking, with_template
 from tests.server.test_openai import post
 from tests.speech.families import HERMES_TEMPLATE, TEMPLATES
-from treadle.text.template import ChatTemplate
 
 CHAT, PROMPT = "/v1/chat/completions", "/apply-template"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -33,13 +32,9 @@ FINAL = "<|channel|>final<|message|>"
 
 @pytest.fixture(scope="module", params=OWN)
 def begun(model: treadle.Model, request: pytest.FixtureRequest) -> Iterator[tuple[str, TestClient]]:
-    own = model.template
-    model.__dict__["template"] = ChatTemplate(OWN[request.param])
-    try:
-        with running(model) as service, talking(service) as client:
-            yield request.param, client
-    finally:
-        model.__dict__["template"] = own
+    own = with_template(model, OWN[request.param])
+    with running(own) as service, talking(service) as client:
+        yield request.param, client
 
 
 def test_prompts(begun: tuple[str, TestClient]) -> None:

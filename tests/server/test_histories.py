@@ -13,14 +13,13 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import events, running, talking
+from tests.server.conftest import events, running, talking, with_template
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import HERMES_TEMPLATE
 from tests.speech.test_history import GPT_OSS, MINISTRAL, QWEN_35
 from treadle.speech.history import lone_results
-from treadle.text.template import ChatTemplate
 
 CHAT, MESSAGES, RESPONSES, OLLAMA = (
     "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat",
@@ -54,12 +53,10 @@ Served = Callable[[str], TestClient]
 @pytest.fixture
 def served(model: treadle.Model) -> Iterator[Served]:
     """A server of the model, with a template's source."""
-    own = model.template
     open_: list[Any] = []
 
     def start(source: str) -> TestClient:
-        model.__dict__["template"] = ChatTemplate(source)
-        service = running(model)
+        service = running(with_template(model, source))
         client = talking(service.__enter__())
         open_.extend((service, client))
         return client.__enter__()
@@ -69,7 +66,6 @@ def served(model: treadle.Model) -> Iterator[Served]:
     finally:
         for each in reversed(open_):
             each.__exit__(None, None, None)
-        model.__dict__["template"] = own
 
 
 def user(words: str) -> dict[str, Any]:
@@ -195,16 +191,16 @@ def talk_of(path: str, content: Any) -> dict[str, Any]:
     return {"messages": [user("ASKED"), call(), result(content)], "max_tokens": 2}
 
 
-def prompts_of(monkeypatch: pytest.MonkeyPatch, model: treadle.Model) -> list[str]:
+def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that the server makes from now on."""
     made: list[str] = []
-    own = model.chat_prompt
+    own = treadle.Model.chat_prompt
 
-    def noted(*args: Any, **more: Any) -> str:
-        made.append(own(*args, **more))
+    def noted(model: treadle.Model, *args: Any, **more: Any) -> str:
+        made.append(own(model, *args, **more))
         return made[-1]
 
-    monkeypatch.setitem(model.__dict__, "chat_prompt", noted)
+    monkeypatch.setattr(treadle.Model, "chat_prompt", noted)
     return made
 
 
@@ -213,7 +209,7 @@ def test_a_picture_in_a_result(
     path: str, agent: TestClient, model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was a 400, for the rest of the conversation."""
-    made = prompts_of(monkeypatch, model)
+    made = prompts_of(monkeypatch)
     body = talk_of(path, PARTS[path])
     warning = f"a tool's result 'call_1': a {PICTURE} is left out: the model reads text alone"
     assert post(agent, path, **body)["warnings"] == [warning]
@@ -235,7 +231,7 @@ def test_a_picture_in_a_result(
 def test_a_picture_in_a_result_of_ollama(
     agent: TestClient, model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = prompts_of(monkeypatch, model)
+    made = prompts_of(monkeypatch)
     given = {"role": "tool", "tool_name": "f", "content": "BEFORE", "images": [PNG]}
     body: dict[str, Any] = {"messages": [user("ASKED"), call(), given]}
     body["options"] = {"num_predict": 2}
@@ -348,7 +344,7 @@ def test_an_answer_of_three_parts_is_sent_back(
     served: Served, model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gpt-oss' template raises on the three together."""
-    client, made = served(GPT_OSS), prompts_of(monkeypatch, model)
+    client, made = served(GPT_OSS), prompts_of(monkeypatch)
     wanted = (
         "<|start|>assistant<|channel|>analysis<|message|>REASONED<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>WORDS<|end|>"

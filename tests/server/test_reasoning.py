@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import running, talking
+from tests.server.conftest import running, talking, with_template
 from tests.server.direct import DirectClient
 from tests.server.test_cut_calls import Scribe
 from tests.server.test_openai import post, stream
@@ -225,13 +225,9 @@ def test_tokens_of_a_call_within_reasoning_are_not_of_it(
 
 @pytest.fixture(scope="module", params=["harmony", "solar"])
 def channelled(model: treadle.Model, request: pytest.FixtureRequest) -> Iterator[TestClient]:
-    own = model.template
-    model.__dict__["template"] = ChatTemplate(TEMPLATES[request.param])
-    try:
-        with running(model) as service, talking(service) as client:
-            yield client
-    finally:
-        model.__dict__["template"] = own
+    own = with_template(model, TEMPLATES[request.param])
+    with running(own) as service, talking(service) as client:
+        yield client
 
 
 @pytest.mark.parametrize("ask", PROTOCOLS)
@@ -306,13 +302,8 @@ ON: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def thinker(model: treadle.Model) -> Iterator[Service]:
-    own = model.template
-    model.__dict__["template"] = ChatTemplate(THINKS)
-    try:
-        with running(model) as service:
-            yield service
-    finally:
-        model.__dict__["template"] = own
+    with running(with_template(model, THINKS)) as service:
+        yield service
 
 
 @pytest.mark.parametrize(("read", "body"), READERS, ids=range(len(READERS)))
