@@ -107,7 +107,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     real = Path(cache.__file__).resolve().parent.parent
     copy = tmp_path / "treadle"
     shutil.copytree(real, copy, ignore=shutil.ignore_patterns("__pycache__", "data"))
-    monkeypatch.setattr(cache, "__file__", str(copy / "jit" / "cache.py"))
+    monkeypatch.setattr(cache, "ROOT", copy)
     cache.source_hash.cache_clear()
     yield copy
     cache.source_hash.cache_clear()

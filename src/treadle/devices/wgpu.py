@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.errors import DeviceError, NoMemoryError
+from treadle.jit.cache import hash_of_sources
 from treadle.jit.kernel import Tally
 from treadle.kernels.spec import round_up, run_offset
 from treadle.lowering.cpu import build_plan
@@ -351,8 +350,4 @@ def told() -> dict[str, Any]:
 @cache
 def _source_hash() -> str:
     """Of all sources that can change a result: the shaders' and this file."""
-    state = sha256()
-    here = Path(__file__).resolve()
-    for path in (here, *sorted((here.parent.parent / "wgsl").glob("*.py"))):
-        state.update(path.name.encode() + b"\0" + path.read_bytes())
-    return state.hexdigest()
+    return hash_of_sources("devices.wgpu", "wgsl")

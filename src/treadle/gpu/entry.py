@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treadle.jit.cache import source_hash
+from treadle.jit.cache import hash_of_sources, source_hash
 from treadle.kernels.spec import Spec
 
 if TYPE_CHECKING:
@@ -97,12 +96,12 @@ def scratch_bytes(spec: Spec, isa: Isa) -> int:
     return -(-spec.scratch(isa.lanes) // 64) * 64
 
 
+GPU_SOURCES = ("gpu",)
+
+
 @lru_cache(maxsize=1)
 def gpu_source_hash() -> str:
     """One hash of every source that can change the code of a kernel of a GPU: ``source_hash`` and
     this folder's.
     """
-    state = sha256(source_hash().encode())
-    for path in sorted(Path(__file__).resolve().parent.rglob("*.py")):
-        state.update(path.name.encode() + b"\0" + path.read_bytes())
-    return state.hexdigest()
+    return sha256(f"{source_hash()}\0{hash_of_sources(*GPU_SOURCES)}".encode()).hexdigest()

@@ -22,7 +22,9 @@ from treadle.errors import CacheError
 from treadle.record import dataclass
 from treadle.system import HERE, SYSTEM, machine
 
-_SOURCES = ("isa", "jit", "kernels", "formats", "runtime")
+ROOT = Path(__file__).resolve().parent.parent
+# Folders and modules whose sources can change a kernel's code.
+SOURCES = ("isa", "jit", "kernels", "formats", "runtime")
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
 MAGIC = b"treadle1"
 
@@ -86,12 +88,19 @@ def source_hash() -> str:
     """
     import llvmlite
 
-    root = Path(__file__).resolve().parent.parent
-    kind = f"{llvmlite.__version__}\0{HERE}\0{machine()}"
-    state = hashlib.sha256(kind.encode())
-    for part in _SOURCES:
-        for path in sorted((root / part).glob("*.py")):
-            state.update(path.name.encode() + b"\0" + path.read_bytes())
+    kind = f"{llvmlite.__version__}\0{HERE}\0{machine()}\0{hash_of_sources(*SOURCES)}"
+    return hashlib.sha256(kind.encode()).hexdigest()
+
+
+def hash_of_sources(*names: str) -> str:
+    """A hash of treadle's Python files under ``names``: modules, and packages with all that is
+    below them. A file counts with its contents and its path.
+    """
+    state = hashlib.sha256()
+    for name in names:
+        place = ROOT.joinpath(*name.split("."))
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
+            state.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return state.hexdigest()
 
 

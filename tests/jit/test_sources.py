@@ -1,0 +1,111 @@
+"""Machine code is named by a hash of sources: of every module that makes a kernel's code."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import treadle
+from treadle.gpu.entry import GPU_SOURCES
+from treadle.jit import cache
+from treadle.jit.cache import SOURCES, hash_of_sources
+from treadle.kernels.spec import Spec
+
+ROOT = Path(treadle.__file__).parent
+# They say what went wrong, check values, keep data or ask the operating system: no code depends on
+# what they do.
+HARMLESS = {"cached", "errors", "forked", "garbage", "record", "system", "values", "words"}
+
+
+def subclasses(kind: type) -> list[type]:
+    return [each for own in kind.__subclasses__() for each in (own, *subclasses(own))]
+
+
+@lru_cache
+def file_of(module: str) -> Path | None:
+    path = ROOT.joinpath(*module.split(".")[1:])
+    for each in (path.with_suffix(".py"), path / "__init__.py"):
+        if each.is_file():
+            return each
+    return None
+
+
+@lru_cache
+def imports(module: str) -> frozenset[str]:
+    """Of treadle, at any time but for types alone."""
+    path = file_of(module)
+    assert path is not None
+    found: set[str] = set()
+
+    def walk(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                for other in child.orelse:
+                    walk(other)
+                continue
+            if isinstance(child, ast.Import):
+                found.update(name.name for name in child.names)
+            if isinstance(child, ast.ImportFrom) and child.module:
+                found.add(child.module)
+                found.update(f"{child.module}.{name.name}" for name in child.names)
+            walk(child)
+
+    walk(ast.parse(path.read_text("utf-8")))
+    return frozenset(name for name in found if name.startswith("treadle.") and file_of(name))
+
+
+def reached(modules: set[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += imports(module)
+    return found
+
+
+def test_every_module_that_a_kernel_reaches_is_hashed() -> None:
+    for package in ("kernels", "runtime", "gpu"):
+        for module in pkgutil.walk_packages([str(ROOT / package)], f"treadle.{package}."):
+            import_module(module.name)
+    owners = {kind.__module__ for kind in subclasses(Spec)}
+    owners = {module for module in owners if module.startswith("treadle.")}
+    assert len(owners) > 40
+    on_gpu = {module for module in owners if module.startswith("treadle.gpu.")}
+    check(owners - on_gpu, SOURCES)
+    check(on_gpu, (*SOURCES, *GPU_SOURCES))
+
+
+def check(owners: set[str], hashed: tuple[str, ...]) -> None:
+    missing = []
+    for module in sorted(reached(owners)):
+        name = module.removeprefix("treadle.")
+        within = [name == each or name.startswith(each + ".") for each in (*hashed, *HARMLESS)]
+        if not any(within):
+            missing.append(module)
+    assert missing == []
+
+
+def test_a_source_in_a_folder_below_counts_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "ROOT", tmp_path)
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    (tmp_path / "a" / "one.py").write_text("1")
+    hashes = {hash_of_sources("a")}
+    (below / "two.py").write_text("2")
+    hashes.add(hash_of_sources("a"))
+    (below / "two.py").write_text("3")
+    hashes.add(hash_of_sources("a"))
+    (below / "two.py").rename(tmp_path / "a" / "two.py")
+    hashes.add(hash_of_sources("a"))
+    (tmp_path / "c.py").write_text("4")
+    hashes.add(hash_of_sources("a", "c"))
+    assert len(hashes) == 5
