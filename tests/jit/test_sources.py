@@ -17,13 +17,14 @@ from treadle.jit.cache import SOURCES, hash_of_sources
 from treadle.kernels.spec import Spec
 
 ROOT = Path(treadle.__file__).parent
-# They say what went wrong, check values, keep data or ask the operating system: no code depends on
-# what they do.
-HARMLESS = {"cached", "errors", "forked", "garbage", "record", "system", "values", "words"}
+# They say what went wrong, check values, read files or ask the operating system: no kernel's code
+# depends on what they do.
+HARMLESS = {"errors", "files", "system", *"cached forked garbage record values words".split()}
 
 
 def subclasses(kind: type) -> list[type]:
-    return [each for own in kind.__subclasses__() for each in (own, *subclasses(own))]
+    found: list[type] = kind.__subclasses__()
+    return found + [each for own in found for each in subclasses(own)]
 
 
 @lru_cache
