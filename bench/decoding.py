@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 import treadle
-from treadle.answer import Answer
-from treadle.batch import Part
-from treadle.engine import Engine
-from treadle.generation import Generation
-from treadle.runtime.threads import Team, _Shared
+from treadle.api.generation import Generation
+from treadle.api.session import Session
+from treadle.devices.cpu.thread_team import Team, _Shared
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
 from treadle.sampling import Sampler
-from treadle.scheduler import Scheduler
-from treadle.session import Session
+from treadle.scheduler.output import Answer
+from treadle.scheduler.scheduler import Scheduler
 
 PARTS = (
     ("compiled", _Shared, "work"),

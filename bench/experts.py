@@ -24,7 +24,7 @@ import numpy as np
 from random_model import QWEN35_STATES, random_rows, tensors_of
 from speeds import Mine, Theirs
 
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.files.gguf import GGUFWriter, ValueType
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS

@@ -19,7 +19,7 @@ import numpy as np
 from experts import N_VOCAB, SHAPES, write
 
 import treadle
-from treadle.batch import Part
+from treadle.engine.batch import Part
 
 HELD = 16  # tokens that each text has before
 

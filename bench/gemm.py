@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from treadle.formats import Format
-    from treadle.kernels.matmul import Matmul
+    from treadle.kernels.matmul.matmul import Matmul
 
 SHAPES = ((2048, 2048), (2048, 5632), (5632, 2048))  # K and M: TinyLlama's
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
@@ -51,8 +51,8 @@ class Problem:
     """
 
     def __init__(self, fmt: Format, shape: tuple[int, int], n_tokens: int, n_threads: int) -> None:
-        from treadle.runtime.describe import row_in_use
-        from treadle.runtime.trial import Trial
+        from treadle.profiling.report import row_in_use
+        from treadle.profiling.trial import Trial
 
         k, m = shape
         self.fmt, self.n_threads = fmt, n_threads
@@ -113,7 +113,7 @@ class Treadle:
 
 def product(given: Problem) -> Matmul:
     """Treadle's kernel."""
-    from treadle.kernels.choice import matmul
+    from treadle.kernels.matmul.select import matmul
 
     return matmul(given.fmt, given.trial.isa, given.trial.k, tokens=len(given.x))
 
@@ -292,8 +292,8 @@ class Bench:
 
     def turn(self) -> None:
         """One sample of each, and the machine's peaks."""
-        from treadle.runtime.describe import row_in_use
-        from treadle.runtime.peaks import measure_peaks
+        from treadle.profiling.peaks import measure_peaks
+        from treadle.profiling.report import row_in_use
 
         for key, sample in self.samples.items():
             time.sleep(REST_S)
@@ -305,9 +305,9 @@ class Bench:
 
     def print(self) -> None:
         """The table."""
-        from treadle.kernels.act import N_PRODUCTS
-        from treadle.runtime.describe import row_in_use
-        from treadle.runtime.machine import cpu_name
+        from treadle.kernels.activation_layout import N_PRODUCTS
+        from treadle.machine.topology import cpu_name
+        from treadle.profiling.report import row_in_use
 
         names = [engine.name for engine in self.engines]
         best = {

@@ -26,8 +26,8 @@ from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly, host_features
 from treadle.jit.kernel import load_kernels, trace
-from treadle.kernels.choice import gemv
-from treadle.kernels.gemv import ITEM_ROWS, Gemv
+from treadle.kernels.matmul.gemv import ITEM_ROWS, Gemv
+from treadle.kernels.matmul.select import gemv
 from treadle.kernels.spec import RUN_STATE
 
 K = 2048

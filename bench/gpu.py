@@ -32,9 +32,9 @@ import numpy as np
 from random_model import SHAPES, Shape, write
 
 import treadle
-from treadle.batch import Part
+from treadle.devices.cuda.facts import told
+from treadle.engine.batch import Part
 from treadle.formats import by_name
-from treadle.gpu.facts import told
 
 ROUNDS, TINY = 9, Shape("llama", 2, 256, 512, 4, 2, 64, 320, 512, False)
 PRODUCTS = ("attn.qkv", "attn.output", "ffn.gate_up", "ffn.gate_up_silu", "ffn.down")
@@ -168,7 +168,7 @@ def main() -> None:
     if given.rehearse:
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
         from tests.gpu.emulated import EmulatedDriver
-        from treadle.gpu import libcuda
+        from treadle.devices.cuda import libcuda
 
         libcuda.CudaDriver = lambda ordinal: EmulatedDriver()  # type: ignore[assignment, misc]
         shape, many, prompts, n_text = TINY, 20, (16, 24), 3

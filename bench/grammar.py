@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 import treadle
-from treadle.text.grammar import Grammar
+from treadle.grammar.grammar import Grammar
 
 CASES: dict[str, tuple[str, str]] = {
     "CSV": (

@@ -23,7 +23,7 @@ from random_model import QWEN35_STATES, random_rows, tensors_of
 from speeds import Mine, Theirs
 
 import treadle
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS

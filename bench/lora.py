@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import treadle
-from treadle.batch import Part
+from treadle.api.model import Model
+from treadle.engine.batch import Part
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kvtree import Lora
-from treadle.model import Model
+from treadle.kvcache.prefix_tree import Lora
 
 PROMPT, TOKENS = 512, 24
 MATRICES = re.compile(

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 
 import treadle
-from treadle.batch import Part
-from treadle.cli.engines import streams
+from treadle.cli.bench_engines import streams
+from treadle.engine.batch import Part
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ import statistics
 import time
 
 import treadle
-from treadle.batch import Part
-from treadle.engine import Engine
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
 
 WAYS = "chunk alone", "token alone", "together"
 

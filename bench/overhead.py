@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import treadle
-from treadle.model import Model
+from treadle.api.model import Model
 
 Run = tuple[float, float, int, float]  # began, ended, sequences, CPU seconds of the event loop
 
@@ -69,8 +69,8 @@ def told(name: str, runs: list[Run], n: int, threads: int) -> None:
 
 def serve(path: str, threads: int, n: int, tokens: int, notes: str) -> None:
     """The server, until SIGTERM; then its runs are written to ``notes``."""
+    from treadle.server.requests.service import Settings
     from treadle.server.serve import serve
-    from treadle.server.service import Settings
 
     context = 32 + tokens
     with treadle.load(path, threads=threads, context=context, n_sequences=n + 1) as model:

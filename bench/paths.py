@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 import treadle
-from treadle.batch import Part
-from treadle.engine import OUTPUTS
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS
 
 WINDOW, PAGE = 512, 32
 PROBABLE = 0.01

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from treadle.devices.cpu.quantizer import quantize_rows
 from treadle.formats import Format, by_name
-from treadle.runtime.quantizer import quantize_rows
 
 FORMATS = ("Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ3_S")
 SHAPE = 128, 2048

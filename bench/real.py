@@ -41,7 +41,7 @@ from tests.real.truth import (  # noqa: E402
 )
 from tools.fetch_models import fetch  # noqa: E402
 from tools.real_values import LLAMA_CPP  # noqa: E402
-from treadle.batch import Part  # noqa: E402
+from treadle.engine.batch import Part  # noqa: E402
 
 N_PROMPT, N_TEXT = 512, 128
 KINDS = {"smollm2": "SmolLM2 135M Instruct, Q4_1", "gemma3": "Gemma 3 270M, Q4_K_M"}

@@ -36,7 +36,7 @@ def group(limit: int) -> Path:
 def child(path: Path, kind: str, n: int, folder: Path) -> None:
     """Read and write text, and tell what it took."""
     import treadle
-    from treadle.runtime.residence import read_bytes
+    from treadle.devices.cpu.residence import read_bytes
     from treadle.system import SYSTEM
 
     if kind != "no limit":

@@ -9,7 +9,7 @@ from pathlib import Path
 from rival import Rival
 
 import treadle
-from treadle.batch import Part
+from treadle.engine.batch import Part
 
 CONTEXT = 4096
 # Run by the rival's interpreter.

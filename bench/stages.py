@@ -17,8 +17,8 @@ from typing import Any
 import ray
 
 import treadle
-from treadle import cluster
-from treadle.session import Session
+from treadle.api.session import Session
+from treadle.distributed import cluster
 
 
 def step_s(model: Any, n: int) -> float:

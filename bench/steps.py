@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.thread_team import Team
 from treadle.isa import choose
 from treadle.jit.compile import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
 from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec
-from treadle.runtime.runner import STEP
-from treadle.runtime.threads import Team
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

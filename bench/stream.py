@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
+from treadle.devices.cpu.thread_team import Memory, Team
 from treadle.formats import by_name
 from treadle.jit.kernel import load_kernels
-from treadle.kernels.choice import gemv
+from treadle.kernels.matmul.select import gemv
 from treadle.kernels.spec import LINE
-from treadle.runtime.describe import row_in_use
-from treadle.runtime.peaks import PAGE, PIECE, STREAMS, Stream, buffer_bytes, stream_rate
-from treadle.runtime.threads import Memory, Team
-from treadle.runtime.trial import Trial
+from treadle.profiling.peaks import PAGE, PIECE, STREAMS, Stream, buffer_bytes, stream_rate
+from treadle.profiling.report import row_in_use
+from treadle.profiling.trial import Trial
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "BF16", "F16")
 AHEAD = (0, 1024, 2048, 4096, 8192)  # bytes

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from tests.test_kvcache import CPU, SEEN, check_pages, specs
-from treadle.batch import Part
-from treadle.engine import OUTPUTS, Engine
-from treadle.kvcache import KVCache
-from treadle.scheduler import Scheduler
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS, Engine
+from treadle.kvcache.cache import KVCache
+from treadle.scheduler.scheduler import Scheduler
 
 EOG, BOS = 256, 257
 N_VOCAB = 100_000

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.reference import forward
-from treadle.convert.lora import open_adapter
+from treadle.convert.lora.lora import open_adapter
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.config import Config
 

@@ -11,27 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from treadle.batch import Part, Run
-from treadle.engine import Engine
-from treadle.kernels import streams
-from treadle.kernels.act import WORD_TOP
-from treadle.kernels.attention import Attention
-from treadle.kernels.column_norm import ColumnNorm
-from treadle.kernels.elementwise import Embed, Norm, Pack
-from treadle.kernels.gated import Gated
-from treadle.kernels.gather import Combine, Gather
-from treadle.kernels.kv import PAGE
-from treadle.kernels.latent import LatentStore, PackHeads
-from treadle.kernels.matmul import Matmul
-from treadle.kernels.merge import Merge
-from treadle.kernels.rope import RopeStore
-from treadle.kernels.route import Route, Sort
-from treadle.kernels.scaled import Times
-from treadle.kernels.softcap import Softcap
-from treadle.kernels.sparse_gate import SparseGate
-from treadle.kernels.sums import Add
-from treadle.kernels.top import JoinTop, Top
-from treadle.plan import Buffer, Plan, Step
+from treadle.engine.batch import Part, Run
+from treadle.engine.engine import Engine
+from treadle.kernels.activation_layout import WORD_TOP
+from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
+from treadle.kernels.attention.merge_splits import Merge
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.elementwise import altup
+from treadle.kernels.elementwise.add import Add
+from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
+from treadle.kernels.elementwise.scale import Times
+from treadle.kernels.elementwise.softcap import Softcap
+from treadle.kernels.elementwise.sparse_gate import SparseGate
+from treadle.kernels.elementwise.top_logits import JoinTop, Top
+from treadle.kernels.matmul.gated import Gated
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.moe.dispatch import Combine, Gather
+from treadle.kernels.moe.route import Route, Sort
+from treadle.plan.plan import Buffer, Plan, Step
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def rows_met(spec: Matmul | Gated, args: Any, run: Run) -> np.ndarray:
 
 def _width(spec: Any, buffer: Buffer, step: Step) -> int:
     """Columns that are written of a row: of all streams, or of one."""
-    whole = isinstance(spec, (streams.Spread, streams.Predict)) or buffer is step.args["x"]
+    whole = isinstance(spec, (altup.Spread, altup.Predict)) or buffer is step.args["x"]
     return int(spec.k * spec.n if whole else spec.k)
 
 
@@ -217,7 +217,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         at = plan.offsets[step.writes[0]]
         data = arena[at : at + step.writes[0].n_bytes]
         return [(spec.act, spec.layout().read_ref(data, n).copy())]
-    if type(spec).__module__ == streams.__name__:
+    if type(spec).__module__ == altup.__name__:
         widths = [_width(spec, buffer, step) for buffer in step.writes]
         both = zip(step.writes, widths, strict=True)
         return [("f32", rows(buffer, slice(width))[:n]) for buffer, width in both]

@@ -14,8 +14,8 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import BOS, check_scheduler
 from tests.test_generation import Script, say
+from treadle.engine.logits import Rows
 from treadle.errors import SamplingError
-from treadle.rows import Rows
 
 GREEDY = treadle.Sampling(temperature=0)
 

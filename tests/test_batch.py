@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle.batch import Inputs, Part, RopeTable, Run
-from treadle.devices.cpu import Cpu
+from treadle.devices.cpu.device import Cpu
+from treadle.engine.batch import Inputs, Part, RopeTable, Run
 from treadle.isa.portable import PORTABLE
-from treadle.kernels.attention_item import SPLIT, most_partials
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.work_item import SPLIT, most_partials
+from treadle.kernels.elementwise.top_logits import Look
 from treadle.kernels.spec import EACH, FIELDS, numbered, run_offset, run_state
-from treadle.kernels.top import Look
-from treadle.kvcache import KVCache
-from treadle.lowering.inputs import inputs_of, sampled_inputs
-from treadle.models.pools import PoolSpec, StateSpec
-from treadle.plan import Plan
+from treadle.kvcache.cache import KVCache
+from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.plan.lowering.inputs import inputs_of, sampled_inputs
+from treadle.plan.plan import Plan
 
 WINDOWS = (0, 40, 700)
 SPECS = [PoolSpec(f"kv{i}", (i,), 1, 32, 32, window) for i, window in enumerate(WINDOWS)]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import treadle
-from treadle.defaults import Defaults, read_defaults
+from treadle.api.defaults import Defaults, read_defaults
+from treadle.api.tool_chat import Reply
 from treadle.errors import SamplingError, TemplateError, TreadleError
-from treadle.reply import Reply
 
 HELLO = [{"role": "user", "content": "hi"}]
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

@@ -20,12 +20,12 @@ from tests.conftest import WriteTiny
 from tests.fake_engine import N_VOCAB, FakeEngine
 from tests.test_kvcache import check_pages
 from tests.test_speculate import World, alone
-from treadle.batch import Part
-from treadle.drafter import LEAST, Drafter, check_vocabularies
+from treadle.engine.batch import Part
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.kernels.kv import PAGE
-from treadle.speculate import Gate
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.spec_decode.draft_model import LEAST, Drafter, check_vocabularies
+from treadle.spec_decode.ngram import Gate
 
 
 def novel(ids: Sequence[int]) -> int:

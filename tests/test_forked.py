@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import WriteTiny
+from treadle.base.fork_safety import UseLock, is_held, uncut
 from treadle.errors import ForkedError
-from treadle.forked import UseLock, is_held, uncut
 
 SCRIPT = """
 import os, sys, threading, warnings
@@ -143,8 +143,8 @@ def test_the_own_thread_may_hold_a_lock() -> None:
 IMPORT_SCRIPT = """
 import os, signal, sys, threading, warnings
 warnings.simplefilter("ignore")
-from treadle.cached import cached_property
-import treadle.forked
+from treadle.base.cached_property import cached_property
+import treadle.base.fork_safety
 sys.path.insert(0, sys.argv[1])
 there, go, parent = threading.Event(), threading.Event(), os.getpid()
 
@@ -199,7 +199,7 @@ def test_what_python_itself_leaves_locked(what: str, tmp_path: Path) -> None:
 ONCE_SCRIPT = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore")
-import treadle.forked
+import treadle.base.fork_safety
 sys.path.insert(0, sys.argv[1])
 there = sys.begun = threading.Event()
 thread = threading.Thread(target=lambda: __import__("once"))

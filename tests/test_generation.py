@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import BOS, EOG, Bytes, FakeEngine, check_scheduler
-from treadle.answer import Answer, Lines
-from treadle.batch import Part
+from treadle.api.generation import Generation
+from treadle.engine.batch import Part
 from treadle.errors import ContextFullError, GrammarError, TreadleError
-from treadle.generation import Generation
-from treadle.request import Request
 from treadle.sampling import Sampling
-from treadle.scheduler import Scheduler
-from treadle.turns import Turns
+from treadle.scheduler.output import Answer, Lines
+from treadle.scheduler.request import Request
+from treadle.scheduler.scheduler import Scheduler
+from treadle.scheduler.stepping import Turns
 
 GREEDY = Sampling(temperature=0)
 
@@ -352,8 +352,22 @@ def test_grammars(model: treadle.Model) -> None:
 
 def interrupt_at(line: int, work: Callable[[], object]) -> int:
     """Press Ctrl-C before the ``line``th line that the engine's own files run; how many ran."""
-    engine = ("engine.py", "session.py", "threads.py", "batch.py", "kvcache.py", "kvtree.py")
-    files = (*engine, "scheduler.py", "request.py", "answer.py", "turns.py", "generation.py")
+    engine = (
+        "engine/engine.py",
+        "api/session.py",
+        "threads.py",
+        "engine/batch.py",
+        "kvcache/cache.py",
+        "kvcache/prefix_tree.py",
+    )
+    files = (
+        *engine,
+        "scheduler/scheduler.py",
+        "scheduler/request.py",
+        "scheduler/output.py",
+        "scheduler/stepping.py",
+        "api/generation.py",
+    )
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:

@@ -14,12 +14,12 @@ import treadle
 from tests import reference
 from tests.conftest import WriteTiny
 from tests.loras import with_names
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
-from treadle.imatrix.collect import collect
-from treadle.imatrix.matrix import Entry, ImportanceMatrix, read
+from treadle.quantize.imatrix.collect import collect
+from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix, read
 from treadle.quantize.plan import is_matrix
 
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from treadle.devices.cpu import Cpu
+from treadle.devices.cpu.device import Cpu
+from treadle.devices.cpu.thread_team import Memory
 from treadle.errors import ContextFullError, NoRoomError, TreadleError, UnsupportedError
 from treadle.isa.portable import PORTABLE
-from treadle.kernels.kv import KV_FORMATS, PAGE
-from treadle.kvcache import KVCache, Sequence
-from treadle.kvpool import GONE, pages_within
-from treadle.kvstates import NONE, WORTH, Slots
-from treadle.models.pools import PoolSpec, StateSpec
-from treadle.runtime.threads import Memory
+from treadle.kernels.attention.page_layout import KV_FORMATS, PAGE
+from treadle.kvcache.cache import KVCache, Sequence
+from treadle.kvcache.page_pool import GONE, pages_within
+from treadle.kvcache.state_slots import NONE, WORTH, Slots
+from treadle.models.cache_spec import PoolSpec, StateSpec
 
 N_CTX = 7 * PAGE
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import treadle
 from tests.conftest import WriteTiny
 from tests.test_kvcache import check_pages
-from treadle import kvfile
 from treadle.errors import ContextFullError, FileError, TreadleError
 from treadle.files.safetensors import open_file
-from treadle.kernels.kv import KV_FORMATS, PAGE, PageLayout
+from treadle.kernels.attention.page_layout import KV_FORMATS, PAGE, PageLayout
+from treadle.kvcache.disk import session_file
 
 WINDOWED = {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}
 
@@ -374,4 +374,4 @@ def test_a_file_that_shrinks_meanwhile(state: bytes, tmp_path: Path) -> None:
         tensor = file.tensors["kv_global"]
         os.truncate(path, tensor.offset + 10)
         with pytest.raises(FileError, match=f"at byte {tensor.offset}: kv_global: cut short"):
-            list(kvfile._read(tensor, tensor.shape[1], {}))
+            list(session_file._read(tensor, tensor.shape[1], {}))

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 import treadle
 from tests.conftest import WriteTiny
 from tests.test_kvcache import check_pages
-from treadle import kvfolder
 from treadle.cli import main
 from treadle.errors import FileError, UnsupportedError
 from treadle.jit import cache
-from treadle.kernels.kv import PAGE
-from treadle.kvfolder import NAME, Folder
-from treadle.kvstore import AT_ONCE, PageStore
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.disk import folder as kvfolder
+from treadle.kvcache.disk.folder import NAME, Folder
+from treadle.kvcache.disk.page_store import AT_ONCE, PageStore
 
 WINDOWED = {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}
 CONTEXT = 1200

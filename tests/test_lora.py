@@ -22,16 +22,16 @@ from tests.loras import (
     write_peft,
 )
 from tests.tiny import rounding
-from treadle.batch import Part
+from treadle.api.model import Model
 from treadle.cli import main
 from treadle.cli.options import adapter
-from treadle.convert.hf_layout import halves_to_pairs
-from treadle.convert.lora import open_adapter
+from treadle.convert.hf.row_order import halves_to_pairs
+from treadle.convert.lora.lora import open_adapter
+from treadle.engine.batch import Part
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.files.safetensors import open_file
-from treadle.kernels.kv import PAGE
-from treadle.model import Model
+from treadle.kernels.attention.page_layout import PAGE
 from treadle.models.load import load_config
 
 IDS = [1 + 7 * i % 200 for i in range(2 * PAGE + 9)]

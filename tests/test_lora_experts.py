@@ -12,12 +12,12 @@ import pytest
 import treadle
 from tests.loras import Pair, merged, write_gguf
 from tests.tiny import rounding
-from treadle.batch import Part
 from treadle.cli import main
-from treadle.convert import output
+from treadle.convert import writer as output
+from treadle.engine.batch import Part
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
 from treadle.models.config import Config
 
 SIZES = {"n_expert": 4, "n_ff_exp": 32}

@@ -19,6 +19,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.kernels.rows import ALL
 from tests.test_kvcache import check_pages
+from treadle.chat.template.template import ChatTemplate
 from treadle.convert.open import packaged_model
 from treadle.errors import (
     ContextFullError,
@@ -34,8 +35,7 @@ from treadle.formats import FORMATS, by_name
 from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.jit.compile import host_features
-from treadle.runtime.machine import usable_threads
-from treadle.text.template import ChatTemplate
+from treadle.machine.topology import usable_threads
 
 GREEDY = treadle.Sampling(temperature=0)
 

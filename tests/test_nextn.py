@@ -17,17 +17,17 @@ from tests.reference import fed, normed, tensor_of
 from tests.reference import mixed as attended
 from tests.test_drafter import Always
 from tests.tiny import rounding, write_model
-from treadle.batch import Part
-from treadle.cli.quantize import remarks
+from treadle.cli.commands.quantize import remarks
+from treadle.engine.batch import Part
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.imatrix.collect import collect
-from treadle.imatrix.matrix import missing
-from treadle.kernels.top import Look
-from treadle.nextn import KEPT, NextnDrafter, States
+from treadle.kernels.elementwise.top_logits import Look
+from treadle.quantize.imatrix.collect import collect
+from treadle.quantize.imatrix.matrix import missing
 from treadle.quantize.mixes import WANTS_IMATRIX
 from treadle.quantize.plan import find_mix, make_recipe, parse_rule
 from treadle.quantize.write import write
+from treadle.spec_decode.mtp import KEPT, NextnDrafter, States
 
 LAYERS = 3  # of the model; the one behind them predicts
 STEM = f"blk.{LAYERS}.nextn."

@@ -20,12 +20,9 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.kernels import rows
 from tests.reference import forward, kl_divergence, log_softmax
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.errors import FileError, TreadleError
-from treadle.files import target
-from treadle.formats import by_name
-from treadle.kernels.choice_act import by_words
-from treadle.perplexity import (
+from treadle.evaluate import (
     N_SEQUENCES,
     Beside,
     SavedLogits,
@@ -37,8 +34,11 @@ from treadle.perplexity import (
     saved,
     score,
 )
-from treadle.perplexity.score import surprise
-from treadle.perplexity.windows import schedule
+from treadle.evaluate.score import surprise
+from treadle.evaluate.windows import schedule
+from treadle.files import target
+from treadle.formats import by_name
+from treadle.kernels.matmul.select_activation import by_words
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "llamacpp_perplexity.json").read_text())
 

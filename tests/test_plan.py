@@ -17,25 +17,25 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.kernels.rows import MADE_UP
 from tests.stepwise import walk
-from treadle.batch import Part
-from treadle.devices.cpu import Cpu
+from treadle.devices.cpu.device import Cpu
+from treadle.engine.batch import Part
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
-from treadle.kernels.choice import GEMV_TOKENS
-from treadle.kernels.elementwise import Norm
-from treadle.kernels.matmul import Matmul
-from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.rope import RopeStore
+from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.elementwise.elementwise import Norm
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.matrix import MatrixGemm
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.select import GEMV_TOKENS
 from treadle.kernels.spec import Args, Grid, Spec, run_state
-from treadle.kvcache import KVCache
-from treadle.lowering.weights import Weights
+from treadle.kvcache.cache import KVCache
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
-from treadle.plan import ALIGN, Buffer, Input, Plan, Step
+from treadle.plan.lowering.weights import Weights
+from treadle.plan.plan import ALIGN, Buffer, Input, Plan, Step
 
 GOLDEN = Path(__file__).parent / "golden"
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")

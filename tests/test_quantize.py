@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from tests.convert.test_output import failing
-from treadle.convert import output
+from treadle.convert import writer as output
 from treadle.convert.recipe import Entry as Target
-from treadle.convert.source import FILE_TYPES
+from treadle.convert.sources.source import FILE_TYPES
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, Format, by_name
-from treadle.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.quantize import write as writing
+from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix
 from treadle.quantize.mixes import ALIASES, MIXES
 from treadle.quantize.plan import (
     Recipe,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.ready import plan_sizes
+from treadle.engine.prepared_plan import plan_sizes
 
 SIZES = (1, 2, 4, 16, 512, 1024)
 LIMITS = (700, 128)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from treadle.record import dataclass
+from treadle.base.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import pytest
 import treadle
 from tests.speech.families import HERMES_TEMPLATE
 from tests.speech.test_history import GPT_OSS
+from treadle.api.tool_chat import Reply
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools.python_functions import result_of, tool_of
 from treadle.errors import TemplateError, TreadleError
-from treadle.reply import Reply
-from treadle.speech.functions import result_of, tool_of
-from treadle.text.json_schema import kept_schema
-from treadle.text.template import ChatTemplate
+from treadle.grammar.json_schema import kept_schema
 
 HI = [{"role": "user", "content": "hi"}]
 

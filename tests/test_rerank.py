@@ -16,9 +16,9 @@ from tests.convert.test_hf_encoders import unigram, wordpiece
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, float64_only, require_transformers
 from tests.tiny import rounding
+from treadle.api.rerank import QWEN3, Reranker
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.rerank import QWEN3, Reranker
 
 QUERY = "Hello world"
 DOCUMENTS = ["spaces and lines", "this is a test.", "hello unaffable worlds, a test of lines", "a"]

@@ -13,10 +13,10 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
-from treadle.batch import Part
-from treadle.engine import Engine
-from treadle.kernels.top import N_TOP, TOTAL_ERROR, Look
-from treadle.rows import Row, Rows, Top
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
+from treadle.engine.logits import Row, Rows, Top
+from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, Look
 from treadle.sampling import Sampler, Sampling
 
 N_VOCAB = 320

@@ -16,13 +16,13 @@ import pytest
 import treadle
 from tests.conftest import WriteTiny
 from tests.kernels.asked import ADVICE, Asked
-from treadle.batch import Part
+from treadle.api.model import Model
 from treadle.cli import load
 from treadle.cli.stats import disk
-from treadle.model import Model
-from treadle.runtime import residence
-from treadle.runtime.memory import MemoryBound
-from treadle.runtime.residence import Shortage
+from treadle.devices.cpu import residence
+from treadle.devices.cpu.residence import Shortage
+from treadle.engine.batch import Part
+from treadle.machine.memory import MemoryBound
 from treadle.system import SYSTEM
 
 BOUND = MemoryBound(1000, 5000, "the limit of a test", "raise it")
@@ -181,8 +181,8 @@ def test_a_file_without_its_name(tiny: WriteTiny, tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from treadle.runtime import residence
-from treadle.runtime.memory import MemoryBound
+from treadle.profiling import residence
+from treadle.machine.memory import MemoryBound
 path = Path(sys.argv[1])
 residence.page_bounds = lambda *where: [MemoryBound(1 << 20, 1 << 20, "a limit", "raise it")]
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))

@@ -16,16 +16,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.fake_engine import N_VOCAB, Bytes, FakeEngine, check_scheduler
-from treadle.admission import AGE_S
-from treadle.answer import Answer
-from treadle.batch import Part
-from treadle.budget import LEAST, QUANTUM, REMEMBERED, TARGET_S, TILE, KeyShares, Pace, Shares
-from treadle.engine import OUTPUTS
+from treadle.api.session import Session
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
-from treadle.kernels.kv import PAGE
-from treadle.request import Request
-from treadle.scheduler import Scheduler
-from treadle.session import Session
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.scheduler.output import Answer
+from treadle.scheduler.queue import AGE_S
+from treadle.scheduler.request import Request
+from treadle.scheduler.scheduler import Scheduler
+from treadle.scheduler.step_budget import (
+    LEAST,
+    QUANTUM,
+    REMEMBERED,
+    TARGET_S,
+    TILE,
+    KeyShares,
+    Pace,
+    Shares,
+)
 
 N_CTX = 8 * PAGE
 

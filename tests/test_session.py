@@ -21,12 +21,12 @@ from tests.conftest import WriteTiny
 from tests.kernels import rows
 from tests.test_kvcache import check_pages
 from tests.tiny import rounding
-from treadle.batch import Part
-from treadle.devices.cpu import Cpu
-from treadle.engine import OUTPUTS, Engine
+from treadle.base.interrupts import interrupts_held
+from treadle.devices.cpu.device import Cpu
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
-from treadle.kernels.kv import PAGE
-from treadle.runtime.interrupts import interrupts_held
+from treadle.kernels.attention.page_layout import PAGE
 
 Array = np.ndarray
 
@@ -623,7 +623,9 @@ def test_a_session_whose_end_is_interrupted_gives_its_room_back(
         session = model.session()
         session.feed(text(60))
         with monkeypatch.context() as patch:
-            patch.setattr("treadle.session.interrupts_held", Mock(side_effect=KeyboardInterrupt))
+            patch.setattr(
+                "treadle.api.session.interrupts_held", Mock(side_effect=KeyboardInterrupt)
+            )
             with pytest.raises(KeyboardInterrupt):
                 session.close()
         assert session.closed
@@ -660,7 +662,7 @@ def test_vectors_whose_making_is_interrupted_hold_no_pages(
             n_done = 0
             for at in range(1, 9):
                 with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-                    patch.setattr("treadle.engine.interrupts_held", pressed(at))
+                    patch.setattr("treadle.engine.engine.interrupts_held", pressed(at))
                     use()
                     n_done += 1
                 check_pages(model.engine.cache, [])

@@ -17,13 +17,13 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import Bytes, FakeEngine, check_scheduler
 from tests.test_kvcache import check_pages
-from treadle.answer import Answer
-from treadle.kernels.kv import PAGE
-from treadle.request import Request
-from treadle.scheduler import Scheduler
-from treadle.session import Session
-from treadle.speculate import LOSS, MOST, OLD, RECENT, WIDTH, Gate, Guess, Lookup, Track
-from treadle.text.grammar import Grammar
+from treadle.api.session import Session
+from treadle.grammar.grammar import Grammar
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.scheduler.output import Answer
+from treadle.scheduler.request import Request
+from treadle.scheduler.scheduler import Scheduler
+from treadle.spec_decode.ngram import LOSS, MOST, OLD, RECENT, WIDTH, Gate, Guess, Lookup, Track
 
 
 def repeating(ids: Sequence[int]) -> int:

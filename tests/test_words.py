@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from treadle.words import n_bytes, n_weights, scaled, why
+from treadle.base.humanize import n_bytes, n_weights, scaled, why
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
     python tools/freeze.py before.json
     python tools/freeze.py after.json --compare before.json
 
-Kernels are the specs that tests/kernels, tests/formats, tests/isa and tests/runtime are parametrised
-with, on each instruction set. Plans are the steps of every GGUF file under ``../shared/data``, for 1
-and 16 tokens. The exit status is 1 if a hash differs or is missing.
+Kernels are the specs that tests/kernels, tests/formats, tests/isa and tests/runtime are
+parametrised with, on each instruction set. Plans are the steps of every GGUF file under
+``../shared/data``, for 1 and 16 tokens. The exit status is 1 if a hash differs or is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
@@ -58,7 +59,7 @@ def plan_hashes(path: Path) -> list[tuple[str, str]]:
         try:
             with treadle.load(path, threads=2, context=64) as model:
                 steps = [repr(step) for step in model.plan(min(n, model.engine.max_tokens))]
-            text = "\n".join(steps)
+            text = re.sub(r"<[^<>]* at 0x\w+>|\b[A-Z]\w*(?=\()", "", "\n".join(steps))
         except (TreadleError, ValueError) as error:
             text = f"{type(error).__name__}: {error}"
         found.append((f"plan {path.name} {n}", sha256(text.encode()).hexdigest()[:16]))

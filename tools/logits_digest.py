@@ -116,7 +116,7 @@ def mixed_batches(model: Model) -> np.ndarray:
     """Prompts of three sequences at once; their next tokens beside a fourth's prompt; then 6, 4
     and 2 sequences that decode. The one place that calls the engine: float32 [outputs, n_vocab].
     """
-    from treadle.batch import Part
+    from treadle.engine.batch import Part
 
     sessions = [model.session() for _ in range(6)]
     seqs = [session.seq for session in sessions]

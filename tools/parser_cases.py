@@ -30,14 +30,14 @@ from typing import Any
 import tomllib
 
 import treadle
-from treadle.speech import Told, find_manner
-from treadle.speech.manner import Manner
-from treadle.speech.messages import begun, gone_on, shaped
-from treadle.speech.planned import Wanted, plan_answer
-from treadle.speech.scanner import Speech
-from treadle.text.grammars import Grammars
-from treadle.text.messages import read_messages, render_prompt
-from treadle.text.template import ChatTemplate
+from treadle.chat.template.messages import read_messages, render_prompt
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools import Told, find_manner
+from treadle.chat.tools.answer_plan import Wanted, plan_answer
+from treadle.chat.tools.detect import Manner
+from treadle.chat.tools.messages import begun, gone_on, shaped
+from treadle.chat.tools.stream_parser import Speech
+from treadle.grammar.compiled_cache import Grammars
 
 Case = dict[str, Any]
 HERE = Path(__file__).resolve().parent

@@ -143,7 +143,7 @@ class Bench:
     def by_ggml(self, mix: str, target: Path, aware: bool) -> None:
         import numpy as np
 
-        from treadle.imatrix.matrix import read
+        from treadle.quantize.imatrix.matrix import read
         from treadle.quantize.plan import find_mix
 
         importances = ""

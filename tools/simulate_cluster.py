@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from treadle.cluster.affinity import Affinity
+from treadle.distributed.cluster.affinity import Affinity
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # machines
 Choose = Callable[[Sequence[str], dict[str, int]], str]

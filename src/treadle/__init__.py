@@ -29,6 +29,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from treadle.api.generation import Generation
+    from treadle.api.model import Model, load, load_session
+    from treadle.api.session import Session
+    from treadle.api.tool_chat import Reply, run_tools
     from treadle.errors import (
         CacheError,
         CompileError,
@@ -45,11 +49,7 @@ if TYPE_CHECKING:
         TreadleError,
         UnsupportedError,
     )
-    from treadle.generation import Generation
-    from treadle.model import Model, load, load_session
-    from treadle.reply import Reply, run_tools
     from treadle.sampling import Sampling
-    from treadle.session import Session
 
 __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "load",
@@ -77,14 +77,14 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
 ]
 
 _LAZY = {
-    "load": "treadle.model",
-    "Model": "treadle.model",
+    "load": "treadle.api.model",
+    "Model": "treadle.api.model",
     "Sampling": "treadle.sampling",
-    "Generation": "treadle.generation",
-    "Session": "treadle.session",
-    "load_session": "treadle.model",
-    "Reply": "treadle.reply",
-    "run_tools": "treadle.reply",
+    "Generation": "treadle.api.generation",
+    "Session": "treadle.api.session",
+    "load_session": "treadle.api.model",
+    "Reply": "treadle.api.tool_chat",
+    "run_tools": "treadle.api.tool_chat",
 }
 
 

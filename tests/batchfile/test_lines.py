@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from treadle.batchfile import lines
-from treadle.batchfile.lines import CHAT, COMPLETIONS, Line, answered, failed, read_job, read_lines
 from treadle.errors import TreadleError
-from treadle.server.problems import ApiError
+from treadle.server.batch_file import lines
+from treadle.server.batch_file.lines import (
+    CHAT,
+    COMPLETIONS,
+    Line,
+    answered,
+    failed,
+    read_job,
+    read_lines,
+)
+from treadle.server.http.api_errors import ApiError
 
 
 def line(value: Any, number: int = 1) -> Line:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from treadle.batchfile.lines import Line
-from treadle.batchfile.output import Output, check_apart
 from treadle.errors import FileError, TreadleError
-from treadle.server.wire import encode
+from treadle.server.batch_file.lines import Line
+from treadle.server.batch_file.output import Output, check_apart
+from treadle.server.http.http_io import encode
 
 LINES = [Line(n, b"request %d" % n) for n in range(1, 6)]
 

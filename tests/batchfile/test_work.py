@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.batchfile import work as module
-from treadle.batchfile.lines import Line
-from treadle.batchfile.work import Written, work
+from treadle.server.batch_file import work as module
+from treadle.server.batch_file.lines import Line
+from treadle.server.batch_file.work import Written, work
 
 LINES = [Line(n, b"%d" % n) for n in range(100)]
 

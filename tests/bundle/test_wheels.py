@@ -37,7 +37,7 @@ def test_treadles_own_is_what_runs(tmp_path: Path) -> None:
     assert path.name == f"treadle-{treadle.__version__}-py3-none-any.whl"
     files = checked(path)
     root = Path(treadle.__file__).parent
-    for name in ("model.py", "data/demo.gguf", "bundle/front.py"):
+    for name in ("api/model.py", "data/demo.gguf", "bundle/front.py"):
         assert files[f"treadle/{name}"] == (root / name).read_bytes()
     assert not any("__pycache__" in name for name in files)
     meta = files[f"treadle-{treadle.__version__}.dist-info/METADATA"].decode()

@@ -69,5 +69,5 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> int:
     """Standard output is a terminal of so many columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr("treadle.cli.table.terminal_width", lambda: 80)
+    monkeypatch.setattr("treadle.cli.ui.table.terminal_width", lambda: 80)
     return 80

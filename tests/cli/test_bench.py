@@ -12,9 +12,9 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeEngine, FakeModel, FakeTensor
-from treadle.cli import bench
-from treadle.cli.engines import BATCH, LlamaCpp, Treadle, streams
-from treadle.cli.results import Result, share_of
+from treadle.cli.bench_engines import BATCH, LlamaCpp, Treadle, streams
+from treadle.cli.bench_results import Result, share_of
+from treadle.cli.commands import bench
 
 CONTRACT = [
     "test", "depth", "threads", "sequences", "tok_s", "tok_s_min", "tok_s_max", "bytes_s", "ops_s",

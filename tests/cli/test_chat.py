@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeGeneration, FakeModel
-from treadle.cli.chat import Chat, note
+from treadle.cli.commands.chat import Chat, note
 from treadle.cli.conversation import Conversation
 from treadle.errors import TemplateError
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.answer import Timings
 from treadle.cli.conversation import COMMANDS, Conversation, Turn
-from treadle.cli.record import read_record
 from treadle.cli.settings import Settings
+from treadle.cli.transcript import read_record
 from treadle.errors import FileError, SamplingError
+from treadle.scheduler.output import Timings
 
 TURN = Turn(
     Timings(n_prompt=10, n_cached=4, prefill_s=0.5, n_generated=9, decode_s=0.25), 18, n_ctx=64

@@ -25,7 +25,7 @@ from tests.models.hf_tiny import build, require_transformers
 from tests.reference import kl_divergence
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.choice_act import by_words
+from treadle.kernels.matmul.select_activation import by_words
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -11,10 +11,10 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
+from treadle.chat.template.variables import REASONING
 from treadle.cli import default_options
 from treadle.cli.default_options import for_other_machines, json_object
 from treadle.cli.settings import Settings
-from treadle.text.variables import REASONING
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ mood }}"
 
@@ -169,8 +169,8 @@ def test_reasoning_that_cannot_be_switched(
 def test_doctor_and_inspect_say_where_it_came_from(
     run: Run, template: str, data: Path, tmp_path: Path
 ) -> None:
-    from treadle.cli import doctor
-    from treadle.cli.progress import ProgressBar
+    from treadle.cli.commands import doctor
+    from treadle.cli.ui.progress import ProgressBar
     from treadle.convert.open import packaged_model
 
     path = str(packaged_model())

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Run
-from treadle.cli import doctor, table
-from treadle.cli.progress import ProgressBar
-from treadle.text import template
-from treadle.text.template import ChatTemplate
+from treadle.chat.template import template
+from treadle.chat.template.template import ChatTemplate
+from treadle.cli.commands import doctor
+from treadle.cli.ui import table
+from treadle.cli.ui.progress import ProgressBar
 
 REPORT = {
     "cpu": {"name": "A Processor\x1b", "features": ["avx2", "fma"], "missing": {}, "hybrid": False},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from treadle.cli import plan
+from treadle.cli.commands import plan
 
 PEAKS = {"bandwidth": 1e9, "int8": 1e12, "bf16": 1e12, "f32": 1e11}
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.test_perplexity import GOLDEN
-from treadle.imatrix.matrix import read
+from treadle.quantize.imatrix.matrix import read
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import treadle.jit
-import treadle.runtime
+import treadle.profiling
 from tests.cli.conftest import Run
 from treadle.jit.cache import Entry
 
@@ -17,7 +17,7 @@ def cached(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = SimpleNamespace(entries=lambda: list(entries))
     inspect = SimpleNamespace(ir=lambda name: f"; IR of {name}", asm=lambda name: f"{name}:\n ret")
     monkeypatch.setattr(treadle.jit, "cache", cache, raising=False)
-    monkeypatch.setattr(treadle.runtime, "inspect", inspect, raising=False)
+    monkeypatch.setattr(treadle.profiling, "inspect", inspect, raising=False)
 
 
 def test_the_list(run: Run) -> None:

@@ -9,7 +9,8 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
-from treadle.cli import bench, load, plan
+from treadle.cli import load
+from treadle.cli.commands import bench, plan
 from treadle.errors import FileError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.cli.markdown import Rendered, draw
+from treadle.cli.ui.markdown import Rendered, draw
 
 TEXT = """\
 # Title
@@ -43,7 +43,7 @@ The end."""
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.cli.markdown.columns", lambda stream: 40)
+    monkeypatch.setattr("treadle.cli.ui.markdown.columns", lambda stream: 40)
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -10,10 +10,10 @@ import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.conftest import WriteTiny
+from treadle.cli.commands.serve import SHARED_BYTES, SHARED_TOKENS, shared_room
 from treadle.cli.options import KV_TYPES, OF_SAMPLING, build_sampling
-from treadle.cli.serve import SHARED_BYTES, SHARED_TOKENS, shared_room
-from treadle.kernels.kv import KV_FORMATS
-from treadle.runtime.memory import MemoryBound
+from treadle.kernels.attention.page_layout import KV_FORMATS
+from treadle.machine.memory import MemoryBound
 from treadle.sampling.settings import Sampling
 
 # What only a program can give.
@@ -214,7 +214,7 @@ def test_a_servers_room_takes_a_quarter_of_the_memory_at_most(
 ) -> None:
     for free, most in ((40 << 30, 10 << 30), (1 << 20, SHARED_BYTES)):
         bound = MemoryBound(free, free, "memory", "")
-        monkeypatch.setattr("treadle.runtime.memory.usable_memory", lambda bound=bound: bound)
+        monkeypatch.setattr("treadle.machine.memory.usable_memory", lambda bound=bound: bound)
         assert shared_room() == {"kv_tokens": SHARED_TOKENS, "kv_bytes": most}
-    monkeypatch.setattr("treadle.runtime.memory.usable_memory", lambda: None)
+    monkeypatch.setattr("treadle.machine.memory.usable_memory", lambda: None)
     assert shared_room() == {"kv_tokens": SHARED_TOKENS}

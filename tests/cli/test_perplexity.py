@@ -8,8 +8,8 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.test_perplexity import GOLDEN
-from treadle.cli import progress
-from treadle.cli.progress import ProgressBar
+from treadle.cli.ui import progress
+from treadle.cli.ui.progress import ProgressBar
 from treadle.convert.open import packaged_model
 
 KNOWN = GOLDEN["measured"]["64/Q4_0"]

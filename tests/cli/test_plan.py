@@ -7,10 +7,11 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeEngine, FakeModel, FakeStep
-from treadle.cli import plan, profile
+from treadle.cli import profile
+from treadle.cli.commands import plan
 from treadle.cli.profile import Profile, kinds_of, profile_of, summary_of
-from treadle.cli.progress import ProgressBar
 from treadle.cli.speed import Cost, kind_of, part_of
+from treadle.cli.ui.progress import ProgressBar
 
 PEAKS = {"bandwidth": 1e9, "int8": 1e12, "bf16": 1e12, "f32": 1e11}
 

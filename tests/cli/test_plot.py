@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from treadle import __version__
-from treadle.cli.plot import LEFT, PLOT_HEIGHT, RIGHT, draw, looks_of
-from treadle.cli.results import Result
-from treadle.cli.svg import (
+from treadle.cli.bench_plot import LEFT, PLOT_HEIGHT, RIGHT, draw, looks_of
+from treadle.cli.bench_results import Result
+from treadle.cli.ui.svg import (  # fmt: skip
     DARK,
     LIGHT,
     SERIES,
@@ -28,7 +28,7 @@ from treadle.cli.svg import (
     origin,
     save,
     spread,
-)  # fmt: skip
+)
 from treadle.errors import FileError
 
 SVG = "{http://www.w3.org/2000/svg}"

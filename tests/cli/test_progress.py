@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from treadle.cli import progress
-from treadle.cli.progress import ProgressBar
+from treadle.cli.ui import progress
+from treadle.cli.ui.progress import ProgressBar
 
 
 class Terminal(io.StringIO):

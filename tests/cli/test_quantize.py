@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.conftest import WriteTiny
 from treadle.files.gguf import open_gguf
-from treadle.imatrix.matrix import Entry, ImportanceMatrix
+from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.fake import BOS, FakeModel
 from treadle.cli import load
+from treadle.cli.commands.run import split_words
 from treadle.cli.load import is_model
-from treadle.cli.run import split_words
 from treadle.sampling.settings import Sampling
 
 

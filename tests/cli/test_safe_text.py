@@ -12,8 +12,8 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.cli.test_progress import put_up_terminal
 from treadle import errors
-from treadle.cli.progress import ProgressBar
-from treadle.cli.table import SHOWN, emit, heading, print_json, print_table
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import SHOWN, emit, heading, print_json, print_table
 from treadle.errors import MAX_SHOWN, FileError, TemplateError, TreadleError
 from treadle.files.gguf_writer import GGUFWriter
 from treadle.files.pickles import load_pickle

@@ -35,13 +35,16 @@ SHRINK = "os.truncate('model.gguf', 0)"
 COPY_OVER = "open('model.gguf', 'wb').write(b'GGUF' * 999)"
 TOUCH = "os.utime('model.gguf', ns=(1, 1))"
 STRIP = "treadle.formats.format:Format.quantize_rows"
-TENSOR = "treadle.convert.part:PartFile.write"
+TENSOR = "treadle.convert.partial_file:PartFile.write"
 COMMANDS = [
-    (["run", "model.gguf", "Once", "--temp", "0", "-t", "2"], "treadle.engine:Engine.sample"),
-    (["chat", "model.gguf"], "treadle.engine:Engine.sample"),
+    (
+        ["run", "model.gguf", "Once", "--temp", "0", "-t", "2"],
+        "treadle.engine.engine:Engine.sample",
+    ),
+    (["chat", "model.gguf"], "treadle.engine.engine:Engine.sample"),
     (["quantize", "model.gguf", "new.gguf", "Q8_0"], STRIP),
     (["convert", "model.gguf", "new.gguf", "--type", "Q8_0"], TENSOR),
-    (["convert", "model.gguf", "new.gguf"], "treadle.convert.part:PartFile.copy"),
+    (["convert", "model.gguf", "new.gguf"], "treadle.convert.partial_file:PartFile.copy"),
 ]
 
 

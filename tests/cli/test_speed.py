@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treadle.cli.bench import Test as BenchTest
+from treadle.cli.commands.bench import Test as BenchTest
 from treadle.cli.speed import Cost, alike, kind_of
-from treadle.kernels.attention import Attention
-from treadle.kernels.elementwise import Norm
-from treadle.kernels.gemm import Gemm
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.elementwise.elementwise import Norm
+from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.spec import Grid, Spec
-from treadle.plan import ANY, Step
+from treadle.plan.plan import ANY, Step
 
 PEAKS = {"bandwidth": 1e9, "int8": 1e9, "f32": 1e9}
 

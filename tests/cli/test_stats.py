@@ -13,10 +13,11 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
-from treadle.answer import Timings
 from treadle.cli.conversation import Turn
 from treadle.cli.stats import report
-from treadle.runtime import machine, residence
+from treadle.devices.cpu import residence
+from treadle.machine import topology
+from treadle.scheduler.output import Timings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +60,7 @@ def test_few_tokens(n_read: int, n_generated: int, read: str, wrote: str) -> Non
 
 def test_no_line_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the numbers are, and whatever the processor is called."""
-    monkeypatch.setattr(machine, "cpu_name", lambda: "A processor\x1b with a name " * 9)
+    monkeypatch.setattr(topology, "cpu_name", lambda: "A processor\x1b with a name " * 9)
     monkeypatch.setattr(residence, "peak_bytes", lambda: 1023 << 30)
     monkeypatch.setattr(residence, "mapped_bytes", lambda paths: 1023 << 30)
     model = FakeModel(n_threads=1024, n_ctx=131072)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.cli.table import (
+from treadle.cli.ui.table import (
     heading,
     n_bytes,
     print_json,
@@ -111,7 +111,7 @@ def test_long_lines_wrap_on_a_terminal_alone(
     text = "  key    " + "word-and-word " * 6 + "end"
     say(text, indent=" " * 9)
     assert capsys.readouterr().out == text + "\n"
-    monkeypatch.setattr("treadle.cli.table.terminal_width", lambda: 80)
+    monkeypatch.setattr("treadle.cli.ui.table.terminal_width", lambda: 80)
     say(text, indent=" " * 9)
     first, second = shown(capsys)
     assert first.startswith("  key    word-and-word")

@@ -11,8 +11,8 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from treadle.cli import terminal
-from treadle.cli.terminal import Editor, Keys, PipedLines, history_file, open_lines
+from treadle.cli.ui import terminal
+from treadle.cli.ui.terminal import Editor, Keys, PipedLines, history_file, open_lines
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.cli.test_chat import Script
-from treadle.cli.chat import Chat
+from treadle.cli.commands.chat import Chat
 from treadle.cli.conversation import Conversation
 
 THOUGHTFUL = SimpleNamespace(builtin=None, source="{{ '</think>' }}", tool_source="")

@@ -15,26 +15,28 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.kernels import rows as kernel_rows
-from treadle.cli import tune as cli
 from treadle.cli import tune_results
-from treadle.cli.tune import FormatName
+from treadle.cli.commands import tune as cli
+from treadle.cli.commands.tune import FormatName
 from treadle.cli.tune_plot import draw
 from treadle.cli.tune_results import TuneResult
+from treadle.devices.cpu import tuned_rows
+from treadle.devices.cpu.tuned_rows import tuned_row
 from treadle.formats import by_name
 from treadle.jit import cache
-from treadle.kernels import choice
-from treadle.kernels.choice import SHIPPED, Table, matmul
-from treadle.kernels.choice_act import by_words
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
-from treadle.kernels.matmul import Matmul
-from treadle.kernels.matrix import EDGE
-from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.strips import StripGemm
-from treadle.runtime import machine, peaks, trial, tune, tuned
-from treadle.runtime.describe import row_in_use
-from treadle.runtime.tune import Crossover, Sweep, Variant
-from treadle.runtime.tuned import tuned_row
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.matrix import EDGE
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.select import SHIPPED, Table, matmul
+from treadle.kernels.matmul.select_activation import by_words
+from treadle.kernels.matmul.strips import StripGemm
+from treadle.machine import topology
+from treadle.profiling import peaks, trial, tune
+from treadle.profiling.report import row_in_use
+from treadle.profiling.tune import Crossover, Sweep, Variant
 
 PEAKS = {"bytes_s": 1e9, "q8": 4e9, "f32": 2e9}
 SMALL = ("--k", "64", "--m", "64", "--n", "8", "-r", "2", "-t", "1")
@@ -58,12 +60,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "matrix": ({"mr": (2, 3, 4)},),
         "gemv": ({"mr": (2, 4)},),
     }
-    for module in (choice, tune, tuned):
+    for module in (select, tune, tuned_rows):
         monkeypatch.setattr(module, "SWEPT", swept)
     monkeypatch.setattr(peaks, "BUFFER_BYTES", (peaks.PIECE, peaks.PIECE))
     monkeypatch.setattr(trial, "buffer_bytes", lambda: 1 << 16)
     monkeypatch.setattr(trial, "LEAST_OPS", 0)
-    for module, name in ((machine, "ENOUGH"), (tune_results, "KEPT")):
+    for module, name in ((topology, "ENOUGH"), (tune_results, "KEPT")):
         monkeypatch.setattr(module, name, 0.0)  # runs so short say nothing of a busy machine
     monkeypatch.setattr(trial, "cache_bytes", lambda: 0)
     measure = peaks.measure_peaks
@@ -84,7 +86,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     assert [(s["kernel"], s["tokens"]) for s in said["sweeps"]] == [
         ("gemm", 8),
         *([("matrix", 8)] if isa.matrix else []),
-        *(("gemv", n) for n in choice.GEMV_TOKENS),
+        *(("gemv", n) for n in select.GEMV_TOKENS),
     ]
     for sweep in said["sweeps"]:
         assert [c["best"] for c in sweep["configurations"]].count(True) == 1
@@ -110,10 +112,10 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     }
     assert row.table.gemm == {"Q8_0": winners["gemm"]}
     assert row.table.matrix == ({"Q8_0": winners["matrix"]} if isa.matrix else {})
-    assert set(row.table.gemv) == {("Q8_0", n) for n in choice.GEMV_TOKENS}
+    assert set(row.table.gemv) == {("Q8_0", n) for n in select.GEMV_TOKENS}
     few = matmul(by_name("Q8_0"), isa, 64, 9, row.table)
     # Products of bytes are not swept; matrix registers may win at nine tokens.
-    kind = choice.family(few)
+    kind = select.family(few)
     shape = {"mr": few.mr} | ({"nr": few.nr} if kind == "gemm" else {})
     assert isinstance(few, StripGemm) or shape.items() <= winners[kind].items()
     assert not isinstance(few, BytesGemm) or isa.matrix is not None
@@ -126,7 +128,7 @@ def test_matrix_registers_alone(run: Run, small: None, monkeypatch: pytest.Monke
     isa = kernel_rows.MATRICES[-1]
     assert isa.matrix
     isa = replace(isa, matrix=replace(isa.matrix, parts=2))
-    monkeypatch.setattr("treadle.runtime.describe.row_in_use", lambda: isa)
+    monkeypatch.setattr("treadle.profiling.report.row_in_use", lambda: isa)
     ran = run("tune", "matrix", "--format", "Q8_0", "--format", "F32", *SMALL, "--json")
     assert (ran.code, ran.err) == (0, "")
     said = json.loads(ran.out)
@@ -140,7 +142,7 @@ def test_matrix_registers_alone(run: Run, small: None, monkeypatch: pytest.Monke
 
 
 def test_matrix_registers_that_are_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.runtime.describe.row_in_use", lambda: kernel_rows.VECTORS[-1])
+    monkeypatch.setattr("treadle.profiling.report.row_in_use", lambda: kernel_rows.VECTORS[-1])
     ran = run("tune", "matrix")
     assert (ran.code, ran.out) == (2, "")
     assert f"{kernel_rows.VECTORS[-1].name} has no matrix registers to tune for" in ran.err
@@ -148,7 +150,7 @@ def test_matrix_registers_that_are_not_there(run: Run, monkeypatch: pytest.Monke
 
 def test_one_kernel_of_one_format_leaves_the_rest_of_the_row(run: Run, small: None) -> None:
     isa = row_in_use()
-    tuned.save(isa, Table({"F16": {"mr": 1, "nr": 4}}, gemv_tokens={"F32": 2}))
+    tuned_rows.save(isa, Table({"F16": {"mr": 1, "nr": 4}}, gemv_tokens={"F32": 2}))
     ran = run("tune", "gemm", "--format", "F32", *SMALL)
     assert (ran.code, ran.err) == (0, "")
     table = tuned_row(isa).table
@@ -255,7 +257,7 @@ def test_rows_that_no_block_fits(run: Run) -> None:
 
 def test_reset(run: Run) -> None:
     assert run("tune", "--reset").out == "nothing was tuned here: nothing to remove\n"
-    path = tuned.save(row_in_use(), Table(gemv_tokens={"F32": 2}))
+    path = tuned_rows.save(row_in_use(), Table(gemv_tokens={"F32": 2}))
     assert run("tune", "--reset", "--dry-run").out == f"would remove {path}\n"
     assert path.exists()
     assert run("tune", "--reset").out == f"removed {path}: later runs use what is shipped\n"

@@ -130,7 +130,7 @@ def test_times_on_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_hardware_that_is_none_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.runtime.describe.row_in_use", lambda: PORTABLE)
+    monkeypatch.setattr("treadle.profiling.report.row_in_use", lambda: PORTABLE)
     done = run("tune", "--isa", "rv64gcv")
     assert done.code == 2
     assert "--emulator qemu counts rv64gcv's instructions" in done.err

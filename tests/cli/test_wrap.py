@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prompt_toolkit.utils import get_cwidth
 
-from treadle.cli.wrap import Wrap
+from treadle.cli.ui.wrap import Wrap
 
 
 def wrapped(text: str, width: int, step: int = 1) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.cluster.affinity import BLOCK, KNOWN, SLACK, Affinity, beginning
+from treadle.distributed.cluster.affinity import BLOCK, KNOWN, SLACK, Affinity, beginning
 
 
 def talk(*contents: str) -> list[str]:

@@ -47,7 +47,7 @@ def kill_while_it_writes(ray: Any, model: Any, stage: int) -> list[str]:
 
 
 def check(ray: Any, n: int, one: tuple[np.ndarray, list[str]], stages: list[int]) -> None:
-    from treadle import cluster
+    from treadle.distributed import cluster
 
     logits, texts = one
     with cluster.load(stages=n, **LOAD) as model:
@@ -77,8 +77,8 @@ def test_each_process_may_be_killed(
 
 @pytest.mark.whole_cluster
 def test_what_goes_wrong_in_a_stage_is_told(cluster: Any, tmp_path: Path) -> None:
-    from treadle import cluster as treadle_cluster
     from treadle.convert.open import packaged_model
+    from treadle.distributed import cluster as treadle_cluster
 
     with pytest.raises(TreadleError, match="99 stages: the model has"):
         treadle_cluster.load(stages=99, **LOAD)

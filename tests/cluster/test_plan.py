@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from treadle import cluster
-from treadle.cluster.plan import Plan
+from treadle.distributed import cluster
+from treadle.distributed.cluster.plan import Plan
 from treadle.errors import TreadleError
 
 
@@ -21,6 +21,6 @@ def test_processors_are_those_of_all_actors(plan: Plan, n: float) -> None:
 
 
 def test_without_ray_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.cluster.find_spec", lambda name: None)
+    monkeypatch.setattr("treadle.distributed.cluster.find_spec", lambda name: None)
     with pytest.raises(TreadleError, match=r"needs ray: pip install 'treadle\[cluster\]'"):
         cluster.load(stages=2)

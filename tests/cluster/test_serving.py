@@ -27,9 +27,9 @@ def address(cluster: Any) -> Iterator[str]:
     """Two models behind one address."""
     from ray import serve
 
-    from treadle.cluster.plan import Plan
-    from treadle.cluster.serving import run
-    from treadle.server.service import Settings
+    from treadle.distributed.cluster.plan import Plan
+    from treadle.distributed.cluster.serving import run
+    from treadle.server.requests.service import Settings
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -130,7 +130,7 @@ def test_a_call_whose_model_died_gets_an_error_object() -> None:
     from starlette.routing import Route
     from starlette.testclient import TestClient
 
-    from treadle.cluster.serving import Front
+    from treadle.distributed.cluster.serving import Front
 
     class Dead:
         def options(self, **_: Any) -> Dead:
@@ -153,10 +153,10 @@ def test_a_call_whose_model_died_gets_an_error_object() -> None:
 
 @pytest.mark.whole_cluster
 def test_a_batch_file_is_the_same_from_two_models(cluster: Any, tmp_path: Path) -> None:
-    from treadle.batchfile.lines import read_lines
-    from treadle.cluster.data import answers
-    from treadle.cluster.plan import Plan
-    from treadle.server.service import Settings
+    from treadle.distributed.cluster.data import answers
+    from treadle.distributed.cluster.plan import Plan
+    from treadle.server.batch_file.lines import read_lines
+    from treadle.server.requests.service import Settings
 
     source, here, there = (tmp_path / name for name in ("in.jsonl", "here.jsonl", "there.jsonl"))
     source.write_text(requests(150))

@@ -11,9 +11,9 @@ from tokenizers.models import BPE
 
 from tests.text.vocabularies import LLAMA3_SPECIALS, write_llama3, write_qwen2
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.text.bpe import merge_pairs
-from treadle.text.pretokenizers import PRE_TOKENIZERS
-from treadle.text.vocab import TokenType, texts
+from treadle.tokenizer.bpe import merge_pairs
+from treadle.tokenizer.pretokenizers import PRE_TOKENIZERS
+from treadle.tokenizer.vocab import TokenType, texts
 
 MARK = "\u2581"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -9,8 +9,8 @@ import pytest
 
 from tests.models.hf_cases import CASES, Case
 from tests.models.hf_tiny import build, require_transformers
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf_source
+from treadle.convert.hf.folder import open_hf_source
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.convert.recipe import Options, notes
 
 _GEMMA = CASES["gemma3"].options

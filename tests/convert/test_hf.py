@@ -30,21 +30,21 @@ from tests.models.hf_tiny import (
 )
 from tests.reference import forward
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf, open_hf_source
-from treadle.convert.hf_config import read_config
-from treadle.convert.hf_encoders import ENCODERS
-from treadle.convert.hf_families import FAMILIES
-from treadle.convert.hf_layout import halves_to_pairs
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.families.bert import ENCODERS
+from treadle.convert.hf.families.registry import FAMILIES
+from treadle.convert.hf.folder import open_hf, open_hf_source
+from treadle.convert.hf.row_order import halves_to_pairs
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.safetensors import SafeTensor
 from treadle.files.splits import is_hf
 from treadle.formats import by_name
-from treadle.kernels.choice_act import on_matrix
+from treadle.kernels.matmul.select_activation import on_matrix
 from treadle.models.load import load_config
-from treadle.runtime.describe import row_in_use
-from treadle.text.tokenizer import load_tokenizer
+from treadle.profiling.report import row_in_use
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 _GEMMA = CASES["gemma3"].options
 _WINDOW = {"full_attention": "sliding_attention"}
@@ -992,7 +992,7 @@ def test_rows_are_reordered_within_heads() -> None:
 
 
 def test_in_place_it_is_a_gguf_to_all_who_ask(stories: Path) -> None:
-    from treadle.cli.inspect import describe
+    from treadle.cli.commands.inspect import describe
 
     with open_hf(stories) as model:
         assert isinstance(model, GGUF)
@@ -1081,7 +1081,7 @@ def test_any_value_anywhere(data: st.DataObject, spare: Path) -> None:
 
 def test_a_conversion_differs_in_no_weight(llama: Path, tmp_path: Path) -> None:
     """Rows of queries and keys are in another order there, and are compared as they turn."""
-    from treadle.cli.diff import compare
+    from treadle.cli.commands.diff import compare
 
     converted = convert(llama, tmp_path / "same.gguf")
     with open_hf(llama) as folder, open_gguf(converted) as file:
@@ -1092,7 +1092,7 @@ def test_a_conversion_differs_in_no_weight(llama: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_takes_a_directory(llama: Path) -> None:
-    from treadle.cli.doctor import look_at
+    from treadle.cli.commands.doctor import look_at
 
     about = look_at(str(llama), lambda *_: None)  # type: ignore[arg-type]
     assert about.files == sorted(llama.glob("*.safetensors"))

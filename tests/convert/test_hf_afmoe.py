@@ -17,7 +17,7 @@ from tests.convert.test_hf_mixtures import check_both, own
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -23,7 +23,7 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf, open_hf_source
+from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 

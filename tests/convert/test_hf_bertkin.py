@@ -17,14 +17,14 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.test_rerank import DOCUMENTS, QUERY, theirs
 from tests.tiny import rounding
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf, open_hf_source
-from treadle.convert.hf_config import read_config
+from treadle.api.rerank import Reranker
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.folder import open_hf, open_hf_source
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.sentence import HEAD_ACTIVATION
-from treadle.rerank import Reranker
-from treadle.text.tokenizer import load_tokenizer
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 _ALL = {"num_key_value_heads": 4, "pad_token_id": 0}
 _DISTIL = {**_ALL, "hidden_dim": 96}

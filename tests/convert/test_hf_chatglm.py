@@ -12,8 +12,8 @@ from tokenizers import AddedToken, processors
 
 from tests.convert.hf_tokenizers import byte_level_tokenizer, save
 from tests.convert.test_hf_tokenizer import read
-from treadle.convert.hf_tokenizer import read_tokenizer
-from treadle.text.vocab import BEFORE
+from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
+from treadle.tokenizer.vocab import BEFORE
 
 MASK, SOP = "[gMASK]", "<sop>"
 

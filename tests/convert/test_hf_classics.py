@@ -24,11 +24,11 @@ from tests.models.hf_tiny import EPS, build, compute_logits, require_transformer
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from tests.tiny import rounding
-from treadle.convert.hf_config import read_config
-from treadle.convert.hf_pretokenizer import find_pre
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.tokenizer.pretokenizer import find_pre
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.text.pretokenizers import PRE_TOKENIZERS
+from treadle.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 _FALCON = {"ffn_hidden_size": 256, "tie_word_embeddings": True, "num_key_value_heads": 1}
 _NEW = {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}

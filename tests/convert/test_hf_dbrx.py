@@ -18,8 +18,8 @@ from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_tiny import compute_logits, float64_only, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -17,13 +17,13 @@ from tests.convert.test_hf_encoders import TEXTS, put_dense, save
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import N_VOCAB, compute_logits, float64_only
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf, open_hf_source
-from treadle.convert.hf_families import FAMILIES
+from treadle.convert.hf.families.registry import FAMILIES
+from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.convert.recipe import plan_entries
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.attention import Attention
+from treadle.kernels.attention.paged import Attention
 
 LENGTH = 302  # tokens: more than twice the reach of distances, and no multiple of a page
 _SIZES = {"num_key_value_heads": 4, "pad_token_id": 1, "max_position_embeddings": LENGTH + 2}

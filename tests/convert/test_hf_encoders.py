@@ -15,14 +15,14 @@ from tests.convert.test_hf import convert, prompt, worst
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf, open_hf_source
+from treadle.api.embedding import Embedder
+from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.convert.recipe import plan_entries
-from treadle.embedding import Embedder
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.text.spaces import SPACES
-from treadle.text.tokenizer import load_tokenizer
+from treadle.tokenizer.normalizer import SPACES
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 _ALL = {"num_key_value_heads": 4, "pad_token_id": 0}
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}

@@ -16,8 +16,8 @@ from tests.convert.test_hf import convert, prompt, worst
 from tests.models.hf_cases import MORE_CASES, Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf_source
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.folder import open_hf_source
 from treadle.convert.recipe import plan_entries
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf

@@ -17,11 +17,11 @@ from tests.convert.test_hf_bailing import names_are_known
 from tests.convert.test_hf_pictures import rewrite
 from tests.models.hf_tiny import EPS, N_VOCAB, _draw, float64_only, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf, open_hf_source
+from treadle.convert.hf.folder import open_hf, open_hf_source
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
-from treadle.kernels.activation import ACTIVATIONS, gated
+from treadle.kernels.activations import ACTIVATIONS, gated
 from treadle.models.load import load_config
 
 _WIDE, _NARROW = "full_attention", "sliding_attention"

@@ -14,7 +14,7 @@ from tests.convert.test_hf import prompt
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_mixtures import check, own
 from tests.models.hf_cases import Case
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 

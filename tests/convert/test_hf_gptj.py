@@ -12,7 +12,7 @@ from tests.convert.test_hf import convert
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 

@@ -16,8 +16,8 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.reference import forward
 from tests.tiny import rounding
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

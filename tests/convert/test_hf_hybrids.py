@@ -8,7 +8,7 @@ import pytest
 
 from tests.convert.test_hf_mixtures import check, own
 from tests.models.hf_cases import Case
-from treadle.convert.hf_hybrids import _conv_keys, _lfm2_width
+from treadle.convert.hf.families.hybrids import _conv_keys, _lfm2_width
 from treadle.errors import FileError
 from treadle.files.keys import Keys
 

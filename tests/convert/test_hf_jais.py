@@ -18,7 +18,7 @@ from tests.convert.test_hf import convert
 from tests.models.hf_tiny import EPS
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import attention
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -22,7 +22,7 @@ from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from tests.tiny import rounding, write_model
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -13,8 +13,8 @@ from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_mixtures import check, check_both, own
 from tests.models.hf_cases import Case
 from tests.models.test_latent import LITE
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 

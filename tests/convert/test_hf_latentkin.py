@@ -18,9 +18,9 @@ from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import build, compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 

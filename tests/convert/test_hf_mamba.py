@@ -9,7 +9,7 @@ import pytest
 
 from tests.convert.test_hf_mixtures import check, check_both, own
 from tests.models.hf_cases import Case
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 

@@ -14,7 +14,7 @@ from tests.convert.test_hf_mixtures import check_both, own
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.models.graphs.recurrence import PARTS_EPS, PARTS_NORM

@@ -18,8 +18,8 @@ from tests.convert.test_hf_encoders import save
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import N_VOCAB, compute_logits
 from tests.tiny import rounding
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.models.load import load_config

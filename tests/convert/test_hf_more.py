@@ -15,8 +15,8 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding
-from treadle.convert.hf_config import read_config
-from treadle.convert.lora import write_adapter
+from treadle.convert.hf.config import read_config
+from treadle.convert.lora.lora import write_adapter
 from treadle.errors import FileError, UnsupportedError
 
 _SLIDING, _WHOLE = "sliding_attention", "full_attention"

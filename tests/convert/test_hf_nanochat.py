@@ -19,11 +19,11 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.tiny import rounding, write_model
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
+from treadle.chat.template.template import load_template
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
-from treadle.text.template import load_template
-from treadle.text.tokenizer import load_tokenizer
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 CASE = Case("NanoChat", "nanochat", {"hidden_act": "relu2", "final_logit_softcapping": 5.0})
 # The norms behind the rope take YaRN's factor away.
@@ -146,7 +146,7 @@ def test_words_and_chat(whole: bool, tmp_path: Path) -> None:
     said["model"]["ignore_merges"] = whole
     path.write_text(json.dumps(said), "utf-8")
 
-    from treadle.convert.hf_tokenizer import read_tokenizer
+    from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 
     keys = read_tokenizer(tmp_path, {"eos_token_id": 1}, 330)
     file: Any = SimpleNamespace(path=tmp_path, metadata=keys)

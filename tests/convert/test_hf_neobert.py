@@ -14,10 +14,10 @@ from tests.convert.random_folder import Tensors, softmax, write_random
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import wordpiece
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf
+from treadle.api.rerank import Reranker
+from treadle.convert.hf.folder import open_hf
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.rerank import Reranker
 
 N_EMBD, N_FF, N_LAYER, N_VOCAB, N_HEAD, EPS = 64, 96, 3, 320, 4, 1e-5
 SAID = 139  # what config.json says of N_FF: two thirds are 92, the next multiple of 8 is 96

@@ -16,7 +16,7 @@ import treadle
 from tests.convert.random_folder import Formulae, Tensors, gelu, softmax, write_random
 from tests.convert.test_hf import convert
 from tests.tiny import rounding
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 

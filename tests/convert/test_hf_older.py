@@ -20,14 +20,14 @@ from tests.convert.test_hf import convert
 from tests.models.hf_tiny import EPS, compute_logits, float64_only, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.stepwise import walk
-from treadle.batch import Part
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
+from treadle.engine.batch import Part
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
-from treadle.models.pools import PoolSpec
 
 N_EMBD, N_HEAD, N_VOCAB, CONTEXT = 64, 4, 320, 256
 SIZES: dict[str, Any] = {

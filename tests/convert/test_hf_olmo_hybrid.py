@@ -21,9 +21,9 @@ from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from tests.tiny import rounding, write_model
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -15,7 +15,7 @@ from tests.convert.test_hf import convert
 from tests.convert.test_hf_older import fill
 from tests.models.hf_tiny import compute_logits, float64_only, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 

@@ -13,7 +13,7 @@ from tests.convert.test_hf import convert, worst
 from tests.models.hf_tiny import _draw, float64_only, require_transformers
 from tests.models.test_arch_truth import ids_of
 from tests.tiny import rounding
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
 
 _VIT = pictures._VIT
 _SIGLIP = {**_VIT, "model_type": "siglip_vision_model"}

@@ -22,18 +22,18 @@ from tests.models.hf_tiny import EPS, N_VOCAB, _draw, float64_only, require_tran
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.models.test_config import fake
 from tests.tiny import rounding
-from treadle.cli.inspect import find_problems
-from treadle.convert.hf import open_hf_source
-from treadle.convert.hf_config import read_config
-from treadle.convert.lora import _of_peft
-from treadle.convert.peft import Peft
+from treadle.chat.template.template import ChatTemplate
+from treadle.cli.commands.inspect import find_problems
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.folder import open_hf_source
+from treadle.convert.lora.lora import _of_peft
+from treadle.convert.lora.peft import Peft
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.archs import ARCHS
 from treadle.models.keys import Keys
 from treadle.models.load import TEXT_ALONE, _find_arch
 from treadle.models.rope import read_ropes
-from treadle.text.template import ChatTemplate
 
 _TEXT = {
     "vocab_size": N_VOCAB,

@@ -16,7 +16,7 @@ from tests.convert.test_hf import convert, keys_of
 from tests.convert.test_hf_tokenizer import read
 from tests.models.test_hybrids import text
 from tests.tiny import write_model
-from treadle.convert.hf import open_hf, open_hf_source
+from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.convert.recipe import plan_entries
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf

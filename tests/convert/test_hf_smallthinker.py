@@ -17,8 +17,8 @@ from tests.convert.test_hf import convert
 from tests.convert.test_hf_bailing import names_are_known
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -30,16 +30,16 @@ from tests.convert.hf_tokenizers import (
 )
 from tests.models.hf_tiny import require_transformers
 from tests.text.vocabularies import read_pairs
-from treadle.convert.hf_tokenizer import read_tokenizer
-from treadle.convert.sentencepiece_model import parse_sentencepiece, read_sentencepiece
+from treadle.chat.template.template import load_template
+from treadle.convert.hf.tokenizer.sentencepiece_model import parse_sentencepiece, read_sentencepiece
+from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.gguf_array import ValueType, number_array
-from treadle.text.bpe import BYTE_OF_LETTER
-from treadle.text.spaces import SPACES
-from treadle.text.template import load_template
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
-from treadle.text.vocab import LSTRIP, RSTRIP, TokenType
+from treadle.tokenizer.bpe import BYTE_OF_LETTER
+from treadle.tokenizer.normalizer import SPACES
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.vocab import LSTRIP, RSTRIP, TokenType
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import treadle
 from tests.convert.meta_files import meta_name, shard_of
 from tests.files.test_legacy import MAGIC, VERSIONS
 from tests.text.vocabularies import read_pairs
-from treadle.convert.kinds import find_kind, open_source
-from treadle.convert.output import convert
+from treadle.convert.detect import find_kind, open_source
 from treadle.convert.recipe import Options
+from treadle.convert.writer import convert
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.text.tokenizer import load_tokenizer
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle.convert.kinds import find_kind, open_source
-from treadle.convert.llama2c import find_tokenizer, open_llama2c, read_tokenizer
-from treadle.convert.output import convert
+from treadle.convert.detect import find_kind, open_source
+from treadle.convert.hf.tokenizer.spm_keys import fit_vocabulary
+from treadle.convert.legacy.llama2c import find_tokenizer, open_llama2c, read_tokenizer
 from treadle.convert.recipe import Options
-from treadle.convert.spm_keys import fit_vocabulary
+from treadle.convert.writer import convert
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.llama2c import Llama2c

@@ -15,16 +15,16 @@ import pytest
 import treadle
 from tests.convert.meta_files import params_of, weights_of, write_meta
 from tests.text.vocabularies import LLAMA3_SPECIALS, read_pairs
-from treadle.convert import tiktoken
-from treadle.convert.kinds import find_kind, open_source
-from treadle.convert.meta import open_meta
-from treadle.convert.output import convert
+from treadle.convert.detect import find_kind, open_source
+from treadle.convert.hf.tokenizer import tiktoken
+from treadle.convert.hf.tokenizer.tiktoken import LLAMA3, LLAMA31, read_tiktoken
+from treadle.convert.legacy.meta_llama import open_meta
 from treadle.convert.recipe import Options
-from treadle.convert.tiktoken import LLAMA3, LLAMA31, read_tiktoken
+from treadle.convert.writer import convert
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.gguf_array import ValueType
-from treadle.text.tokenizer import load_tokenizer
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 torch = pytest.importorskip("torch")
 

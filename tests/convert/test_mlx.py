@@ -24,9 +24,9 @@ from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.reference import forward
 from tests.test_session import decode, prefill
 from tests.tiny import rounding
-from treadle.convert.hf import HFModel, open_hf, open_hf_source
-from treadle.convert.output import convert
+from treadle.convert.hf.folder import HFModel, open_hf, open_hf_source
 from treadle.convert.recipe import Options
+from treadle.convert.writer import convert
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.files.tensor import PartedTensor

@@ -28,7 +28,7 @@ from tests.convert.test_hf_mixtures import own
 from tests.convert.test_mlx import rms
 from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_cases import Case
-from treadle.convert.hf import open_hf
+from treadle.convert.hf.folder import open_hf
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.tensor import PartedTensor

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle.convert import output
-from treadle.convert.kinds import open_source
-from treadle.convert.output import convert
-from treadle.convert.pagecache import PAGE, before_opening
-from treadle.convert.part import PartFile
+from treadle.convert import writer as output
+from treadle.convert.detect import open_source
+from treadle.convert.page_cache import PAGE, before_opening
+from treadle.convert.partial_file import PartFile
 from treadle.convert.recipe import Options, nearest_format
-from treadle.convert.source import FILE_TYPES, Source, SourceTensor
+from treadle.convert.sources.source import FILE_TYPES, Source, SourceTensor
+from treadle.convert.writer import convert
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.mapping import resident_pages
@@ -224,7 +224,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from treadle.convert import output, part
-from treadle.convert.kinds import open_source
+from treadle.convert.detect import open_source
 from treadle.convert.recipe import Options
 from treadle.formats import by_name
 source, target, at, kind = sys.argv[1:]

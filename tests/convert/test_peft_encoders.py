@@ -19,7 +19,7 @@ from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.tiny import rounding
 from treadle.cli import main
-from treadle.convert.lora import open_adapter
+from treadle.convert.lora.lora import open_adapter
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -17,7 +17,7 @@ from tests.convert.test_hf_mixtures import own
 from tests.loras import write_peft
 from tests.models.hf_tiny import compute_logits
 from tests.tiny import rounding
-from treadle.convert.lora import open_adapter
+from treadle.convert.lora.lora import open_adapter
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

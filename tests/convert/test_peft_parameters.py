@@ -18,7 +18,7 @@ from tests.loras import write_peft
 from tests.models.hf_tiny import compute_logits
 from tests.tiny import rounding
 from treadle.cli import main
-from treadle.convert.lora import open_adapter
+from treadle.convert.lora.lora import open_adapter
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.models.load import load_config

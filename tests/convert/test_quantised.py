@@ -19,22 +19,22 @@ from tests.convert.test_hf import convert, prompt
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_mlx import WIDE, rms
 from tests.models.hf_cases import ALL_CASES, Case
-from treadle.convert.hf import open_hf, open_hf_source
-from treadle.convert.hf_made import Rule, make_tensors, stacked, turned, upper
-from treadle.convert.hf_tensors import Named
+from treadle.convert.hf.folder import open_hf, open_hf_source
+from treadle.convert.hf.tensors import Named
 from treadle.convert.open import open_model
-from treadle.convert.output import convert as write_checked
-from treadle.convert.packed_floats import _packed
-from treadle.convert.quantised import unquantised
+from treadle.convert.quantized.checkpoint import unquantised
+from treadle.convert.quantized.float_formats import _packed
+from treadle.convert.quantized.unpack import float8 as float8_values
+from treadle.convert.quantized.unpack import from_mxfp4, split_words
 from treadle.convert.recipe import Options
-from treadle.convert.unpack import float8 as float8_values
-from treadle.convert.unpack import from_mxfp4, split_words
+from treadle.convert.sources.derived_tensors import Rule, make_tensors, stacked, turned, upper
+from treadle.convert.writer import convert as write_checked
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.keys import Keys
 from treadle.files.safetensors import open_safetensors
 from treadle.formats import by_name
-from treadle.runtime.memory import MemoryBound
+from treadle.machine.memory import MemoryBound
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 MODELS = {
@@ -240,7 +240,7 @@ def test_more_than_memory_holds(
     """It is told before anything is unpacked, and what to do instead."""
     quantise(plain("llama"), tmp_path / "q", WRITTEN["gptq"], tmp_path / "f32")
     bound = MemoryBound(1 << 10, 1 << 20, "the machine's free memory", "stop other programs")
-    monkeypatch.setattr("treadle.convert.workshop.usable_memory", lambda: bound)
+    monkeypatch.setattr("treadle.convert.hf.in_memory.usable_memory", lambda: bound)
     with (
         open_model(tmp_path / "q") as model,
         pytest.raises(FileError, match=r"leaves 1\.0 KiB.*treadle convert"),

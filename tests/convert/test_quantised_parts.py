@@ -20,8 +20,8 @@ from tests.convert.quantised_files import (
     told,
     torch_of,
 )
-from treadle.convert.hf_made import Rule, make_tensors, turned, upper
-from treadle.convert.quantised import unquantised
+from treadle.convert.quantized.checkpoint import unquantised
+from treadle.convert.sources.derived_tensors import Rule, make_tensors, turned, upper
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import Keys
 from treadle.files.safetensors import SafeTensor, open_safetensors

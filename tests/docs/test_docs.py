@@ -199,7 +199,7 @@ def commands() -> dict[str, set[str]]:
     """Every command and its options, short and long."""
     found = {}
     for command in COMMANDS:
-        made: click.Command = importlib.import_module(f"treadle.cli.{command}").command
+        made: click.Command = importlib.import_module(f"treadle.cli.commands.{command}").command
         inner = list(made.commands.values()) if isinstance(made, click.Group) else []
         params = [param for one in (made, *inner) for param in one.params]
         options = [o for p in params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")]

@@ -13,10 +13,10 @@ import numpy as np
 
 from tests.emulated.guest import PAGE
 from tests.emulated.rows import Emulated
-from treadle.devices.cpu import Cpu
+from treadle.devices.cpu.device import Cpu
+from treadle.devices.cpu.thread_team import Memory
 from treadle.kernels.spec import RUN_STATE
-from treadle.plan import Buffer, Const, Plan
-from treadle.runtime.threads import Memory
+from treadle.plan.plan import Buffer, Const, Plan
 
 
 class GuestCpu(Cpu):

@@ -60,7 +60,7 @@ ASKED = pytest.mark.parametrize("cpu", CPUS, ids=lambda cpu: cpu.name)
 # byte.
 DOCTOR = """
 from treadle.cli import main
-from treadle.runtime import peaks
+from treadle.profiling import peaks
 
 peaks.ROUNDS, peaks.BUFFER_BYTES = 10, (1 << 22, 1 << 22)
 main(["doctor", "--json"])

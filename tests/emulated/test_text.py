@@ -18,10 +18,10 @@ from tests.emulated.device import GuestCpu
 from tests.emulated.rows import EMULATED
 from tests.reference import kl_divergence
 from tests.tiny import write_model
-from treadle.batch import Part
 from treadle.cli import main
-from treadle.devices.cpu import Cpu
-from treadle.engine import Engine
+from treadle.devices.cpu.device import Cpu
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.models.load import load_config

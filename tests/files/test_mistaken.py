@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.convert.kinds import find_kind
+from treadle.convert.detect import find_kind
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.files.mistaken import what_is

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from treadle.devices.cpu.quantizer import quantize_rows
 from treadle.formats import FORMATS, Format
-from treadle.runtime.quantizer import quantize_rows
 
 F32Array = npt.NDArray[np.float32]
 

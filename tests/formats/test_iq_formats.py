@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from treadle.devices.cpu.quantizer import Searcher
 from treadle.files.gguf import open_gguf
 from treadle.formats import GGML_TYPES, Format, format, grids, scale_search, signs
 from treadle.formats.grids import Codebook
@@ -27,8 +28,7 @@ from treadle.formats.iq3 import IQ3_S, IQ3_XXS
 from treadle.formats.iq4 import IQ4_NL, IQ4_XS, STEPS, encode
 from treadle.formats.nearest import Nearest, number
 from treadle.formats.packing import join_words, split_words
-from treadle.kernels.searches import search_kernel
-from treadle.runtime.quantizer import Searcher
+from treadle.kernels.quantize.select import search_kernel
 
 F32Array = npt.NDArray[np.float32]
 F64Array = npt.NDArray[np.float64]

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treadle.devices.cpu.quantizer import Searcher
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import FORMATS, GGML_TYPES, Format, format, k_search
@@ -27,8 +28,7 @@ from treadle.formats.k_low import Q2_K, Q3_K
 from treadle.formats.k_quants import Q4_K, Q5_K, Q6_K, join_scales, split_scales
 from treadle.formats.packing import join_bits, split_bits
 from treadle.formats.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
-from treadle.kernels.searches import search_kernel
-from treadle.runtime.quantizer import Searcher
+from treadle.kernels.quantize.select import search_kernel
 
 F32Array = npt.NDArray[np.float32]
 F64Array = npt.NDArray[np.float64]

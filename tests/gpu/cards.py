@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.gpu.emulated import EmulatedDriver
-from treadle.gpu import libcuda
+from treadle.devices.cuda import libcuda
 
 
 @contextmanager

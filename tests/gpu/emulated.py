@@ -1,4 +1,5 @@
-"""A GPU that is not there: ``treadle.gpu.driver.Driver`` in this process's memory, on the CPU.
+"""A GPU that is not there: ``treadle.devices.cuda.driver.Driver`` in this process's memory, on the
+CPU.
 
 Its memory is filled with NaN before it is given out; whatever is asked of memory that is not held
 fails, and so does a launch that names any. Kernels whose items are blocks run in the emulator, each
@@ -15,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu import emulator
+from treadle.devices.cpu.thread_team import ENTRY
+from treadle.devices.cuda.driver import Facts, Launch, Upload
+from treadle.devices.cuda.launch_args import PerBlock
 from treadle.errors import NoMemoryError
-from treadle.gpu import emulator
-from treadle.gpu.driver import Facts, Launch, Upload
-from treadle.gpu.entry import PerBlock
 from treadle.isa.nvptx import SM_80
 from treadle.jit.kernel import Tally, load_kernels
 from treadle.kernels.spec import Spec
-from treadle.runtime.threads import ENTRY
 
 FACTS = Facts("emulated GPU", 1 << 30, 2, (8, 0), (12, 0), 96 << 10)
 PIECES = 4  # of a launch, an item a thread

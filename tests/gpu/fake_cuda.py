@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.gpu.library import CONSTANTS, SIGNATURES
+from treadle.devices.cuda.library import CONSTANTS, SIGNATURES
 
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, INVALID_HANDLE = 1, 2, 201, 400
 CONTEXT = 0xC0

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tests.gpu.emulator import emulated, load
 from tests.kernels.machine import Here
-from treadle.gpu.emulator import emulated, load
 from treadle.isa.isa import Isa
 from treadle.isa.nvptx import SM_80
 from treadle.kernels.spec import Spec

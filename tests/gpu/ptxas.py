@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.gpu.ptx import emit_ptx
+from treadle.devices.cuda.ptx import emit_ptx
 from treadle.isa.isa import Isa
 from treadle.kernels.spec import Spec
 

@@ -10,23 +10,23 @@ import pytest
 
 from tests.gpu.machine import some
 from tests.gpu.ptxas import assemble
-from treadle.gpu.entry import shared_of, threads_of
-from treadle.gpu.kernels.attention import SimtAttention
-from treadle.gpu.kernels.attention_tile import TileAttention
-from treadle.gpu.kernels.block import instead
-from treadle.gpu.kernels.merge import SimtMerge
-from treadle.gpu.kernels.norm import SimtNorm, SimtPack
-from treadle.gpu.kernels.rope import SimtRopeStore
-from treadle.gpu.kernels.route import SimtRoute, SimtSort
-from treadle.gpu.kernels.spread import SPREAD, SimtDelta, SimtMamba2
-from treadle.gpu.kernels.top import SimtJoinTop, SimtTop
+from treadle.devices.cuda.kernels.attention import SimtAttention
+from treadle.devices.cuda.kernels.attention_tile import TileAttention
+from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.merge import SimtMerge
+from treadle.devices.cuda.kernels.norm import SimtNorm, SimtPack
+from treadle.devices.cuda.kernels.rope import SimtRopeStore
+from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
+from treadle.devices.cuda.kernels.spread import SPREAD, SimtDelta, SimtMamba2
+from treadle.devices.cuda.kernels.top import SimtJoinTop, SimtTop
+from treadle.devices.cuda.launch_args import shared_of, threads_of
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
-from treadle.kernels.column_norm import ColumnNorm
-from treadle.kernels.convolution import Convolution
-from treadle.kernels.elementwise import Embed
-from treadle.kernels.gather import Combine
-from treadle.kernels.lora import Down, Up
+from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.elementwise import Embed
+from treadle.kernels.matmul.lora import Down, Up
+from treadle.kernels.moe.dispatch import Combine
+from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.spec import Spec
 
 ROWS = [nvptx.SM_80, nvptx.SM_90]

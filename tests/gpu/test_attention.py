@@ -15,12 +15,12 @@ from tests.kernels import registry
 from tests.kernels.harness import Memory, assert_close, call
 from tests.kernels.registry import ATTENTIONS
 from tests.kernels.test_attention import BATCH, Cache, build_run, distances_of, sinks_of, tolerance
-from treadle.gpu.kernels.attention import SimtAttention
-from treadle.gpu.kernels.attention_tile import TileAttention
-from treadle.gpu.kernels.block import instead
-from treadle.gpu.kernels.merge import SimtMerge
+from treadle.devices.cuda.kernels.attention import SimtAttention
+from treadle.devices.cuda.kernels.attention_tile import TileAttention
+from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.merge import SimtMerge
 from treadle.isa.isa import Isa
-from treadle.kernels.attention import Attention
+from treadle.kernels.attention.paged import Attention
 from treadle.kernels.spec import numbered
 
 # Scales, groups, windows, both ways, sinks, latent values, slopes, odd dims.

@@ -18,12 +18,12 @@ from tests.conftest import WriteTiny
 from tests.gpu.cards import cards
 from tests.gpu.emulated import EmulatedDriver
 from tests.gpu.fake_cuda import FakeCuda
-from treadle.devices.cuda import Cuda
+from treadle.devices.cuda import facts, libcuda, library
+from treadle.devices.cuda.device import Cuda
+from treadle.devices.cuda.libcuda import CudaDriver
+from treadle.devices.cuda.library import Library
 from treadle.errors import CacheError
-from treadle.gpu import facts, libcuda, library
-from treadle.gpu.libcuda import CudaDriver
-from treadle.gpu.library import Library
-from treadle.imatrix.matrix import read
+from treadle.quantize.imatrix.matrix import read
 
 TEXT = "a dog"  # few tokens: tiles for more of them take half a minute to compile
 
@@ -212,7 +212,7 @@ def no_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*_: object, **named: object) -> None:
         raise CacheError("not now")
 
-    monkeypatch.setattr("treadle.runtime.peaks.measure_peaks", measure)
+    monkeypatch.setattr("treadle.profiling.peaks.measure_peaks", measure)
 
 
 @pytest.mark.usefixtures("no_peaks")

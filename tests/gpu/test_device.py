@@ -21,12 +21,12 @@ from tests.gpu.machine import EVERYTHING, some
 from tests.gpu.served import write_demo
 from tests.test_kvcache import check_pages
 from tests.test_session import decode, expected_of_mixed, mixed, prefill, text
-from treadle.batch import Part
+from treadle.devices.cuda import libcuda
+from treadle.devices.cuda.launch_args import PerBlock, scratch_bytes
+from treadle.devices.cuda.libcuda import CudaDriver
+from treadle.devices.cuda.library import Library
+from treadle.engine.batch import Part
 from treadle.errors import NoMemoryError, TreadleError, UnsupportedError
-from treadle.gpu import libcuda
-from treadle.gpu.entry import PerBlock, scratch_bytes
-from treadle.gpu.libcuda import CudaDriver
-from treadle.gpu.library import Library
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 

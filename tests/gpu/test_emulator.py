@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.gpu.emulator import Fault, emulated, load
 from tests.kernels.harness import Memory
-from treadle.gpu.emulator import Fault, emulated, load
-from treadle.gpu.entry import PerBlock
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.launch_args import PerBlock
 from treadle.isa.portable import PORTABLE
 from treadle.jit.types import bf16, f16, f32, i32, u16
 from treadle.kernels.spec import Args
-from treadle.record import dataclass
 
 ISA = emulated(PORTABLE)
 SEEDS = range(4)

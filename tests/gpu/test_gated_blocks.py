@@ -11,15 +11,15 @@ from tests.gpu.machine import ISA, some
 from tests.kernels.harness import U32, Memory
 from tests.kernels.test_elementwise import check_act
 from tests.kernels.test_gated import Problem
+from treadle.devices.cuda.kernels import gated
+from treadle.devices.cuda.kernels.gated import SimtGated
+from treadle.devices.cuda.kernels.gemm import LARGE, SMALL
 from treadle.formats import by_name
-from treadle.gpu.kernels import gated
-from treadle.gpu.kernels.gated import SimtGated
-from treadle.gpu.kernels.gemm import LARGE, SMALL
 from treadle.isa.nvptx import SM_80
-from treadle.kernels import choice
-from treadle.kernels.act import Act
+from treadle.kernels.activation_layout import Act
+from treadle.kernels.matmul import select
 from treadle.kernels.spec import Grid
-from treadle.plan import Plan, Step
+from treadle.plan.plan import Plan, Step
 
 SPECS = [
     SimtGated("Q4_0", "bf16", 96, *SMALL, 2, fn="silu", m=96, to="bf16"),
@@ -42,7 +42,7 @@ def test_against_the_products(spec: SimtGated, blocks: Memory, rng: np.random.Ge
 def test_plans_take_it() -> None:
     out = Act("bf16", 96)
     for tokens, tile in ((16, SMALL), (512, LARGE)):
-        spec = choice.gated(by_name("Q4_0"), SM_80, 512, 96, "silu", out, tokens)
+        spec = select.gated(by_name("Q4_0"), SM_80, 512, 96, "silu", out, tokens)
         assert spec is not None
         args = {"rows": [96, 96], "tokens": 512}
         grid = Grid(spec.strips([], SM_80.lanes), "n_tokens", 512)

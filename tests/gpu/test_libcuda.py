@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from tests.gpu.fake_cuda import FakeCuda
+from treadle.devices.cuda import library
+from treadle.devices.cuda.driver import Launch, Upload
+from treadle.devices.cuda.libcuda import CudaDriver
+from treadle.devices.cuda.library import CONSTANTS, SIGNATURES, Library
 from treadle.errors import DeviceError, NoMemoryError
-from treadle.gpu import library
-from treadle.gpu.driver import Launch, Upload
-from treadle.gpu.libcuda import CudaDriver
-from treadle.gpu.library import CONSTANTS, SIGNATURES, Library
 from treadle.jit.kernel import Tally, symbol
-from treadle.kernels.merge import Merge
+from treadle.kernels.attention.merge_splits import Merge
 
 SPEC = Merge(1, 1, 1, 32, 0)
 CODE = f".entry {symbol(SPEC)}".encode()

@@ -11,12 +11,12 @@ import pytest
 from tests.gpu.machine import EVERYTHING
 from tests.gpu.ptxas import assemble
 from tests.gpu.test_products import NAMES
+from treadle.devices.cuda.kernels.gemm import LARGE, SMALL, SimtGemm
+from treadle.devices.cuda.kernels.gemv import SimtGemv, rows_together
 from treadle.formats import by_name
-from treadle.gpu.kernels.gemm import LARGE, SMALL, SimtGemm
-from treadle.gpu.kernels.gemv import SimtGemv, rows_together
 from treadle.isa import nvptx
-from treadle.kernels.choice_act import gemm_act
-from treadle.kernels.matmul import Matmul
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.select_activation import gemm_act
 
 
 def gemv(w: str, tokens: int) -> SimtGemv:

@@ -18,15 +18,15 @@ from tests.kernels.harness import Memory
 from tests.kernels.test_experts import compare
 from tests.kernels.test_latent import compare as compare_heads
 from tests.kernels.test_matmul import Problem, bound, is_simple, random, whole
+from treadle.devices.cuda.kernels import gemm, gemv
+from treadle.devices.cuda.kernels.gemm import LARGE, SMALL, SimtGemm
+from treadle.devices.cuda.kernels.gemv import SimtGemv
 from treadle.formats import FORMATS, by_name, mlx
-from treadle.gpu.kernels import gemm, gemv
-from treadle.gpu.kernels.gemm import LARGE, SMALL, SimtGemm
-from treadle.gpu.kernels.gemv import SimtGemv
 from treadle.isa.nvptx import SM_80
-from treadle.kernels import choice
-from treadle.kernels.matmul import Matmul
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.spec import Grid
-from treadle.plan import Plan, Step
+from treadle.plan.plan import Plan, Step
 
 FIRST = ("Q4_0", "Q4_K", "BF16", "F16")
 ALL = [f.name for f in FORMATS.values()] + [mlx(4, 64, "BF16").name, mlx(3, 128, "F16").name]
@@ -131,7 +131,7 @@ def test_plans_take_them(w: str) -> None:
     items enough for its rows and tokens.
     """
     for tokens, kind in ((1, SimtGemv), (16, SimtGemm), (512, SimtGemm)):
-        spec = choice.matmul(by_name(w), SM_80, 512, tokens, segments=2)
+        spec = select.matmul(by_name(w), SM_80, 512, tokens, segments=2)
         heights = [300, 70]
         args = {"rows": heights, "tokens": 512}
         grid = Grid(spec.strips(heights, SM_80.lanes), "n_tokens", 512)

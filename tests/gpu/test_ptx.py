@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.ptxas import assemble
+from treadle.devices.cuda.ptx import emit_ptx, trace
 from treadle.formats import FORMATS, by_name
-from treadle.gpu.ptx import emit_ptx, trace
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
 from treadle.jit.kernel import Tally, symbol
-from treadle.kernels import choice
-from treadle.kernels.elementwise import Embed, Norm
-from treadle.kernels.merge import Merge
+from treadle.kernels.attention.merge_splits import Merge
+from treadle.kernels.elementwise.elementwise import Embed, Norm
+from treadle.kernels.matmul import select
 from treadle.kernels.spec import Spec
 
 ROWS = [nvptx.SM_80, nvptx.SM_90]
@@ -23,8 +23,8 @@ GENERIC: list[Spec] = [
     Norm("f32", 352, 1, 1e-5),
     Embed("Q4_K", 512),
     Merge(4, 8, 1, 64),
-    choice.gemm(by_name("Q4_0"), nvptx.SM_80, 352),
-    choice.gemv(by_name("F16"), nvptx.SM_80, 352, 1),
+    select.gemm(by_name("Q4_0"), nvptx.SM_80, 352),
+    select.gemv(by_name("F16"), nvptx.SM_80, 352, 1),
 ]
 
 
@@ -69,8 +69,8 @@ def test_ptx_is_kept_in_the_cache() -> None:
 def test_activations_stay_floats_in_plain_rows() -> None:
     """Whatever the format; of BF16 and of codes in bf16 where there are many tokens."""
     for fmt in FORMATS.values():
-        few = choice.matmul(fmt, nvptx.SM_80, 512, 1).layout()
-        many = choice.matmul(fmt, nvptx.SM_80, 512, 512).layout()
+        few = select.matmul(fmt, nvptx.SM_80, 512, 1).layout()
+        many = select.matmul(fmt, nvptx.SM_80, 512, 512).layout()
         assert (few.kind, few.group) == ("f32", 1), fmt.name
         narrow = fmt.codes is not None or fmt.act == "bf16"
         assert (many.kind, many.group) == ("bf16" if narrow else "f32", 1), fmt.name

@@ -16,18 +16,18 @@ from tests.kernels import registry, test_elementwise, test_top
 from tests.kernels import test_rope as tests_of_rope
 from tests.kernels.harness import Memory, Picked
 from tests.kernels.registry import NORMS, PACKS, ROPES
-from treadle.gpu.kernels import attention, norm, rope
-from treadle.gpu.kernels.block import instead
-from treadle.gpu.kernels.norm import SimtNorm, SimtPack
-from treadle.gpu.kernels.rope import SimtRopeStore
-from treadle.gpu.kernels.top import SimtJoinTop, SimtTop
-from treadle.kernels.act import BLOCK, DWORD
-from treadle.kernels.attention import Attention
-from treadle.kernels.elementwise import Norm, Pack
-from treadle.kernels.rope import RopeStore
+from treadle.devices.cuda.kernels import attention, norm, rope
+from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.norm import SimtNorm, SimtPack
+from treadle.devices.cuda.kernels.rope import SimtRopeStore
+from treadle.devices.cuda.kernels.top import SimtJoinTop, SimtTop
+from treadle.kernels.activation_layout import BLOCK, DWORD
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.elementwise.elementwise import Norm, Pack
+from treadle.kernels.elementwise.top_logits import SLICE
 from treadle.kernels.spec import Grid
-from treadle.kernels.top import SLICE
-from treadle.plan import Step
+from treadle.plan.plan import Step
 
 
 def plain(specs: list[Any], first: tuple[int, ...]) -> list[Any]:

@@ -45,7 +45,7 @@ from tests.server.test_openai import (
 from tests.server.test_streams import (
     test_who_leaves_is_computed_no_further as test_who_leaves_is_computed_no_further,
 )
-from treadle.server.service import Service, Settings
+from treadle.server.requests.service import Service, Settings
 
 PROMPTS = ["def f(", "One day, a small dog", "x"]
 

@@ -40,20 +40,20 @@ from tests.kernels.registry import (
     SORTS,
     SUMS,
 )
-from treadle.gpu.kernels.block import instead
-from treadle.gpu.kernels.route import SimtRoute, SimtSort
-from treadle.gpu.kernels.spread import SCANS, SPREAD, SimtSelective
-from treadle.kernels.act import DWORD
-from treadle.kernels.channels import ChannelDelta, ChannelRates
-from treadle.kernels.convolution import Convolution
-from treadle.kernels.lora import Down, Up
-from treadle.kernels.lora_experts import ExpertDown, ExpertUp
-from treadle.kernels.rates import Gate, Rates, UnitHeads
-from treadle.kernels.scan import Scan
-from treadle.kernels.selective import Selective
-from treadle.kernels.softcap import Softcap
+from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.route import SimtRoute, SimtSort
+from treadle.devices.cuda.kernels.spread import SCANS, SPREAD, SimtSelective
+from treadle.kernels.activation_layout import DWORD
+from treadle.kernels.elementwise.add import Add, AddRows
+from treadle.kernels.elementwise.softcap import Softcap
+from treadle.kernels.matmul.lora import Down, Up
+from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.recurrent.gates import Gate, Rates, UnitHeads
+from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
+from treadle.kernels.recurrent.mamba1 import Selective
+from treadle.kernels.recurrent.scan import Scan
 from treadle.kernels.spec import Spec
-from treadle.kernels.sums import Add, AddRows
 
 TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,

@@ -20,10 +20,10 @@ from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
-from treadle.kernels import choice, gemm
-from treadle.kernels.act import BLOCK, DWORD
-from treadle.kernels.tile_outer import OUTER, UNROLL
-from treadle.kernels.tile_pairs import PAIRS
+from treadle.kernels.activation_layout import BLOCK, DWORD
+from treadle.kernels.matmul import gemm, select
+from treadle.kernels.matmul.tile_outer import OUTER, UNROLL
+from treadle.kernels.matmul.tile_pairs import PAIRS
 
 PRODUCTS = {DWORD: r"\t(u?sdot|smull2?)\t", OUTER: r"\tvwmacc\w*\.vx\t", PAIRS: r"\tu?smmla\t"}
 ROUND = {OUTER: UNROLL, PAIRS: PAIRS}  # values of K that the loop over K takes at a time
@@ -67,7 +67,7 @@ def block(weights: str, isa: Isa) -> Block:
     of dots have no such loop.
     """
     with mock.patch.object(gemm, "emit_pack", pack_nothing):
-        spec = choice.gemm(by_name(weights), isa, 2048, matrix=False)
+        spec = select.gemm(by_name(weights), isa, 2048, matrix=False)
         lines = emit_assembly(trace(spec, isa), isa).splitlines()
     labels = {m[1]: i for i, line in enumerate(lines) if (m := LABEL.match(line))}
     spans = [

@@ -22,12 +22,12 @@ from treadle.isa.portable import PORTABLE
 from treadle.isa.riscv import LENGTHS
 from treadle.jit.compile import emit_assembly, emit_object
 from treadle.jit.kernel import symbol, trace
-from treadle.kernels.attention import Attention
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
-from treadle.kernels.matmul import Matmul
-from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.matrix_bytes import BytesGemm
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.matrix import MatrixGemm
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.spec import Spec
 
 AARCH64 = replace(PORTABLE, name="aarch64", triple="aarch64-unknown-linux-gnu")

@@ -19,7 +19,7 @@ from treadle.isa.isa import Isa, Matrix
 from treadle.jit.builder import Builder
 from treadle.jit.types import Ty, bf16, f16, f32, i8, i16, i32, u8, u16
 from treadle.jit.values import Val
-from treadle.kernels.act import from_bf16_bits, to_bf16_bits
+from treadle.kernels.activation_layout import from_bf16_bits, to_bf16_bits
 
 # -- pairs
 # ------------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
 from treadle.jit.types import i8
 from treadle.jit.values import Val
-from treadle.kernels import choice, gemm
-from treadle.kernels.act import BLOCK, DWORD, Act
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.panel import code_size
+from treadle.kernels.activation_layout import BLOCK, DWORD, Act
+from treadle.kernels.matmul import gemm, select
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.panel import code_size
 
 LABEL = re.compile(r"^([.\w]+):")
 JUMP = re.compile(r"^\t(?:j\w*|b[\w.]*|cbn?z)\t(?:.*, )?([.\w]+)$")
@@ -118,7 +118,7 @@ def pack_nothing(k: Builder, act: Act, panel: Val, *_: object) -> None:
 def test_sums_stay_in_registers(
     weights: str, tokens: int, isa: Isa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = choice.matmul(by_name(weights), isa, 2048, tokens)
+    spec = select.matmul(by_name(weights), isa, 2048, tokens)
     tiled = isinstance(spec, Gemm) and isa.triple.startswith("riscv64")
     if tiled:  # packing is none of these loops there, and takes six times as long to compile
         monkeypatch.setattr(gemm, "emit_pack", pack_nothing)
@@ -168,7 +168,7 @@ def test_no_tile_of_any_format_spills(
     dot of four instructions, and LLVM lets those of neighbours overlap: it may move more.
     """
     monkeypatch.setattr(gemm, "emit_pack", pack_nothing)
-    spec = choice.gemm(KINDS[weights], isa, 2048, matrix=False)
+    spec = select.gemm(KINDS[weights], isa, 2048, matrix=False)
     assert spec.fmt.codes is not None
     found, multiplies = spills(emit_assembly(trace(spec, isa), isa))
     part = 10 if spec.fmt.codes.sub == BLOCK else 5
@@ -183,7 +183,7 @@ def test_no_tile_of_any_format_spills(
 def test_streams_of_bits_are_not_moved_byte_by_byte(bits: int, group: int, isa: str) -> None:
     """What LLVM does with a shuffle that it has no instruction for: five times slower."""
     for tokens in (1, 512):
-        spec = choice.matmul(mlx(bits, group, "F16"), ROWS[isa], 2048, tokens)
+        spec = select.matmul(mlx(bits, group, "F16"), ROWS[isa], 2048, tokens)
         code = emit_assembly(trace(spec, ROWS[isa]), ROWS[isa])
         assert len(re.findall(r"\tv?p(insr|extr)b\t", code)) <= 16, spec.name
 

@@ -15,7 +15,7 @@ import pytest
 from tests.kernels import rows
 from treadle.errors import CacheError
 from treadle.jit import cache, compile, kernel
-from treadle.kernels.elementwise import Norm
+from treadle.kernels.elementwise.elementwise import Norm
 
 ISA = rows.ALL[-1]
 KEY = kernel.isa_key(ISA)

@@ -24,7 +24,7 @@ from treadle.jit.compile import emit_object, optimise
 from treadle.jit.kernel import isa_key, load_kernels, object_code, trace
 from treadle.jit.types import f32, i32
 from treadle.jit.values import Val
-from treadle.kernels.elementwise import Embed
+from treadle.kernels.elementwise.elementwise import Embed
 
 SPEC = Embed("F32", 32)
 
@@ -141,7 +141,7 @@ def test_a_warm_start_does_not_import_the_emitter(folder: Path) -> None:
         "import sys\n"
         "from treadle.isa.portable import PORTABLE\n"
         "from treadle.jit.kernel import load_kernels\n"
-        "from treadle.kernels.elementwise import Embed\n"
+        "from treadle.kernels.elementwise.elementwise import Embed\n"
         "assert load_kernels([Embed('F32', 32)], PORTABLE)['embed_F32_k32']\n"
         "print('treadle.jit.values' in sys.modules)\n"
     )

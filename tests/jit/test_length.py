@@ -8,7 +8,7 @@ from dataclasses import replace
 from treadle.isa import ROWS
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
-from treadle.kernels.gemv import Gemv
+from treadle.kernels.matmul.gemv import Gemv
 
 
 def test_whole_registers_are_loaded_where_their_length_is_known() -> None:

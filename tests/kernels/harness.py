@@ -17,10 +17,10 @@ import numpy as np
 
 from tests.kernels.machine import Machine, chosen
 from treadle.isa.isa import Isa
-from treadle.kernels.attention_item import ITEM
-from treadle.kernels.merge import MERGE
+from treadle.kernels.attention.merge_splits import MERGE
+from treadle.kernels.attention.work_item import ITEM
+from treadle.kernels.elementwise.top_logits import SAMPLED
 from treadle.kernels.spec import LORA, PART, Spec, numbered, run_state
-from treadle.kernels.top import SAMPLED
 
 U32 = 2.0**-24  # unit roundoff of f32
 CANARY = 0xA5

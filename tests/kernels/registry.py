@@ -10,45 +10,53 @@ from typing import Any
 
 from treadle.formats import FORMATS, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
-from treadle.kernels.attention import Attention
-from treadle.kernels.channels import ChannelDelta, ChannelRates
-from treadle.kernels.chunks import Chunked, ChunkedDelta, ChunkedMamba2
-from treadle.kernels.clamp import Clamp
-from treadle.kernels.column_norm import ColumnNorm
-from treadle.kernels.convolution import Convolution
-from treadle.kernels.elementwise import SLICE, Embed, Norm, Pack
-from treadle.kernels.gather import PIECE, Combine, Gather
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv, GroupGemv
-from treadle.kernels.hadamard import Rotate
-from treadle.kernels.latent import LatentStore, PackHeads
-from treadle.kernels.lora import Down, Up
-from treadle.kernels.lora_experts import ExpertDown, ExpertUp, Wants
-from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.merge import Merge
-from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
-from treadle.kernels.recurrences import Delta, Mamba2
-from treadle.kernels.rope import RopeStore
-from treadle.kernels.route import Route, Sort
-from treadle.kernels.scaled import Temper, Times, Weigh
-from treadle.kernels.search import SearchKernel
-from treadle.kernels.search_ladder import LadderSearchKernel
-from treadle.kernels.search_offset import OffsetSearchKernel
-from treadle.kernels.search_points import PointSearchKernel
-from treadle.kernels.search_signed import SignedSearchKernel
-from treadle.kernels.selective import Selective
-from treadle.kernels.softcap import Softcap
-from treadle.kernels.sparse_gate import SparseGate
+from treadle.kernels.attention.hadamard import Rotate
+from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
+from treadle.kernels.attention.merge_splits import Merge
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.elementwise.add import Add, AddRows
+from treadle.kernels.elementwise.altup import (
+    AddBeside,
+    Correct,
+    Join,
+    Laurel,
+    Predict,
+    Spread,
+    Take,
+)
+from treadle.kernels.elementwise.clamp import Clamp
+from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.elementwise.scale import Temper, Times, Weigh
+from treadle.kernels.elementwise.softcap import Softcap
+from treadle.kernels.elementwise.sparse_gate import SparseGate
+from treadle.kernels.elementwise.top_logits import JoinTop, Top
+from treadle.kernels.elementwise.xielu import Xielu
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv, GroupGemv
+from treadle.kernels.matmul.lora import Down, Up
+from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp, Wants
+from treadle.kernels.matmul.matrix import MatrixGemm
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.tile_ordered import OrderedGemm
+from treadle.kernels.matmul.vector_bytes import LanesGemm
+from treadle.kernels.matmul.vector_floats import FloatLanes
+from treadle.kernels.moe.dispatch import PIECE, Combine, Gather
+from treadle.kernels.moe.route import Route, Sort
+from treadle.kernels.quantize.codebook import PointSearchKernel
+from treadle.kernels.quantize.k_search import SearchKernel
+from treadle.kernels.quantize.ladder import LadderSearchKernel
+from treadle.kernels.quantize.offset import OffsetSearchKernel
+from treadle.kernels.quantize.signed import SignedSearchKernel
+from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.recurrent.gates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
+from treadle.kernels.recurrent.mamba1 import Selective
+from treadle.kernels.recurrent.rules import Delta, Mamba2
+from treadle.kernels.recurrent.wkv import TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import Spec
-from treadle.kernels.streams import AddBeside, Correct, Join, Laurel, Predict, Spread, Take
-from treadle.kernels.sums import Add, AddRows
-from treadle.kernels.tile_ordered import OrderedGemm
-from treadle.kernels.top import JoinTop, Top
-from treadle.kernels.vector_bytes import LanesGemm
-from treadle.kernels.vector_floats import FloatLanes
-from treadle.kernels.wkv import TokenShift, Wkv, WkvKeys, WkvOut
-from treadle.kernels.xielu import Xielu
 
 EPS = 1e-6
 

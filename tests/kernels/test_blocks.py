@@ -11,8 +11,8 @@ from treadle.formats import FORMATS, Format
 from treadle.isa.isa import Isa
 from treadle.jit.builder import Builder
 from treadle.jit.values import Val
-from treadle.kernels.act import BLOCK, in_bf16
-from treadle.kernels.blocks import At, load_narrow, load_weights
+from treadle.kernels.activation_layout import BLOCK, in_bf16
+from treadle.kernels.format_blocks import At, load_narrow, load_weights
 
 LOOKED_UP = [fmt for fmt in FORMATS.values() if fmt.codes and fmt.codes.words]
 

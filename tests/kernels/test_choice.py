@@ -12,27 +12,20 @@ from treadle.isa import ROWS
 from treadle.isa.isa import Isa, Tiles
 from treadle.jit import cache
 from treadle.jit.kernel import isa_key
-from treadle.kernels import choice
-from treadle.kernels.act import Act
-from treadle.kernels.choice import (
-    GEMV_TOKENS,
-    SHIPPED,
-    SWEPT,
-    Table,
-    fits,
-    matmul,
-)
-from treadle.kernels.choice_act import on_matrix
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import ITEM_ROWS, Gemv
-from treadle.kernels.matmul import COLUMNS
-from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.strips import StripGemm
-from treadle.kernels.tile_outer import OUTER
-from treadle.kernels.tile_pairs import PAIRS
-from treadle.kernels.vector_bytes import LanesGemm
-from treadle.kernels.vector_floats import FloatLanes
+from treadle.kernels.activation_layout import Act
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import ITEM_ROWS, Gemv
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.matrix import MatrixGemm
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits, matmul
+from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.strips import StripGemm
+from treadle.kernels.matmul.tile_outer import OUTER
+from treadle.kernels.matmul.tile_pairs import PAIRS
+from treadle.kernels.matmul.vector_bytes import LanesGemm
+from treadle.kernels.matmul.vector_floats import FloatLanes
 
 ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
@@ -55,7 +48,7 @@ def test_what_is_shipped_fits(fmt: Format, isa: Isa) -> None:
         assert isinstance(spec, Gemv) == (tokens < MANY)
         short = not fmt.codes and fmt.name != "F32"
         few = isa.matrix is not None and short and tokens > isa.matrix.float_tokens
-        assert (choice.family(spec) == "matrix") == (
+        assert (select.family(spec) == "matrix") == (
             (tokens == PROMPT or few) and on_matrix(fmt, isa)
         )
         bytes_ = isa is AMX and MANY <= tokens <= VECTOR_TOKENS and fmt.codes is not None
@@ -69,7 +62,7 @@ def test_codes_are_met_as_bytes_by_few_tokens() -> None:
     row = ROWS["avx512_vbmi"]
     assert matmul(Q8_0, AMX, 64, 8, experts=4) == BytesGemm("Q8_0", "q8", 64, 8, 16, experts=4)
     assert matmul(Q8_0, AMX, 2048, 8, heads=2) == matmul(Q8_0, row, 2048, 8, heads=2)
-    assert choice.gated(Q8_0, AMX, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
+    assert select.gated(Q8_0, AMX, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
 
 
 def test_a_table_is_honoured_where_it_says_something() -> None:
@@ -115,16 +108,16 @@ def test_matrix_registers_are_for_prompts() -> None:
     two_parts = replace(AMX, matrix=replace(AMX.matrix, parts=2))
     assert {fmt.name for fmt in READ if not on_matrix(fmt, two_parts)} == {"F32", "F64"}
     few, many = (matmul(Q8_0, NO_BYTES, 2048, n) for n in (16, 17))
-    assert few == choice.gemm(Q8_0, VNNI, 2048, tokens=16)
+    assert few == select.gemm(Q8_0, VNNI, 2048, tokens=16)
     assert many == MatrixGemm("Q8_0", "bf16", 2048, 16, 32)
     f32 = by_name("F32")
     assert matmul(f32, AMX, 2048, 17) == MatrixGemm("F32", "bf16x3", 2048, 16, 32, kc=512)
     assert matmul(f32, AMX, 2048, 16) == matmul(f32, VNNI, 2048, 16)
     assert matmul(f32, AMX, 2048, 16) == FloatLanes("F32", "f32", 2048, 8, 32, groups=8)
-    assert [choice.gemm(f32, VNNI, 2048, tokens=n).nr for n in (16, 9)] == [8, 9]
+    assert [select.gemm(f32, VNNI, 2048, tokens=n).nr for n in (16, 9)] == [8, 9]
     assert not any(on_matrix(fmt, VNNI) for fmt in READ)
-    assert choice.gemm(Q8_0, AMX, 2048) == many
-    assert choice.gemm(Q8_0, AMX, 2048, matrix=False) == few
+    assert select.gemm(Q8_0, AMX, 2048) == many
+    assert select.gemm(Q8_0, AMX, 2048, matrix=False) == few
 
 
 @pytest.mark.parametrize(
@@ -139,7 +132,7 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
     assert (spec.rows_per_item(AMX.lanes), spec.kc) == (256, kc)
     assert spec.panel_pitch(AMX.lanes) <= PANEL_BYTES * 33 // 32
     assert fits(spec, AMX)
-    both = choice.gated(Q8_0, AMX, k, 4096, "silu", Act("q8", 4096, 8), PROMPT)
+    both = select.gated(Q8_0, AMX, k, 4096, "silu", Act("q8", 4096, 8), PROMPT)
     assert both is not None
     assert isinstance(both.product, MatrixGemm)
     least = both.rows_per_item(AMX.lanes) == 32
@@ -157,9 +150,9 @@ def test_some_tokens_stand_in_lanes() -> None:
         assert matmul(fmt, VNNI, 2048, n) == spec
         assert matmul(fmt, VNNI, 2048, n, experts=4) == replace(spec, experts=4)
         assert fits(spec, VNNI)
-    assert choice.gated(large, VNNI, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
+    assert select.gated(large, VNNI, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
     for other in (
-        choice.exact(large, VNNI, 2048, 16),
+        select.exact(large, VNNI, 2048, 16),
         matmul(large, VNNI, 2048, 8, heads=2),
         matmul(large, VNNI, 2048, 129),
         matmul(Q8_0, VNNI, 2048, 8),
@@ -192,8 +185,8 @@ def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
             floats = (*codes, 32)
         elif isa.name.startswith("avx512"):
             codes, floats = () if isa.name == "avx512" else (8, 128), (8, 128)
-        assert choice.batch_sizes(isa, False) == (*GEMV_TOKENS, *codes)
-        assert choice.batch_sizes(isa, True) == (*GEMV_TOKENS, *floats)
+        assert select.batch_sizes(isa, False) == (*GEMV_TOKENS, *codes)
+        assert select.batch_sizes(isa, True) == (*GEMV_TOKENS, *floats)
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
@@ -204,10 +197,10 @@ def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
     assert matmul(Q8_0, VNNI, 2048, PROMPT, table) == vectors
     assert matmul(Q4_0, AMX, 2048, PROMPT, table) == matmul(Q4_0, AMX, 2048, PROMPT)
     crossed = Table(vector_tokens={"Q8_0": 8})
-    assert choice.family(matmul(Q8_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "matrix"
-    assert choice.family(matmul(Q4_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "gemm"
+    assert select.family(matmul(Q8_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "matrix"
+    assert select.family(matmul(Q4_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "gemm"
     out = Act("q8", 4096, 8)
-    fused = choice.gated(Q8_0, AMX, 2048, 4096, "silu", out, VECTOR_TOKENS, crossed)
+    fused = select.gated(Q8_0, AMX, 2048, 4096, "silu", out, VECTOR_TOKENS, crossed)
     assert fused is not None
     assert fused.matrix
 
@@ -218,12 +211,12 @@ def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
 def test_large_panels_are_cut_for_many_threads(threads: int, rows: int) -> None:
     """Each is to have an item of 2048 rows; a kernel in vectors, and sums, stay as they are."""
     spec = matmul(Q8_0, AMX, 5632, PROMPT)
-    cut = choice.narrowed(spec, [1024, 1000], AMX.lanes, threads)
+    cut = select.narrowed(spec, [1024, 1000], AMX.lanes, threads)
     assert cut.rows_per_item(AMX.lanes) == rows
     assert replace(cut, mr=spec.mr) == spec
     few = matmul(Q8_0, NO_BYTES, 5632, VECTOR_TOKENS)
-    assert choice.narrowed(few, [1024, 1000], AMX.lanes, threads) == few
-    by_bytes = choice.narrowed(
+    assert select.narrowed(few, [1024, 1000], AMX.lanes, threads) == few
+    by_bytes = select.narrowed(
         matmul(Q8_0, AMX, 5632, VECTOR_TOKENS), [1024, 1000], AMX.lanes, threads
     )
     assert by_bytes.rows_per_item(AMX.lanes) == (16 if threads > 64 else min(128, rows))
@@ -235,7 +228,7 @@ def test_large_panels_are_cut_for_many_threads(threads: int, rows: int) -> None:
 def test_no_thread_waits_long_for_the_last_rows(height: int, threads: int, rows: int) -> None:
     """Three items are too few for two threads; nine will do."""
     spec = matmul(by_name("F32"), VNNI, 384, 128)
-    cut = choice.narrowed(spec, [height], VNNI.lanes, threads, 16)
+    cut = select.narrowed(spec, [height], VNNI.lanes, threads, 16)
     assert cut.rows_per_item(VNNI.lanes) == rows
     assert replace(cut, mr=spec.mr) == spec
 
@@ -249,9 +242,9 @@ def test_threads_share_many_tokens_of_few_rows() -> None:
         (4, 1024, False),
         (8, 1024, True),
     ):
-        found = choice.narrowed(spec, [128], AMX.lanes, threads, tokens)
+        found = select.narrowed(spec, [128], AMX.lanes, threads, tokens)
         assert (found != spec) == cut
-        assert cut or choice.tokens_per_item(found, 1, tokens, threads) == 256
+        assert cut or select.tokens_per_item(found, 1, tokens, threads) == 256
 
 
 @ISAS
@@ -352,7 +345,7 @@ def test_outer_products_are_for_rows_that_say_so() -> None:
         assert (spec.unit, spec.mr, spec.act) == (OUTER, mr, "q8")
     floats = matmul(by_name("F16"), rvv, 2048, PROMPT)
     assert floats == Gemm("F16", "f32", 2048, *rvv.tiles.floats)
-    fused = choice.gated(Q4_0, rvv, 2048, 4096, "silu", Act("q8", 4096, 6), MANY)
+    fused = select.gated(Q4_0, rvv, 2048, 4096, "silu", Act("q8", 4096, 6), MANY)
     assert fused is not None
     assert fused.product == matmul(Q4_0, rvv, 2048, MANY)
     assert not any(matmul(Q8_0, isa, 64, MANY).name.endswith("unit1") for isa in (VNNI, AMX))
@@ -398,11 +391,11 @@ def test_what_matrix_registers_can_use() -> None:
 
 def test_few_strips_are_cut_into_more_items() -> None:
     gemm, gemv = Gemm("F32", "f32", 64, 2, 6), Gemv("F32", "f32", 64, 2, 4)
-    assert choice.tokens_per_item(gemv, 1, 4, 64) == 4
-    assert choice.tokens_per_item(gemm, 100, 512, 2) == 516  # all tokens, in whole groups
-    assert choice.tokens_per_item(gemm, 2, 512, 2) == 132  # four items for each of two threads
-    assert choice.tokens_per_item(gemm, 1, 512, 64) == 48  # but eight groups in each
-    assert choice.tokens_per_item(gemm, 1, 5, 64) == 6
+    assert select.tokens_per_item(gemv, 1, 4, 64) == 4
+    assert select.tokens_per_item(gemm, 100, 512, 2) == 516  # all tokens, in whole groups
+    assert select.tokens_per_item(gemm, 2, 512, 2) == 132  # four items for each of two threads
+    assert select.tokens_per_item(gemm, 1, 512, 64) == 48  # but eight groups in each
+    assert select.tokens_per_item(gemm, 1, 5, 64) == 6
 
 
 @ISAS
@@ -411,7 +404,7 @@ def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
     k = 256
     wide = {"Q8_0", "IQ4_NL", "IQ4_XS", "BF16"} if isa.name == "avx2" else set()
     assert {fmt.name for fmt in every if matmul(fmt, isa, k, 512).act == "q16"} == wide
-    few = {fmt.name for fmt in every if choice.gemv(fmt, isa, k, 1).act == "q16"}
+    few = {fmt.name for fmt in every if select.gemv(fmt, isa, k, 1).act == "q16"}
     assert few == wide & {"Q8_0"}  # other codes are unpacked faster to bytes, and floats keep f32
     for fmt in every:
         assert matmul(fmt, isa, k, 16).act != "q16"
@@ -420,7 +413,7 @@ def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
 
 def test_rows_that_meet_words_together() -> None:
     def rows(tokens: int) -> tuple[int, int]:
-        spec = choice.gemv(by_name("Q8_0"), ROWS["avx2"], 576, tokens)
+        spec = select.gemv(by_name("Q8_0"), ROWS["avx2"], 576, tokens)
         return spec.mr, spec.ahead
 
     assert [rows(tokens) for tokens in (1, 2, 4)] == [(4, 1024), (4, 1024), (1, 1024)]
@@ -428,7 +421,7 @@ def test_rows_that_meet_words_together() -> None:
 
 def test_spans_of_a_row_where_dots_are_two_steps_of_256_bits() -> None:
     def rows(w: str, tokens: int, k: int = 512, row: str = "avx2") -> tuple[bool, int]:
-        spec = choice.gemv(by_name(w), ROWS[row], k, tokens)
+        spec = select.gemv(by_name(w), ROWS[row], k, tokens)
         return spec.spans, spec.mr
 
     for w in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4"):
@@ -444,7 +437,7 @@ def test_rows_are_runs_where_that_was_measured() -> None:
     """Not of spans: there neighbours are faster."""
 
     def ahead(w: str, tokens: int, row: str = "avx2") -> int:
-        return choice.gemv(by_name(w), ROWS[row], 512, tokens).ahead
+        return select.gemv(by_name(w), ROWS[row], 512, tokens).ahead
 
     assert all(ahead(w, 1) for w in ("Q8_0", "BF16", "F16", "F32", "NVFP4"))
     assert all(ahead("BF16", tokens) for tokens in (2, 4))

@@ -13,10 +13,10 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import CHUNK_KEYS, CHUNKED
 from treadle.isa.isa import Isa
-from treadle.kernels.chunk_keys import CHUNK, ChunkKeys
-from treadle.kernels.chunks import FEW, Chunked
-from treadle.kernels.matmul import COLUMNS
-from treadle.kernels.recurrences import Mamba2
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.recurrent.chunk_keys import CHUNK, ChunkKeys
+from treadle.kernels.recurrent.chunked import FEW, Chunked
+from treadle.kernels.recurrent.rules import Mamba2
 from treadle.kernels.spec import PART
 
 U16 = 2.0**-9  # unit roundoff of bf16

@@ -9,8 +9,8 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import CAPS, CLAMPS
 from treadle.isa.isa import Isa
-from treadle.kernels.clamp import Clamp
-from treadle.kernels.softcap import Softcap
+from treadle.kernels.elementwise.clamp import Clamp
+from treadle.kernels.elementwise.softcap import Softcap
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

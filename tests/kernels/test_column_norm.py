@@ -10,7 +10,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import COLUMN_NORMS
 from tests.kernels.test_elementwise import centring_error, norm_error
 from treadle.isa.isa import Isa
-from treadle.kernels.column_norm import ColumnNorm
+from treadle.kernels.elementwise.column_norm import ColumnNorm
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treadle.kernels.distances import buckets, by_distance, row_values
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.relative_bias import buckets, by_distance, row_values
 from treadle.models.archs import REACH
 
 

@@ -19,7 +19,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import EMBEDS, NORMS, PACKS
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.act import (
+from treadle.kernels.activation_layout import (
     BLOCK,
     DWORDS,
     MAGIC_BITS,
@@ -30,8 +30,8 @@ from treadle.kernels.act import (
     Act,
     quantize_ref,
 )
-from treadle.kernels.column_norm import ColumnNorm
-from treadle.kernels.elementwise import Embed, Norm, Pack
+from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
 from treadle.kernels.spec import round_up
 
 

@@ -16,20 +16,20 @@ from tests.kernels.registry import COMBINES, GATHERS, ROUTES, SORTS
 from tests.kernels.test_matmul import Problem, random
 from treadle.formats import FORMATS, by_name
 from treadle.isa.isa import Isa
-from treadle.kernels import choice
-from treadle.kernels.act import Act
-from treadle.kernels.choice_act import gemm_act
-from treadle.kernels.gated import Gated
-from treadle.kernels.gather import PIECE, Combine, Gather
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
-from treadle.kernels.matmul import TILE, Matmul
-from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.matrix_bytes import BytesGemm
-from treadle.kernels.route import Route, Sort, blocks_most
+from treadle.kernels.activation_layout import Act
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gated import Gated
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv
+from treadle.kernels.matmul.matmul import TILE, Matmul
+from treadle.kernels.matmul.matrix import MatrixGemm
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.select_activation import gemm_act
+from treadle.kernels.matmul.vector_bytes import LanesGemm
+from treadle.kernels.matmul.vector_floats import FloatLanes
+from treadle.kernels.moe.dispatch import PIECE, Combine, Gather
+from treadle.kernels.moe.route import Route, Sort, blocks_most
 from treadle.kernels.spec import round_up
-from treadle.kernels.vector_bytes import LanesGemm
-from treadle.kernels.vector_floats import FloatLanes
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -288,7 +288,7 @@ BOTH = ("Q8_0", "Q4_K", "MXFP4", "F32")
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 or n in BOTH])
 def test_gemm_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
     fmt, isa = by_name(name), rows.VECTORS[-1]
-    spec = choice.gemm(fmt, isa, 3 * max(fmt.block, 32), matrix=False)
+    spec = select.gemm(fmt, isa, 3 * max(fmt.block, 32), matrix=False)
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
@@ -300,7 +300,7 @@ def test_gemm_of_experts_on_matrix_registers(
 ) -> None:
     """As bytes and as bf16."""
     fmt = by_name(name)
-    spec = choice.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens)
+    spec = select.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens)
     assert isinstance(spec, BytesGemm if tokens == 16 else MatrixGemm)
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
@@ -327,7 +327,7 @@ def test_gemm_of_experts_of_floats(
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 == 0 or n in BOTH])
 def test_gemv_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
     fmt, isa = by_name(name), rows.VECTORS[-1]
-    spec = choice.gemv(fmt, isa, 3 * max(fmt.block, 32), 1)
+    spec = select.gemv(fmt, isa, 3 * max(fmt.block, 32), 1)
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 

@@ -13,8 +13,8 @@ from tests.kernels.harness import U32, Memory, assert_close
 from tests.kernels.test_matmul import random
 from treadle.formats import by_name
 from treadle.jit.language import Isa
-from treadle.kernels import choice
-from treadle.kernels.gemm import Gemm
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemm import Gemm
 
 TOKENS = (1, 2, 4, 8, 16, 64, 512)  # that a kernel is chosen for
 HEIGHTS = [50, 33]
@@ -28,7 +28,7 @@ def test_a_factor(
     name: str, tokens: int, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     fmt = by_name(name)
-    bare = choice.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens, segments=2)
+    bare = select.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens, segments=2)
     plain = random(bare, isa, rng, bare.nr, HEIGHTS)
     own: dict[str, Any] = {"spec": replace(bare, factor=True), "factors": FACTORS}
     expected = plain.compute(memory)
@@ -54,7 +54,7 @@ def test_a_factor_where_k_is_cut(
 ) -> None:
     """A tile that goes on from sums that have the factor would multiply them again."""
     fmt = by_name(name)
-    bare = choice.gemm(fmt, isa, 3 * max(fmt.block, 32), matrix=False)
+    bare = select.gemm(fmt, isa, 3 * max(fmt.block, 32), matrix=False)
     assert isinstance(bare, Gemm)
     plain = random(bare, isa, rng, bare.nr, HEIGHTS[:1])
     expected = plain.compute(memory)

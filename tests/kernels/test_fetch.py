@@ -12,8 +12,8 @@ from tests.kernels import rows
 from tests.kernels.asked import ADVICE, Asked
 from tests.kernels.harness import Memory, Run, call
 from treadle.isa.isa import Isa
-from treadle.kernels.fetch import Fetch
-from treadle.kernels.matmul import TILE
+from treadle.kernels.matmul.matmul import TILE
+from treadle.kernels.moe.page_in_experts import Fetch
 
 
 @pytest.mark.parametrize("tiled", [False, True])

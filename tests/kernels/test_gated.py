@@ -18,13 +18,13 @@ from tests.kernels.test_elementwise import check_act
 from tests.kernels.test_matmul import bound, poison, random
 from treadle.formats import FORMATS, by_name
 from treadle.isa.isa import Isa
-from treadle.kernels import choice
-from treadle.kernels.act import Act
-from treadle.kernels.activation import activated
-from treadle.kernels.gated import Gated
-from treadle.kernels.gemm import Gemm
+from treadle.kernels.activation_layout import Act
+from treadle.kernels.activations import activated
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gated import Gated
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.spec import round_up
-from treadle.kernels.strips import StripGemm
 
 GATED = [
     Gated("Q8_0", "q8", 352, 2, 4, 2, fn="silu", m=96, to="q8", to_group=4),
@@ -150,13 +150,13 @@ def test_what_fills_up_a_group_is_its_last_token(memory: Memory, rng: np.random.
 def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
     """Its activations are laid out for the gemm that it stands for, so both can follow one norm."""
     fmt = by_name(fmt.name)  # type: ignore[attr-defined]
-    for n in (choice.GEMV_TOKENS[-1] + 1, 512):
-        made = choice.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8), n)
-        like = choice.matmul(fmt, isa, 2048, n)
+    for n in (select.GEMV_TOKENS[-1] + 1, 512):
+        made = select.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8), n)
+        like = select.matmul(fmt, isa, 2048, n)
         assert isinstance(like, Gemm)
         if isinstance(like, StripGemm):
             assert made is None
             continue
         assert made is not None
         assert (made.layout(), made.folded) == (like.layout(), like.folded)
-        assert choice.gated(fmt, isa, 2048, 5632 + 16, "silu", Act("q8", 5648, 8), n) is None
+        assert select.gated(fmt, isa, 2048, 5632 + 16, "silu", Act("q8", 5648, 8), n) is None

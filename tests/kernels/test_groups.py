@@ -21,10 +21,10 @@ from tests.kernels.test_experts import (
 )
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels import choice
-from treadle.kernels.gemv import GROUPED, GroupGemv
-from treadle.kernels.matmul import Matmul, tiles_of
-from treadle.kernels.route import Sort
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemv import GROUPED, GroupGemv
+from treadle.kernels.matmul.matmul import Matmul, tiles_of
+from treadle.kernels.moe.route import Sort
 
 CHOSEN = (0, 2, 3, 0, 2, 0, 0, 3, 2, 0)  # of five, none, three and two rows
 
@@ -32,7 +32,7 @@ CHOSEN = (0, 2, 3, 0, 2, 0, 0, 3, 2, 0)  # of five, none, three and two rows
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 4 == 1 or n in BOTH])
 def test_gemv_of_groups(name: str, memory: Memory, rng: np.random.Generator) -> None:
     fmt, isa = by_name(name), rows.VECTORS[-1]
-    spec = choice.group_gemv(fmt, isa, 3 * max(fmt.block, 32))
+    spec = select.group_gemv(fmt, isa, 3 * max(fmt.block, 32))
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
@@ -42,7 +42,7 @@ def test_gemv_of_groups_on_every_row(
     name: str, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     """K is whole spans, which some rows multiply two or more tokens by."""
-    spec = choice.group_gemv(by_name(name), isa, 512)
+    spec = select.group_gemv(by_name(name), isa, 512)
     compare(with_experts(spec, 2), isa, memory, rng)
 
 

@@ -9,7 +9,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import ROTATIONS
 from treadle.isa.isa import Isa
-from treadle.kernels.hadamard import MOST, Rotate, points, rotate_ref
+from treadle.kernels.attention.hadamard import MOST, Rotate, points, rotate_ref
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

@@ -16,13 +16,13 @@ from tests.kernels.registry import HEADS, LATENTS, PACK_HEADS
 from tests.kernels.test_rope import check_pool
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels import choice
-from treadle.kernels.act import BLOCK, WORD_TOP
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.hadamard import points, rotate_ref
-from treadle.kernels.kv import KV_FORMATS, PAGE, PageLayout
-from treadle.kernels.latent import LatentStore, PackHeads
-from treadle.kernels.matmul import Matmul
+from treadle.kernels.activation_layout import BLOCK, WORD_TOP
+from treadle.kernels.attention.hadamard import points, rotate_ref
+from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
+from treadle.kernels.attention.page_layout import KV_FORMATS, PAGE, PageLayout
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.matmul import Matmul
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -144,7 +144,7 @@ def test_products_by_head_as_they_are_chosen(
     name: str, memory: Memory, rng: np.random.Generator
 ) -> None:
     fmt, isa = by_name(name), rows.VECTORS[-1]
-    spec = choice.gemm(fmt, isa, 256, matrix=False)
+    spec = select.gemm(fmt, isa, 256, matrix=False)
     compare(replace(spec, heads=2), isa, memory, rng, 13)
 
 

@@ -11,7 +11,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import LORAS
 from treadle.isa.isa import Isa
-from treadle.kernels.lora import GROUP, GROUP_OF, PIECE, STRIP, Down, Up
+from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, Down, Up
 
 TILES = ((0, 1, (0.0, 1.5, -0.25)), (1, 5, (2.0, 0.0, 1.0)), (9, 16, (0.0, 0.0, 0.5)))
 N_ROWS, N_ADAPTERS, STRIDE = 26, 3, 7

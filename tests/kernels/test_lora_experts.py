@@ -13,9 +13,9 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import EXPERT_LORAS
 from treadle.isa.isa import Isa
-from treadle.kernels.lora import GROUP, GROUP_OF, PIECE, STRIP
-from treadle.kernels.lora_experts import ExpertDown, ExpertUp, OfExperts, Wants
-from treadle.kernels.route import Sort, blocks_most
+from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP
+from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp, OfExperts, Wants
+from treadle.kernels.moe.route import Sort, blocks_most
 
 N_TOKENS, BLOCK, MOST = 23, 4, 8
 SCALES = ((0.0, 1.5, -0.25), (0.0, 0.0, 0.0), (2.0, 0.0, 1.0), (0.0, 0.0, 0.5))

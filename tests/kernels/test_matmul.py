@@ -25,19 +25,19 @@ from tests.kernels.registry import GEMMS, GEMVS
 from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
-from treadle.kernels import choice
-from treadle.kernels.act import BLOCK, DWORD, SPAN, Act
-from treadle.kernels.choice_act import matrix_act
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
-from treadle.kernels.gemv_spans import kind_of
-from treadle.kernels.matmul import Matmul
-from treadle.kernels.matrix import MatrixGemm
-from treadle.kernels.matrix_bytes import BytesGemm
+from treadle.kernels.activation_layout import BLOCK, DWORD, SPAN, Act
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv
+from treadle.kernels.matmul.gemv_spans import kind_of
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.matrix import MatrixGemm
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.select_activation import matrix_act
+from treadle.kernels.matmul.strips import StripGemm
+from treadle.kernels.matmul.tile_ordered import OrderedGemm
+from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.spec import round_up
-from treadle.kernels.strips import StripGemm
-from treadle.kernels.tile_ordered import OrderedGemm
-from treadle.kernels.vector_bytes import LanesGemm
 
 HEIGHTS = (1, 5, 50, 105)
 
@@ -51,7 +51,7 @@ def rows_for(spec: Matmul) -> list[Isa]:
     """The rows that it is tested on: of units that few rows are for, the best that is here."""
     if isinstance(spec, BytesGemm):
         some = [row for row in rows.MATRICES if row.matrix and row.matrix.dot_bytes]
-        return [row for row in some if choice.fits(spec, row)]
+        return [row for row in some if select.fits(spec, row)]
     if on_matrix(spec):
         return rows.MATRICES
     if isinstance(spec, LanesGemm):
@@ -530,7 +530,7 @@ def test_same_bits_for_every_cut(memory: Memory, rng: np.random.Generator) -> No
 ORDERED = [
     f.name
     for f in FORMATS.values()
-    if matrix_act(f, rows.MATRICES[0]) == "bf16" and f.block < choice.LARGE_BLOCK
+    if matrix_act(f, rows.MATRICES[0]) == "bf16" and f.block < select.LARGE_BLOCK
 ]
 
 
@@ -547,7 +547,7 @@ def test_vectors_add_as_matrix_registers_do(
         many = MatrixGemm(w, "bf16", k, 32 // isa.lanes, 32, bias=True, kc=kc)
         problem = random(many, isa, rng, 37, [70])
         want = problem.compute(memory)[:, :70].view(np.uint32)
-        for mr, nr in dict.fromkeys(choice.ORDERED.values()):
+        for mr, nr in dict.fromkeys(select.ORDERED.values()):
             spec = OrderedGemm(w, "bf16", k, mr, nr, bias=True, kc=kc)
             given = problem.x, problem.weights, problem.biases, np.zeros(0)
             few = Problem(spec, isa, problem.n, problem.heights, *given)

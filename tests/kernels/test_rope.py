@@ -12,10 +12,10 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import ROPES, ROPES_TURNED
 from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
-from treadle.kernels.act import BLOCK
-from treadle.kernels.kv import PAGE, PageLayout
-from treadle.kernels.latent import LatentStore
-from treadle.kernels.rope import RopeStore
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.latent_steps import LatentStore
+from treadle.kernels.attention.page_layout import PAGE, PageLayout
+from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.spec import round_up
 
 

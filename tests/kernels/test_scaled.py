@@ -9,7 +9,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import TEMPERS, TIMES, WEIGHS
 from treadle.isa.isa import Isa
-from treadle.kernels.scaled import Temper, Times, Weigh
+from treadle.kernels.elementwise.scale import Temper, Times, Weigh
 from treadle.models.rope import still
 
 

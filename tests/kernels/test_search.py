@@ -17,7 +17,7 @@ from tests.kernels.harness import U32, Memory, Run, call
 from tests.kernels.registry import SEARCHES
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.search import SearchKernel
+from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.spec import round_up
 
 K_SEARCHES = [s for s in SEARCHES if hasattr(s.how, "n_sub")]

@@ -13,7 +13,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import SELECTIVES
 from tests.kernels.test_states import CELLS, PARTS
 from treadle.isa.isa import Isa
-from treadle.kernels.selective import Selective
+from treadle.kernels.recurrent.mamba1 import Selective
 from treadle.kernels.spec import PART
 
 FRONT = 12  # bytes of other layers in front of a state

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.kernels.elementwise import Norm
+from treadle.kernels.elementwise.elementwise import Norm
 from treadle.kernels.spec import Spec
 
 F32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

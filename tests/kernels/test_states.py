@@ -14,11 +14,11 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import STATES
 from treadle.isa.isa import Isa
-from treadle.kernels.convolution import Convolution
-from treadle.kernels.matmul import COLUMNS
-from treadle.kernels.rates import Gate, Halves, Rates, UnitHeads
-from treadle.kernels.recurrences import Delta, Mamba2
-from treadle.kernels.scan import Scan
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.recurrent.gates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.recurrent.rules import Delta, Mamba2
+from treadle.kernels.recurrent.scan import Scan
 from treadle.kernels.spec import LINE, PART
 
 Row = Convolution | Scan

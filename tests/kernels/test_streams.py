@@ -15,9 +15,17 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import SPARSE_GATES, STREAMS
 from tests.kernels.test_elementwise import check_act, norm_error, sum_chain
 from treadle.isa.isa import Isa
-from treadle.kernels.sparse_gate import SparseGate
+from treadle.kernels.elementwise.altup import (
+    AddBeside,
+    Correct,
+    Join,
+    Laurel,
+    Predict,
+    Spread,
+    Take,
+)
+from treadle.kernels.elementwise.sparse_gate import SparseGate
 from treadle.kernels.spec import Spec, round_up
-from treadle.kernels.streams import AddBeside, Correct, Join, Laurel, Predict, Spread, Take
 
 N = 5  # tokens
 Given = dict[str, Any]

@@ -11,8 +11,8 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import SUMS
 from treadle.isa.isa import Isa
+from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.spec import PART
-from treadle.kernels.sums import Add, AddRows
 
 LENGTHS, POSITIONS = (5, 1, 3), (2, 0, 7)
 

@@ -1,7 +1,7 @@
 """The largest logits of rows, and the sums under them, against their numpy twins.
 
 Which are the largest, and in what order, is exact. The sums are within TOTAL_ERROR of the twin's in
-f64, as ``kernels/top.py`` derives it.
+f64, as ``kernels/elementwise/top_logits.py`` derives it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from tests.kernels import rows
 from tests.kernels.harness import U32, Memory, Picked, Run, assert_close, call
 from treadle.isa.isa import Isa
-from treadle.kernels.softcap import PIECE, Softcap
-from treadle.kernels.top import (
+from treadle.kernels.elementwise.softcap import PIECE, Softcap
+from treadle.kernels.elementwise.top_logits import (
     N_TOP,
     NOBODY,
     PARTIAL,

@@ -13,8 +13,8 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import WKVS
 from tests.kernels.test_states import CELLS, PARTS, checked, exact, floats
 from treadle.isa.isa import Isa
+from treadle.kernels.recurrent.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import LINE, PART
-from treadle.kernels.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
 
 N, TOKENS = 9, 5  # of a run; of a part, at most
 Row = TokenShift | Wkv

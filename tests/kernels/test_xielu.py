@@ -9,7 +9,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import Memory
 from tests.kernels.test_states import checked, floats, of
 from treadle.jit.language import Isa
-from treadle.kernels.xielu import Xielu
+from treadle.kernels.elementwise.xielu import Xielu
 
 U32 = 2.0**-24
 

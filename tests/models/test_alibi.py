@@ -14,7 +14,7 @@ from tests.conftest import WriteTiny
 from tests.models.hf_tiny import N_VOCAB
 from tests.reference import forward
 from tests.tiny import rounding
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.models.archs import ARCHS
 
 N = 1300  # tokens: a history of a few items

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from treadle.kernels.activation import ACTIVATIONS
+from treadle.kernels.activations import ACTIVATIONS
 from treadle.models.archs import ARCHS, Arch
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import LAYER_ROWS
-from treadle.models.left_out import LEFT_OUT
+from treadle.models.ignored_tensors import LEFT_OUT
 from treadle.models.mixers import MIXERS
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
-from treadle.batch import Part
-from treadle.kernels.route import Sort
+from treadle.engine.batch import Part
+from treadle.kernels.moe.route import Sort
 
 N_EXPERT = 32
 # Slots of their own; few rows of every expert; few of some and many of others, twice.

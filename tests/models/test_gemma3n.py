@@ -22,16 +22,16 @@ from tests.models.test_arch_truth import check_truth, ids_of
 from tests.reference import forward
 from tests.stepwise import walk
 from tests.tiny import rounding
-from treadle.batch import Part
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.hf import open_hf_source
-from treadle.convert.hf_config import read_config
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.folder import open_hf_source
+from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.engine.batch import Part
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS
-from treadle.models.pools import PoolSpec
 
 N_VOCAB, N_ROWS, N_LAYER, N_SPARSE = 320, 300, 8, 3
 OPTIONS: dict[str, Any] = {

@@ -13,12 +13,12 @@ import pytest
 
 import treadle
 from tests.stepwise import walk
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.errors import FileError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS
-from treadle.models.pools import PoolSpec
 
 LONG = 3 * PAGE + 12  # six windows
 

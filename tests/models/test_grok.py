@@ -19,10 +19,10 @@ from tests.convert.random_folder import softmax
 from tests.models.hf_tiny import byte_vocabulary
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.stepwise import walk
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
 from treadle.models.load import load_config
 
 N_EMBD, N_HEAD, N_KV, HEAD_DIM, N_FF, N_EXPERT, N_VOCAB, N_LAYER = 64, 4, 2, 16, 96, 6, 320, 2

@@ -14,14 +14,14 @@ import treadle
 from tests.kernels import rows
 from tests.test_drafter import Always
 from tests.tiny import write_model
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.prefix_hit import why_left
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
-from treadle.reuse import why_left
-from treadle.speculate import Lookup
+from treadle.spec_decode.ngram import Lookup
 
 NAMES = ("lfm2", "mamba2", "falconh1", "qwen35", "nemotronh")
 LONG = 9 * PAGE + 12

@@ -21,8 +21,8 @@ from tests.models import test_hybrids as hybrids
 from tests.models.hf_cases import Case
 from tests.reference import forward
 from tests.tiny import rounding, write_model
-from treadle.convert.hf import open_hf
-from treadle.convert.hf_tokenizer import read_tokenizer
+from treadle.convert.hf.folder import open_hf
+from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name

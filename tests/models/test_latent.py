@@ -18,13 +18,13 @@ from tests.models.hf_names import LLAMA
 from tests.models.test_arch_truth import ids_of
 from tests.reference import Layer, attention, forward, normed, rms_norm, rope, tensor_of
 from tests.tiny import rounding
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.imatrix.collect import collect
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
 from treadle.models.load import load_config
+from treadle.quantize.imatrix.collect import collect
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
 

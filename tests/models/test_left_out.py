@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.models.test_config import fake
-from treadle.convert.hf_config import read_config
-from treadle.convert.hf_families import FAMILIES
-from treadle.convert.hf_pictures import OUTER
+from treadle.convert.hf.config import read_config
+from treadle.convert.hf.families.registry import FAMILIES
+from treadle.convert.hf.multimodal import OUTER
 from treadle.errors import UnsupportedError
 from treadle.models.archs import ARCHS
-from treadle.models.left_out import LEFT_OUT
+from treadle.models.ignored_tensors import LEFT_OUT
 from treadle.models.load import load_config
 
 # Row 22 of the design's table, and what else people ask for.

@@ -17,8 +17,8 @@ from tests.conftest import WriteTiny
 from tests.test_kvcache import check_pages
 from tests.test_session import agrees, close, engine_of, expected_of_mixed, mixed, prefill, text
 from tests.tiny import rounding
-from treadle.batch import Part
-from treadle.engine import OUTPUTS
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from treadle.sampling import Sampling
-from treadle.server.native_answer import sampling_dict
+from treadle.server.protocols.llamacpp_answer import sampling_dict
 from treadle.server.static import page_routes
 
 CUT = object()  # in an answer: the connection is lost here

@@ -13,8 +13,8 @@ from tests.page.scripted import Scripted, end, says
 from tests.page.test_answers import ask
 from tests.server.conftest import until
 from treadle.sampling import Sampling
-from treadle.server.asked import SAMPLERS
-from treadle.server.native_answer import sampling_dict
+from treadle.server.protocols.llamacpp_answer import sampling_dict
+from treadle.server.requests.generation_request import SAMPLERS
 
 
 def say(script: Scripted, page: Page, text: str, answer: str) -> None:

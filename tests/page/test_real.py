@@ -16,7 +16,7 @@ from tests.page.test_answers import ask
 from tests.page.test_kept import fill_all
 from tests.server.conftest import Process, until
 from treadle.sampling import Sampling
-from treadle.server.native_answer import sampling_dict
+from treadle.server.protocols.llamacpp_answer import sampling_dict
 
 
 @pytest.fixture(scope="module")

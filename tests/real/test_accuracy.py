@@ -17,7 +17,7 @@ import pytest
 import treadle
 from tests.real.conftest import Fetched
 from tests.real.truth import N_WINDOW, compare, float32_logits, float32_model, texts, values
-from treadle.batch import Part
+from treadle.engine.batch import Part
 
 SOME = ("python", "spanish")  # in the default run
 QUICK = [pytest.param("smollm2", SOME)]

@@ -15,7 +15,7 @@ import treadle
 from tests.real.conftest import Fetched
 from tests.real.truth import texts
 from treadle.files.gguf import open_gguf
-from treadle.text.vocab import TokenType
+from treadle.tokenizer.vocab import TokenType
 
 N_TEXTS = 300  # of random runs; texts.txt comes on top
 RANGES = (  # first and last code point of what is drawn

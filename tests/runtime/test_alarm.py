@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.runtime import alarm as module
-from treadle.runtime.alarm import Alarm
+from treadle.devices.cpu import abort_flag as module
+from treadle.devices.cpu.abort_flag import Alarm
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_systems_without_files_in_memory(heard: list[int], monkeypatch: pytest.M
 def test_a_forked_child_has_one_of_its_own() -> None:
     program = """
 import os, signal
-from treadle.runtime.alarm import Alarm
+from treadle.devices.cpu.abort_flag import Alarm
 signal.signal(signal.SIGUSR1, lambda *_: None)
 with Alarm():
     pass

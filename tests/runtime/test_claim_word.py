@@ -1,5 +1,5 @@
-"""The claim word's protocol (``runtime/runner.py``) on a machine that orders little: all that a
-caller and two workers can do, over two runs; and how a worker falls asleep.
+"""The claim word's protocol (``devices/cpu/step_loop.py``) on a machine that orders little: all
+that a caller and two workers can do, over two runs; and how a worker falls asleep.
 
 The programs are ``_Loop``'s, one operation on shared memory at a time. The code has every one of
 these in sequential consistency. Here it is shown that less will do (release and acquire, but for
@@ -28,9 +28,9 @@ from tests.runtime.weak_memory import (
     Use,
     WrongError,
 )
+from treadle.devices.cpu.step_loop import NEXT, Work
 from treadle.isa import ROWS
 from treadle.jit.kernel import trace
-from treadle.runtime.runner import NEXT, Work
 
 Next = tuple[Op, Any]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.kernels import rows
-from treadle.devices.cpu import Cpu
+from treadle.devices.cpu.device import Cpu
 from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.spec import RUN_STATE, Args, Frame, Grid, Spec
-from treadle.plan import Buffer, Plan, Step
+from treadle.plan.plan import Buffer, Plan, Step
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from treadle.cli.doctor import render
+from treadle.cli.commands.doctor import render
+from treadle.devices.cpu import residence
 from treadle.errors import UnsupportedError
 from treadle.isa import ROWS
 from treadle.jit import cache
-from treadle.runtime import describe as describe_module
-from treadle.runtime import machine, memory, residence
-from treadle.runtime.describe import describe
-from treadle.runtime.facts import Here, ModelFile
-from treadle.runtime.peaks import Peaks
+from treadle.machine import memory
+from treadle.machine import topology as machine
+from treadle.profiling import report as describe_module
+from treadle.profiling.facts import Here, ModelFile
+from treadle.profiling.peaks import Peaks
+from treadle.profiling.report import describe
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
@@ -348,7 +350,7 @@ def test_dots_without_an_instruction(there: Describe) -> None:
 def test_a_cpu_that_treadle_has_no_row_for(
     there: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treadle.runtime import facts
+    from treadle.profiling import facts
 
     monkeypatch.setattr("platform.machine", lambda: "vax")
     monkeypatch.setitem(facts.FEATURES, "vax", {"polyf": ("polynomials", ())})

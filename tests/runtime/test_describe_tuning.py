@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from treadle.kernels.choice import Table
-from treadle.runtime.describe import describe, row_in_use
-from treadle.runtime.facts import Here
-from treadle.runtime.tuned import save
+from treadle.devices.cpu.tuned_rows import save
+from treadle.kernels.matmul.select import Table
+from treadle.profiling.facts import Here
+from treadle.profiling.report import describe, row_in_use
 
 
 def test_doctor_tells_of_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.kernels import registry, rows
+from treadle.devices.cpu.step_loop import Work
 from treadle.errors import CacheError
 from treadle.isa import choose
 from treadle.jit import cache, kernel
 from treadle.jit.compile import host_features
-from treadle.kernels.elementwise import Norm
+from treadle.kernels.elementwise.elementwise import Norm
 from treadle.kernels.spec import Spec
-from treadle.runtime import inspect
-from treadle.runtime.runner import Work
+from treadle.profiling import kernel_inspect
 
 SPEC = Norm("q8", 96, 1, 1e-6, outputs=True)
 
@@ -29,7 +29,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("spec", [*registry.ALL, Work()], ids=registry.name)
 def test_every_spec_comes_back_from_json(spec: Spec) -> None:
     about = {"name": spec.name, **kernel.about(spec, rows.ALL[0])}
-    back = inspect.spec_of(json.loads(json.dumps(about)))
+    back = kernel_inspect.spec_of(json.loads(json.dumps(about)))
     assert (back, type(back), back.name) == (spec, type(spec), spec.name)
 
 
@@ -37,27 +37,27 @@ def test_the_code_of_a_kernel_in_the_cache() -> None:
     isa = rows.ALL[-1]
     code = kernel.object_code(SPEC, isa)
     assert cache.entries() == [cache.Entry(SPEC.name, len(code), isa.name)]
-    assert inspect.ir(SPEC.name) == kernel.trace(SPEC, isa)
-    assert f"{kernel.symbol(SPEC)}:" in inspect.asm(SPEC.name)
+    assert kernel_inspect.ir(SPEC.name) == kernel.trace(SPEC, isa)
+    assert f"{kernel.symbol(SPEC)}:" in kernel_inspect.asm(SPEC.name)
 
 
 def test_of_several_instruction_sets_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TREADLE_ISA", raising=False)
     lowest, best = rows.ALL[0], choose(host_features())
     kernel.object_code(SPEC, lowest)
-    assert inspect.find(SPEC.name)[1] is lowest  # the only one that is there
+    assert kernel_inspect.find(SPEC.name)[1] is lowest  # the only one that is there
     kernel.object_code(SPEC, best)
-    assert inspect.find(SPEC.name)[1] is best
-    assert inspect.find(SPEC.name, lowest.name)[1] is lowest
+    assert kernel_inspect.find(SPEC.name)[1] is best
+    assert kernel_inspect.find(SPEC.name, lowest.name)[1] is lowest
     monkeypatch.setenv("TREADLE_ISA", lowest.name)
-    assert inspect.find(SPEC.name)[1] is lowest
+    assert kernel_inspect.find(SPEC.name)[1] is lowest
     with pytest.raises(CacheError, match=r"no kernel .* for sve9 in"):
-        inspect.find(SPEC.name, "sve9")
+        kernel_inspect.find(SPEC.name, "sve9")
 
 
 def test_names_that_cannot_be_looked_into() -> None:
     with pytest.raises(CacheError, match="no kernel gemv_none in"):
-        inspect.ir("gemv_none")
+        kernel_inspect.ir("gemv_none")
     about = {"name": SPEC.name, **kernel.about(SPEC, rows.ALL[0])}
     for change, reason in (
         ({"module": "os", "spec": "Norm"}, r"made by os\.Norm, which is not here"),
@@ -67,11 +67,11 @@ def test_names_that_cannot_be_looked_into() -> None:
         ({"fields": None}, "has other fields now"),
     ):
         with pytest.raises(CacheError, match=reason):
-            inspect.spec_of({**about, **change})
+            kernel_inspect.spec_of({**about, **change})
 
 
 def test_an_instruction_set_that_has_no_row() -> None:
     about = kernel.about(SPEC, rows.ALL[0])
     cache.write(SPEC.name, "key", b"code", {**about, "isa": "sve9"})
     with pytest.raises(CacheError, match="is for sve9, which has no row here"):
-        inspect.ir(SPEC.name)
+        kernel_inspect.ir(SPEC.name)

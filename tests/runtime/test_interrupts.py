@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from treadle.runtime.interrupts import HELD, in_main_interpreter, interrupts_held
+from treadle.base.interrupts import HELD, in_main_interpreter, interrupts_held
 
 OTHERS = [number for number in HELD if number != signal.SIGINT]
 
@@ -178,8 +178,8 @@ for name in ("_interpreters", "_xxsubinterpreters"):
 interpreters.run_string(interpreters.create(), '''
 try:
     from treadle.errors import UnsupportedError
-    from treadle.devices.named import open_device
-    from treadle.runtime.interrupts import in_main_interpreter
+    from treadle.devices.registry import open_device
+    from treadle.base.interrupts import in_main_interpreter
 except ImportError as error:  # numpy's, in an interpreter with a lock of its own
     print(False, "is a subinterpreter")
 else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.runtime import machine
+from treadle.machine import topology
 
 
 def write(root: Path, files: Mapping[str, object]) -> Path:
@@ -25,10 +25,10 @@ def test_cores_are_counted_by_package_and_only_where_allowed(tmp_path: Path) -> 
         files[f"cpu{cpu}/topology/physical_package_id"] = cpu // 4
         files[f"cpu{cpu}/topology/core_id"] = cpu % 4 // 2
     cpus = write(tmp_path, files)
-    every = machine.physical_cores(list(range(8)), cpus)
+    every = topology.physical_cores(list(range(8)), cpus)
     assert every == {0: [0, 1], 2: [2, 3], 4: [4, 5], 6: [6, 7]}
-    assert machine.physical_cores([1, 2, 3, 7], cpus) == {1: [1], 2: [2, 3], 7: [7]}
-    assert machine.physical_cores([0, 9], cpus) == {}  # one of which nothing is known
+    assert topology.physical_cores([1, 2, 3, 7], cpus) == {1: [1], 2: [2, 3], 7: [7]}
+    assert topology.physical_cores([0, 9], cpus) == {}  # one of which nothing is known
 
 
 @pytest.mark.parametrize(
@@ -43,18 +43,18 @@ def test_cores_are_counted_by_package_and_only_where_allowed(tmp_path: Path) -> 
 )
 def test_fast_cores(tmp_path: Path, name: str, values: list[int], fast: list[int]) -> None:
     files: dict[str, object] = {f"cpu{cpu}/{name}": value for cpu, value in enumerate(values)}
-    assert machine.fast_cores([0, 1, 2, 3], write(tmp_path, files)) == fast
+    assert topology.fast_cores([0, 1, 2, 3], write(tmp_path, files)) == fast
 
 
 def test_affinity_bounds_the_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 3, 4}, raising=False)
-    assert machine.affinity() == [3, 4, 5]
-    n, why = machine.usable_threads(tmp_path, tmp_path)
+    assert topology.affinity() == [3, 4, 5]
+    n, why = topology.usable_threads(tmp_path, tmp_path)
     assert (n, why) == (3, "the processors this process may run on")
 
 
 def test_the_least_of_all_groups_and_the_old_kind(tmp_path: Path) -> None:
     v1 = {"cpu/cpu.cfs_quota_us": 150000, "cpu/cpu.cfs_period_us": 100000}
-    assert machine.cgroup_quota(write(tmp_path / "v1", v1), tmp_path) == 1.5
+    assert topology.cgroup_quota(write(tmp_path / "v1", v1), tmp_path) == 1.5
     no_limit = {**v1, "cpu/cpu.cfs_quota_us": -1}
-    assert machine.cgroup_quota(write(tmp_path / "none", no_limit), tmp_path) is None
+    assert topology.cgroup_quota(write(tmp_path / "none", no_limit), tmp_path) is None

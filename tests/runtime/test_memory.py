@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from treadle.runtime import memory, peaks
-from treadle.runtime.memory import usable_memory
+from treadle.machine import memory
+from treadle.machine.memory import usable_memory
+from treadle.profiling import peaks
 
 MIB = 1 << 20
 HOST = {"proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB"}
@@ -152,9 +153,9 @@ def test_limits_are_told_apart_from_what_they_leave(tmp_path: Path) -> None:
 SMALL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
-from treadle.runtime import machine, peaks
-from treadle.runtime.memory import usable_memory
-from treadle.runtime.describe import row_in_use
+from treadle.profiling import machine, peaks
+from treadle.machine.memory import usable_memory
+from treadle.profiling.report import row_in_use
 usable = usable_memory()
 assert usable.what.endswith("of address space"), usable
 machine.cache_bytes = lambda cpus=machine.CPUS: 1 << 30  # of a large server

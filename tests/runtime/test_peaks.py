@@ -14,8 +14,9 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
-from treadle.runtime import machine, peaks
-from treadle.runtime.peaks import (
+from treadle.machine import topology
+from treadle.profiling import peaks
+from treadle.profiling.peaks import (
     LONG,
     PIECE,
     STREAMS,
@@ -166,7 +167,7 @@ def test_what_is_not_there_has_no_rate() -> None:
 def test_the_long_stream_of_a_buffer_beyond_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three threads: shares that are no power of two, and a rest that nobody reads."""
     monkeypatch.setattr(peaks, "BUFFER_BYTES", (PIECE, PIECE))
-    monkeypatch.setattr(machine, "cache_bytes", lambda *_: 0)
+    monkeypatch.setattr(topology, "cache_bytes", lambda *_: 0)
     found = measure_peaks(rows.ALL[-1], 3, 0.001)
     assert found.from_memory
     assert found.stream_bytes_s is not None

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from treadle.devices.cpu.residence import mapped_bytes, peak_bytes
 from treadle.files.mapping import map_file
-from treadle.runtime.residence import mapped_bytes, peak_bytes
 
 SMAPS = """\
 7f00-7f01 r--s 00000000 08:01 123 {path}

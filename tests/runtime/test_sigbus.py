@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, WriteTiny
+from treadle.devices.cpu import mapping_faults
 from treadle.errors import CacheError
-from treadle.runtime import sigbus
 from treadle.system import SYSTEM
 
 pytestmark = pytest.mark.skipif(SYSTEM.sigbus() is None, reason="no handler here")
@@ -207,7 +207,7 @@ def test_a_signal_that_was_sent_goes_to_the_handler_before(
 
 
 PUT_BACK = """
-from treadle.runtime import sigbus
+from treadle.profiling import sigbus
 guard = sigbus._guard()
 handler = lambda: sigbus._handler_of(guard._sigaction(None))
 before = sigbus._handler_of(guard.before)
@@ -236,15 +236,15 @@ def test_without_a_handler_files_are_mapped_all_the_same(
     def refuse(*_: object) -> None:
         raise CacheError("not in the cache")
 
-    monkeypatch.setattr(sigbus, "load_kernels", refuse)
-    monkeypatch.setattr(sigbus, "_guard", lru_cache(sigbus._guard.__wrapped__))
+    monkeypatch.setattr(mapping_faults, "load_kernels", refuse)
+    monkeypatch.setattr(mapping_faults, "_guard", lru_cache(mapping_faults._guard.__wrapped__))
     with caplog.at_level(logging.WARNING, "treadle"):
-        sigbus.guard_mappings()
-        sigbus.guard_mappings()
+        mapping_faults.guard_mappings()
+        mapping_faults.guard_mappings()
     assert [r.message for r in caplog.records] == [
         "not in the cache; so a model's file that shrinks while it is read ends the process"
     ]
     monkeypatch.setattr(SYSTEM, "sigbus", lambda: None)
-    monkeypatch.setattr(sigbus, "_guard", lru_cache(sigbus._guard.__wrapped__))
-    sigbus.guard_mappings()
+    monkeypatch.setattr(mapping_faults, "_guard", lru_cache(mapping_faults._guard.__wrapped__))
+    mapping_faults.guard_mappings()
     assert len(caplog.records) == 1

@@ -16,6 +16,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.thread_team import Team, step_times
 from treadle.errors import TreadleError
 from treadle.isa import choose
 from treadle.isa.isa import Isa
@@ -24,8 +26,6 @@ from treadle.jit.compile import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
 from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec
-from treadle.runtime.runner import STEP
-from treadle.runtime.threads import Team, step_times
 
 N = 64  # values of a row
 PATIENCE_S = 60  # a machine may be busy; nothing here waits so long that is not broken

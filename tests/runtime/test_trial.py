@@ -18,15 +18,15 @@ from treadle.errors import CacheError, CompileError, UnsupportedError
 from treadle.formats import FORMATS, Format, by_name, mlx
 from treadle.isa.isa import Isa
 from treadle.jit import cache
-from treadle.kernels import choice
-from treadle.kernels.choice_act import on_matrix
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
-from treadle.kernels.matmul import COLUMNS, Matmul
-from treadle.kernels.matrix import MatrixGemm, RegisterTile
-from treadle.kernels.tile import Tile
-from treadle.runtime import trial as trial_module
-from treadle.runtime.trial import Trial
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv
+from treadle.kernels.matmul.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul.matrix import MatrixGemm, RegisterTile
+from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.tile import Tile
+from treadle.profiling import trial as trial_module
+from treadle.profiling.trial import Trial
 
 READ = [*(fmt for fmt in FORMATS.values() if fmt.codes or fmt.load), mlx(4, 64, "BF16")]
 BEST = rows.ALL[-1]
@@ -56,11 +56,11 @@ def trial_of(
 def test_what_is_shipped_is_right(fmt: Format, isa: Isa) -> None:
     with trial_of(fmt, isa) as trial:
         for spec, n in [
-            (choice.gemm(fmt, isa, 256), 9),
-            (choice.gemm(fmt, isa, 256), 2),
-            (choice.gemm(fmt, isa, 256, matrix=False), 9),
-            (choice.gemv(fmt, isa, 256, 1), 1),
-            (choice.gemv(fmt, isa, 256, 4), 4),
+            (select.gemm(fmt, isa, 256), 9),
+            (select.gemm(fmt, isa, 256), 2),
+            (select.gemm(fmt, isa, 256, matrix=False), 9),
+            (select.gemv(fmt, isa, 256, 1), 1),
+            (select.gemv(fmt, isa, 256, 4), 4),
         ]:
             assert trial.compile(spec) is None
             assert trial.check(spec, n) is None
@@ -108,7 +108,7 @@ def slipped(results: Callable[..., Results], by: float) -> Callable[..., Results
 @pytest.mark.parametrize("isa", [rows.VECTORS[-1], rows.MATRICES[-1]], ids=rows.name)
 @pytest.mark.parametrize("fmt", [F32, Q8_0], ids=lambda fmt: fmt.name)
 def test_a_wrong_kernel_is_found_out(kind: type, isa: Isa, fmt: Format) -> None:
-    right = choice.gemm(fmt, isa, 256)
+    right = select.gemm(fmt, isa, 256)
     assert isinstance(right, MatrixGemm) == on_matrix(fmt, isa)
     wrong = type("Wrong", (kind, type(right)), {})(fmt.name, right.act, 256, right.mr, right.nr)
     with trial_of(fmt, isa) as trial:
@@ -123,7 +123,7 @@ def test_a_wrong_kernel_is_found_out(kind: type, isa: Isa, fmt: Format) -> None:
 
 def test_one_wrong_quant_is_found_out() -> None:
     """The tolerance is that of rounding: a quant that is off by one shows."""
-    spec = choice.gemv(Q8_0, BEST, 256, 1)
+    spec = select.gemv(Q8_0, BEST, 256, 1)
     with trial_of(Q8_0) as trial:
         assert trial.compile(spec) is None
         assert trial.check(spec, 1) is None
@@ -138,7 +138,7 @@ def test_what_llvm_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("treadle.jit.compile.emit_object", refuse)
     with trial_of(F32) as trial:
-        assert trial.compile(choice.gemm(F32, BEST, 256)) == "too odd"
+        assert trial.compile(select.gemm(F32, BEST, 256)) == "too odd"
 
 
 def test_a_trials_kernels_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ class Watched(Trial):
 
 def test_cold_weights_are_never_those_of_a_moment_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every copy is read before one is read again, across calls; hot is always the same one."""
-    spec = choice.gemv(F32, BEST, 256, 1)
+    spec = select.gemv(F32, BEST, 256, 1)
     trial = Watched(F32, BEST, 256, 70, 9, 1)
     assert trial.compile(spec) is None
     trial.seconds(spec, 1, False, 3)
@@ -208,7 +208,7 @@ def test_the_least_time_counts_for_one_product(monkeypatch: pytest.MonkeyPatch) 
         now += next(lengths) if next(calls) % 2 else 0.5
         return now
 
-    spec = choice.gemv(F32, BEST, 256, 1)
+    spec = select.gemv(F32, BEST, 256, 1)
     with trial_of(F32, n_threads=1, clock=clock) as trial:
         monkeypatch.setattr(trial_module, "LEAST_OPS", 4 * trial.n_ops(1))
         assert trial.compile(spec) is None
@@ -219,7 +219,7 @@ def test_what_the_threads_got_of_the_processors(monkeypatch: pytest.MonkeyPatch)
     with trial_of(F32, n_threads=2) as trial:
         assert trial.cpu_share == 1.0
         walls, cpus = cycle([0.0, 1.0]), cycle([0.0, 0.5])  # 1 s of two threads, which got 0.5
-        spec = choice.gemv(F32, BEST, 256, 1)
+        spec = select.gemv(F32, BEST, 256, 1)
         assert trial.compile(spec) is None
         with monkeypatch.context() as patch:
             patch.setattr("time.perf_counter", lambda: next(walls))
@@ -233,7 +233,7 @@ def test_a_tiny_product_is_not_run_a_million_times(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trial_module, "LEAST_OPS", 1 << 30)
     monkeypatch.setattr(trial_module, "buffer_bytes", lambda: 1 << 24)
     with trial_of(Q8_0, k=32, m=8) as trial:
-        spec = choice.gemv(Q8_0, BEST, 32, 1)
+        spec = select.gemv(Q8_0, BEST, 32, 1)
         assert trial.compile(spec) is None
         run, ran = trial._run, []
 

@@ -12,13 +12,13 @@ import pytest
 
 from treadle.formats import by_name
 from treadle.isa import ROWS
-from treadle.kernels import choice
-from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, Table, fits
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
-from treadle.kernels.matmul import Matmul
-from treadle.kernels.strips import StripGemm
-from treadle.runtime.tune import (
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, Table, fits
+from treadle.kernels.matmul.strips import StripGemm
+from treadle.profiling.tune import (
     CROSSOVER,
     GAIN,
     KEPT,
@@ -80,7 +80,7 @@ def wanting(**wanted: int) -> Cost:
 
 
 def sweep_gemm(timer: FakeTimer, *, runs: int = 6) -> Sweep:
-    return sweep(timer, choice.gemm(Q8_0, VNNI, K), VNNI, N, runs=runs, progress=quiet)
+    return sweep(timer, select.gemm(Q8_0, VNNI, K), VNNI, N, runs=runs, progress=quiet)
 
 
 def fields_of(found: Sweep) -> dict[str, int]:
@@ -108,7 +108,7 @@ def test_of_two_equally_quick_the_hotter_wins() -> None:
 
 @pytest.mark.parametrize(("times", "wins"), [(1.0, False), (GAIN, False), (GAIN + 0.01, True)])
 def test_the_shipped_kernel_stays_unless_it_is_beaten(times: float, wins: bool) -> None:
-    shipped = choice.gemm(Q8_0, VNNI, K)
+    shipped = select.gemm(Q8_0, VNNI, K)
 
     def cost(spec: Matmul, n: int) -> float:
         return times if spec == shipped else 1.0
@@ -139,7 +139,7 @@ def test_a_wrong_kernel_never_wins() -> None:
 
 def test_a_shipped_kernel_that_is_wrong_loses_too() -> None:
     timer = FakeTimer(lambda spec, n: 5.0)
-    timer.broken = [choice.gemm(Q8_0, VNNI, K)]
+    timer.broken = [select.gemm(Q8_0, VNNI, K)]
     found = sweep_gemm(timer)
     assert found.best.spec not in timer.broken
     assert found.gain is None
@@ -148,7 +148,7 @@ def test_a_shipped_kernel_that_is_wrong_loses_too() -> None:
 def test_if_all_are_wrong_nothing_is_kept() -> None:
     timer = FakeTimer(lambda spec, n: 1.0)
     everything = [v.spec for v in sweep_gemm(timer).variants]
-    everything += [choice.gemv(Q8_0, VNNI, K, n) for n in GEMV_TOKENS]
+    everything += [select.gemv(Q8_0, VNNI, K, n) for n in GEMV_TOKENS]
     timer.broken = everything
     sweeps, crossed, table = tune(timer, Q8_0, VNNI, K, N, ["gemm"], runs=3)
     assert not sweeps[0].sound
@@ -159,13 +159,13 @@ def test_if_all_are_wrong_nothing_is_kept() -> None:
 def test_every_tile_that_fits_is_tried_once_and_the_others_are_counted() -> None:
     for isa in (VNNI, AVX2):
         timer = FakeTimer(wanting(mr=1, nr=6))
-        shipped = choice.gemm(Q8_0, isa, K)
+        shipped = select.gemm(Q8_0, isa, K)
         found = sweep(timer, shipped, isa, N, runs=3, progress=quiet)
         specs = [v.spec for v in found.variants]
         assert len({s.name for s in specs}) == len(specs)
         assert shipped in specs
         assert all(fits(spec, isa) for spec in specs)
-        tile = choice.SWEPT["gemm"][0]
+        tile = select.SWEPT["gemm"][0]
         every = {(mr, nr) for mr in tile["mr"] for nr in tile["nr"]} | {(shipped.mr, shipped.nr)}
         tried = {(s.mr, s.nr) for s in specs}
         assert found.left_out == len(every - tried) > 0
@@ -230,7 +230,7 @@ def test_later_stages_start_from_the_best_tiles() -> None:
     specs = [v.spec for v in found.variants]
     assert len({s.name for s in specs}) == len(specs)
     short = sweep(
-        FakeTimer(wanting(mr=1)), choice.gemm(Q8_0, VNNI, 512), VNNI, N, runs=1, progress=quiet
+        FakeTimer(wanting(mr=1)), select.gemm(Q8_0, VNNI, 512), VNNI, N, runs=1, progress=quiet
     )
     assert {v.fields["kc"] for v in short.variants} == {0}  # 512 and more are all of K
 
@@ -239,7 +239,7 @@ def test_the_fields_that_are_swept() -> None:
     assert set(swept_fields(Gemv("F32", "f32", K, 4, 1))) == {"ahead", "mr"}
     assert set(swept_fields(Gemm("F32", "f32", K, 2, 6))) == {"mr", "nr", "fence", "kc"}
     timer = FakeTimer(wanting(mr=16, ahead=2048))
-    found = sweep(timer, choice.gemv(Q8_0, VNNI, K, 1), VNNI, 1, runs=1, progress=quiet)
+    found = sweep(timer, select.gemv(Q8_0, VNNI, K, 1), VNNI, 1, runs=1, progress=quiet)
     assert fields_of(found) == {"ahead": 2048, "mr": 16}
 
 
@@ -278,7 +278,7 @@ def test_vectors_are_for_as_many_tokens_as_they_win_at(wins: int, vectors: int) 
     """Against matrix registers, where there are any and they serve the format."""
 
     def cost(spec: Matmul, n: int) -> float:
-        return {"gemv": 0.1, "gemm": float(n), "matrix": wins + 0.5}[choice.family(spec)]
+        return {"gemv": 0.1, "gemm": float(n), "matrix": wins + 0.5}[select.family(spec)]
 
     found = cross(FakeTimer(cost), Q8_0, AMX, K, SHIPPED, runs=1, progress=quiet)
     assert (found.tokens, found.vector_tokens) == (CROSSOVER[-1], vectors)
@@ -290,7 +290,7 @@ def test_vectors_are_for_as_many_tokens_as_they_win_at(wins: int, vectors: int) 
 
 def test_a_wrong_gemv_has_no_crossover() -> None:
     timer = FakeTimer(crossing(99))
-    timer.broken = [choice.gemv(Q8_0, VNNI, K, 4)]
+    timer.broken = [select.gemv(Q8_0, VNNI, K, 4)]
     assert cross(timer, Q8_0, VNNI, K, SHIPPED, runs=1, progress=quiet).tokens == 2
 
 
@@ -311,11 +311,11 @@ def test_what_is_found_is_what_plans_then_use() -> None:
     assert [(s.kernel, s.tokens) for s in sweeps] == wanted
     assert crossed is not None
     assert (crossed.tokens, table.gemv_tokens) == (2, {"Q8_0": 2})
-    spec = choice.matmul(Q8_0, VNNI, K, 512, table)
+    spec = select.matmul(Q8_0, VNNI, K, 512, table)
     assert (spec.mr, spec.nr) == (4, 6)
-    assert choice.matmul(Q8_0, VNNI, K, 1, table).mr == 16
-    assert choice.matmul(Q8_0, VNNI, K, 2, table).mr == 8
-    assert choice.matmul(Q8_0, VNNI, K, 4, table).op == "gemm"
+    assert select.matmul(Q8_0, VNNI, K, 1, table).mr == 16
+    assert select.matmul(Q8_0, VNNI, K, 2, table).mr == 8
+    assert select.matmul(Q8_0, VNNI, K, 4, table).op == "gemm"
     assert all(0 <= done <= total for _, done, total in told)
     assert {title.partition(":")[0] for title, _, _ in told} == {
         "tuning gemm Q8_0, 512 tokens",
@@ -337,15 +337,15 @@ def test_matrix_registers_are_swept_where_they_serve() -> None:
     sweeps, crossed, table = tune(timer, Q8_0, AMX, K, N, runs=1)
     wanted = [("gemm", N), ("matrix", N), *(("gemv", n) for n in GEMV_TOKENS)]
     assert [(s.kernel, s.tokens) for s in sweeps] == wanted
-    parts = [kc for kc in choice.SWEPT["matrix"][0]["kc"] if kc < K]
+    parts = [kc for kc in select.SWEPT["matrix"][0]["kc"] if kc < K]
     assert [v.name for v in sweeps[1].variants] == [
         f"mr {mr} kc {kc}" for mr, kc in product((2, 4, 8, 16), parts)
     ]
     assert table.matrix["Q8_0"]["mr"] == 2
     assert crossed is not None
-    many = choice.matmul(Q8_0, AMX, K, N, table)
-    assert (choice.family(many), many.mr) == ("matrix", 2)
-    few = {choice.family(s) for s, n in timer.checked if n in CROSSOVER and s.op == "gemm"}
+    many = select.matmul(Q8_0, AMX, K, N, table)
+    assert (select.family(many), many.mr) == ("matrix", 2)
+    few = {select.family(s) for s, n in timer.checked if n in CROSSOVER and s.op == "gemm"}
     assert few == {"gemm", "matrix"}
     assert table.vector_tokens == {"Q8_0": crossed.vector_tokens}
     for fmt, isa in ((by_name("F32"), TWO_PARTS), (Q8_0, VNNI)):

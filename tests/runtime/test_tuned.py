@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treadle
+from treadle.devices.cpu import tuned_rows
+from treadle.devices.cpu.tuned_rows import path_of, reset, save, tuned_row
 from treadle.errors import CacheError
 from treadle.formats import by_name
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.jit import cache
-from treadle.kernels.choice import GEMV_TOKENS, SHIPPED, Table, fits, matmul
-from treadle.runtime import machine, tuned
-from treadle.runtime.tuned import path_of, reset, save, tuned_row
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, Table, fits, matmul
+from treadle.machine import topology
 
 ISA = ROWS["avx512_vnni"]
 TABLE = Table({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 1): {"mr": 16}}, {"Q8_0": 2, "F32": 8})
@@ -100,7 +101,7 @@ def test_where_nothing_was_tuned_next_to_nothing_is_read(
     def refuse(*args: object) -> str:
         raise AssertionError("read")
 
-    monkeypatch.setattr(machine, "cpu_name", refuse)
+    monkeypatch.setattr(topology, "cpu_name", refuse)
     monkeypatch.setattr(cache, "source_hash", refuse)
     row = tuned_row(ISA)
     assert (row.table, row.made, row.problem) == (SHIPPED, None, None)
@@ -134,7 +135,7 @@ def test_reset() -> None:
 
 
 def test_without_an_argument_it_is_the_row_in_use_here() -> None:
-    from treadle.runtime.describe import row_in_use
+    from treadle.profiling.report import row_in_use
 
     save(row_in_use(), Table(gemv_tokens={"F32": 1}))
     assert tuned_row().table.gemv_tokens == {"F32": 1}
@@ -180,7 +181,7 @@ def test_what_was_measured_elsewhere_is_stale(key: str, value: object, reason: s
 def test_a_row_says_what_it_was_measured_with() -> None:
     said = json.loads(save(ISA, TABLE).read_text())
     assert (said["isa"], said["treadle"]) == (ISA.name, treadle.__version__)
-    assert said["cpu"] == machine.cpu_name()
+    assert said["cpu"] == topology.cpu_name()
     assert said["formats"]["Q8_0"] == {
         "gemm": {"mr": 1, "nr": 6},
         "gemv": {"1": {"mr": 16}},
@@ -306,7 +307,7 @@ def test_what_is_no_plain_file(tmp_path: Path) -> None:
     path.mkdir()
     refused("damaged: no file of up to", path)
     path.rmdir()
-    path.write_bytes(b" " * (tuned.MAX_BYTES + 1))
+    path.write_bytes(b" " * (tuned_rows.MAX_BYTES + 1))
     refused("damaged: no file of up to", path)
 
 

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from treadle.errors import GrammarError, NotFiniteError, SamplingError
-from treadle.kernels.top import N_TOP, TOTAL_ERROR, Look
+from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, Look
 from treadle.sampling import Sampler, Sampling
 from treadle.sampling.candidates import Floats
 
@@ -23,7 +23,9 @@ EOG = {3, 490}
 
 @dataclass
 class Largest:
-    """As ``treadle.rows.Top``. ``off``: the error of the sum, as a share of what is allowed."""
+    """As ``treadle.engine.logits.Top``. ``off``: the error of the sum, as a share of what is
+    allowed.
+    """
 
     x: np.ndarray
     look: Look
@@ -46,7 +48,7 @@ class Largest:
 
 @dataclass
 class Row:
-    """As ``treadle.rows.Row``; counts who asked for all of it."""
+    """As ``treadle.engine.logits.Row``; counts who asked for all of it."""
 
     x: np.ndarray
     look: Look | None

@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 import treadle
 from tests.fake_engine import check_scheduler
 from tests.speech.families import HERMES_TEMPLATE
+from treadle.chat.template.template import ChatTemplate
 from treadle.server.app import build_app
-from treadle.server.service import Service, Settings
-from treadle.text.template import ChatTemplate
+from treadle.server.requests.service import Service, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 N_CTX = 512

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from treadle.server.engine_thread import EngineThread
+from treadle.server.requests.engine_thread import EngineThread
 
 STEP_S = 0.5
 

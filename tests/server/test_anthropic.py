@@ -13,8 +13,8 @@ import treadle
 from tests.server.conftest import N_CTX
 from tests.server.test_openai import post
 from tests.server.test_responses import named, prompt_of
-from treadle.server.anthropic import BILLING, chat_of
-from treadle.text.template import ChatTemplate
+from treadle.chat.template.template import ChatTemplate
+from treadle.server.protocols.anthropic import BILLING, chat_of
 
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]

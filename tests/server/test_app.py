@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import running, talking
 from treadle.errors import ContextFullError, FileError, NoRoomError, SamplingError
-from treadle.request import Request
-from treadle.server import wire
+from treadle.scheduler.request import Request
 from treadle.server.app import GET, NOT_YET, POST, is_known, paths
-from treadle.server.problems import problem_of
-from treadle.server.service import Service
+from treadle.server.http import http_io
+from treadle.server.http.api_errors import problem_of
+from treadle.server.requests.service import Service
 
 
 def error_of(answer: Any) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
         (b'{"prompt": NaN}', 400, "NaN"),
         (b'{"a":' * 100_000, 400, "deep"),
         (b'{"n":' + b"9" * 5000 + b"}", 400, "no JSON"),
-        (b"x" * (wire.MAX_BODY + 1), 413, "16 MiB"),
-        (b'{"prompt": ' + b" " * wire.LARGE + b'"x"', 400, "no JSON"),
+        (b"x" * (http_io.MAX_BODY + 1), 413, "16 MiB"),
+        (b'{"prompt": ' + b" " * http_io.LARGE + b'"x"', 400, "no JSON"),
     ],
     ids=["empty", "cut", "list", "bytes", "nan", "deep", "digits", "large", "in-a-thread"],
 )
@@ -82,7 +82,7 @@ def test_bad_bodies(body: bytes, status: int, said: str, client: TestClient) -> 
 def test_a_body_that_grows_behind_its_beginning(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MAX_BODY", 100)
+    monkeypatch.setattr(http_io, "MAX_BODY", 100)
     answer = client.post("/v1/completions", content=(b"x" * 60 for _ in range(3)))
     assert answer.status_code == 413
 

@@ -12,8 +12,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tests.server.conftest import PATIENCE_S
-from treadle.server import connection
-from treadle.server.connection import Connection
+from treadle.server.http import connection
+from treadle.server.http.connection import Connection
 from treadle.server.serve import listen
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]

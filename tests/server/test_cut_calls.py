@@ -16,11 +16,11 @@ from tests.server.direct import DirectClient
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, TOOLS, row
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools import Manner, Row
 from treadle.server.app import build_app
-from treadle.server.call import Text
-from treadle.server.service import Service
-from treadle.speech import Manner, Row
-from treadle.text.template import ChatTemplate
+from treadle.server.requests.request_stream import Text
+from treadle.server.requests.service import Service
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HI: list[Any] = [{"role": "user", "content": "hi"}]

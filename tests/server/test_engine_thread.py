@@ -13,14 +13,14 @@ import treadle
 from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
 from tests.server.test_streams import soon
-from treadle.batchfile.local import Local
-from treadle.engine import OUTPUTS
+from treadle.engine.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
-from treadle.request import Request
-from treadle.server.metrics import exposition
-from treadle.server.openai_completions import read_completion
-from treadle.server.service import Service, Settings
-from treadle.server.tally import EDGES_S, Histogram
+from treadle.scheduler.request import Request
+from treadle.server.batch_file.local import Local
+from treadle.server.protocols.metrics import exposition
+from treadle.server.protocols.openai.completions import read_completion
+from treadle.server.requests.service import Service, Settings
+from treadle.server.requests.stats import EDGES_S, Histogram
 
 BODY: dict[str, Any] = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
 

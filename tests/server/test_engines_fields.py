@@ -17,7 +17,7 @@ from tests.server.test_openai import CHAT, HI, post, stream
 from tests.server.test_streams import texts_of
 from tests.test_generation import Script, say
 from treadle.sampling import Sampling
-from treadle.server.token_rules import TokenRules
+from treadle.server.requests.token_rules import TokenRules
 
 TALK = [{"role": "user", "content": "x"}]
 PROGRESS: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def test_pings_come_as_the_call_wants_them(
         return step()
 
     monkeypatch.setattr(service.engine.turns, "step", slow)
-    monkeypatch.setattr("treadle.server.wire.PING_S", 0.001 if not pinged else 60.0)
+    monkeypatch.setattr("treadle.server.http.http_io.PING_S", 0.001 if not pinged else 60.0)
     body = {"prompt": "x", "max_tokens": 20, "stream": True, "sse_ping_interval": interval}
     answer = client.post("/v1/completions", json=body)
     assert (": ping" in answer.text) is pinged

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import treadle
+from treadle.chat.tools.answer_plan import Wanted
 from treadle.errors import TreadleError, of_setting
 from treadle.sampling import Sampling
-from treadle.server import asked, fields
-from treadle.server.asked import SAMPLERS, check_text, read_asked, read_prompt
-from treadle.server.problems import ApiError, named
-from treadle.speech.planned import Wanted
+from treadle.server.http import body_fields
+from treadle.server.http.api_errors import ApiError, named
+from treadle.server.requests import generation_request
+from treadle.server.requests.generation_request import SAMPLERS, check_text, read_asked, read_prompt
 
 
 def test_every_setting_of_sampling_has_a_field() -> None:
@@ -25,30 +26,30 @@ def test_every_setting_of_sampling_has_a_field() -> None:
 @pytest.mark.parametrize(
     ("read", "value"),
     [
-        (fields.text, 5),
-        (fields.flag, 1),
-        (fields.flag, "true"),
-        (fields.array, {}),
-        (fields.mapping, []),
-        (fields.whole(0), -1),
-        (fields.whole(0), 1.5),
-        (fields.whole(0), True),
-        (fields.whole(0), "1"),
-        (fields.whole(0), math.inf),
-        (fields.whole(0), 10**400),
-        (fields.number(0, 1), 1.1),
-        (fields.number(0, 1), False),
-        (fields.one_of("a", "b"), "c"),
-        (fields.one_of("a", "b"), ["a"]),
-        (fields.texts, [1]),
-        (fields.texts, 1),
-        (fields.refused("why", 0), 1),
-        (fields.refused("why", 0), False),
+        (body_fields.text, 5),
+        (body_fields.flag, 1),
+        (body_fields.flag, "true"),
+        (body_fields.array, {}),
+        (body_fields.mapping, []),
+        (body_fields.whole(0), -1),
+        (body_fields.whole(0), 1.5),
+        (body_fields.whole(0), True),
+        (body_fields.whole(0), "1"),
+        (body_fields.whole(0), math.inf),
+        (body_fields.whole(0), 10**400),
+        (body_fields.number(0, 1), 1.1),
+        (body_fields.number(0, 1), False),
+        (body_fields.one_of("a", "b"), "c"),
+        (body_fields.one_of("a", "b"), ["a"]),
+        (body_fields.texts, [1]),
+        (body_fields.texts, 1),
+        (body_fields.refused("why", 0), 1),
+        (body_fields.refused("why", 0), False),
     ],
 )
-def test_wrong_values_name_their_field(read: fields.Reader, value: Any) -> None:
+def test_wrong_values_name_their_field(read: body_fields.Reader, value: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        fields.read_fields({"spam": value}, {"spam": read})
+        body_fields.read_fields({"spam": value}, {"spam": read})
     assert caught.value.status == 400
     assert caught.value.param == "spam"
     assert str(caught.value).startswith("spam: ")
@@ -56,17 +57,18 @@ def test_wrong_values_name_their_field(read: fields.Reader, value: Any) -> None:
 
 def test_right_values() -> None:
     table = {
-        "whole": fields.whole(0), "number": fields.number(0, 1), "texts": fields.texts,
-        "refused": fields.refused("why", 0, "x"), "absent": fields.text, "null": fields.text,
+        "whole": body_fields.whole(0), "number": body_fields.number(0, 1), "texts":
+        body_fields.texts, "refused": body_fields.refused("why", 0, "x"), "absent":
+        body_fields.text, "null": body_fields.text,
     }  # fmt: skip
     body = {"whole": 5.0, "number": 1, "texts": "a", "refused": "x", "null": None, "other": object}
-    assert fields.read_fields(body, table) == {
+    assert body_fields.read_fields(body, table) == {
         "whole": 5, "number": 1.0, "texts": ["a"], "refused": "x"
     }  # fmt: skip
 
 
 def test_a_wrong_field_of_an_object_is_named_with_the_object() -> None:
-    inner = fields.object_of({"a": fields.object_of({"b": fields.flag})})
+    inner = body_fields.object_of({"a": body_fields.object_of({"b": body_fields.flag})})
     assert inner("spam", {"a": {"b": True}, "c": 5}) == {"a": {"b": True}}
     for value, name in (({"a": {"b": 1}}, "spam.a.b"), ({"a": 5}, "spam.a"), (5, "spam")):
         with pytest.raises(ApiError) as caught:
@@ -79,7 +81,7 @@ OWN_INNER = {"schema": {"a": 1}}
 OWN = {"response_format": {"type": "json_schema", "json_schema": OWN_INNER}}
 
 
-def read(model: treadle.Model, body: dict[str, Any]) -> asked.Asked:
+def read(model: treadle.Model, body: dict[str, Any]) -> generation_request.Asked:
     return read_asked(body, model, Sampling(temperature=0.5))
 
 

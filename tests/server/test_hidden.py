@@ -25,10 +25,10 @@ from treadle.errors import (
     UnsupportedError,
 )
 from treadle.files.gguf import open_gguf
-from treadle.server.hidden import hide, without_folders, without_paths
-from treadle.server.problems import ApiError, problem_of
-from treadle.text.grammars import Grammars
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.grammar.compiled_cache import Grammars
+from treadle.server.http.api_errors import ApiError, problem_of
+from treadle.server.http.redaction import hide, without_folders, without_paths
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 HELLO = [{"role": "user", "content": "hi"}]
 CALLS: list[tuple[str, dict[str, Any]]] = [

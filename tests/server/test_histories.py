@@ -19,7 +19,7 @@ from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import HERMES_TEMPLATE
 from tests.speech.test_history import GPT_OSS, MINISTRAL, QWEN_35
-from treadle.speech.history import lone_results
+from treadle.chat.tools.history import lone_results
 
 CHAT, MESSAGES, RESPONSES, OLLAMA = (
     "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat",

@@ -28,21 +28,17 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import running, talking
 from tests.server.test_rerank import folder
-from treadle.server import (
-    anthropic,
-    asked,
-    conversation,
-    embeddings,
-    ignored,
-    native,
-    ollama,
-    openai_chat,
-    openai_completions,
-    openai_responses,
-    rerank,
-    token_rules,
+from treadle.server.protocols import anthropic, embeddings, llamacpp, ollama, rerank
+from treadle.server.protocols.openai import chat as openai_chat
+from treadle.server.protocols.openai import completions, responses
+from treadle.server.requests import chat_prompt, generation_request, token_rules
+from treadle.server.requests import ignored_fields as ignored
+from treadle.server.requests.ignored_fields import (
+    ACCEPTED,
+    ACCEPTED_OF_VECTORS,
+    Fields,
+    ignored_fields,
 )
-from treadle.server.ignored import ACCEPTED, ACCEPTED_OF_VECTORS, Fields, ignored_fields
 
 __all__ = ["folder"]
 
@@ -251,9 +247,10 @@ ANTHROPIC = hints(
 ) | {"stream", "temperature", "top_k", "top_p", "output_format"}
 
 BASE = {
-    *asked.COMMON, *asked.SAMPLERS, *asked.SYNONYMS, *token_rules.FIELDS, "id_slot",
+    *generation_request.COMMON, *generation_request.SAMPLERS, *generation_request.SYNONYMS,
+    *token_rules.FIELDS, "id_slot",
 }  # fmt: skip
-TALK = {*conversation.FIELDS}
+TALK = {*chat_prompt.FIELDS}
 Known = tuple[set[str], set[str], Fields, frozenset[str]]
 # By endpoint: the fields that its protocols have, those that are read, and those that are told.
 KNOWN: dict[str, Known] = {
@@ -267,13 +264,13 @@ KNOWN: dict[str, Known] = {
     "/v1/completions": (
         hints(completion_create_params.CompletionCreateParamsBase)
         | {"stream", "prompt_embeds"} | (LLAMA_CPP - {"reasoning_format"}) | VLLM,
-        BASE | {*openai_completions.FIELDS, "prompt"},
+        BASE | {*completions.FIELDS, "prompt"},
         ignored.COMPLETIONS,
         ACCEPTED,
     ),
     "/v1/responses": (
         hints(response_create_params.ResponseCreateParamsBase) | {"stream", "return_progress"},
-        BASE | {*openai_responses.FIELDS, "input", "tool_choice", "parallel_tool_calls"}
+        BASE | {*responses.FIELDS, "input", "tool_choice", "parallel_tool_calls"}
         | {"stream_options"},
         ignored.RESPONSES,
         ACCEPTED,
@@ -283,7 +280,7 @@ KNOWN: dict[str, Known] = {
     ),
     "/completion": (
         {"prompt", *(LLAMA_CPP - {"reasoning_format"})},
-        BASE | {*native.COMPLETION, "prompt"},
+        BASE | {*llamacpp.COMPLETION, "prompt"},
         ignored.NATIVE,
         ACCEPTED,
     ),

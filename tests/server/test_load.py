@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import PATIENCE_S, events, running, talking, until
 from tests.server.test_openai import post
-from treadle.server import openai_completions
-from treadle.server.service import Service
-from treadle.server.wire import Stream
+from treadle.server.http.http_io import Stream
+from treadle.server.protocols.openai import completions
+from treadle.server.requests.service import Service
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_time_counts_from_the_call_on(
         release.wait(PATIENCE_S if way == "header" else 0.05)
         return [5]
 
-    monkeypatch.setattr(openai_completions, "read_prompt", slow)
+    monkeypatch.setattr(completions, "read_prompt", slow)
     n_steps = service.tally.n_steps
     body: dict[str, Any] = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
     headers = {"x-request-timeout": "0.05"} if way == "header" else {}

@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import N_CTX
 from tests.server.test_openai import post
-from treadle.embedding import Embedder
-from treadle.server.embeddings import _ids as texts_ids
-from treadle.server.ollama import _thinking
+from treadle.api.embedding import Embedder
+from treadle.server.protocols.embeddings import _ids as texts_ids
+from treadle.server.protocols.ollama import _thinking
 
 HI = [{"role": "user", "content": "hi"}]
 OPTIONS = {"temperature": 0, "num_predict": 8}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import treadle
 from tests.server.conftest import running, talking
-from treadle.kernels.kv import PAGE
+from treadle.kernels.attention.page_layout import PAGE
 
 KEY, TEXT, USER = "sk-xyzzy-swordfish", "plugh plover frotz ", "a user of the name rezrov"
 

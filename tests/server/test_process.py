@@ -256,6 +256,6 @@ def test_a_model_that_cannot_be_compiled_is_no_ready_server() -> None:
 def test_without_the_extra_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("treadle.cli.serve.find_spec", lambda name: None)
+    monkeypatch.setattr("treadle.cli.commands.serve.find_spec", lambda name: None)
     assert main(["serve"]) == 1
     assert "pip install 'treadle[serve]'" in capsys.readouterr().err

@@ -16,13 +16,14 @@ from tests.server.test_cut_calls import Scribe
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import FAMILIES, GPT_OSS, HERMES_TEMPLATE, OPEN, TEMPLATES, TOOLS, row
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools import Manner
+from treadle.chat.tools.formats import HARMONY, HERMES, THOUGHTS
 from treadle.errors import TreadleError
-from treadle.server import anthropic, ollama, openai_chat, openai_responses
 from treadle.server.app import build_app
-from treadle.server.service import Service
-from treadle.speech import Manner
-from treadle.speech.rows import HARMONY, HERMES, THOUGHTS
-from treadle.text.template import ChatTemplate
+from treadle.server.protocols import anthropic, ollama
+from treadle.server.protocols.openai import chat, responses
+from treadle.server.requests.service import Service
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 THINKS = HERMES_TEMPLATE + "{# </think> #}"
@@ -270,18 +271,18 @@ def test_a_budget_beside_what_must_hold(effort: str | None, channelled: TestClie
 
 
 READERS: list[tuple[Any, dict[str, Any]]] = [
-    (openai_chat.read_chat, {"messages": HI, "reasoning_effort": "none"}),
-    (openai_chat.read_chat, {"messages": HI, "chat_template_kwargs": {"enable_thinking": False}}),
-    (openai_chat.read_chat, {"messages": HI, "chat_template_kwargs": {"thinking": False}}),
-    (openai_chat.read_chat, {"messages": HI, "reasoning_budget": 0}),
-    (openai_chat.read_chat, {"messages": HI, "thinking_budget_tokens": 0}),
+    (chat.read_chat, {"messages": HI, "reasoning_effort": "none"}),
+    (chat.read_chat, {"messages": HI, "chat_template_kwargs": {"enable_thinking": False}}),
+    (chat.read_chat, {"messages": HI, "chat_template_kwargs": {"thinking": False}}),
+    (chat.read_chat, {"messages": HI, "reasoning_budget": 0}),
+    (chat.read_chat, {"messages": HI, "thinking_budget_tokens": 0}),
     (
-        openai_chat.read_chat,
+        chat.read_chat,
         {"messages": HI, "reasoning_budget": 9, "chat_template_kwargs": {"enable_thinking": False}},
     ),
-    (openai_responses.read_response, {"input": "hi", "reasoning": {"effort": "none"}}),
+    (responses.read_response, {"input": "hi", "reasoning": {"effort": "none"}}),
     (
-        openai_responses.read_response,
+        responses.read_response,
         {"input": "hi", "chat_template_kwargs": {"enable_thinking": False}},
     ),
     (
@@ -293,8 +294,8 @@ READERS: list[tuple[Any, dict[str, Any]]] = [
     (ollama.read_generate, {"prompt": "hi", "think": False}),
 ]
 ON: list[tuple[Any, dict[str, Any]]] = [
-    (openai_chat.read_chat, {"messages": HI}),
-    (openai_chat.read_chat, {"messages": HI, "chat_template_kwargs": {"enable_thinking": True}}),
+    (chat.read_chat, {"messages": HI}),
+    (chat.read_chat, {"messages": HI, "chat_template_kwargs": {"enable_thinking": True}}),
     (anthropic.read_messages, {"messages": HI, "max_tokens": 9, "thinking": {"type": "adaptive"}}),
     (ollama.read_chat, {"messages": HI, "think": True}),
 ]

@@ -13,10 +13,14 @@ from starlette.testclient import TestClient
 from tests.server.test_openai import post
 from tests.server.test_responses import named
 from tests.server.test_tools import PARAMETERS, gbnf
-from treadle.server.openai_items import given_items, in_turns, read_items
-from treadle.server.openai_tools import chat_choice, flat_name, read_response_tools
-from treadle.server.problems import ApiError
-from treadle.server.talks import Talks
+from treadle.server.http.api_errors import ApiError
+from treadle.server.protocols.openai.response_items import given_items, in_turns, read_items
+from treadle.server.protocols.openai.response_tools import (
+    chat_choice,
+    flat_name,
+    read_response_tools,
+)
+from treadle.server.requests.response_store import Talks
 
 PATH = "/v1/responses"
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}

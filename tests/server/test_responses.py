@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
-from treadle.server.call import Piece
-from treadle.server.openai_items import given_items, in_turns, read_items
-from treadle.server.service import Service
-from treadle.server.talks import Kept, Talks
+from treadle.server.protocols.openai.response_items import given_items, in_turns, read_items
+from treadle.server.requests.request_stream import Piece
+from treadle.server.requests.response_store import Kept, Talks
+from treadle.server.requests.service import Service
 
 PATH = "/v1/responses"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 8}

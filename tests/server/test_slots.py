@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import N_CTX, running, talking
-from treadle.server import texts
-from treadle.server.service import Service
-from treadle.server.texts import NONE, Slots, alike
+from treadle.server.requests import client_slots
+from treadle.server.requests.client_slots import NONE, Slots, alike
+from treadle.server.requests.service import Service
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\n" * 8
 
@@ -257,7 +257,7 @@ def test_many_texts_that_are_alike_are_compared_with_few(monkeypatch: pytest.Mon
         n_compared += 1
         return alike(a, b)
 
-    monkeypatch.setattr(texts, "alike", counted)
+    monkeypatch.setattr(client_slots, "alike", counted)
     for _ in places:
         places.take(Text(*range(50)))
     assert n_compared <= 2 * len(places)

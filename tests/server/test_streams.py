@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import PATIENCE_S, events, held, running, talking, until
 from tests.server.test_openai import post
-from treadle.server import wire
 from treadle.server.app import build_app
-from treadle.server.asked import LOOK_AHEAD
-from treadle.server.call import Bell
-from treadle.server.service import Service
+from treadle.server.http import http_io
+from treadle.server.requests.generation_request import LOOK_AHEAD
+from treadle.server.requests.request_stream import Bell
+from treadle.server.requests.service import Service
 
 Message = dict[str, Any]
 ENDLESS = {"max_tokens": 400, "ignore_eos": True, "seed": 1}
@@ -95,7 +95,7 @@ class Client:
         self.parts: list[bytes] = []
         self.status = 0
         self.left = asyncio.Event()
-        self._body: bytes | None = wire.encode(body)
+        self._body: bytes | None = http_io.encode(body)
         self._scope = {
             "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
             "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
@@ -249,7 +249,7 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the engine is busy elsewhere, a comment goes out each second."""
-    monkeypatch.setattr(wire, "PING_S", 0.01)
+    monkeypatch.setattr(http_io, "PING_S", 0.01)
     release = threading.Event()
     job = service.engine.submit(lambda: release.wait(PATIENCE_S))
 
@@ -257,7 +257,7 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
         body = {"prompt": "x", "max_tokens": 2, "stream": True}
 
         async def look() -> None:
-            if client.parts.count(wire.PING) == 3:
+            if client.parts.count(http_io.PING) == 3:
                 release.set()
 
         client = Client(build_app(service), "/v1/completions", body, look)
@@ -265,13 +265,13 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
         return client.parts
 
     parts = asyncio.run(read())
-    assert parts[:3] == [wire.PING] * 3
+    assert parts[:3] == [http_io.PING] * 3
     assert job.result(PATIENCE_S) is True
     assert events(b"".join(parts).decode())[-1] == "[DONE]"
 
 
 def test_a_body_that_does_not_come(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "BODY_S", 0.02)
+    monkeypatch.setattr(http_io, "BODY_S", 0.02)
 
     async def call() -> Client:
         client = Client(build_app(service), "/v1/completions", {}, quick)
@@ -284,7 +284,7 @@ def test_a_body_that_does_not_come(service: Service, monkeypatch: pytest.MonkeyP
 
 def test_a_body_that_never_ends(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not keep a call open."""
-    monkeypatch.setattr(wire, "WHOLE_BODY_S", 0.05)
+    monkeypatch.setattr(http_io, "WHOLE_BODY_S", 0.05)
 
     async def call() -> Client:
         client = Client(build_app(service), "/v1/completions", {}, quick)

@@ -14,11 +14,12 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.test_openai import post
-from treadle.server import json_pieces, openai_completions, wire
-from treadle.server.asked import read_asked
-from treadle.server.problems import ApiError
-from treadle.server.service import Service
-from treadle.server.wire import Bodies, encode, encode_large, is_large, parse_any
+from treadle.server.http import http_io, json_pieces
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.http_io import Bodies, encode, encode_large, is_large, parse_any
+from treadle.server.protocols.openai import completions
+from treadle.server.requests.generation_request import read_asked
+from treadle.server.requests.service import Service
 
 HI = [{"role": "user", "content": "hi"}]
 COMPLETIONS = "/v1/completions"
@@ -26,8 +27,8 @@ COMPLETIONS = "/v1/completions"
 
 def test_large_bodies_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else many slow writers would fill the memory. A small one is never kept out."""
-    monkeypatch.setattr(wire, "LARGE", 10)
-    monkeypatch.setattr(wire, "MAX_BODIES", 100)
+    monkeypatch.setattr(http_io, "LARGE", 10)
+    monkeypatch.setattr(http_io, "MAX_BODIES", 100)
     bodies = Bodies()
     with bodies.weighing() as first:
         for n in (5, 40, 60):
@@ -46,8 +47,8 @@ def test_large_bodies_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_body_that_finds_no_room(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LARGE", 100)
-    monkeypatch.setattr(wire, "MAX_BODIES", 200)
+    monkeypatch.setattr(http_io, "LARGE", 100)
+    monkeypatch.setattr(http_io, "MAX_BODIES", 200)
     for length, status in ((300, 503), (120, 200), (50, 200)):
         body = json.dumps({"prompt": "x", "max_tokens": 1}).encode().ljust(length)
         assert client.post(COMPLETIONS, content=body).status_code == status
@@ -96,7 +97,7 @@ def test_which_calls_are_large(service: Service, client: TestClient) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service, "prepare", prepare)
-        for length in (100, wire.LARGE + 1, 100):
+        for length in (100, http_io.LARGE + 1, 100):
             for path in ("/embedding", "/tokenize", "/completion"):
                 body = json.dumps({"content": "x", "prompt": "x", "n_predict": 1})
                 answer = client.post(path, content=body.encode().ljust(length))
@@ -139,7 +140,7 @@ def test_prompts_that_are_told_with_log_probabilities(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body: dict[str, Any] = {"prompt": "def f(x)", "max_tokens": 0, "echo": True, "n": 2}
-    monkeypatch.setattr(openai_completions, "MOST_ECHOED", 40)
+    monkeypatch.setattr(completions, "MOST_ECHOED", 40)
     assert post(client, COMPLETIONS, logprobs=1, **body)["choices"][1]["logprobs"]["tokens"]
     error = post(client, COMPLETIONS, 400, logprobs=20, **body)["error"]
     assert error["param"] == "logprobs"
@@ -161,8 +162,8 @@ def test_an_answer_of_many_numbers_is_made_beside_the_others(
     kept = ("index", "text", "content", "message", "logprobs", "completion_probabilities")
     answers = []
     for many in (1 << 30, 1):
-        monkeypatch.setattr(wire, "MANY", many)
-        monkeypatch.setattr(wire, "encode_large", noted)
+        monkeypatch.setattr(http_io, "MANY", many)
+        monkeypatch.setattr(http_io, "encode_large", noted)
         answer = post(client, path, **body)
         choices = answer["choices"] if isinstance(answer, dict) else answer
         answers.append([{name: c.get(name) for name in kept} for c in choices])

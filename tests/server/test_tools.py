@@ -20,9 +20,9 @@ from tests.server.conftest import running, talking
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from treadle.server.anthropic import SIGNATURE
-from treadle.speech.schemas import without_nulls
-from treadle.text.template import ChatTemplate
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools.schemas import without_nulls
+from treadle.server.protocols.anthropic import SIGNATURE
 
 CHAT = "/v1/chat/completions"
 HI: list[Any] = [{"role": "user", "content": "hi"}]

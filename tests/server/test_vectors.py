@@ -20,11 +20,11 @@ from tests.cli.conftest import Run, run
 from tests.server.conftest import events, running, talking, until
 from tests.server.test_openai import post
 from tests.test_rerank import DOCUMENTS, QUERY, save
-from treadle.embedding import Embedder
+from treadle.api.embedding import Embedder
+from treadle.api.rerank import Reranker
 from treadle.errors import NotFiniteError
-from treadle.rerank import Reranker
-from treadle.server.embeddings import embed
-from treadle.server.service import Service
+from treadle.server.protocols.embeddings import embed
+from treadle.server.requests.service import Service
 
 __all__ = ["run"]
 Write = Callable[..., Path]

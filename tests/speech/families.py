@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from treadle.speech.rows import HARMONY, ROWS, SOLAR, Channels, Row
+from treadle.chat.tools.formats import HARMONY, ROWS, SOLAR, Channels, Row
 
 TOOLS: dict[str, dict[str, Any]] = {
     "f": {

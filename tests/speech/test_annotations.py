@@ -26,10 +26,10 @@ from pydantic import AfterValidator, Field, PositiveInt, StringConstraints
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 import treadle
+from treadle.chat.tools.python_annotations import Schemas, to_json, value_of
+from treadle.chat.tools.python_functions import result_of, tool_of
 from treadle.errors import TreadleError
-from treadle.speech.annotations import Schemas, to_json, value_of
-from treadle.speech.functions import result_of, tool_of
-from treadle.text.json_schema import is_possible, kept_schema
+from treadle.grammar.json_schema import is_possible, kept_schema
 
 
 class Colour(Enum):

@@ -7,7 +7,7 @@ import json
 import pytest
 from jiter import from_json
 
-from treadle.speech.arguments import CallObject, arguments_of, read_call
+from treadle.chat.tools.arguments import CallObject, arguments_of, read_call
 
 
 def test_what_is_written_is_what_is_given() -> None:

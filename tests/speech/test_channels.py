@@ -13,11 +13,11 @@ import pytest
 from tests.speech.families import FAMILIES, JSON, OPEN, row
 from tests.speech.test_guide import SMALL, check, guide_of, planned
 from tests.text.vocabularies import CONTROL, load_bpe
-from treadle.speech import Manner, Told
-from treadle.speech.guide import Guide
-from treadle.speech.planned import Planned
-from treadle.text.grammars import Grammars
-from treadle.text.tokenizer import Tokenizer
+from treadle.chat.tools import Manner, Told
+from treadle.chat.tools.answer_plan import Planned
+from treadle.chat.tools.constrained_decoding import Guide
+from treadle.grammar.compiled_cache import Grammars
+from treadle.tokenizer.tokenizer import Tokenizer
 
 SOLAR = row("solar")
 MARKS = (

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from tests.speech.test_schemas import BYTES, ROW, Plain
-from treadle.speech.constraint import _arguments
-from treadle.speech.fulfilled import fulfils
-from treadle.speech.readers import reader_of
-from treadle.speech.rules import Rules
-from treadle.text.schema_limits import Parts
+from treadle.chat.tools.argument_readers import reader_of
+from treadle.chat.tools.call_grammar import _arguments
+from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.schema_check import fulfils
+from treadle.grammar.llguidance_limits import Parts
 
 PYTHON = ["python", "python-lines"]
 TAGGED = [name for name, row in ROW.items() if row.tags is not None]

@@ -13,15 +13,15 @@ import pytest
 
 import treadle
 from tests.speech.families import ARGUMENTS, FAMILIES, GPT_OSS, JSON, TOOLS, row
-from treadle.answer import Answer
+from treadle.chat.tools import Manner, Said, Speech, Thought, Told
+from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
+from treadle.chat.tools.constrained_decoding import Guide
+from treadle.chat.tools.formats import HERMES, ROWS, THOUGHTS
 from treadle.errors import GrammarError
-from treadle.speech import Manner, Said, Speech, Thought, Told
-from treadle.speech.guide import Guide
-from treadle.speech.planned import Planned, Wanted, plan_answer
-from treadle.speech.rows import HERMES, ROWS, THOUGHTS
-from treadle.text.grammar import LEXER_BYTES
-from treadle.text.grammars import Grammars
-from treadle.text.tokenizer import Tokenizer
+from treadle.grammar.compiled_cache import Grammars
+from treadle.grammar.grammar import LEXER_BYTES
+from treadle.scheduler.output import Answer
+from treadle.tokenizer.tokenizer import Tokenizer
 
 THINK = THOUGHTS[0]
 SMALL: dict[str, Any] = {  # arguments that come to an end soon
@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {  # arguments that come to an end soon
 def tokenizer() -> Tokenizer:
     from treadle.convert.open import packaged_model
     from treadle.files.gguf import open_gguf
-    from treadle.text.tokenizer import load_tokenizer
+    from treadle.tokenizer.tokenizer import load_tokenizer
 
     return load_tokenizer(open_gguf(packaged_model()))
 
@@ -614,7 +614,7 @@ def test_compiled_grammars_are_kept(tokenizer: Tokenizer) -> None:
 
 def test_what_is_kept_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lexers go first, and are made again; then the grammars that were not asked for longest."""
-    monkeypatch.setattr("treadle.text.grammars.MOST_BYTES", 2 * LEXER_BYTES)
+    monkeypatch.setattr("treadle.grammar.compiled_cache.MOST_BYTES", 2 * LEXER_BYTES)
     grammars = Grammars(tokenizer)
     first = grammars.regex("a")
     first.matcher()

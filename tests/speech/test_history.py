@@ -10,10 +10,10 @@ import pytest
 
 from tests.speech.families import BARE_TEMPLATE, HERMES_TEMPLATE, TEMPLATES, TOLD, F
 from tests.speech.test_manner import REAL, WITHOUT
-from treadle.speech.history import Beside, lone_results
-from treadle.speech.manner import find_manner, manner_of
-from treadle.speech.messages import shaped
-from treadle.text.template import ChatTemplate
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools.detect import find_manner, manner_of
+from treadle.chat.tools.history import Beside, lone_results
+from treadle.chat.tools.messages import shaped
 
 # As the families' own have it, in short: a message that calls has text or reasoning, which is left
 # out once an answer follows; results stand behind calls; a later system's message is left out.

@@ -19,13 +19,13 @@ from tests.speech.families import (
     F,
     row,
 )
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools import Speech, Told, find_manner
+from treadle.chat.tools.detect import Manner
+from treadle.chat.tools.formats import BARE, GENERIC, HERMES
+from treadle.chat.tools.messages import in_another_form, shaped, short_id
+from treadle.chat.tools.schemas import plainly
 from treadle.errors import TemplateError
-from treadle.speech import Speech, Told, find_manner
-from treadle.speech.manner import Manner
-from treadle.speech.messages import in_another_form, shaped, short_id
-from treadle.speech.rows import BARE, GENERIC, HERMES
-from treadle.speech.schemas import plainly
-from treadle.text.template import ChatTemplate
 
 REAL = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "actions",

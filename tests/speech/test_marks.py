@@ -10,15 +10,15 @@ import pytest
 
 from tests.speech.families import ARGUMENTS, FAMILIES, JSON, TEMPLATES, TOOLS, F, row
 from tests.text.vocabularies import CONTROL, load_bpe
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools import Manner, Said, Told, manner_of
+from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
+from treadle.chat.tools.constrained_decoding import Guide
+from treadle.chat.tools.formats import ROWS, Row, core_of
+from treadle.chat.tools.messages import shaped
 from treadle.errors import GrammarError
-from treadle.speech import Manner, Said, Told, manner_of
-from treadle.speech.guide import Guide
-from treadle.speech.messages import shaped
-from treadle.speech.planned import Planned, Wanted, plan_answer
-from treadle.speech.rows import ROWS, Row, core_of
-from treadle.text.grammars import Grammars
-from treadle.text.template import ChatTemplate
-from treadle.text.tokenizer import Tokenizer
+from treadle.grammar.compiled_cache import Grammars
+from treadle.tokenizer.tokenizer import Tokenizer
 
 END = "<eos>"
 SPACED = [own.name for own in ROWS if own.trigger and core_of(own.trigger)[0] != own.trigger]

@@ -13,14 +13,14 @@ import pytest
 from tests.speech.families import ARGUMENTS, FAMILIES, GPT_OSS, JSON, OPEN, TOOLS, row
 from tests.speech.test_guide import SMALL, planned
 from tests.text.vocabularies import CONTROL, load_bpe
-from treadle.answer import Answer
-from treadle.speech import Manner, Said, Speech, Thought, Told
-from treadle.speech.heard import Heard
-from treadle.speech.planned import Planned
-from treadle.speech.rows import HARMONY, HERMES, THOUGHTS, Row
-from treadle.speech.scanner import MAX_DRAFTS
-from treadle.text.grammars import Grammars
-from treadle.text.tokenizer import Tokenizer
+from treadle.chat.tools import Manner, Said, Speech, Thought, Told
+from treadle.chat.tools.answer_plan import Planned
+from treadle.chat.tools.formats import HARMONY, HERMES, THOUGHTS, Row
+from treadle.chat.tools.stop_filter import Heard
+from treadle.chat.tools.stream_parser import MAX_DRAFTS
+from treadle.grammar.compiled_cache import Grammars
+from treadle.scheduler.output import Answer
+from treadle.tokenizer.tokenizer import Tokenizer
 
 THINK, GEMMA = THOUGHTS[0], THOUGHTS[2]
 ANALYSIS, FINAL = GPT_OSS.thought.open, f"{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}"

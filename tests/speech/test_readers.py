@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.speech.families import TOOLS, row
-from treadle.speech import Speech, Told
-from treadle.speech.arguments import value_of
-from treadle.speech.readers import PythonReader, Reader, TagReader
+from treadle.chat.tools import Speech, Told
+from treadle.chat.tools.argument_readers import PythonReader, Reader, TagReader
+from treadle.chat.tools.arguments import value_of
 
 PYTHON: list[tuple[str, Any]] = [
     (")", {}),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from treadle.speech.messages import gone_on
-from treadle.text.messages import read_messages
-from treadle.text.template import ChatTemplate
-from treadle.text.variables import reasoning_said
+from treadle.chat.template.messages import read_messages
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.template.variables import reasoning_said
+from treadle.chat.tools.messages import gone_on
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

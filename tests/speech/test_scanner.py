@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, GPT_OSS, OPEN, TOOLS, row
-from treadle.speech import Said, Speech, Thought, Told
-from treadle.speech.rows import BARE, HERMES, ROWS, THOUGHTS
+from treadle.chat.tools import Said, Speech, Thought, Told
+from treadle.chat.tools.formats import BARE, HERMES, ROWS, THOUGHTS
 
 THINK = THOUGHTS[0]
 

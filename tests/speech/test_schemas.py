@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from treadle.chat.tools.argument_readers import OwnReader, TagReader
+from treadle.chat.tools.call_grammar import _arguments, calls_behind
+from treadle.chat.tools.formats import QUOTE, ROWS
+from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.schemas import MAX_WAYS, by_name, odd_names
+from treadle.chat.tools.unquoted_text import not_beginning, without
 from treadle.errors import GrammarError
-from treadle.speech.constraint import _arguments, calls_behind
-from treadle.speech.readers import OwnReader, TagReader
-from treadle.speech.rows import QUOTE, ROWS
-from treadle.speech.rules import Rules
-from treadle.speech.schemas import MAX_WAYS, by_name, odd_names
-from treadle.speech.texts import not_beginning, without
 
 BYTES = LLTokenizer("byte")
 ROW = {row.name: row for row in ROWS}

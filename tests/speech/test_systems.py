@@ -10,10 +10,10 @@ import pytest
 
 from tests.speech.families import TEMPLATES, F
 from tests.speech.test_manner import REAL, USER, WITHOUT, real
-from treadle.speech.manner import find_manner
-from treadle.speech.messages import shaped
-from treadle.speech.systems import system_in_place
-from treadle.text.template import ChatTemplate
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools.detect import find_manner
+from treadle.chat.tools.messages import shaped
+from treadle.chat.tools.system_messages import system_in_place
 
 FIRST, LATE = ({"role": "system", "content": f"{word} says so"} for word in ("first", "late"))
 SAID = {"role": "assistant", "content": "an answer"}

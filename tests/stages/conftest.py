@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from treadle.distributed.stages.front import FrontEngine
+from treadle.distributed.stages.pipeline import Pipeline, StageLostError
+from treadle.distributed.stages.stage import Batch, Given, Stage
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.compile import host_features
 from treadle.models.load import load_config
 from treadle.models.stages import split
-from treadle.stages.front import FrontEngine
-from treadle.stages.pipeline import Pipeline, StageLostError
-from treadle.stages.stage import Batch, Given, Stage
 
 SETTINGS: dict[str, Any] = {"n_ctx": 256, "n_sequences": 3}
 

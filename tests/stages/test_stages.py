@@ -14,20 +14,20 @@ from tests.conftest import WriteTiny
 from tests.stages.conftest import SETTINGS, Staged
 from tests.test_kvcache import check_pages
 from tests.test_session import text
-from treadle.batch import Part
-from treadle.devices.cpu import Cpu
-from treadle.engine import Engine
+from treadle.api.session import Session
+from treadle.devices.cpu.device import Cpu
+from treadle.distributed.stages.pipeline import StageLostError
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.compile import host_features
-from treadle.kernels.top import N_TOP, Look
-from treadle.kvfile import save_session
+from treadle.kernels.elementwise.top_logits import N_TOP, Look
+from treadle.kvcache.disk.session_file import save_session
 from treadle.models.load import load_config
 from treadle.models.stages import cut, split
 from treadle.models.stages import staged as staged_config
-from treadle.session import Session
-from treadle.stages.pipeline import StageLostError
 
 
 def whole(path: Path, **settings: Any) -> Engine:

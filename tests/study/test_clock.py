@@ -10,7 +10,7 @@ import pytest
 
 from treadle.isa.isa import Isa
 from treadle.jit.language import Builder, Val
-from treadle.runtime.describe import row_in_use
+from treadle.profiling.report import row_in_use
 from treadle.study import clock
 from treadle.study.rows import Scale
 from treadle.study.spec import Study

@@ -123,8 +123,8 @@ import pytest
 from tests.system.elsewhere import become
 become(sys.argv[1])
 from treadle.isa.portable import PORTABLE
-from treadle.runtime.runner import SLEEPERS
-from treadle.runtime.threads import Team
+from treadle.devices.cpu.step_loop import SLEEPERS
+from treadle.devices.cpu.thread_team import Team
 from tests.runtime.test_threads import SIZES, Chain
 team, chain = Team(3, PORTABLE, 64), Chain(PORTABLE, SIZES)
 n_asleep = team._shared.memory.bytes[SLEEPERS:SLEEPERS + 8].view("i8")
@@ -161,7 +161,7 @@ import numpy, pytest
 from tests.system.elsewhere import become
 become(sys.argv[1])
 from treadle.isa.portable import PORTABLE
-from treadle.runtime.threads import Team, step_times
+from treadle.devices.cpu.thread_team import Team, step_times
 from tests.runtime.test_threads import SIZES, Chain
 team, chain = Team(2, PORTABLE, 64), Chain(PORTABLE, SIZES, 40)
 times = numpy.zeros((len(SIZES) + 1, 2), numpy.int64)

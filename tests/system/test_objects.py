@@ -18,6 +18,7 @@ from tests.kernels import registry, rows, test_attention, test_elementwise, test
 from tests.kernels.conftest import rng
 from tests.kernels.harness import Memory
 from tests.kernels.machine import SIGNATURE, Here
+from treadle.devices.cpu.step_loop import Work
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
@@ -26,12 +27,11 @@ from treadle.jit.compile import Linker, emit_assembly, emit_object
 from treadle.jit.kernel import symbol, trace
 from treadle.jit.types import i64
 from treadle.jit.values import Val
-from treadle.kernels.attention import Attention
-from treadle.kernels.elementwise import Norm
-from treadle.kernels.gemm import Gemm
-from treadle.kernels.gemv import Gemv
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.elementwise.elementwise import Norm
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.spec import Spec
-from treadle.runtime.runner import Work
 
 __all__ = ["rng"]  # the fixture of the kernels' tests
 

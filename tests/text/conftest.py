@@ -9,7 +9,7 @@ import pytest
 
 from tests.text.vocabularies import write_llama3, write_qwen2
 from treadle.files.gguf import open_gguf
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 Load = Callable[[str], Tokenizer]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.text.gbnf import Alt, Chars, Node, Ref, Repeat, Rules, Seq
+from treadle.grammar.gbnf import Alt, Chars, Node, Ref, Repeat, Rules, Seq
 
 
 def matches(rules: Rules, text: str) -> bool:

@@ -25,10 +25,10 @@ from tests.text.vocabularies import (
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import string_array
-from treadle.text.bpe import BYTE_OF_LETTER, merge_pairs
-from treadle.text.pretokenizers import PRE_TOKENIZERS
-from treadle.text.tokenizer import load_tokenizer
-from treadle.text.vocab import texts
+from treadle.tokenizer.bpe import BYTE_OF_LETTER, merge_pairs
+from treadle.tokenizer.pretokenizers import PRE_TOKENIZERS
+from treadle.tokenizer.tokenizer import load_tokenizer
+from treadle.tokenizer.vocab import texts
 
 
 def words(pre: str, text: str) -> list[str]:

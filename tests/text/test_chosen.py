@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from treadle.chat.template.builtin_templates import BUILT_INS
+from treadle.chat.template.override import NAMES, choose_template
 from treadle.errors import TemplateError
-from treadle.text.builtin_templates import BUILT_INS
-from treadle.text.chosen import NAMES, choose_template
 
 SOURCE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from treadle.errors import GrammarError
-from treadle.text import schema_limits
-from treadle.text.exact_numbers import dump, read, spelling
-from treadle.text.json_schema import schema_source
+from treadle.grammar import llguidance_limits
+from treadle.grammar.json_numbers import dump, read, spelling
+from treadle.grammar.json_schema import schema_source
 
 BYTES = LLTokenizer("byte")
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -63,7 +63,7 @@ def test_texts_stay_what_they_are() -> None:
 
 
 def test_a_number_without_a_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_limits, "spelling", lambda number: None)
+    monkeypatch.setattr(llguidance_limits, "spelling", lambda number: None)
     with pytest.raises(
         GrammarError, match=r'"const": 0.1 has 0.1, which cannot be written exactly'
     ):

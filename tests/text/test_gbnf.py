@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
-from treadle.text.gbnf import parse_gbnf
-from treadle.text.grammar import Grammar
-from treadle.text.tokenizer import Tokenizer
+from treadle.grammar.gbnf import parse_gbnf
+from treadle.grammar.grammar import Grammar
+from treadle.tokenizer.tokenizer import Tokenizer
 
 GRAMMARS = ("arithmetic", "c", "chess", "english", "japanese", "json", "json_arr", "list")
 

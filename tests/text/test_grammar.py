@@ -16,8 +16,8 @@ from llguidance import LLParserLimits
 from tests.text.conftest import Load
 from tests.text.vocabularies import CONTROL, NORMAL, UNUSED, accepts, load_bpe
 from treadle.errors import GrammarError
-from treadle.text.grammar import Grammar, Matcher
-from treadle.text.tokenizer import Tokenizer
+from treadle.grammar.grammar import Grammar, Matcher
+from treadle.tokenizer.tokenizer import Tokenizer
 
 AMBIGUOUS = 'root ::= x\nx ::= "(" x ")" x | [a-z ]* | x [a-z ] x'
 
@@ -565,7 +565,7 @@ def test_a_limit_that_is_reached_within_an_answer(
 ) -> None:
     """Limits are lowered, for the real ones take a long text; reaching them is llguidance's."""
     grammar = Grammar.from_gbnf(gbnf, bytes_tokenizer)
-    monkeypatch.setattr("treadle.text.grammar._limits", lambda: LLParserLimits(**limit))
+    monkeypatch.setattr("treadle.grammar.grammar._limits", lambda: LLParserLimits(**limit))
     matcher = Matcher(grammar)
     text = ""
 
@@ -592,7 +592,7 @@ def test_a_lexer_that_other_answers_have_filled(
 ) -> None:
     """The states of all answers are in one lexer, which has a limit; an answer alone is far off."""
     monkeypatch.setattr(
-        "treadle.text.grammar._limits", lambda: LLParserLimits(max_lexer_states=400)
+        "treadle.grammar.grammar._limits", lambda: LLParserLimits(max_lexer_states=400)
     )
     grammar = Grammar.from_regex("[a-z]{60}|[A-Z]([a-z]{50}|.*[a-f].{9}x)", bytes_tokenizer)
     early = grammar.matcher()

@@ -10,8 +10,8 @@ import pytest
 from tests.text.vocabularies import CONTROL, NORMAL, write_vocab
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.text.infill import fim_token, infill_ids
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.fill_in_middle import fim_token, infill_ids
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 LETTERS = "abcdef.Ċprojct"  # what the texts are made of
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")

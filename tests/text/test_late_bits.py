@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from treadle.errors import ForkedError
-from treadle.text.late_bits import LateBits
+from treadle.grammar.async_mask import LateBits
 
 
 class Held:

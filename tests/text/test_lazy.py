@@ -6,14 +6,19 @@ import subprocess
 import sys
 
 HEAVY = ("sentencepiece", "tokenizers", "jinja2", "llguidance", "huggingface_hub", "torch")
-MODULES = ("treadle", *(f"treadle.text.{name}" for name in ("tokenizer", "template", "grammar")))
+MODULES = (
+    "treadle",
+    "treadle.tokenizer.tokenizer",
+    "treadle.chat.template.template",
+    "treadle.grammar.grammar",
+)
 
 
 def test_imports() -> None:
     script = (
         f"import sys; import {', '.join(MODULES)}\n"
-        "from treadle.text import bpe, spm, wordpiece, gbnf\n"
-        "from treadle.text.template import ChatTemplate; ChatTemplate('x')\n"
+        "from treadle.tokenizer import bpe, spm, wordpiece, gbnf\n"
+        "from treadle.chat.template.template import ChatTemplate; ChatTemplate('x')\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -11,10 +11,10 @@ from tests.text.conftest import Load
 from tests.text.reference_gbnf import matches
 from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
-from treadle.text.gbnf import parse_gbnf
-from treadle.text.grammar import Grammar, _complaints, _lark
-from treadle.text.lexing import larks
-from treadle.text.tokenizer import Tokenizer
+from treadle.grammar.gbnf import parse_gbnf
+from treadle.grammar.grammar import Grammar, _complaints, _lark
+from treadle.grammar.lexemes import larks
+from treadle.tokenizer.tokenizer import Tokenizer
 
 ATOMS = ['"a"', '"b"', '"ab"', "[ab]", "[^a]", "[é-ê]", '"è"', "x", "y", "root", '("a" | x)', "x*"]
 BODY = st.lists(

@@ -8,9 +8,9 @@ import pytest
 
 from tests.text.test_template import CHAT, load
 from tests.text.vocabularies import CONTROL
-from treadle.speech import find_manner
-from treadle.text.template import ChatTemplate
-from treadle.text.vocab import END_OF_GENERATION, END_OF_TURN
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.tools import find_manner
+from treadle.tokenizer.vocab import END_OF_GENERATION, END_OF_TURN
 
 # The parts of the published template that speak of calls; ``MARK`` stands before them or does not.
 CALLS = """\

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.text.vocabularies import CONTROL, NORMAL, UNKNOWN, UNUSED, Piece, write_vocab
+from treadle.chat.template.template import load_template
 from treadle.files.gguf import open_gguf
-from treadle.text.template import load_template
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = [
     b"\n\n",

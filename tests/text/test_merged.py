@@ -10,7 +10,7 @@ import pytest
 from tests.text.vocabularies import CONTROL, NORMAL, Piece, spm_pieces, write_vocab
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 SPACE = "\u2581"
 MERGES = [

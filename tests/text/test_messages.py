@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from treadle.chat.template.builtin_templates import BUILT_INS
+from treadle.chat.template.messages import Form, form_of, read_messages
+from treadle.chat.template.template import ChatTemplate
 from treadle.errors import TemplateError, UnsupportedError
-from treadle.text.builtin_templates import BUILT_INS
-from treadle.text.messages import Form, form_of, read_messages
-from treadle.text.template import ChatTemplate
 
 # As families' own templates read content.
 TEXTS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"  # Llama 3.1

@@ -26,9 +26,9 @@ from tests.text.vocabularies import (
     spm_pieces,
     write_vocab,
 )
+from treadle.base.caller_warnings import warnings_to
 from treadle.files.gguf import open_gguf
-from treadle.text.tokenizer import MODELS, Tokenizer, load_tokenizer
-from treadle.warn import warnings_to
+from treadle.tokenizer.tokenizer import MODELS, Tokenizer, load_tokenizer
 
 # Names that a text may well have: marks, plain words, what is merged of letters, one letter.
 HIDDEN = ["<pad>", "</s>", "<|im_end|>", "[MASK]", "ab", "abc", "end", "the end", "b", "\n\n", "é"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.template.variables import check_reasoning, reasoning_said, unread
 from treadle.errors import TreadleError
-from treadle.text.template import ChatTemplate
-from treadle.text.variables import check_reasoning, reasoning_said, unread
 
 HELLO = [{"role": "user", "content": "hi"}]
 QWEN = "{{ enable_thinking is defined and not enable_thinking }}"

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from treadle.chat.template import renderer
+from treadle.chat.template.render_process import READY, REPLY, SIZE, SPENT_TIME
+from treadle.chat.template.renderer import LimitError, Renderer
 from treadle.errors import TemplateError
 from treadle.system import SYSTEM
-from treadle.text import renderer
-from treadle.text.render_process import READY, REPLY, SIZE, SPENT_TIME
-from treadle.text.renderer import LimitError, Renderer
 
 ENDLESS = "{% for i in range(99999) %}{% set x = range(99999) | sum %}{% endfor %}"
 NOW = datetime(2024, 7, 26, 12, 30)
@@ -137,7 +137,7 @@ def test_a_fork_has_processes_of_its_own() -> None:
     script = """
 import os, sys
 from datetime import datetime
-from treadle.text.renderer import RENDERER
+from treadle.chat.template.renderer import RENDERER
 def mine():
     return [process._popen.pid for process in RENDERER._processes]
 assert RENDERER.render("a", {}, datetime.now()) == "a"
@@ -158,7 +158,8 @@ assert mine() == before
 @pytest.mark.parametrize("last", ["os._exit(0)", "os.kill(os.getpid(), 9)", "pass"])
 def test_it_ends_with_the_program(last: str) -> None:
     script = (
-        "import os; from datetime import datetime; from treadle.text.renderer import RENDERER\n"
+        "import os; from datetime import datetime\n"
+        "from treadle.chat.template.renderer import RENDERER\n"
         "RENDERER.render('a', {}, datetime.now())\n"
         "print(*[process._popen.pid for process in RENDERER._processes], flush=True)\n" + last
     )
@@ -171,7 +172,7 @@ def test_it_ends_with_the_program(last: str) -> None:
 def test_sigterm_ends_a_program_that_renders() -> None:
     script = (
         "from datetime import datetime; from treadle.cli import leave_on_signals\n"
-        "from treadle.text.renderer import RENDERER\n"
+        "from treadle.chat.template.renderer import RENDERER\n"
         "leave_on_signals(); RENDERER.render('a', {}, datetime.now())\n"
         "print(*[process._popen.pid for process in RENDERER._processes], flush=True)\n"
         f"RENDERER.render({ENDLESS!r}, {{}}, datetime.now())\n"
@@ -256,7 +257,7 @@ STANDSTILL = (
 
 def test_where_a_system_has_no_timers() -> None:
     """As on Windows: a thread of faulthandler's ends the process."""
-    script = "from treadle.text.render_process import serve; serve(1.5, 1 << 28)"
+    script = "from treadle.chat.template.render_process import serve; serve(1.5, 1 << 28)"
     requests = b""
     for source in ("a", STANDSTILL):
         values = ["render", source, {}, NOW.isoformat()]

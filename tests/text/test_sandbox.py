@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from treadle.chat.template import renderer
+from treadle.chat.template.template import ChatTemplate
 from treadle.errors import TemplateError
-from treadle.text import renderer
-from treadle.text.template import ChatTemplate
 
 HELLO = [{"role": "user", "content": "hello"}]
 GROW = "{% set n = namespace(v=START) %}{% for i in range(60) %}{% set n.v = STEP %}{% endfor %}"

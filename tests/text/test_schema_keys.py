@@ -8,8 +8,8 @@ import pytest
 
 from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
-from treadle.text.grammar import Grammar
-from treadle.text.tokenizer import Tokenizer
+from treadle.grammar.grammar import Grammar
+from treadle.tokenizer.tokenizer import Tokenizer
 
 
 def an_object(**properties: Any) -> dict[str, Any]:

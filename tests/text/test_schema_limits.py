@@ -11,9 +11,9 @@ import pytest
 
 from tests.text.vocabularies import accepts
 from treadle.errors import GrammarError
-from treadle.text.grammar import Grammar
-from treadle.text.schema_limits import COUNTS, LENGTHS, LOWEST
-from treadle.text.tokenizer import Tokenizer
+from treadle.grammar.grammar import Grammar
+from treadle.grammar.llguidance_limits import COUNTS, LENGTHS, LOWEST
+from treadle.tokenizer.tokenizer import Tokenizer
 
 LEAST, MOST = -(2**63), 2**63 - 1  # of 64 bits
 
@@ -44,7 +44,7 @@ def test_what_would_end_or_hold_up_the_process(schema: Any, message: str) -> Non
     """In a process of its own, for without the limits it is killed, or takes minutes."""
     code = (
         "import sys; from treadle.errors import GrammarError\n"
-        "from treadle.text.json_schema import schema_source\n"
+        "from treadle.grammar.json_schema import schema_source\n"
         "from llguidance import LLMatcher\n"
         "try: LLMatcher.validate_grammar(schema_source(sys.stdin.read())[0])\n"
         "except GrammarError as error: print(error)"

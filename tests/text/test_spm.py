@@ -22,9 +22,9 @@ from tests.text.vocabularies import (
     write_vocab,
 )
 from treadle.files.gguf import open_gguf
-from treadle.text.spm import SpmTokenizer, model_proto
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
-from treadle.text.vocab import TokenType
+from treadle.tokenizer.spm import SpmTokenizer, model_proto
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.vocab import TokenType
 
 ORIGINALS = {
     "tok512.model": "stories260K.gguf",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.text.conftest import Load
 from tests.text.vocabularies import NORMAL, letters, load_bpe
-from treadle.text.tokenizer import StreamDecoder, Tokenizer
+from treadle.tokenizer.tokenizer import StreamDecoder, Tokenizer
 
 BYTES = st.binary(max_size=12) | st.lists(
     st.sampled_from([b"\xf0\x9f", b"\xa6\x99", b"\xe2\x96", b"\x81", b"\xc0", b"\xed\xa0", b"a"])

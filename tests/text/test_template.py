@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.text.vocabularies import CONTROL, NORMAL, Piece, load_bpe, spm_pieces, write_vocab
+from treadle.chat.template import template as template_module
+from treadle.chat.template.builtin_templates import BUILT_INS
+from treadle.chat.template.template import ChatTemplate, load_template
 from treadle.errors import TemplateError
 from treadle.files.gguf import open_gguf
-from treadle.text import template as template_module
-from treadle.text.builtin_templates import BUILT_INS
-from treadle.text.template import ChatTemplate, load_template
 
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT = [

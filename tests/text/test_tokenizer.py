@@ -20,12 +20,12 @@ from tests.text.vocabularies import (
     spm_pieces,
     write_vocab,
 )
+from treadle.base.caller_warnings import warnings_to
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.files.gguf_writer import GGUFWriter
-from treadle.text.tokenizer import load_tokenizer
-from treadle.text.vocab import TokenType
-from treadle.warn import warnings_to
+from treadle.tokenizer.tokenizer import load_tokenizer
+from treadle.tokenizer.vocab import TokenType
 
 EXACT = ("llama-spm", "phi-3", "gpt-2", "starcoder", "falcon", "llama-bpe", "qwen2")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.text.vocabularies import CONTROL, NORMAL, UNKNOWN, Piece, write_vocab
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 MERGES = ["a b", "漢 字", "漢字 a"]
 PIECES: list[Piece] = [("<s>", CONTROL), ("</s>", CONTROL), ("<unk>", UNKNOWN)]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from treadle.chat.template.builtin_templates import BUILT_INS
+from treadle.chat.template.template import ChatTemplate
+from treadle.chat.template.variables import check_own, check_variables
 from treadle.errors import TemplateError, TreadleError
-from treadle.text.builtin_templates import BUILT_INS
-from treadle.text.template import ChatTemplate
-from treadle.text.variables import check_own, check_variables
 
 
 @pytest.mark.parametrize(

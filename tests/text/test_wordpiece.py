@@ -8,7 +8,7 @@ from typing import Any
 from tests.text.conftest import Load
 from tests.text.vocabularies import CONTROL, NORMAL, write_vocab
 from treadle.files.gguf import open_gguf
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 PIECES = [("[UNK]", CONTROL), ("[CLS]", CONTROL), ("[SEP]", CONTROL), ("▁un", NORMAL)]
 PIECES += [("do", NORMAL), ("▁do", NORMAL), ("▁É", NORMAL), ("▁é", NORMAL), ("▁e", NORMAL)]

@@ -16,11 +16,11 @@ from treadle.errors import GrammarError
 from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter
+from treadle.grammar.grammar import Grammar
 from treadle.jit.cache import checked_folder, write_whole
-from treadle.text.bpe import BYTE_OF_LETTER
-from treadle.text.grammar import Grammar
-from treadle.text.tokenizer import Tokenizer, load_tokenizer
-from treadle.text.vocab import TokenType
+from treadle.tokenizer.bpe import BYTE_OF_LETTER
+from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from treadle.tokenizer.vocab import TokenType
 
 NORMAL, UNKNOWN, CONTROL = TokenType.NORMAL, TokenType.UNKNOWN, TokenType.CONTROL
 USER_DEFINED, UNUSED, BYTE = TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.BYTE

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tools.simulate_cluster import SIZES, Stages, Talks, at_random
-from treadle.cluster.affinity import Affinity
+from treadle.distributed.cluster.affinity import Affinity
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -16,7 +16,7 @@ import pytest
 from tests.reference import forward
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
-from treadle.text.tokenizer import load_tokenizer
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "src" / "treadle" / "data" / "demo.gguf"
@@ -219,9 +219,9 @@ def test_texts_that_repeat_others_or_a_held_out_file_are_left_out() -> None:
 @pytest.mark.usefixtures("tool")
 def test_the_other_texts_are_sources_that_people_wrote() -> None:
     data = sys.modules["demo_data"]
-    file = ROOT / "src" / "treadle" / "model.py"
-    given = [("model.py", file.read_bytes()), ("demo.py", DEMO.read_bytes())]
-    assert list(data._prose(given)) == [data.Document("model.py", file.read_text("utf-8"))]
+    file = ROOT / "src" / "treadle" / "api/model.py"
+    given = [("api/model.py", file.read_bytes()), ("demo.py", DEMO.read_bytes())]
+    assert list(data._prose(given)) == [data.Document("api/model.py", file.read_text("utf-8"))]
 
 
 @pytest.mark.usefixtures("tool")

@@ -19,22 +19,22 @@ from tests.conftest import WriteTiny
 from tests.test_kvcache import check_pages
 from tests.test_session import close, text
 from tests.tiny import rounding
-from treadle.batch import Inputs, Part
-from treadle.device import Device
-from treadle.devices.cpu import Cpu
-from treadle.engine import Engine
+from treadle.api.session import Session
+from treadle.devices.cpu.device import Cpu
+from treadle.devices.protocol import Device
+from treadle.engine.batch import Inputs, Part
+from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.isa.portable import PORTABLE
 from treadle.jit.kernel import Tally
-from treadle.kernels.choice import SHIPPED
-from treadle.kvcache import KVCache
-from treadle.kvfile import load_session, save_session
-from treadle.lowering.cpu import build_plan
-from treadle.lowering.weights import Weights
+from treadle.kernels.matmul.select import SHIPPED
+from treadle.kvcache.cache import KVCache
+from treadle.kvcache.disk.session_file import load_session, save_session
 from treadle.models.config import Config
 from treadle.models.load import load_config
-from treadle.plan import Const, Plan
-from treadle.session import Session
+from treadle.plan.lowering.ops import build_plan
+from treadle.plan.lowering.weights import Weights
+from treadle.plan.plan import Const, Plan
 
 SOURCES = Path(__file__).resolve().parent.parent.parent / "src" / "treadle"
 

@@ -20,8 +20,6 @@ from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
 from treadle.jit.types import f32, i64
 from treadle.kernels.spec import Args, Frame, Grid, Spec
-from treadle.lowering.cpu import WORDS, CpuOps
-from treadle.lowering.values import Floats
 from treadle.models.archs import ARCHS, Arch
 from treadle.models.config import Config
 from treadle.models.ffns import FFNS
@@ -29,7 +27,9 @@ from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.keys import Keys
 from treadle.models.structure import Sublayer, TensorRow
-from treadle.plan import Buffer
+from treadle.plan.lowering.deferred import Floats
+from treadle.plan.lowering.ops import WORDS, CpuOps
+from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

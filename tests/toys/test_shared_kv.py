@@ -21,9 +21,9 @@ from tests.stepwise import walk
 from tests.test_session import decode, prefill, text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.errors import UnsupportedError
-from treadle.kernels.rope import RopeStore
+from treadle.kernels.attention.rope import RopeStore
 from treadle.models.archs import ARCHS, QK_NORM, WINDOW, Arch
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS

@@ -18,19 +18,19 @@ from tests.reference import Array, Layer, forward, mixed
 from tests.test_session import text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
-from treadle.batch import Part
+from treadle.engine.batch import Part
 from treadle.jit.types import f32, i64, ptr
 from treadle.kernels.spec import PART, Args, Frame, Grid, Spec
-from treadle.lowering.cpu import WORDS, CpuOps
-from treadle.lowering.values import Floats
 from treadle.models.archs import ARCHS, Arch
+from treadle.models.cache_spec import StateSpec
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.keys import Keys
 from treadle.models.mixers import MIXERS
-from treadle.models.pools import StateSpec
 from treadle.models.structure import Sublayer, TensorRow
+from treadle.plan.lowering.deferred import Floats
+from treadle.plan.lowering.ops import WORDS, CpuOps
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.devices.wgpu import Wgpu
+from treadle.devices.wgpu.device import Wgpu
 from treadle.errors import DeviceError
 
 

@@ -18,16 +18,16 @@ from tests.conftest import WriteTiny
 from tests.test_session import close, text
 from tests.tiny import rounding
 from tests.wgsl.test_steps import engine_on
-from treadle.batch import Part
-from treadle.devices.wgpu import Wgpu, told
-from treadle.engine import Engine
+from treadle.api.session import Session
+from treadle.devices.wgpu.device import Wgpu, told
+from treadle.devices.wgpu.memory import GpuMemory
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
 from treadle.errors import DeviceError, NoMemoryError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.kvfile import load_session, save_session
+from treadle.kvcache.disk.session_file import load_session, save_session
 from treadle.models.load import load_config
-from treadle.session import Session
-from treadle.text.tokenizer import load_tokenizer
-from treadle.wgsl.memory import GpuMemory
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 # Functions of WGSL may be off by a few units more than those that ``rounding`` reckons with.
 SHARE = 4.0
@@ -190,7 +190,7 @@ def test_doctor_tells_of_it(device: Wgpu) -> None:
 def test_drivers_write_no_errors(device: Wgpu) -> None:
     names = {**os.environ}
     names.pop("XDG_RUNTIME_DIR", None)  # as where nobody has logged in
-    code = "from treadle.devices.wgpu import told; print(told()['wgpu'])"
+    code = "from treadle.devices.wgpu.device import told; print(told()['wgpu'])"
     child = [sys.executable, "-c", code]
     made = subprocess.run(child, env=names, capture_output=True, text=True, check=True)
     assert (made.stdout, made.stderr) == (f"{device.name}\n", "")

@@ -13,20 +13,20 @@ import pytest
 
 from tests.conftest import WriteTiny
 from tests.test_session import text
-from treadle.batch import Part
-from treadle.devices.wgpu import Wgpu
-from treadle.engine import Engine
+from treadle.devices.wgpu.device import Wgpu
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
-from treadle.kernels.attention import Attention
-from treadle.kernels.elementwise import Norm, Pack
-from treadle.kernels.gated import Gated
-from treadle.kernels.matmul import Matmul
-from treadle.kernels.merge import Merge
-from treadle.kernels.rope import RopeStore
-from treadle.kernels.softcap import Softcap
-from treadle.kernels.top import PARTIAL, RESULT, TOTAL_ERROR, JoinTop, Look, Top
+from treadle.kernels.attention.merge_splits import Merge
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.elementwise.elementwise import Norm, Pack
+from treadle.kernels.elementwise.softcap import Softcap
+from treadle.kernels.elementwise.top_logits import PARTIAL, RESULT, TOTAL_ERROR, JoinTop, Look, Top
+from treadle.kernels.matmul.gated import Gated
+from treadle.kernels.matmul.matmul import Matmul
 from treadle.models.load import load_config
-from treadle.plan import Const, Plan, Step
+from treadle.plan.plan import Const, Plan, Step
 
 U = 2.0**-24
 SIZES = {"n_layer": 1}

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.wgsl.test_steps import check_top
-from treadle.batch import Inputs
-from treadle.devices.wgpu import Wgpu
-from treadle.kernels.spec import RUN_STATE, Grid, run_offset
-from treadle.kernels.top import (
+from treadle.devices.wgpu.device import Wgpu
+from treadle.engine.batch import Inputs
+from treadle.kernels.elementwise.top_logits import (
     PARTIAL,
     RESULT,
     SAMPLED,
@@ -20,7 +19,8 @@ from treadle.kernels.top import (
     Top,
     slices,
 )
-from treadle.plan import Buffer, Plan, Step
+from treadle.kernels.spec import RUN_STATE, Grid, run_offset
+from treadle.plan.plan import Buffer, Plan, Step
 
 INF = np.inf
 

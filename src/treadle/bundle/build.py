@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.bundle import wheels
 from treadle.bundle.wheels import ANY_PYTHON, Target
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.bundled import START, Bundled, read_bundled
 from treadle.files.gguf import open_gguf
 from treadle.files.target import check_room, check_target, new_file
-from treadle.record import dataclass
 from treadle.system import NAME
 
 Say = Callable[[str], None]

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import treadle
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import listed
 from treadle.errors import TreadleError
-from treadle.record import dataclass
 from treadle.system import machine
-from treadle.words import listed
 
 LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # of this installation alone
 PYTHONS = tuple((3, minor) for minor in range(10, 15))

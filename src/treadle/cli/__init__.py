@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output went away.
     """
     try:
-        from treadle.garbage import garbage_kept
+        from treadle.base.gc_pause import garbage_kept
 
         with garbage_kept():
             from treadle.cli.app import invoke

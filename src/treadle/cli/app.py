@@ -17,9 +17,9 @@ from typing import Any
 import click
 
 import treadle
+from treadle.base.caller_warnings import warnings_to
+from treadle.base.gc_pause import garbage_kept
 from treadle.errors import TreadleError, printable
-from treadle.garbage import garbage_kept
-from treadle.warn import warnings_to
 
 # What ``treadle --help`` and a shell's completion say of each: they import no command.
 COMMANDS = {
@@ -67,7 +67,7 @@ class Commands(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if name:
             with garbage_kept():
-                command = import_module(f"treadle.cli.{name}").command
+                command = import_module(f"treadle.cli.commands.{name}").command
             ctx.meta[_ASKED] = name, command, rest
         return name, command, rest
 
@@ -189,7 +189,7 @@ def invoke(argv: Sequence[str] | None) -> int:
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code)
     except (TreadleError, OSError) as error:
-        from treadle.cli.table import typed
+        from treadle.cli.ui.table import typed
 
         return fail(typed(error))
     except MemoryError:

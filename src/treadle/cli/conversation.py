@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treadle.cli.record import Message, path_of, read_record, write_record
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import counted, why
 from treadle.cli.settings import SETTINGS, Settings, find
-from treadle.cli.table import typed
+from treadle.cli.transcript import Message, path_of, read_record, write_record
+from treadle.cli.ui.table import typed
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
-from treadle.record import dataclass
-from treadle.words import counted, why
 
 if TYPE_CHECKING:
-    from treadle.answer import Timings
+    from treadle.scheduler.output import Timings
 
 OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 

@@ -59,7 +59,7 @@ def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of ``treadle.load``, of what was given. What is wrong with them is wrong usage, and
     is said before a model is loaded.
     """
-    from treadle.defaults import read_defaults
+    from treadle.api.defaults import read_defaults
 
     given = {name: values[name] for name in _NAMES if values.get(name) is not None}
     asked = {knob.name: values[knob.name] for knob in OF_SAMPLING if knob.name in values}
@@ -76,7 +76,7 @@ def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:
     """The same, with the text of a template in place of its file, which others may not have."""
     if "chat_template" not in defaults:
         return defaults
-    from treadle.text.chosen import choose_template
+    from treadle.chat.template.override import choose_template
 
     chosen = choose_template(defaults["chat_template"])
     return {**defaults, "chat_template": chosen.builtin or chosen.source}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.cli.load import read_text
 from treadle.cli.options import (
     OF_SAMPLING,
@@ -20,11 +21,10 @@ from treadle.cli.options import (
     token_limit,
 )
 from treadle.errors import GrammarError
-from treadle.record import dataclass
 from treadle.sampling.settings import Sampling
 
 if TYPE_CHECKING:
-    from treadle.model import Model
+    from treadle.api.model import Model
 
 EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 FILES = ("grammar", "json_schema")

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import treadle
-from treadle.cli.progress import ProgressBar
-from treadle.cli.table import remark
+from treadle.base.gc_pause import garbage_kept
+from treadle.base.humanize import listed, n_bytes
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import remark
 from treadle.errors import FileError, TreadleError
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import first_shard, is_hf, missing
 from treadle.files.target import file_name
-from treadle.garbage import garbage_kept
-from treadle.words import listed, n_bytes
 
 if TYPE_CHECKING:
-    from treadle.model import Model
+    from treadle.api.model import Model
 
 MAX_TEXT = 1 << 30  # bytes of a text that is read whole
 WORTH_ASKING = 1 << 28  # bytes of a model from which on memory may not hold it
@@ -185,7 +185,7 @@ def _warnings_said(progress: ProgressBar) -> Iterator[None]:
 
 def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBar) -> None:
     """Say which variables the chat template does not read: a slip, silent otherwise."""
-    from treadle.text.variables import unread
+    from treadle.chat.template.variables import unread
 
     try:
         names = unread(model.template, variables)
@@ -201,8 +201,8 @@ def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> N
     """Say that ``--reasoning`` changes nothing: the chat template has no variable for it, and, to
     switch it off, no marks of reasoning either.
     """
-    from treadle.speech import manner_of
-    from treadle.text.variables import switched
+    from treadle.chat.template.variables import switched
+    from treadle.chat.tools import manner_of
 
     template = model.template
     if switched(template, wanted) or (wanted == "off" and manner_of(template).thought):
@@ -228,7 +228,7 @@ def device_name(model: Model) -> str | None:
 
 def from_disk(model: Model) -> str:
     """What it costs that memory does not hold the model; empty where it does."""
-    from treadle.runtime.residence import shortage
+    from treadle.devices.cpu.residence import shortage
 
     short = shortage(model.gguf.paths)
     if short is None:

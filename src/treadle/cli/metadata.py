@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from treadle.cli.table import shorten
+from treadle.cli.ui.table import shorten
 
 SHOWN = 8  # elements of an array
 

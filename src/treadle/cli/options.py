@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.cli.usage import as_usage
 from treadle.errors import SamplingError, TreadleError, UnsupportedError
-from treadle.record import dataclass
 from treadle.sampling.settings import DEFAULT_ORDER, NAMES, Sampling
 
 Function = Callable[..., Any]
@@ -270,7 +270,7 @@ LORA = click.option(
 
 def device(name: str) -> str:
     """A device's name. Raises click.BadParameter for what is none."""
-    from treadle.devices.named import check_name
+    from treadle.devices.registry import check_name
 
     try:
         check_name(name)

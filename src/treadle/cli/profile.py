@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Any
 
-from treadle.cli.engines import streams
-from treadle.cli.progress import ProgressBar
+from treadle.base.fast_dataclass import dataclass
+from treadle.cli.bench_engines import streams
 from treadle.cli.speed import Cost, Peaks, part_of
+from treadle.cli.ui.progress import ProgressBar
 from treadle.models.graphs import main_output
-from treadle.record import dataclass
 
 RUNS = 7  # of each sort, behind one to warm up
 
@@ -45,7 +45,7 @@ class Profile:
 
 def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> Profile:
     """Time the steps of ``n_tokens`` behind ``depth`` others, and the whole, in turns."""
-    from treadle.model import Part  # type: ignore[attr-defined]
+    from treadle.api.model import Part  # type: ignore[attr-defined]
 
     session = model.session()
     (ids,) = streams(1, depth + n_tokens, model.config.n_vocab)

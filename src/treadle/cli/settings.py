@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.cli.default_options import REASONING
 from treadle.cli.generation_options import (
     FILES,
@@ -17,7 +18,6 @@ from treadle.cli.generation_options import (
 )
 from treadle.cli.options import OF_SAMPLING, Knob, build_sampling, plain
 from treadle.errors import SamplingError
-from treadle.record import dataclass
 
 WHEN_FULL = ("refuse", "drop")
 

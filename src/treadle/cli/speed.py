@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.record import dataclass
+from treadle.base.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from treadle.model import Model
+    from treadle.api.model import Model
 
 BANDWIDTH = "bandwidth"
 STREAM = "stream"  # reading in one long stream a thread: what a model read in order can come to
@@ -41,7 +41,7 @@ def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | Non
     device: Any = model.engine.device
     if hasattr(device, "peak_rates"):
         return {NAMES[name]: rate for name, rate in device.peak_rates().items()}
-    from treadle.runtime.peaks import measure_peaks
+    from treadle.profiling.peaks import measure_peaks
 
     found = measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
     return {NAMES[name]: rate for name, rate in found.items()}
@@ -66,7 +66,7 @@ def explain_caches(peaks: Iterable[str]) -> str | None:
     """What to know of a peak of CACHES, if that is among ``peaks``."""
     if CACHES not in peaks:
         return None
-    from treadle.runtime.memory import usable_memory
+    from treadle.machine.memory import usable_memory
 
     usable = usable_memory()
     why = f": {usable.what}; {usable.cure}" if usable else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treadle.base.humanize import counted
 from treadle.cli.conversation import Turn, rated, wrote
 from treadle.cli.load import device_name
-from treadle.cli.table import n_bytes, printable
-from treadle.words import counted
+from treadle.cli.ui.table import n_bytes, printable
 
 if TYPE_CHECKING:
-    from treadle.model import Model
+    from treadle.api.model import Model
 
 
 def report(model: Model, turn: Turn) -> str:
@@ -37,7 +37,7 @@ def prompt(turn: Turn) -> str:
 
 def cpu(model: Model) -> str:
     """The processor and how much of it was used."""
-    from treadle.runtime.machine import cpu_name
+    from treadle.machine.topology import cpu_name
 
     threads = counted(model.n_threads, "thread")
     name = printable(cpu_name())
@@ -59,7 +59,7 @@ def brief(seconds: float) -> str:
 
 def disk(model: Model) -> str:
     """What the process has read from it, where memory does not hold the model."""
-    from treadle.runtime.residence import read_bytes, shortage
+    from treadle.devices.cpu.residence import read_bytes, shortage
 
     n_read = read_bytes() if shortage(model.gguf.paths) else None
     return "" if n_read is None else f"{n_bytes(n_read)} read"
@@ -67,7 +67,7 @@ def disk(model: Model) -> str:
 
 def memory(model: Model) -> str:
     """The most that the process held, and what of it are pages of the file."""
-    from treadle.runtime.residence import mapped_bytes, peak_bytes
+    from treadle.devices.cpu.residence import mapped_bytes, peak_bytes
 
     peak, mapped = peak_bytes(), mapped_bytes(model.gguf.paths)
     if peak is None:  # not every system says

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.cli.svg import (
+from treadle.base.humanize import counted
+from treadle.cli.ui.svg import (  # fmt: skip
     CHAR_PX,
     LINE_PX,
     MARGIN,
@@ -18,8 +19,7 @@ from treadle.cli.svg import (
     Panel,
     Scale,
     document,
-)  # fmt: skip
-from treadle.words import counted
+)
 
 Row = dict[str, Any]  # of tune_results.rows_of
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import counted
 from treadle.cli.speed import products_of
-from treadle.cli.table import heading, print_table, say, scaled
-from treadle.record import dataclass
-from treadle.words import counted
+from treadle.cli.ui.table import heading, print_table, say, scaled
 
 if TYPE_CHECKING:
-    from treadle.kernels.choice import Table
-    from treadle.runtime.tune import Crossover, Sweep, Variant
+    from treadle.kernels.matmul.select import Table
+    from treadle.profiling.tune import Crossover, Sweep, Variant
 
 Peaks = Mapping[str, float]  # operations a second of each kind, and one of READ
 READ = {"bytes_s": "memory", "cache_bytes_s": "caches"}  # of peaks: what was read

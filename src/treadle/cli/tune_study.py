@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.progress import ProgressBar
-from treadle.cli.table import heading, print_json, print_table, remark, say
-from treadle.record import dataclass
-from treadle.words import counted
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import counted
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import heading, print_json, print_table, remark, say
 
 if TYPE_CHECKING:
     from treadle.study.sweep import Found
@@ -44,8 +44,8 @@ class Asked:
 
 def study(kernel: str | None, asked: Asked) -> None:
     """Sweep KERNEL, or all; print a table each, and draw them."""
-    from treadle.cli.svg import check_place, origin, save
-    from treadle.runtime.machine import cpu_name
+    from treadle.cli.ui.svg import check_place, origin, save
+    from treadle.machine.topology import cpu_name
     from treadle.study import sweep
 
     if kernel not in (None, *STUDIED):
@@ -101,7 +101,7 @@ def emulated(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[
 
 def timed(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[Found]]:
     """Times on this machine."""
-    from treadle.runtime.describe import row_in_use
+    from treadle.profiling.report import row_in_use
     from treadle.study.clock import measure
 
     row = row_in_use()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from treadle.cli.svg import CHAR_PX, LINE_PX, MARGIN, Canvas, Look, Panel, Scale, document
-from treadle.words import counted
+from treadle.base.humanize import counted
+from treadle.cli.ui.svg import CHAR_PX, LINE_PX, MARGIN, Canvas, Look, Panel, Scale, document
 
 if TYPE_CHECKING:
     from treadle.study.sweep import Found

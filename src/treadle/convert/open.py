@@ -23,7 +23,7 @@ def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -
     """
     if not is_hf(path):
         return open_gguf(path)
-    from treadle.convert.hf import open_hf  # a GGUF file loads without it
+    from treadle.convert.hf.folder import open_hf  # a GGUF file loads without it
 
     model = open_hf(path)
     if progress is not None:

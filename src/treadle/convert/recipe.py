@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from treadle.convert.elsewhere import read_otherwise
-from treadle.convert.source import F32, FILE_TYPES, Source, SourceTensor
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.llamacpp_differences import read_otherwise
+from treadle.convert.sources.source import F32, FILE_TYPES, Source, SourceTensor
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import ValueType
 from treadle.files.gguf_writer import GGUFWriter, Layout
 from treadle.files.splits import shard_name
 from treadle.formats import FORMATS, Format, GGMLType, type_of
-from treadle.record import dataclass
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
 # Tables, routers, taps and norms of heads or groups: llama.cpp's converter has them in F32, and it

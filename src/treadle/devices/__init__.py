@@ -1,1 +1,1 @@
-"""Devices that run plans; the protocol is ``treadle/device.py``."""
+"""Devices that run plans; the protocol is ``treadle/devices/protocol.py``."""

@@ -18,8 +18,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
-from treadle.record import dataclass
 
 # A multiple of every page size, and of what Windows asks of a mapping's beginning.
 START = 1 << 16

@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import why
 from treadle.errors import UnsupportedError
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
 from treadle.files.reader import Mapped
 from treadle.files.tensor import Stored
-from treadle.record import dataclass
-from treadle.words import why
 
 Bytes = npt.NDArray[np.uint8]
 

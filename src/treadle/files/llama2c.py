@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.reader import Mapped
 from treadle.files.tensor import Stored
-from treadle.record import dataclass
 
 Bytes = npt.NDArray[np.uint8]
 

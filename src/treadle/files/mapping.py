@@ -2,8 +2,8 @@
 them.
 
 Where a file was cut shorter since (``truncate``, ``cp`` over it), or its disk cannot be read, there
-is no page, and the system answers a read with SIGBUS. ``runtime/sigbus.py`` answers that with zeros
-and notes it in ``FAULTS``; who has used what was read asks ``check``.
+is no page, and the system answers a read with SIGBUS. ``devices/cpu/mapping_faults.py`` answers
+that with zeros and notes it in ``FAULTS``; who has used what was read asks ``check``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.humanize import why
 from treadle.errors import FileError
 from treadle.files.bundled import read_bundled
 from treadle.system import SYSTEM
-from treadle.words import why
 
 # What the handler of SIGBUS reads: a row for each mapped file. ``end`` is exclusive; ``fault`` is
 # the first address that had no page, or 0. A row of zeros is free.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from treadle.words import n_bytes
+from treadle.base.humanize import n_bytes
 
 N_HEAD = 1024  # bytes that tell
 LFS = b"version https://git-lfs.github.com/spec/"

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.humanize import why
 from treadle.errors import FileError
 from treadle.files.mapping import map_file
-from treadle.words import why
 
 Bytes = npt.NDArray[np.uint8]
 

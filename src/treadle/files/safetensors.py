@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError
 from treadle.files.mapping import Mappings
 from treadle.files.mistaken import N_HEAD, what_is
 from treadle.files.reader import Mapped, read_head
 from treadle.files.splits import INDEX, SINGLE
 from treadle.files.tensor import Stored
-from treadle.record import dataclass
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from treadle.base.humanize import listed, why
 from treadle.errors import FileError
-from treadle.words import listed, why
 
 # A Hugging Face directory: its configuration, and its weights in one file or by an index.
 CONFIG = "config.json"

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
+from treadle.base.humanize import n_bytes, why
 from treadle.errors import FileError, TreadleError
 from treadle.files.splits import shards_beside
-from treadle.words import n_bytes, why
 
 Name: TypeAlias = str | os.PathLike[str]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import Format, type_of
-from treadle.record import dataclass
 
 Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]  # of long work: its stage, how much is done, of how much

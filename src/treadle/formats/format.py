@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
 from treadle.jit.language import Builder as Builder
 from treadle.jit.language import Isa as Isa
 from treadle.jit.language import Val as Val
-from treadle.record import dataclass
 
 F32Array = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.cached import cached_property
-from treadle.record import dataclass
+from treadle.base.cached_property import cached_property
+from treadle.base.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True)

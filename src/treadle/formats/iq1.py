@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Isa, Val
 from treadle.formats.grids import IQ1
 from treadle.formats.kernel_grids import ORDER, eights, high_bits, odd_steps, shifted
@@ -28,7 +29,6 @@ from treadle.formats.numbers import super_blocks
 from treadle.formats.packing import join_words, split_words
 from treadle.formats.scale_search import Coder
 from treadle.jit.types import u16
-from treadle.record import dataclass
 
 SHIFT = np.float32(0.125)
 DOWN = 2048  # the bit of a code beyond the index of its point: shifted down

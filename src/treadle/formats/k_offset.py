@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import F32Array
 from treadle.formats.k_search import (
     F16_MAX,
@@ -24,7 +25,6 @@ from treadle.formats.k_search import (
     wide_f16,
 )
 from treadle.formats.rounding import inverse
-from treadle.record import dataclass
 
 U8Array = npt.NDArray[np.uint8]
 

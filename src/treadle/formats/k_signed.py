@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import F32Array
 from treadle.formats.k_search import (
     F16_MAX,
@@ -26,7 +27,6 @@ from treadle.formats.k_search import (
     wide_f16,
 )
 from treadle.formats.rounding import inverse
-from treadle.record import dataclass
 
 I8Array = npt.NDArray[np.int8]
 

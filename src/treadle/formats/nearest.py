@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treadle.cached import cached_property
+from treadle.base.cached_property import cached_property
+from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import F32Array
 from treadle.formats.grids import Codebook
-from treadle.record import dataclass
 
 NEARBY = 32  # points that ``search`` compares
 BATCH = 512  # vectors at once, so that all those points stay in the second-level cache

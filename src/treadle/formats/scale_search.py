@@ -21,11 +21,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import F32Array
 from treadle.formats.nearest import Nearest
 from treadle.formats.rounding import relative
 from treadle.formats.signs import take_off
-from treadle.record import dataclass
 
 F64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]

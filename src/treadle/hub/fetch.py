@@ -8,16 +8,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from treadle.base.humanize import listed
+from treadle.base.humanize import n_bytes as size
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.splits import CONFIG, INDEX, MODELOPT, SENTENCES, SINGLE
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
 from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
+from treadle.machine.memory import usable_memory
 from treadle.models.archs import ARCHS
-from treadle.runtime.memory import usable_memory
-from treadle.words import listed
-from treadle.words import n_bytes as size
 
 ProgressCallback = Callable[[str, int, int], None]
 Say = Callable[[str], None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError
 from treadle.files.splits import SHARD, shard_name
-from treadle.record import dataclass
 
 MAX_SHARDS = 1000  # far above any real model: a name alone must not ask for 99,999 downloads
 FORMS = "hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M or hf:OWNER/REPO/FILE.gguf"

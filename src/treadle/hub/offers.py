@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.files.splits import SHARD, shard_name
-from treadle.record import dataclass
 
 QUALITY = (
     *("Q8_0", "Q6_K_XL", "Q6_K_L", "Q6_K"),

@@ -224,7 +224,7 @@ SM_80 = replace(
     simt=SIMT,
     aligned=16,
     # Activations stay floats, in plain rows: a block of threads shares what it makes of them. Tiles
-    # are those of ``gpu/kernels/gemm.py``, in sixteens of rows.
+    # are those of ``devices/cuda/kernels/gemm.py``, in sixteens of rows.
     rounds=False,
     tiles=Tiles(floats=(8, 1), few=(2, 16), gemv=((1, 1), (2, 1), (4, 1))),
 )

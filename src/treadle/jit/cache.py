@@ -18,13 +18,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CacheError
-from treadle.record import dataclass
 from treadle.system import HERE, SYSTEM, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folders and modules whose sources can change a kernel's code.
-SOURCES = ("isa", "jit", "kernels", "formats", "runtime")
+SOURCES = ("base", "formats", "isa", "jit", "kernels", "devices.cpu", "profiling")
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
 MAGIC = b"treadle1"
 

@@ -8,10 +8,10 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.fork_safety import UseLock
 from treadle.errors import CacheError
-from treadle.forked import UseLock
 from treadle.jit import cache
-from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

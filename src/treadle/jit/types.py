@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.cached import cached_property
+from treadle.base.cached_property import cached_property
+from treadle.base.fast_dataclass import dataclass
 from treadle.jit import ir
-from treadle.record import dataclass
 
 # LLVM's names of scalars, but for integers.
 LLVM = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double", "ptr": ir.POINTER}

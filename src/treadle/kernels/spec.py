@@ -21,14 +21,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, i64, ptr
-from treadle.record import dataclass
 
-# What changes from one run to the next lies in one block: ``batch.py`` writes it, and the compiled
-# steps read it. It begins with these fields, then EACH once for every pool and rope table: those of
-# the second are named ``kv_slots1``, and so on. Counts are numbers; the others say how many bytes
-# behind the block's beginning an array is.
+# What changes from one run to the next lies in one block: ``engine/batch.py`` writes it, and the
+# compiled steps read it. It begins with these fields, then EACH once for every pool and rope table:
+# those of the second are named ``kv_slots1``, and so on. Counts are numbers; the others say how
+# many bytes behind the block's beginning an array is.
 FIELDS = (
     "n_tokens",  # rows of this batch
     "n_outputs",  # rows of which logits are wanted

@@ -6,9 +6,9 @@ are in range, sizes divide, and every tensor that a layer names exists in its sh
 
 from __future__ import annotations
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.models.archs import Arch
 from treadle.models.rope import Rope
-from treadle.record import dataclass
 
 N_BATCH = 512  # tokens of a text that one run takes
 # The same with experts: each is unpacked once a run, for those of the tokens that meet it.

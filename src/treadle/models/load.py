@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from treadle.errors import FileError, UnsupportedError
 from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
 from treadle.models.config import Config
-from treadle.models.dense import DENSE
 from treadle.models.graphs import GRAPHS
+from treadle.models.ignored_tensors import LEFT_OUT
 from treadle.models.keys import NEXTN, Keys
-from treadle.models.left_out import LEFT_OUT
+from treadle.models.pooling_head import DENSE
 from treadle.models.structure import check_tensors, find_factors, layer_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from treadle.files.gguf import GGUF
 
-# What scores pairs (rerank.py), and what is behind pooling.
+# What scores pairs (api/rerank.py), and what is behind pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
 SECTIONS = "rope.dimension_sections"  # of a head's pairs, by which number of a position they turn

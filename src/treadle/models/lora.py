@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import TreadleError, UnsupportedError
-from treadle.record import dataclass
 
 Floats = npt.NDArray[np.float32]
 MOST_SCALE = 1e6

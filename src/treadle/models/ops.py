@@ -1,7 +1,7 @@
 """The vocabulary that graphs are written in: what is computed, in the field's words.
 
 A graph says which rows become which; how they lie in memory, which kernels make them and in how
-many steps is the device's own choice, its *lowering* (``lowering/``). An op may be put off until
+many steps is the device's choice, its *lowering* (``plan/lowering/``). An op may be put off until
 its result is used, and become one step with others. ``docs/graph-vocabulary.md`` lists them.
 """
 
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.record import dataclass
+from treadle.base.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from treadle.models.config import Config

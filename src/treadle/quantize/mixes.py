@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import field
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.convert.recipe import FLOATS
-from treadle.record import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
 
-from treadle.convert.gguf import source_tensor
+from treadle.base.fast_dataclass import dataclass
 from treadle.convert.recipe import Entry, entry_of
+from treadle.convert.sources.gguf import source_tensor
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.formats import FORMATS, Format, by_name
 from treadle.quantize.mixes import (
@@ -25,12 +26,11 @@ from treadle.quantize.mixes import (
     Place,
     role_of,
 )
-from treadle.record import dataclass
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.files.tensor import Tensor
-    from treadle.imatrix.matrix import ImportanceMatrix
+    from treadle.quantize.imatrix.matrix import ImportanceMatrix
 
 N_LAYER_DEEP = 80
 NEXTN = "nextn_predict_layers"

@@ -1,4 +1,4 @@
-"""Carrying a recipe out: a conversion (``convert/output.py``) with a type for each tensor."""
+"""Carrying a recipe out: a conversion (``convert/writer.py``) with a type for each tensor."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert import output
-from treadle.convert.finite import is_finite
-from treadle.convert.gguf import gguf_source
-from treadle.convert.pagecache import PageCache
+from treadle.convert import writer
+from treadle.convert.page_cache import PageCache
 from treadle.convert.recipe import QUANTIZATION_VERSION, Entry, Shard, kept_metadata, lay_out
-from treadle.convert.source import Bytes, SourceTensor
+from treadle.convert.sources.check_finite import is_finite
+from treadle.convert.sources.gguf import gguf_source
+from treadle.convert.sources.source import Bytes, SourceTensor
+from treadle.devices.cpu.mapping_faults import guard_mappings
+from treadle.devices.cpu.quantizer import quantize_rows
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.target import check_target as check_path
 from treadle.files.target import files_of
 from treadle.formats import FORMATS
-from treadle.runtime.quantizer import quantize_rows
-from treadle.runtime.sigbus import guard_mappings
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
-    from treadle.imatrix.matrix import Entry as Importances
-    from treadle.imatrix.matrix import ImportanceMatrix
     from treadle.models.lora import Adapter
+    from treadle.quantize.imatrix.matrix import Entry as Importances
+    from treadle.quantize.imatrix.matrix import ImportanceMatrix
     from treadle.quantize.plan import Recipe
 
 STAGE = "quantizing"
@@ -51,8 +51,8 @@ def write(
     overwrite: bool = False,
     allow_requantize: bool = False,
     merged: Merged = (),
-    progress: output.Progress = lambda stage, done, total: None,
-    say: output.Say = lambda text: None,
+    progress: writer.Progress = lambda stage, done, total: None,
+    say: writer.Say = lambda text: None,
 ) -> None:
     """Write ``gguf``'s tensors as ``recipe`` says into one new file, whole or not at all.
 
@@ -75,7 +75,7 @@ def write(
         check_importances(gguf, recipe, imatrix)
     source = gguf_source(gguf)
     known = imatrix.entries if imatrix is not None else {}
-    work = output.Work(
+    work = writer.Work(
         source,
         plan_shards(gguf, recipe, path, imatrix),
         _encode(known, merged),
@@ -84,7 +84,7 @@ def write(
         n_threads,
         STAGE,
     )
-    output.write(work, progress, say, PageCache(()))
+    writer.write(work, progress, say, PageCache(()))
 
 
 def plan_shards(
@@ -122,7 +122,7 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
     return replace(recipe, targets=tuple(map(anew, recipe.targets)))
 
 
-def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> output.Change:
+def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.Change:
     """A quantiser of rows, by the importances of their columns where there are some."""
 
     @lru_cache(maxsize=2)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from treadle.kernels.top import N_TOP, TOTAL_ERROR
+from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR
 from treadle.sampling.candidates import Candidates, Floats, Ints, largest
 from treadle.sampling.settings import Sampling
 from treadle.sampling.temperature import temperature
@@ -23,7 +23,7 @@ from treadle.sampling.truncation import min_p
 
 
 class Top(Protocol):
-    """A row's N_TOP largest logits, as they were asked for; see ``treadle.rows.Top``."""
+    """A row's N_TOP largest logits, as they were asked for; see ``treadle.engine.logits.Top``."""
 
     @property
     def first(self) -> tuple[float, int]:
@@ -43,7 +43,7 @@ class Top(Protocol):
 
 
 class Row(Protocol):
-    """The logits of one output; see ``treadle.rows.Row``."""
+    """The logits of one output; see ``treadle.engine.logits.Row``."""
 
     @property
     def top(self) -> Top | None:

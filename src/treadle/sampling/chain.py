@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
-from treadle.kernels.top import LateMask, Look
+from treadle.kernels.elementwise.top_logits import LateMask, Look
 from treadle.sampling.best import Best, Row, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
 from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.validate import is_flag
 from treadle.errors import SamplingError, of_setting
-from treadle.record import dataclass
-from treadle.values import is_flag
 
 CustomSampler = Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[Any]]
 """``(logits [n_vocab], ids of all tokens so far) -> logits [n_vocab]``; -inf rules a token out."""

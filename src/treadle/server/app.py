@@ -21,44 +21,41 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from treadle.answer import Answer
 from treadle.errors import TreadleError
-from treadle.server import (
-    adapters,
+from treadle.scheduler.output import Answer
+from treadle.server import static
+from treadle.server.http.api_errors import ApiError, not_yet, problem_of
+from treadle.server.http.http_io import Json, Response
+from treadle.server.http.log import log
+from treadle.server.protocols import (
     anthropic,
     embeddings,
+    llamacpp,
+    lora_adapters,
     metrics,
     models,
-    native,
     ollama,
-    openai_chat,
-    openai_completions,
-    openai_kept,
-    openai_responses,
     rerank,
-    slots,
-    static,
+    slot_actions,
 )
-from treadle.server.call import Call, GoneError
-from treadle.server.log import log
-from treadle.server.openai_answer import counter, reuse
-from treadle.server.problems import ApiError, not_yet, problem_of
-from treadle.server.service import Service
-from treadle.server.wire import Json, Response
+from treadle.server.protocols.openai import chat, completions, response_lookup, responses
+from treadle.server.protocols.openai.answer import counter, reuse
+from treadle.server.requests.request_stream import Call, GoneError
+from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:
-    from treadle.model import Model
+    from treadle.api.model import Model
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 POST: dict[str, Handler] = {
-    "/v1/chat/completions": openai_chat.chat_completions,
-    "/v1/completions": openai_completions.completions,
+    "/v1/chat/completions": chat.chat_completions,
+    "/v1/completions": completions.completions,
     "/v1/embeddings": embeddings.embeddings,
-    "/v1/chat/completions/input_tokens": counter(openai_chat.read_chat),
-    "/v1/completions/input_tokens": counter(openai_completions.read_completion),
-    "/v1/responses": openai_responses.responses,
-    "/v1/responses/input_tokens": counter(openai_responses.read_response),
+    "/v1/chat/completions/input_tokens": counter(chat.read_chat),
+    "/v1/completions/input_tokens": counter(completions.read_completion),
+    "/v1/responses": responses.responses,
+    "/v1/responses/input_tokens": counter(responses.read_response),
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
     "/api/chat": ollama.chat,
@@ -66,35 +63,35 @@ POST: dict[str, Handler] = {
     "/api/embed": ollama.embed_texts,
     "/api/embeddings": ollama.embed_prompt,
     "/api/show": ollama.show,
-    "/completion": native.completion,
-    "/infill": native.infill,
+    "/completion": llamacpp.completion,
+    "/infill": llamacpp.infill,
     "/embedding": embeddings.native_embedding,
     "/v1/rerank": rerank.rerank,
     "/v1/reranking": rerank.rerank,
     "/v2/rerank": rerank.cohere_rerank,
-    "/slots/{id}": slots.act,
-    "/tokenize": native.tokenize,
-    "/detokenize": native.detokenize,
-    "/apply-template": native.apply_template,
-    "/v1/responses/{id}/cancel": openai_kept.cancel,
-    "/lora-adapters": adapters.change,
+    "/slots/{id}": slot_actions.act,
+    "/tokenize": llamacpp.tokenize,
+    "/detokenize": llamacpp.detokenize,
+    "/apply-template": llamacpp.apply_template,
+    "/v1/responses/{id}/cancel": response_lookup.cancel,
+    "/lora-adapters": lora_adapters.change,
 }
 GET: dict[str, Handler] = {
     "/": ollama.root,
     "/api/version": ollama.version,
     "/api/tags": ollama.tags,
     "/api/ps": ollama.running,
-    "/health": native.health,
+    "/health": llamacpp.health,
     "/metrics": metrics.metrics,
-    "/props": native.props,
-    "/lora-adapters": adapters.show,
-    "/slots": slots.slots,
+    "/props": llamacpp.props,
+    "/lora-adapters": lora_adapters.show,
+    "/slots": slot_actions.slots,
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.one_model,
-    "/v1/responses/{id}": openai_kept.show,
-    "/v1/responses/{id}/input_items": openai_kept.input_items,
+    "/v1/responses/{id}": response_lookup.show,
+    "/v1/responses/{id}/input_items": response_lookup.input_items,
 }
-DELETE: dict[str, Handler] = {"/v1/responses/{id}": openai_kept.delete}
+DELETE: dict[str, Handler] = {"/v1/responses/{id}": response_lookup.delete}
 NOT_YET = (  # known to clients, and not built
     "/v1/audio/transcriptions",
     "/v1/images/generations",

@@ -16,12 +16,12 @@ import uvicorn
 
 from treadle.errors import TreadleError
 from treadle.server.app import build_app
-from treadle.server.connection import Connection, most_open
-from treadle.server.log import log
-from treadle.server.service import Service, Settings
+from treadle.server.http.connection import Connection, most_open
+from treadle.server.http.log import log
+from treadle.server.requests.service import Service, Settings
 
 if TYPE_CHECKING:
-    from treadle.model import Model
+    from treadle.api.model import Model
 
 LAST_S = 2.0  # for connections to close, when their answers have been given up
 SWITCH_S = 0.0005

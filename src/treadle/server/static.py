@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.routing import Route
 
-from treadle.server import ollama
-from treadle.server.wire import Response
+from treadle.server.http.http_io import Response
+from treadle.server.protocols import ollama
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # type: ignore[import-not-found, unused-ignore]

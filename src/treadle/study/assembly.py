@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from treadle.record import dataclass
+from treadle.base.fast_dataclass import dataclass
 
 LABEL = re.compile(r"^(\.L\w+):")
 BRANCH = re.compile(r"\b(?:b\w+|j)\s.*?(\.L\w+)\s*$")

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.formats import by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i16, i32, u8, u32
-from treadle.record import dataclass
 from treadle.study.spec import F32_ROUND, Case, Study, sum_of_bytes, unwritten
 
 # Activations of blocks of 256: one scale, codes, and the sums of every 16 of these.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.jit.kernel import load_kernels
-from treadle.runtime.machine import cache_bytes
+from treadle.machine.topology import cache_bytes
 from treadle.study.spec import Arrays, Case, Study
 from treadle.study.sweep import Found, Kernel, mark_best, numbers, problem
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 
-from treadle.record import dataclass
+from treadle.base.fast_dataclass import dataclass
 
 # System calls have the same numbers on both machines: those of Linux's generic table.
 READ, WRITE, EXIT, MMAP, MPROTECT = 63, 64, 94, 222, 226

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import TreadleError
 from treadle.jit.compile import emit_object
 from treadle.jit.kernel import symbol, trace
-from treadle.record import dataclass
 from treadle.study import elf
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, i32
 from treadle.kernels.spec import Args, Frame, Spec
-from treadle.record import dataclass
 
 F16_ROUND = 2.0**-11  # unit roundoff of f16
 F32_ROUND = 2.0**-24

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.isa import ROWS
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
-from treadle.record import dataclass
 from treadle.study import assembly
 from treadle.study.blocks import DotQ4_0, DotQ4_K, DotQ8_0
 from treadle.study.emulator import Emulator, EmulatorError

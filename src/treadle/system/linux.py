@@ -24,7 +24,7 @@ SYS_ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 
 
 class Linux(Posix):
-    """See ``protocol.System``. Cores, memory and caches: ``runtime/machine.py`` reads its files."""
+    """See ``protocol.System``. ``machine/topology.py`` reads its files on cores and caches."""
 
     FUTEX = FUTEX_CALLS.get(platform.machine(), 0)
     NAPS, DROPS_PAGES = not FUTEX, True

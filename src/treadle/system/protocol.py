@@ -33,7 +33,7 @@ class System(Protocol):
 
     def calls(self) -> dict[str, int]:
         """C functions that compiled threads call, and numbers that they hand them, as fields of a
-        job (``runtime/runner.py``). Without ``wake`` nobody sleeps on a word.
+        job (``devices/cpu/step_loop.py``). Without ``wake`` nobody sleeps on a word.
         """
 
     def sleep(self, word: int, seen: int) -> None:
@@ -48,7 +48,7 @@ class System(Protocol):
     def affinity(self) -> list[int]:
         """The processors that this process may run on."""
 
-    # -- the machine; what Linux' files tell, ``runtime/machine.py`` reads ----------------------
+    # -- the machine; what Linux' files tell, ``machine/topology.py`` reads ----------------------
 
     def cores(self) -> tuple[int, int] | None:
         """Physical cores, and those of them that are not slow by design."""
@@ -151,8 +151,8 @@ class System(Protocol):
         """
 
     def sigbus(self) -> dict[str, int] | None:
-        """How the C library has signals (``Layout`` of ``runtime/sigbus.py``); None where none is
-        sent for a mapped file's missing page, or its form is unknown.
+        """How the C library has signals (``Layout`` of ``devices/cpu/mapping_faults.py``); None
+        where none is sent for a mapped file's missing page, or its form is unknown.
         """
 
     def wait_for_end(self) -> None:

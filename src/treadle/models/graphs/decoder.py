@@ -76,7 +76,7 @@ def logits(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Logits, and of all tokens the states that a nextn layer reads (``nextn.py``)."""
+    """Logits, and of all tokens the states that a nextn layer reads (``spec_decode/mtp.py``)."""
     logits(g, x)
     if g.config.arch.nextn == "normed":
         x = g.norm("output_norm.all", x, "output_norm", centred=g.config.centred)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treadle.models.cache_spec import PoolSpec
 from treadle.models.mixers.names import (
     FUSED,
     GATE,
@@ -15,7 +16,6 @@ from treadle.models.mixers.names import (
     SOFTPLUS_HEADS,
 )
 from treadle.models.ops import part
-from treadle.models.pools import PoolSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from treadle.models.cache_spec import StateSpec
 from treadle.models.mixers.mamba2 import state_of
 from treadle.models.ops import part
-from treadle.models.pools import StateSpec
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The library: models, sessions, generations, and what answers chats, embeddings and rankings."""

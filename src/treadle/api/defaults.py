@@ -1,0 +1,100 @@
+"""Defaults of a model's answers: chat template, its variables, reasoning, sampling, seed.
+
+``load``, the commands and the server have the same ones, in one object. A call's own fields win.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.api.options import check_fields
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.validate import positive
+from treadle.errors import SamplingError, TreadleError, of_setting
+from treadle.sampling import Sampling
+
+if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate, ChosenTemplate
+    from treadle.files.gguf import GGUF
+
+Given = Sampling | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Checked settings; ``read_defaults`` makes one of what a caller hands in.
+
+    ``template``: in place of the file's own, None for that; ``variables``: of the template;
+    ``reasoning``: "auto", "on" or "off"; ``sampling``: fields by name, over what the file
+    recommends; ``whole``: all fields at once, where a ``Sampling`` was given; ``max_tokens``: of an
+    answer, None for no limit.
+    """
+
+    template: ChosenTemplate | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: str = "auto"
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    whole: Sampling | None = None
+    max_tokens: int | None = None
+
+    def sampling_over(self, recommended: Sampling) -> Sampling:
+        """How tokens are chosen where a call says nothing."""
+        return replace(self.whole or recommended, **self.sampling)
+
+    def load_template(self, gguf: GGUF, arch: str) -> ChatTemplate:
+        """The chat template that the answers of a model file are asked with."""
+        from treadle.chat.template.template import load_template
+
+        more: dict[str, Any] = {"defaults": self.variables, "reasoning": self.reasoning}
+        return load_template(gguf, arch, self.template, **more)
+
+
+def read_defaults(
+    *,
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning: str = "auto",
+    sampling: Given = None,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+) -> Defaults:
+    """What a caller of ``load`` wants, checked before a model's file is opened.
+
+    Raises TemplateError for a template that is none or does not compile, SamplingError for values
+    out of range, TypeError for a name that is no field of ``Sampling``, TreadleError for others.
+    """
+    if max_tokens is not None:
+        positive("max_tokens", max_tokens)
+    made: dict[str, Any] = {**_sampling(sampling, seed), "max_tokens": max_tokens}
+    if chat_template is None and not chat_template_kwargs and reasoning == "auto":
+        return Defaults(**made)  # the usual start needs no module more
+    from treadle.chat.template.messages import plain
+    from treadle.chat.template.override import choose_template
+    from treadle.chat.template.variables import check_own, check_reasoning
+
+    with of_setting("reasoning"):
+        reasoning = check_reasoning(reasoning)
+    with of_setting("chat_template_kwargs"):
+        variables = plain(check_own(chat_template_kwargs, "chat_template_kwargs"))
+    with of_setting("chat_template"):
+        template = None if chat_template is None else choose_template(chat_template)
+    return Defaults(template, variables, reasoning, **made)
+
+
+def _sampling(given: Given, seed: int | None) -> dict[str, Any]:
+    """The fields of ``Defaults`` for sampling."""
+    if not isinstance(given, Sampling | Mapping | None):
+        found = type(given).__name__
+        raise SamplingError(f"sampling is {found}: expected a treadle.Sampling or a dict of fields")
+    whole = given if isinstance(given, Sampling) else None
+    named: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    check_fields(named, "sampling: {} is no field of treadle.Sampling")
+    if seed is not None:
+        if named.get("seed", seed) != seed:
+            raise TreadleError(f"seed={seed} and sampling's seed {named['seed']}: choose one")
+        named["seed"] = seed
+    Sampling(**named)  # which says what is out of range
+    return {"sampling": named, "whole": whole}

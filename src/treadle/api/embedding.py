@@ -1,0 +1,211 @@
+"""Vectors of texts: the last layer's normed states, pooled as the file says (mostly their mean),
+and multiplied by the matrices behind the pooling, where the file has some.
+
+A vector may be cut to its first ``dimensions`` values, as models trained for it allow (Matryoshka
+representation learning, arXiv 2205.13147), and is then made of length 1, unless ``normalize`` is
+False. A file that came of a folder of sentence-transformers may name a prompt, which is put before
+each text, and the longest text (``models/sentence.py``). Of a file that names no pooling
+(llama.cpp's type 0) the mean is taken, and ``Embedder.note`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from treadle.api.options import read_each
+from treadle.base.validate import flag, listed, positive, token_ids
+from treadle.errors import ContextFullError, NotFiniteError, TreadleError, UnsupportedError
+from treadle.models.pooling_head import dense_of
+from treadle.models.sentence import default_prompt as prompt_of
+from treadle.models.sentence import max_seq_length
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.files.gguf import GGUF
+    from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.config import Config
+    from treadle.tokenizer.tokenizer import Tokenizer
+
+Floats = np.ndarray
+Text = str | Sequence[int]
+T = TypeVar("T")
+EUCLIDEAN = 2  # llama.cpp's numbers for what a vector is divided by: the p of a p-norm,
+LARGEST = 0  # its largest value, which becomes 32760,
+NOTHING = -1
+NO_POOLING = "the file names no pooling (pooling_type 0): a vector is the mean of all tokens"
+
+
+class Model(Protocol):
+    """What is asked of ``treadle.Model``."""
+
+    config: Config
+    engine: Engine
+    gguf: GGUF
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's."""
+
+    def _read(self, text: str) -> list[int]: ...
+
+    def _with_room(
+        self, n_tokens: int, runs: Generator[T, None, None]
+    ) -> Generator[T, None, None]: ...
+
+
+class Embedder:
+    """Makes one kind of vectors. Raises TreadleError for ``dimensions`` that the model has not.
+    ``lora``: the adapters that texts are read with, None for those of new texts.
+    ``default_prompt``: whether the file's prompt, if it names one, goes before each text.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        lora: Lora | None = None,
+        *,
+        default_prompt: bool = True,
+    ) -> None:
+        normalize = flag("normalize", normalize)
+        default_prompt = flag("default_prompt", default_prompt)
+        self._dense = dense_of(model.engine.gguf, model.config.n_embd)
+        width = len(self._dense[-1]) if self._dense else model.config.n_embd
+        self._whole = dimensions is None or dimensions == width
+        self._model, self._normalize, self._lora = model, normalize, lora
+        self.n = width if dimensions is None else positive("dimensions", dimensions, width)
+        self._limit = max_seq_length(model.gguf)
+        self.note = NO_POOLING if model.config.pooling == "none" else ""
+        self.prompt = prompt_of(model.gguf) if default_prompt else ""
+        if self.prompt and any(isinstance(part, int) for part in model.tokenizer.cut(self.prompt)):
+            raise UnsupportedError(
+                f"{model.gguf.path}: the default prompt {self.prompt!r:.60} spells a control "
+                "token, which no text may: default_prompt=False leaves it out"
+            )
+
+    def of(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
+        """Float32 ``[n_texts, n]``; errors as ``read``'s."""
+        return self.vectors(self.read(texts, truncate=truncate))
+
+    def read(
+        self,
+        texts: str | Sequence[Text],
+        name: Callable[[int], str] = "texts[{}]".format,
+        *,
+        truncate: bool = False,
+    ) -> list[list[int]]:
+        """The ids of a text, or of several, which may be ids. Raises TreadleError for one without
+        tokens, ContextFullError for one that is too long, unless it is to be cut (``truncate``); of
+        several with its ``name``.
+        """
+        cut = flag("truncate", truncate)
+        given = [texts] if isinstance(texts, str) else listed("texts", texts)
+        return read_each(given, lambda text: self._read(text, cut), name)
+
+    def cut(self, ids: list[int], n: int, *, whole: bool = True) -> list[int]:
+        """The first ``n`` of a text's ids. Of a ``whole`` text the last id is kept, where it is the
+        token that ends every text.
+        """
+        ends = whole and (self._model.tokenizer.add_eos or self._model.tokenizer.add_sep)
+        return [*ids[: n - 1], ids[-1]] if ends and len(ids) > n else ids[:n]
+
+    def _read(self, text: Text, cut: bool) -> list[int]:
+        if isinstance(text, str):
+            ids = self._model._read(self.prompt + text)
+        else:  # as they are; the only texts of a file without a vocabulary
+            if not hasattr(text, "__iter__"):
+                what = f"the text is {type(text).__name__}"
+                raise TreadleError(f"{what}: expected a str, or a list of token ids")
+            if not (ids := token_ids(text)):
+                raise TreadleError("no tokens")
+            self._model.engine.check_ids(ids)
+        cache = self._model.engine.cache
+        if cut:
+            ids = self.cut(ids, min(cache.n_ctx, cache.n_tokens), whole=isinstance(text, str))
+        if len(ids) > cache.n_ctx == self._limit:
+            raise ContextFullError(
+                f"{len(ids)} tokens do not fit the model's max_seq_length of {self._limit}: "
+                "shorten the text, let it be cut (truncate), or load the model with a larger "
+                "context="
+            )
+        cache.check_context(len(ids))
+        return ids
+
+    def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
+        """Float32 ``[n_texts, n]`` of texts of any number, as ids. Raises ContextFullError."""
+        batches = self._model.engine.together(texts)
+        made = [np.zeros((0, self.n), np.float32), *(self.run(batch) for batch in batches)]
+        return np.concatenate(made)
+
+    def run(self, batch: Sequence[Sequence[int]]) -> Floats:
+        """The same of a batch of ``Engine.together``. Texts in hand give way where there is no
+        room.
+        """
+        *_, made = self.runs(batch)
+        assert made is not None
+        return made
+
+    def runs(self, batch: Sequence[Sequence[int]]) -> Generator[Floats | None, None, None]:
+        """The vectors of a batch, last; None behind each run before the last of a text that takes
+        several, as of ``Engine.embed_runs``.
+        """
+        pooled, made = self._whole and not self._dense, None
+        each = self._model.engine.embed_runs(
+            batch, unit=self._normalize and pooled, lora=self._lora
+        )
+        with closing(self._model._with_room(max(map(len, batch)), each)) as runs:
+            for made in runs:
+                if made is None:
+                    yield None
+        assert made is not None
+        yield self._behind(made, pooled)
+
+    def token_runs(self, ids: Sequence[int]) -> Generator[Floats | None, None, None]:
+        """The normed states of each token of a text, ``[n_tokens, n_embd]``, last; None behind each
+        run before the last. Raises NotFiniteError.
+        """
+        engine, made = self._model.engine, list[Floats]()
+        each = engine.states_runs(ids, self._lora)
+        with closing(self._model._with_room(len(ids), each)) as runs:
+            for states in runs:
+                made.append(states)
+                if len(made) * engine.max_tokens < len(ids):
+                    yield None
+        yield _finite(np.concatenate(made))
+
+    def _behind(self, made: Floats, pooled: bool) -> Floats:
+        """Vectors of what was pooled. Raises NotFiniteError."""
+        engine = self._model.engine
+        for matrix in self._dense:  # of a row alone the bits are the same in every batch
+            each = (matrix @ row for row in made)
+            with np.errstate(over="ignore", invalid="ignore"):
+                made = np.stack([*each]) if engine.deterministic else made @ matrix.T
+        made = _finite(made[:, : self.n])
+        return made if pooled or not self._normalize else scaled(made, EUCLIDEAN)
+
+
+def _finite(vectors: Floats) -> Floats:
+    """``vectors``. Raises NotFiniteError."""
+    if not np.isfinite(vectors).all():
+        raise NotFiniteError(
+            "the model's vectors are not finite numbers: its weights are damaged, or too large"
+        )
+    return vectors
+
+
+def scaled(vectors: Floats, by: int) -> Floats:
+    """Rows divided as llama.cpp's ``embd_normalize`` says, float32; a row of zeros stays."""
+    x = np.abs(vectors.astype(np.float64))
+    if by == NOTHING or not x.size:
+        return vectors
+    if by == LARGEST:
+        size = x.max(1) / 32760.0
+    else:  # in units of the largest value: no power of it is out of range
+        top = np.maximum(x.max(1), np.finfo(np.float64).tiny)
+        size = top * ((x / top[:, None]) ** by).sum(1) ** (1.0 / by)
+    return np.asarray(vectors / np.where(size > 0.0, size, 1.0)[:, None], np.float32)

@@ -1,0 +1,187 @@
+"""What ``generate`` and ``chat`` return: a text that is written as somebody reads it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from math import inf
+from typing import TYPE_CHECKING, NoReturn
+
+from treadle.base.fork_safety import UseLock
+
+if TYPE_CHECKING:
+    from treadle.sampling.logprobs import TokenLogprob
+    from treadle.scheduler.request import Request
+    from treadle.scheduler.stepping import Turns
+
+LOOK_AHEAD = 4  # pieces that are written before somebody takes the first of them
+AHEAD = 256  # texts that ``in_order`` asks for at once: more than run together
+
+
+class Generation:
+    """An iterator over pieces of text, whole characters each; so far they make ``text``, of
+    ``ids``.
+
+    ``finish_reason`` is "stop" (end of text, or a stop string), "length" (``max_tokens``) or
+    "context" (the context is full) once the iterator has ended, None before. ``logprobs``, where
+    asked for, has an entry for each of ``ids``: its logarithm of probability and the likeliest
+    others, by the model's own logits before any sampling setting or grammar.
+
+    Nothing runs before the first piece is asked for. Texts that several threads, or one thread in
+    turns, ask for are written together; a piece that nobody asks for is at most a few ahead.
+
+    ``async for`` works too: each step runs in a thread. Cancelling it ends the text: the step in
+    hand is waited for, at most a token or one batch of the prompt, and the session is whole then.
+    """
+
+    def __init__(self, request: Request, turns: Turns) -> None:
+        answer = request.answer
+        self.prompt_ids: list[int] = list(request.ids)
+        self.ids: list[int] = []
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.logprobs: list[TokenLogprob] | None = None if request.n_top is None else []
+        self.timings = answer.timings
+        self._request, self._answer, self._turns = request, answer, turns
+        self._one = UseLock()  # thread at a time
+
+    _begun = _ended = False
+
+    @property
+    def request(self) -> Request:
+        """What the scheduler has of it: for a server, which steps the scheduler by itself."""
+        return self._request
+
+    def __reduce__(self) -> NoReturn:  # a copy's end would end the text
+        raise TypeError("a Generation cannot be pickled or copied: its text, ids and timings can")
+
+    def __repr__(self) -> str:
+        end = f"finish_reason {self.finish_reason!r}" if self.finish_reason else "not finished"
+        text = repr(self.text) if len(self.text) <= 60 else f"{self.text[:59]!r}..."
+        return f"Generation({text}, {len(self.ids)} tokens, {end})"
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        with self._one:
+            if self._ended:
+                raise StopIteration
+            self.wait(self._answer.has_news)
+            piece = self._take()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        import asyncio  # takes 30 ms, and few need it
+
+        step = asyncio.ensure_future(asyncio.to_thread(next, self, None))
+        try:
+            piece = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            self.close()
+            step.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([step])
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def __del__(self) -> None:
+        if self._begun and not self._ended:  # nobody will read the rest
+            self._turns.scheduler.cancel(self._request)
+
+    def close(self) -> None:
+        """End the text here: the iterator gives no more. A prompt that another thread is reading
+        for it is left after the batch in hand.
+        """
+        self._ended = True
+        self._turns.scheduler.cancel(self._request)
+        self._turns.scheduler.settle()
+
+    def finish(self) -> str:
+        """Generate to the end; the whole text."""
+        with self._one:
+            if not self._ended:
+                try:
+                    self.begin(look_ahead=inf)
+                    self.wait(lambda: self._answer.done)
+                finally:
+                    while self._take() is not None:
+                        pass
+        return self.text
+
+    def begin(self, *, look_ahead: float) -> None:
+        """From now on others' steps write it too, up to so many pieces that nobody has taken."""
+        self._request.look_ahead = look_ahead
+        if not self._begun and not self._answer.done:
+            self._begun = True
+            self._turns.scheduler.add(self._request)
+
+    def wait(self, enough: Callable[[], bool]) -> None:
+        """Until ``enough()``, or until the text is closed."""
+        if not self._begun:
+            self.begin(look_ahead=LOOK_AHEAD)
+        try:
+            self._turns.until(enough, self._request)
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self) -> str | None:
+        """The next piece, with its ids; None at the end, or where the text was closed."""
+        answer = self._answer
+        piece = answer.take()
+        start, end = len(self.ids), len(answer.ids) if piece is None else answer.n_taken
+        self.ids += answer.ids[start:end]
+        if self.logprobs is not None:
+            self.logprobs += answer.logprobs[start:end]
+        if piece is not None:
+            self.text += piece
+        elif answer.over:
+            self._ended, self.finish_reason = True, answer.finish_reason
+            if isinstance(answer.error, StopIteration):  # a sampler's: it would end the iteration
+                raise RuntimeError("a sampler raised StopIteration") from answer.error
+            if answer.error is not None:
+                raise answer.error
+        return piece
+
+
+def in_order(texts: Iterable[Generation]) -> Iterator[Generation]:
+    """Each text once it is whole, in their order; AHEAD are written at a time, as far as there is
+    room. What the iteration of ``texts`` raises is raised when it is that one's turn.
+    """
+    queue: deque[Generation] = deque()
+    source = iter(texts)
+    failure: Exception | None = None  # a StopIteration, at its end
+
+    def room() -> bool:
+        return failure is None and sum(not made._answer.done for made in queue) < AHEAD
+
+    def enough() -> bool:
+        return queue[0]._answer.done or room()
+
+    try:
+        while True:
+            while room():
+                try:
+                    queue.append(next(source))
+                    queue[-1].begin(look_ahead=inf)
+                except Exception as error:
+                    failure = error
+            if not queue:
+                break
+            queue[0].wait(enough)
+            if queue[0]._answer.done:
+                made = queue.popleft()
+                made.finish()
+                yield made
+    finally:
+        for made in queue:
+            made.close()
+    if failure is not None and not isinstance(failure, StopIteration):
+        raise failure

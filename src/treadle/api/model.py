@@ -1,0 +1,453 @@
+"""A model as a library user sees it: text in, text out."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
+
+import numpy as np
+
+from treadle.api.defaults import Given, read_defaults
+from treadle.api.generation import Generation, in_order
+from treadle.api.options import (
+    RULES,
+    SAMPLING_FIELDS,
+    add_adapters,
+    alternatives,
+    build_sampling,
+    check_choices,
+    check_session,
+    choose_context,
+    lora_scales,
+    read_sizes,
+    shared,
+    token_limit,
+)
+from treadle.api.session import Session
+from treadle.api.summary import one_line, table
+from treadle.base.cached_property import cached_property
+from treadle.base.validate import flag, iterated, listed, ranged, token_ids
+from treadle.convert.open import open_model, packaged_model
+from treadle.devices.cpu.mapping_faults import guard_mappings
+from treadle.devices.registry import open_device
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS, Engine
+from treadle.errors import ForkedError, TreadleError
+from treadle.files.target import file_name
+from treadle.machine.topology import usable_threads
+from treadle.models.load import load_config
+from treadle.sampling import Constraint, Sampler, Sampling, recommended
+from treadle.scheduler.output import Answer, speller, stop_strings
+from treadle.scheduler.request import Request
+from treadle.scheduler.scheduler import Scheduler
+from treadle.scheduler.stepping import Turns
+
+if TYPE_CHECKING:
+    from treadle.api.tool_chat import Reply, Tool
+    from treadle.chat.template.template import ChatTemplate
+    from treadle.convert.lora.lora import Adapters
+    from treadle.devices.protocol import Device
+    from treadle.grammar.compiled_cache import Grammars
+    from treadle.grammar.json_schema import Schema
+    from treadle.plan.plan import Plan
+    from treadle.tokenizer.tokenizer import Tokenizer
+
+CACHE_BYTES = 4 << 30  # of page files
+Messages = Sequence[dict[str, Any]]
+Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    threads: int | None = None,
+    context: int | None = None,
+    deterministic: bool = False,
+    kv: str = "f16",
+    n_sequences: int = 1,
+    kv_bytes: int | None = None,
+    kv_tokens: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    speculate: bool | None = None,
+    draft: str | os.PathLike[str] | None = None,
+    lora: Adapters = (),
+    device: str = "cpu",
+    isa: str | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning: str = "auto",
+    sampling: Given = None,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
+    the small model inside the package.
+
+    The file is mapped, not read. ``threads``: None for as many as this machine has performance
+    cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096 (or
+    ``kv_tokens``), of encoders 8192; ``deterministic``: results are the same to the bit whatever
+    else is in a batch and however a text is cut into runs, else but for rounding; ``kv``: keys and
+    values as "f16", "bf16", "f32", "q8_0" or "q4_0"; ``n_sequences``: full sequences to hold at
+    once; ``kv_bytes``: what their keys and values take at most, of all of them together, and
+    ``kv_tokens``: of how many, None for no other limit; ``cache_dir``: a folder where they outlive
+    the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come next in
+    the text itself, and check it in the same step, None for models with layers of their own that
+    predict further tokens; ``draft``: a smaller model with the same tokens, to guess it; ``lora``:
+    adapters, each a path or a path and a scale; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for
+    the second; ``isa``: an instruction set's name, None for the best here; ``progress(stage, done,
+    total)`` is called during long work.
+
+    Defaults of answers, over which a call's own settings win: ``chat_template``: a file, the name
+    of a built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``:
+    its variables; ``reasoning``: "on" or "off" by the variable that the template has for it, and
+    off by a budget where it has none, "auto" for what the template does; ``sampling``: a
+    ``Sampling``, or fields of it by name over what the file recommends; ``seed``: of every text;
+    ``max_tokens``: of an answer, None for the end of the context.
+
+    Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
+    out of range.
+    """
+    return Model(
+        path, threads=threads, context=context, deterministic=deterministic, kv=kv,
+        n_sequences=n_sequences, kv_bytes=kv_bytes, kv_tokens=kv_tokens, cache_dir=cache_dir,
+        cache_bytes=cache_bytes, speculate=speculate, draft=draft, lora=lora, device=device,
+        isa=isa, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
+        reasoning=reasoning, sampling=sampling, seed=seed, max_tokens=max_tokens, progress=progress,
+    )  # fmt: skip
+
+
+def load_session(path: str | os.PathLike[str], model: Model) -> Session:
+    """What ``Session.save`` wrote, as a session of ``model``; see ``Model.load_session``."""
+    if not isinstance(model, Model):
+        raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
+    return model.load_session(path)
+
+
+class Model:
+    """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
+
+    engine_type: ClassVar[type[Engine]] = Engine
+    device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None, *, threads: int | None, context: int | None,
+        deterministic: bool, kv: str, n_sequences: int, kv_bytes: int | None, kv_tokens: int | None,
+        cache_dir: str | os.PathLike[str] | None, cache_bytes: int, speculate: bool | None,
+        draft: str | os.PathLike[str] | None, lora: Adapters, device: str, isa: str | None,
+        progress: Progress | None, **defaults: Any,
+    ) -> None:  # fmt: skip
+        began = time.perf_counter()
+        sizes = read_sizes(threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes)
+        threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes = sizes
+        check_choices(deterministic, speculate, draft, kv, isa)
+        self.defaults = read_defaults(**defaults)
+        self.path = packaged_model() if path is None else file_name(path)
+        guard_mappings()
+        self.gguf = open_model(self.path, progress)
+        self.config = load_config(self.gguf)
+        # Where a call says nothing.
+        self.sampling = self.defaults.sampling_over(recommended(self.gguf.metadata))
+        self.n_threads = threads or usable_threads()[0]
+        self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
+        self.engine = self.engine_type(
+            self.gguf, self.config, self.device_type(device, isa, self.n_threads, progress),
+            n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,
+            kv_tokens=kv_tokens, deterministic=deterministic,
+        )  # fmt: skip
+        self.isa = self.engine.device.isa
+        add_adapters(lora, self.engine)
+        if cache_dir is not None:
+            from treadle.kvcache.disk.page_store import PageStore
+
+            folder = file_name(cache_dir, "cache_dir")
+            self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
+        self._turns = Turns(Scheduler(self.engine))
+        self.speculate = self._turns.scheduler.drafting.open(draft, self.engine, speculate)
+        self.load_s = time.perf_counter() - began
+
+    def __repr__(self) -> str:
+        return one_line(self.path, self.engine)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Model cannot be pickled or copied: load it in each process")
+
+    def _repr_html_(self) -> str:
+        return table(self.path, self.engine)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiled ones, of the last texts."""
+        from treadle.grammar.compiled_cache import Grammars
+
+        return Grammars(self.tokenizer)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer, built when it is first needed."""
+        from treadle.tokenizer.tokenizer import load_tokenizer
+
+        try:
+            tokenizer = load_tokenizer(self.gguf)
+        finally:
+            self.gguf.check()  # its own error, rather than what a tokenizer says of zeros
+        tokenizer.warn_beyond(self.config.n_vocab)
+        return tokenizer
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template: the one that ``load`` was given, the file's, or the built-in one of
+        its family.
+        """
+        self.gguf.check()
+        template = self.defaults.load_template(self.gguf, self.config.arch.name)
+        template.prepare()
+        return template
+
+    def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
+        """A sequence of tokens of its own, ``lora`` as in ``generate``; ``close`` frees it."""
+        return Session(self.engine, lora_scales(lora, self.engine))
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """A session as ``Session.save`` wrote it to a file: no token of it is read again.
+
+        Raises FileError for a file that is damaged, of another model, or with keys and values of
+        another type (``load(kv=...)``); ContextFullError where its tokens do not fit.
+        """
+        from treadle.kvcache.disk.session_file import load_session
+
+        session = self.session(lora={})
+        load_session(path, self.engine, session.seq, self._turns.scheduler.make_room)
+        return session
+
+    # -- text -----------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
+        """Token ids. ``bos`` None: as the file says; ``special``: names of control tokens in the
+        text become those tokens.
+        """
+        if not isinstance(text, str):
+            raise TreadleError(f"the text is {type(text).__name__}: expected a str")
+        bos = None if bos is None else flag("bos", bos)
+        return self.tokenizer.encode(text, bos=bos, special=flag("special", special))
+
+    def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Text of token ids; control tokens only with ``special``."""
+        try:
+            return self.tokenizer.decode(token_ids(ids), special=flag("special", special))
+        except IndexError as error:
+            raise TreadleError(str(error)) from None
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: str | Iterable[str] | None = (),
+        grammar: str | None = None,
+        json_schema: Schema | None = None,
+        regex: str | None = None,
+        session: Session | None = None,
+        logprobs: int | None = None,
+        constraint: Constraint | None = None,
+        lora: Mapping[Any, float] | None = None,
+        cache_prompt: bool = True,
+        **fields: Any,
+    ) -> Generation:
+        """Complete a prompt: an iterator of pieces of text.
+
+        ``max_tokens``: None for what ``load`` was told, -1 for as many as the text has;
+        ``sampling``: how tokens are chosen, None for the model's defaults, and ``fields`` are
+        fields of it by name, which count before its own: ``temperature=0``; ``stop``: the text ends
+        before this, or before any of these; ``grammar``: GBNF text that the completion must follow;
+        ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic class; ``regex``:
+        what all of it must match (Rust's syntax); ``constraint``: your own
+        ``treadle.sampling.Constraint``; ``session``: whose tokens and adapters to use;
+        ``logprobs``: how many alternatives to each token ``Generation.logprobs`` has, 0 for the
+        token alone; ``lora``: how much of each adapter, by name, in place of what ``load`` was
+        told; ``cache_prompt``: False to read the prompt anew.
+
+        Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
+        TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
+        """
+        check_session(session, self.engine)
+        if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
+            raise TreadleError("the prompt is empty: there is no token to go on from")
+        settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
+        limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
+        n_top = alternatives(logprobs, self.config.n_vocab)
+        tokenizer, rule = speller(self, stop := stop_strings(stop)), constraint
+        if grammar is not None or json_schema is not None or regex is not None:
+            rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
+        own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer.of_text, "constraint": rule}
+        sampler = Sampler(settings, self.config.n_vocab, **own)
+        self.engine.cache.check_context(len(ids))
+        answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
+        answer.timings.load_s = self.load_s
+        own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
+        own["lora"] = lora_scales(lora, self.engine, session)
+        own["reuse"] = flag("cache_prompt", cache_prompt)
+        return Generation(Request(ids, sampler, answer, **own), self._turns)
+
+    def generate_many(
+        self, prompts: Iterable[str | Sequence[int]], **settings: Any
+    ) -> Iterator[Generation]:
+        """Complete many prompts together: an iterator of finished Generations, in their order.
+
+        ``settings`` are those of ``generate`` but ``session`` and ``constraint``. As many are
+        written at once as there are pages for; when one ends, the next joins: ``prompts`` is read
+        as they are needed. Raises what ``generate`` does, of a prompt when it is its turn.
+        """
+        each, settings = iterated("prompts", prompts), shared(settings)
+        self.generate([0], **settings)  # which says what is wrong with the settings
+        return in_order(self.generate(prompt, **settings) for prompt in each)
+
+    @overload
+    def chat(self, messages: Messages, *, tools: Sequence[Tool], **settings: Any) -> Reply: ...
+    @overload
+    def chat(self, messages: Messages, *, reasoning_budget: int, **settings: Any) -> Reply: ...
+    @overload
+    def chat(self, messages: Messages, *, tools: None = None, **settings: Any) -> Generation: ...
+
+    def chat(
+        self, messages: Messages, *, tools: Sequence[Tool] | None = None,
+        template: Mapping[str, Any] | None = None, reasoning: str | None = None, **settings: Any,
+    ) -> Generation:  # fmt: skip
+        """Answer a conversation: ``messages`` of ``{"role", "content"}``, each content a text or a
+        list of parts ``{"type": "text", "text"}``.
+
+        ``settings`` are those of ``generate``; any other must be a variable that the chat template
+        reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
+        that it need not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
+        ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
+        place of what ``load`` was told; off, the answer is a ``Reply`` too, without reasoning. A
+        last message of the assistant is gone on with. Raises TemplateError too, and
+        UnsupportedError for parts that are no text.
+        """
+        own = {name: settings.pop(name) for name in SETTINGS if name in settings}
+        stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
+        own["stop"] = (*stop_strings(own.get("stop")), *stop)
+        given = {**settings, **(template or {})}
+        if reasoning is not None:
+            from treadle.chat.template.variables import check_own, check_reasoning, switched
+
+            reasoning = check_reasoning(reasoning)
+            template = {**switched(self.template, reasoning), **check_own(template)}
+        off = self.template.is_off(given, reasoning, settings.get("reasoning_budget"))
+        ruled = any(own.get(name) is not None for name in RULES)
+        if off and (tools is not None or not ruled):
+            settings["reasoning_budget"] = 0
+        if tools is not None or "reasoning_budget" in settings:
+            from treadle.api.tool_chat import reply
+
+            return reply(self, messages, tools, own, template=template, **settings)
+        text = self.chat_prompt(messages, template=template, **settings)
+        return self.generate(tokenizer.encode_prompt(text), **own)
+
+    def chat_prompt(
+        self, messages: Messages, *, tools: list[dict[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None, **variables: Any,
+    ) -> str:  # fmt: skip
+        """The text that the model's template makes of a conversation; variables as in ``chat``."""
+        from treadle.api.tool_chat import prompt_of
+
+        return prompt_of(self.template, messages, tools, template, variables, SETTINGS)
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. ContextFullError."""
+        ids = token_ids(ids)
+        with self.engine.lock:
+            self._make_room(len(ids))
+            with self.session() as session:
+                return session.logits(ids)
+
+    def states(self, ids: Sequence[int]) -> np.ndarray:
+        """The last layer's normed states, float32 ``[n_tokens, n_embd]``. ContextFullError."""
+        ids = token_ids(ids)
+        with self.engine.lock:
+            self._make_room(len(ids))
+            return self.engine.states(ids)
+
+    def embed(
+        self, texts: str | Sequence[str | Sequence[int]], *, normalize: bool = True,
+        dimensions: int | None = None, default_prompt: bool = True, truncate: bool = False,
+    ) -> np.ndarray:  # fmt: skip
+        """A vector for each text, or list of ids, float32 ``[n_texts, dimensions]``; see
+        ``embedding.py``. ``truncate``: read the beginning of a text that is too long.
+        """
+        from treadle.api.embedding import Embedder
+
+        embedder = Embedder(self, normalize, dimensions, default_prompt=default_prompt)
+        if embedder.note:
+            warnings.warn(embedder.note, stacklevel=2)
+        return embedder.of(texts, truncate=truncate)
+
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> np.ndarray:
+        """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``.
+        ``truncate``: read the beginning of a document that is too long.
+        """
+        from treadle.api.rerank import Reranker
+
+        reranker, given = Reranker(self), listed("documents", documents)
+        return reranker.scores(query, given, truncate=truncate)
+
+    def _read(self, text: str) -> list[int]:
+        if not (ids := self.tokenize(text)):
+            raise TreadleError("the text is empty, and this model has no token to begin one with")
+        return ids
+
+    def _make_room(self, n_tokens: int) -> None:
+        """Texts that are being written give way, and are read again; see ``make_room``."""
+        self._turns.scheduler.make_room(n_tokens)
+
+    def _with_room(self, n_tokens: int, runs: Generator[T, None, None]) -> Generator[T, None, None]:
+        """``runs``, the first of which finds room for ``n_tokens``. Others may use the engine
+        between them. Close it.
+        """
+        with closing(runs):
+            with self.engine.lock:
+                self._make_room(n_tokens)
+                first = next(runs)
+            yield first
+            yield from runs
+
+    def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
+        """The steps that a batch of ``n_tokens`` runs, with logits of ``n_outputs`` of them."""
+        self.gguf.check()
+        n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
+        return self.engine.plan(n_tokens, ranged("n_outputs", n_outputs, 0, min(n_tokens, OUTPUTS)))
+
+    def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
+        """Seconds of each step, by label, of one run of ``n_tokens`` behind ``depth`` others."""
+        n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
+        depth = ranged("depth", depth, 0)
+        with self.engine.lock:
+            self._make_room(depth + n_tokens)
+            with self.session() as session:
+                if depth:
+                    session.feed([0] * depth)
+                return self.engine.run_timed([Part(session.seq, [0] * n_tokens)])
+
+    def close(self) -> None:
+        """Stop the threads and let go of the file."""
+        with self.gguf, suppress(ForkedError), self.engine.lock:  # another thread may be in a step
+            self._turns.scheduler.drafting.close()
+            self.engine.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)  # of generate, by name

@@ -1,0 +1,228 @@
+"""What callers hand in, checked where it enters: settings by name, sessions, adapters."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from treadle.base.validate import flag, integer, listed, positive, ranged
+from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError
+from treadle.models.sentence import max_seq_length
+from treadle.sampling import Sampling
+
+if TYPE_CHECKING:
+    from treadle.api.session import Session
+    from treadle.convert.lora.lora import Adapters
+    from treadle.engine.engine import Engine
+    from treadle.files.gguf import GGUF
+    from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.config import Config
+
+T = TypeVar("T")
+Given = TypeVar("Given")
+Scales = Mapping[Any, float] | None  # of adapters, by their names or numbers
+USUAL_CONTEXT = 4096
+WHOLE_TEXT = 8192  # the same of models that read a text at once
+SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+RULES = ("grammar", "json_schema", "regex", "constraint")  # of which one may hold for an answer
+
+
+def read_sizes(
+    threads: int | None,
+    context: int | None,
+    kv_bytes: int | None,
+    kv_tokens: int | None,
+    n_sequences: int,
+    cache_bytes: int,
+) -> tuple[int | None, int | None, int | None, int | None, int, int]:
+    """Settings of ``load`` as Python's numbers: in numpy's an address would overflow. Raises
+    TreadleError for one that is no number above 0.
+    """
+    return (
+        threads if threads is None else positive("threads", threads, 1024),
+        context if context is None else positive("context", context),
+        kv_bytes if kv_bytes is None else positive("kv_bytes", kv_bytes),
+        kv_tokens if kv_tokens is None else positive("kv_tokens", kv_tokens),
+        positive("n_sequences", n_sequences),
+        positive("cache_bytes", cache_bytes),
+    )
+
+
+def check_choices(
+    deterministic: bool, speculate: bool | None, draft: Any, kv: str, isa: str | None
+) -> None:
+    """Raise TreadleError for a setting of ``load`` that is no flag, or no name, and for a ``draft``
+    that is to write no drafts.
+    """
+    flag("deterministic", deterministic)
+    if speculate is not None and not flag("speculate", speculate) and draft is not None:
+        raise TreadleError("draft= and speculate=False, which drafts nothing: choose one")
+    for name, value in (("kv", kv), ("isa", "" if isa is None else isa)):
+        if not isinstance(value, str):
+            raise TreadleError(f"{name}={value!r:.40}: expected a name")
+
+
+def read_each(
+    texts: Sequence[Given], read: Callable[[Given], T], name: Callable[[int], str]
+) -> list[T]:
+    """What ``read`` makes of each text. Where one of several is wrong, the error has its name."""
+    made = []
+    for i, text in enumerate(texts):
+        try:
+            made.append(read(text))
+        except TreadleError as error:
+            if len(texts) == 1 or isinstance(error, FileError):
+                raise
+            kind = ContextFullError if isinstance(error, ContextFullError) else TreadleError
+            raise kind(f"{name(i)}: {error}") from error
+    return made
+
+
+def token_limit(max_tokens: int | None) -> int | None:
+    """``max_tokens`` as a number, or None where the text may run to its end: for None and -1."""
+    if max_tokens is None:
+        return None
+    limit = integer("max_tokens", max_tokens)
+    if limit < -1:
+        raise TreadleError(f"max_tokens={limit}: expected 0 or more, or -1 for no limit")
+    return None if limit == -1 else limit
+
+
+def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
+    """``logprobs``: of how many alternatives to each token; None for no log-probabilities."""
+    if logprobs is None:
+        return None
+    return ranged("logprobs", logprobs, 0, n_vocab)
+
+
+def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> int:
+    """Tokens that a sequence may hold where nobody says: the model's own, or the longest text that
+    it embeds, up to a bound. Above ``USUAL_CONTEXT`` none in which short texts are read otherwise.
+    """
+    own = max_seq_length(gguf) or config.n_ctx_train
+    own = min(own, config.n_ctx_most or own, config.n_ctx_train)
+    if not config.causal:
+        return min(own, WHOLE_TEXT)
+    for rope in config.ropes:
+        if rope.dynamic or rope.has_long(own):
+            usual = min(usual, max(rope.n_ctx_orig, USUAL_CONTEXT))
+    return min(own, usual)
+
+
+def choose_context(
+    asked: int | None, config: Config, gguf: GGUF, kv_tokens: int | None = None
+) -> int:
+    """``asked``, or the default, up to ``kv_tokens`` if these are given. A warning says if short
+    texts are read otherwise for it: they are right in either, but not the same. TreadleError for a
+    length that the rope does not have.
+    """
+    usual = USUAL_CONTEXT if kv_tokens is None else kv_tokens
+    n_ctx, name = asked or default_context(config, gguf, usual), gguf.path.name
+    if 0 < config.n_ctx_most < n_ctx:
+        raise TreadleError(
+            f"context={n_ctx}: behind token {config.n_ctx_most} of a text {name} makes scores of "
+            "attention larger (attention.temperature_length), which treadle does not do: "
+            f"expected at most {config.n_ctx_most}"
+        )
+    for rope in config.ropes:
+        if rope.dynamic and n_ctx > rope.n_ctx_orig:
+            raise TreadleError(
+                f"context={n_ctx}: {name} turns longer texts than {rope.n_ctx_orig} tokens by a "
+                "base that grows with them (rope_type 'dynamic'), which treadle does not have: "
+                f"expected at most {rope.n_ctx_orig}"
+            )
+        if rope.has_long(n_ctx):
+            warnings.warn(
+                f"a context of {n_ctx} tokens: in one over {rope.n_ctx_orig} {name} turns "
+                "texts of any length by its long factors, as llama.cpp does; transformers does so "
+                f"from {rope.n_ctx_orig + 1} tokens on. Shorter texts are as there with a context "
+                f"of {rope.n_ctx_orig}",
+                stacklevel=4,  # whoever called load
+            )
+            break
+    return n_ctx
+
+
+def add_adapters(given: Adapters, engine: Engine) -> None:
+    """Load some for an engine that has run nothing; see ``convert.lora.load_adapters``."""
+    if isinstance(given, str | bytes | os.PathLike):
+        given = [given]
+    if each := [*given.items()] if isinstance(given, Mapping) else listed("lora", given):
+        from treadle.convert.lora.lora import load_adapters
+
+        load_adapters(each, engine)
+
+
+def shared(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for many texts: what can be read once becomes a list, or the first text would use it
+    up. Raises TreadleError for what only one text can have.
+    """
+    for name in ("session", "constraint"):
+        if settings.get(name) is not None:
+            raise TreadleError(f"many texts cannot be written in one {name}")
+    return {n: list(v) if isinstance(v, Iterator) else v for n, v in settings.items()}
+
+
+def check_session(session: Session | None, engine: Engine) -> None:
+    """Raise TreadleError for a session of another engine, or what is none."""
+    if session is not None and getattr(session, "engine", None) is not engine:
+        raise TreadleError("the session is of another model")
+
+
+def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -> Lora:
+    """How much of each adapter of an engine's is wanted, by its name or its number; None: what a
+    ``session`` or new texts have. Raises TreadleError for one that was not loaded, for a scale that
+    is no number or too large, and where the session has others.
+    """
+    names = [adapter.name for adapter in engine.adapters]
+    if given is None:
+        return engine.cache.lora if session is None else session.seq.lora
+    if not isinstance(given, Mapping):
+        raise TreadleError(f"lora={given!r:.60}: expected a dict of adapters and their scales")
+    from treadle.models.lora import lora_scale  # which few texts need
+
+    found: dict[int, float] = {}
+    for key, scale in given.items():
+        at = names.index(key) if isinstance(key, str) and key in names else key
+        whole = isinstance(at, int | np.integer) and not isinstance(at, bool)
+        if not whole or not 0 <= at < len(names):
+            have = ", ".join(names) or "none: load them with lora="
+            raise TreadleError(f"no adapter {key!r:.60}: there are {have}")
+        found[int(at)] = lora_scale(f"adapter {key!r:.60}", scale)
+    lora = tuple((at, found[at]) for at in sorted(found) if found[at])
+    if session is not None and lora != session.seq.lora:
+        raise TreadleError("the session has other adapters: model.session(lora=...) chooses them")
+    return lora
+
+
+def build_sampling(
+    sampling: Sampling | None, usual: Sampling, given: Mapping[str, Any], known: Iterable[str]
+) -> Sampling:
+    """``sampling``, or the ``usual``, with the fields ``given`` by name in the place of its own.
+
+    Raises TypeError for a name that is no field, suggesting fields and the ``known`` others;
+    SamplingError for values out of range.
+    """
+    if not isinstance(sampling, Sampling | None):
+        found = type(sampling).__name__
+        raise SamplingError(f"sampling is {found}: expected a treadle.Sampling")
+    check_fields(given, "generate() got an unexpected keyword argument {}", known)
+    return replace(sampling or usual, **given)
+
+
+def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) -> None:
+    """Raise TypeError for a name that is no field of ``Sampling``: the ``problem``, with the name
+    for {}, and the field or ``known`` other name that may have been meant.
+    """
+    for name in names:
+        if name not in SAMPLING_FIELDS:
+            from difflib import get_close_matches  # for a slip alone
+
+            near = get_close_matches(str(name), [*SAMPLING_FIELDS, *known], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(problem.format(f"{name!r:.40}") + hint)

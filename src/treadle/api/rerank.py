@@ -1,0 +1,254 @@
+"""Scores of pairs, a query and a document, by a model that was trained to give them.
+
+A cross-encoder reads both in one text, and its head makes a number of the state that is pooled:
+``cls`` with tanh, then ``cls.output`` (BERT, RoBERTa); with GELU and a norm between (ModernBERT);
+with ReLU or GELU (DistilBERT, ELECTRA); or ``cls.output`` alone, of one row, or of two for "yes"
+and "no" (Qwen3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from treadle.api.options import read_each
+from treadle.base.validate import flag
+from treadle.engine.batch import NEVER
+from treadle.errors import FileError, NotFiniteError, TreadleError, UnsupportedError
+from treadle.files.keys import Keys
+from treadle.models.sentence import HEAD_ACTIVATION, default_prompt
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.files.gguf import GGUF
+    from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.config import Config
+    from treadle.tokenizer.tokenizer import Tokenizer
+
+TEMPLATE = "tokenizer.chat_template.rerank"
+# The form that Qwen3's rerankers were trained with, and their default instruction.
+QWEN3 = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+Floats = np.ndarray
+Pair = tuple[list[int], int]  # ids, and where those of the second type begin
+T = TypeVar("T")
+
+
+class Model(Protocol):
+    """What is asked of ``treadle.Model``."""
+
+    path: Path
+    gguf: GGUF
+    config: Config
+    engine: Engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's."""
+
+    def _with_room(
+        self, n_tokens: int, runs: Generator[T, None, None]
+    ) -> Generator[T, None, None]: ...
+
+
+class Reranker:
+    """What a model says of pairs. Raises UnsupportedError for a model that says nothing, and for a
+    file that has lost what it would need. ``lora``: as an ``Embedder``'s.
+    """
+
+    def __init__(self, model: Model, lora: Lora | None = None) -> None:
+        self._model, self._lora, config = model, lora, model.config
+        self._causal = config.causal
+        out = self._tensor("cls.output.weight")
+        if out is None:
+            lost = "lost its pooler in conversion: use its folder of safetensors"
+            what = lost if "cls.weight" in model.gguf.tensors else "has no cls.output.weight"
+            raise UnsupportedError(f"{model.path}: no reranker: the file {what}")
+        if out.ndim != 2 or out.shape[1] != config.n_embd:
+            self._fail("cls.output.weight", out, f"[1, {config.n_embd}]")
+        if len(out) > 2 or (len(out) == 2 and not self._causal):
+            what = f"cls.output.weight has {len(out)} rows: a classifier, no reranker"
+            raise UnsupportedError(f"{model.path}: {what}")
+        self._out, self._bias = out, self._vector("cls.output.bias", len(out))
+        self._cls, self._norm = self._tensor("cls.weight"), self._tensor("cls.norm.weight")
+        if self._cls is not None and self._cls.shape != (config.n_embd,) * 2:
+            self._fail("cls.weight", self._cls, f"[{config.n_embd}, {config.n_embd}]")
+        if self._norm is not None and self._norm.shape != (config.n_embd,):
+            self._fail("cls.norm.weight", self._norm, f"[{config.n_embd}]")
+        self._cls_bias = self._vector("cls.bias", config.n_embd)
+        self._norm_bias = self._vector("cls.norm.bias", config.n_embd)
+        self._activate = _activation(model.gguf, config, normed=self._norm is not None)
+
+    def pair(self, query: str, document: str, most: int | None = None) -> Pair:
+        """The ids of both as the model reads them, and where those of the second type begin.
+        ``most``: tokens that they may be together; of the longer text the end is left out.
+        """
+        tokenizer = self._model.tokenizer
+        if self._causal:
+            return self._cut_prompt(query, document, most), NEVER
+        texts = (default_prompt(self._model.gguf) + query, document)
+        first, second = (tokenizer.encode(text, bos=False) for text in texts)
+        eos = [tokenizer.eos] if tokenizer.add_eos and tokenizer.eos is not None else []
+        sep = [tokenizer.sep] if tokenizer.add_sep and tokenizer.sep is not None else []
+        bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+        if most is not None:
+            room = max(most - len([*bos, *eos, *sep, *(eos or sep)]), 0)
+            n = max(min(len(first), room - len(second)), min(len(first), -(-room // 2)), 0)
+            first, second = first[:n], second[: room - n]
+        begin = [*bos, *first, *eos, *sep]
+        return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
+
+    def _cut_prompt(self, query: str, document: str, most: int | None) -> list[int]:
+        """A decoder's, of the beginning of a document where it is too long."""
+        ids, tokenizer = self._prompt(query, document), self._model.tokenizer
+        while most is not None and len(ids) > most and document:
+            own = tokenizer.encode(document, bos=False)
+            kept = tokenizer.decode(own[: max(len(own) - (len(ids) - most), 0)], start=False)
+            document = kept if len(kept) < len(document) else document[:-1]
+            ids = self._prompt(query, document)
+        return ids
+
+    def _prompt(self, query: str, document: str) -> list[int]:
+        """A decoder's: the file's template, in which neither text spells a control token."""
+        tokenizer = self._model.tokenizer
+        template = self._model.gguf.metadata.get(TEMPLATE, QWEN3)
+        ids: list[int] = []
+        for part in tokenizer.cut(str(template)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:  # the query is not looked through for "{document}"
+                sides = (side.replace("{query}", query) for side in part.split("{document}"))
+                ids += tokenizer.encode(document.join(sides), bos=False)
+        return ids
+
+    def scores(
+        self,
+        query: str,
+        documents: Sequence[str],
+        name: Callable[[int], str] = "documents[{}]".format,
+        *,
+        truncate: bool = False,
+    ) -> Floats:
+        """A number for each document, float32 ``[n]``, larger for what answers better. Raises
+        ContextFullError for a pair that is too long, unless it is to be cut (``truncate``); of
+        several with the document's ``name``.
+        """
+        if not isinstance(query, str):
+            raise TreadleError(f"query is {type(query).__name__}: expected a str")
+        cut = flag("truncate", truncate)
+
+        def read(document: str) -> Pair:
+            if not isinstance(document, str):
+                raise TreadleError(f"the document is {type(document).__name__}: expected a str")
+            cache = self._model.engine.cache
+            pair = self.pair(query, document, min(cache.n_ctx, cache.n_tokens) if cut else None)
+            cache.check_context(len(pair[0]))
+            return pair
+
+        pairs = read_each(documents, read, name)
+        made = [np.zeros(0, np.float32), *(self.run(batch) for batch in self.together(pairs))]
+        return np.concatenate(made)
+
+    def together(self, pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+        """``pairs`` in order, in lists that ``run`` takes."""
+        at = 0
+        for batch in self._model.engine.together([ids for ids, _ in pairs]):
+            yield list(pairs[at : at + len(batch)])
+            at += len(batch)
+
+    def run(self, pairs: Sequence[Pair]) -> Floats:
+        """Scores of pairs of one run. Texts in hand give way where there is no room."""
+        *_, made = self.runs(pairs)
+        assert made is not None
+        return made
+
+    def runs(self, pairs: Sequence[Pair]) -> Generator[Floats | None, None, None]:
+        """The scores of a batch, last; None behind each run before the last of a pair that takes
+        several, as of ``Engine.embed_runs``. Raises NotFiniteError.
+        """
+        texts, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
+        each = self._model.engine.embed_runs(texts, seconds, unit=False, lora=self._lora)
+        pooled = None
+        with closing(self._model._with_room(max(map(len, texts)), each)) as runs:
+            for pooled in runs:
+                if pooled is None:
+                    yield None
+        assert pooled is not None
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = self.head(pooled)
+        if not np.isfinite(pooled).all() or not np.isfinite(made).all():
+            raise NotFiniteError(
+                "the model's scores are not finite numbers: its weights are damaged, or too large"
+            )
+        yield made
+
+    def head(self, x: Floats) -> Floats:
+        """Scores float32 ``[n]`` of pooled states ``[n, n_embd]``; of two rows the share of one."""
+        if self._cls is not None:
+            x = x @ self._cls.T + self._cls_bias
+            x = self._activate(x)
+            x = x if self._norm is None else self._normed(x)
+        logits: Floats = x @ self._out.T + self._bias
+        if len(self._out) == 1:
+            return np.asarray(logits[:, 0])
+        return np.asarray(1.0 / (1.0 + np.exp(logits[:, 1] - logits[:, 0])), np.float32)
+
+    def _normed(self, x: Floats) -> Floats:
+        centred = x - x.mean(1, keepdims=True)
+        scale = np.sqrt((centred**2).mean(1, keepdims=True) + self._model.config.norm_eps)
+        return np.asarray(centred / scale * self._norm + self._norm_bias, np.float32)
+
+    def _tensor(self, name: str) -> Floats | None:
+        tensor = self._model.gguf.tensors.get(name)
+        return None if tensor is None else tensor.dequantize()
+
+    def _vector(self, name: str, n: int) -> Any:
+        """A bias, ``[n]``; 0 where there is none."""
+        found = self._tensor(name)
+        if found is not None and found.shape != (n,):
+            self._fail(name, found, f"[{n}]")
+        return 0.0 if found is None else found
+
+    def _fail(self, name: str, found: Floats, expected: str) -> None:
+        what = f"shape {list(found.shape)}"
+        raise FileError(what, path=self._model.path, where=name, expected=expected)
+
+
+def _activation(gguf: GGUF, config: Config, *, normed: bool) -> Callable[[Floats], Floats]:
+    """What is between the head's matrices. llama.cpp's files do not say it; with positions and
+    without types they are DistilBERT's.
+    """
+    usual = "gelu_erf" if normed else "tanh"
+    if config.n_positions and not config.n_types:
+        usual = "relu"
+    keys = Keys(gguf.metadata, gguf.path)
+    name = keys.text(HEAD_ACTIVATION, usual)
+    if name not in _ACTIVATIONS:
+        keys.refuse(HEAD_ACTIVATION, f"is {name!r:.60}: treadle has {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _gelu(x: Floats) -> Floats:
+    erf = np.array([math.erf(v) for v in (x / math.sqrt(2.0)).ravel().tolist()], np.float32)
+    return np.asarray(0.5 * x * (1.0 + erf.reshape(x.shape)), np.float32)
+
+
+def _relu(x: Floats) -> Floats:
+    return np.asarray(np.maximum(x, 0.0), np.float32)
+
+
+_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "tanh": np.tanh,
+    "relu": _relu,
+    "gelu_erf": _gelu,
+}

@@ -1,0 +1,167 @@
+"""A conversation's tokens in the engine: fed, rewound, read again, saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from treadle.base.interrupts import interrupts_held
+from treadle.base.validate import ranged, token_ids
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS, Engine
+from treadle.errors import ForkedError, TreadleError
+
+if TYPE_CHECKING:
+    from treadle.kvcache.prefix_tree import Lora
+
+
+class Session:
+    """One conversation's tokens: a sequence of the engine's cache, fed and rewound. Use it as a
+    context manager, or ``close`` it; one that nobody refers to any more is closed when there is
+    need of its room.
+    """
+
+    def __init__(self, engine: Engine, lora: Lora | None = None) -> None:
+        if not hasattr(engine, "cache"):
+            found = type(engine).__name__
+            raise TreadleError(f"engine is {found}: model.session() makes a session of a model")
+        self.engine = engine
+        self.seq = engine.cache.sequence((), lora)
+        self._closed = False
+        self._holds = True  # pages, or may come to: a signal may end ``close`` before they are back
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_holds", False):  # the lock may be in use by this very thread
+            self.engine.cache.left.append(self.seq)
+
+    def __reduce__(self) -> NoReturn:  # a copy's end would free the pages that both name
+        raise TypeError("a Session cannot be pickled or copied: save and load it")
+
+    def __repr__(self) -> str:
+        held = "closed" if self._closed else f"{self.n_past} of {self.engine.n_ctx} tokens"
+        return f"Session({held})"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more tokens."""
+        return self._closed
+
+    @property
+    def n_past(self) -> int:
+        """Tokens held."""
+        return len(self.seq)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens held."""
+        return list(self.seq.ids)
+
+    def feed(self, ids: Ids[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
+        """Run ``ids`` behind what is held; logits of the last one, float32 ``[n_vocab]``.
+
+        ``between`` is called before each batch: what it raises leaves the session with those that
+        were run. Raises ContextFullError, before anything is run, when they do not fit.
+        """
+        if between is not None and not callable(between):
+            raise TreadleError(f"between is {type(between).__name__}: expected a function")
+        return self._last(self._checked(ids), between)
+
+    def logits(self, ids: Ids[int]) -> np.ndarray:
+        """Run ``ids`` behind what is held; logits after each, float32 ``[len(ids), n_vocab]``.
+
+        Raises ContextFullError, before anything is run, when they do not fit.
+        """
+        return self._run(self._checked(ids), min(OUTPUTS, self.engine.max_tokens), True)
+
+    def _last(self, ids: list[int], between: Callable[[], None] | None = None) -> np.ndarray:
+        last: np.ndarray = self._run(ids, self.engine.max_tokens, False, between)[-1]
+        return last
+
+    def _run(
+        self, ids: list[int], step: int, every: bool, between: Callable[[], None] | None = None
+    ) -> np.ndarray:
+        with self.engine.lock:
+            with interrupts_held():
+                self.engine.cache.check_room(self.seq, len(ids))
+            rows, at = [], 0
+            while at < len(ids):
+                if between is not None:
+                    between()
+                chunk = ids[at : at + step]
+                if not every:
+                    chunk = chunk[: self.engine.cache.cut(self.seq, chunk)]
+                at += len(chunk)
+                wanted = len(chunk) if every else int(at >= len(ids))
+                rows.append(self.engine.run([Part(self.seq, chunk, wanted)]))
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def match(self, ids: Ids[int]) -> int:
+        """Keep the longest beginning of ``ids`` that is held or cached; its length.
+
+        At least the last of ``ids`` is left for ``feed``.
+        """
+        return self.engine.match(self.seq, self._checked(ids))
+
+    def prefill(self, ids: Ids[int]) -> np.ndarray:
+        """Make the session hold exactly ``ids``, keeping what it can; logits of the last one.
+
+        Raises ContextFullError, before anything is changed, when they do not fit.
+        """
+        ids = self._checked(ids)
+        with self.engine.lock:
+            self.engine.cache.check_context(len(ids))
+            return self._last(ids[self.engine.match(self.seq, ids) :])
+
+    def truncate(self, n: int) -> None:
+        """Forget all but the first ``n`` tokens."""
+        self.engine.truncate(self.seq, ranged("n", n, 0, self.n_past))
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.truncate(0)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what is held to a file, for ``treadle.load_session``. Raises FileError."""
+        from treadle.kvcache.disk.session_file import save_session
+
+        self._check_open()
+        if not self.n_past:
+            raise TreadleError("no tokens")
+        save_session(path, self.engine, self.seq)
+
+    def close(self) -> None:
+        """Give the pages back. The session takes no more tokens."""
+        self._closed = True
+        with suppress(ForkedError), self.engine.lock, interrupts_held():
+            self.seq.close()
+            self._holds = False
+
+    def retire(self) -> None:
+        """The same, but what it holds stays for a text that begins alike, while there is room."""
+        with self.engine.lock, interrupts_held():
+            self._closed = True
+            self.engine.cache.retire(self.seq)
+            self._holds = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TreadleError("the session is closed")
+
+    def _checked(self, ids: Ids[int]) -> list[int]:
+        self._check_open()
+        made = token_ids(ids)
+        if not made:
+            raise TreadleError("no tokens")
+        self.engine.check_ids(made)
+        return made

@@ -1,0 +1,267 @@
+"""Answers of a chat with tools or a budget of reasoning: told apart while they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treadle.api.generation import Generation
+from treadle.api.options import RULES
+from treadle.base.validate import flag, listed, positive, ranged
+from treadle.chat.template.messages import check_messages, read_messages
+from treadle.chat.template.prompt import chat_prompt
+from treadle.chat.tools import Said, Told, ToolCall, manner_of
+from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
+from treadle.chat.tools.history import lone_results, needs_form
+from treadle.chat.tools.media_placeholders import in_words, left_out
+from treadle.chat.tools.messages import (
+    begun,
+    check_calls,
+    gone_on,
+    in_another_form,
+    in_form,
+    shaped,
+)
+from treadle.chat.tools.python_functions import Function, check_tool, result_of, tool_of
+from treadle.chat.tools.schemas import without_nulls
+from treadle.errors import GrammarError, TemplateError, TreadleError
+from treadle.grammar.compiled_cache import check_one
+
+if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate
+    from treadle.grammar.compiled_cache import Grammars
+
+
+class Model(Protocol):
+    """What is used of ``treadle.Model``."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """How it is talked to."""
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiled ones."""
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+        """A conversation as text."""
+
+    def generate(self, prompt: Sequence[int], **settings: Any) -> Generation:
+        """Go on from ids."""
+
+    def chat(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Generation:
+        """Answer a conversation."""
+
+
+Tool = Mapping[str, Any] | Function
+
+
+class Reply(Generation):
+    """A Generation whose pieces, and ``text``, are content alone.
+
+    ``reasoning`` and ``calls`` are what else was said; ``warnings`` tells what of a schema is not
+    enforced. ``message()`` is the answer as a message, for the conversation to go on.
+    """
+
+    def __init__(self, generation: Generation, planned: Planned) -> None:
+        super().__init__(generation._request, generation._turns)
+        self.reasoning = ""
+        self.calls: list[ToolCall] = []
+        self.warnings = planned.warnings
+        self._scanner = planned.speech.scanner()
+        self._of_calls: list[Said] = []
+        self._n_given = 0  # characters of the text
+
+    def __next__(self) -> str:
+        with self._one:
+            over = False
+            while not over and len(self.text) == self._n_given:
+                try:
+                    super().__next__()
+                except StopIteration:
+                    over = True
+            piece, self._n_given = self.text[self._n_given :], len(self.text)
+        if not piece:
+            raise StopIteration
+        return piece
+
+    def _take(self) -> str | None:
+        text, ended = self.text, self._ended
+        piece = super()._take()
+        last = self._ended and not ended
+        said = self._scanner.feed(piece or "", last=last)
+        self.text = text + "".join(part.text for part in said if part.kind == "content")
+        self.reasoning += "".join(part.text for part in said if part.kind == "reasoning")
+        self._of_calls += [part for part in said if part.kind in ("call", "arguments")]
+        if self._ended:
+            self.calls = Told.of(self._of_calls).calls
+        return piece
+
+    def message(self) -> dict[str, Any]:
+        """What was said, as a message of the assistant."""
+        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        if self.calls:
+            made["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for id, name, arguments in self.calls
+            ]
+        return made
+
+
+def prompt_of(
+    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
+) -> str:
+    """``chat_prompt`` of a conversation. One with calls, results, later words of the system's or
+    reasoning is put in the template's form, and so is one on which the template raises; with tools
+    ``reply`` has done it.
+    """
+
+    def made(messages: Sequence[dict[str, Any]]) -> str:
+        return chat_prompt(template, messages, tools, *given, go_on=partial(gone_on, template))
+
+    try:
+        if tools is None and needs_form(messages):
+            messages = in_form(messages, template)
+        return made(messages)
+    except TemplateError as error:
+        if tools is not None:
+            raise
+        return made(in_another_form(messages, template, error))
+
+
+def reply(
+    model: Model,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Tool] | None,
+    own: dict[str, Any],
+    *,
+    tool_choice: str = "auto",
+    parallel: bool = True,
+    reasoning_budget: int | None = None,
+    template: Mapping[str, Any] | None = None,
+    **variables: Any,
+) -> Reply:
+    """``Model.chat`` with tools. ``tool_choice``: "auto", "required", "none" or a name;
+    ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
+    settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
+    """
+    check_one(*map(own.get, RULES))
+    if own.get("constraint") is not None:
+        raise GrammarError("a constraint cannot hold beside tools or a reasoning_budget")
+    if reasoning_budget is not None:
+        ranged("reasoning_budget", reasoning_budget, 0)
+    parallel = flag("parallel", parallel)
+    check_messages(messages)
+    told = (*left_out(messages), *lone_results(messages))
+    messages = read_messages([in_words(message) for message in messages])
+    check_calls(messages)
+    by_name = described(() if tools is None else tools)
+    forced = _forced(tool_choice, by_name)
+    if tool_choice == "none":
+        by_name = {}
+    functions = list(by_name.values())
+    schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
+    manner = manner_of(model.template)
+    said, shown = shaped(messages, functions, manner)
+    text = model.chat_prompt(said, tools=shown, template=template, **variables)
+    wanted = Wanted(
+        tools=schemas,
+        strict=frozenset(f["function"]["name"] for f in functions if f["function"].get("strict")),
+        forced=forced,
+        parallel=parallel and tool_choice not in schemas,
+        schema=own.pop("json_schema", None),
+        grammar=own.pop("grammar", None),
+        regex=own.pop("regex", None),
+        budget=reasoning_budget,
+    )
+    grammars = model.grammars
+    planned = plan_answer(wanted, begun(messages, manner), text, grammars)
+    planned = replace(planned, warnings=(*planned.warnings, *told))
+    made = model.generate(
+        grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
+    )
+    planned.dress(made.request.answer)
+    return Reply(made, planned)
+
+
+def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
+    """Tools by name, as OpenAI's chat has them. Raises TreadleError for what is none, and for two
+    of one name.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for tool in listed("tools", tools):
+        each = without_nulls(tool) if isinstance(tool, Mapping) else tool_of(tool)
+        function = each.get("function")
+        if not isinstance(function, Mapping):
+            raise TreadleError(f"tools: expected a dict with 'function', found {tool!r:.80}")
+        name: Any = function.get("name")
+        check_tool(name, function.get("parameters"))
+        if name in made:
+            raise TreadleError(f"tools: two are called {name}")
+        made[name] = each
+    return made
+
+
+def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The tools of which one must be called; none for "auto" and "none". Raises TreadleError."""
+    if not isinstance(choice, str):
+        raise TreadleError(f"tool_choice={choice!r:.80}: expected a name")
+    if choice in ("auto", "none"):
+        return ()
+    if choice == "required" and (every := tuple(names)):
+        return every
+    if choice == "required":
+        raise TreadleError("tool_choice: there are no tools")
+    if choice not in names:
+        known = ", ".join(["auto", "required", "none", *names])
+        raise TreadleError(f"tool_choice: {choice!r:.80} is none of {known}")
+    return (choice,)
+
+
+def run_tools(
+    model: Model,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Function],
+    *,
+    most: int = 10,
+    told: Callable[[dict[str, Any]], object] | None = None,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Have a conversation answered by a model that may call functions: they are called with its
+    arguments, and it goes on from what they give, until it answers in words.
+
+    The messages that were added, the last of which is the answer; ``told`` is given each as it
+    comes. ``most``: answers of the model; ``settings`` are those of ``Model.chat``; a call that
+    ``tool_choice`` asks for is that of the first answer. What a function raises is told to the
+    model. Raises TreadleError where it still calls in its last answer.
+    """
+    if not callable(getattr(model, "chat", None)):
+        raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
+    if told is not None and not callable(told):
+        raise TreadleError(f"told is {type(told).__name__}: expected a function")
+    check_messages(messages)
+    functions = {tool_of(tool)["function"]["name"]: tool for tool in listed("tools", tools)}
+    added: list[dict[str, Any]] = []
+
+    def add(message: dict[str, Any]) -> None:
+        added.append(message)
+        if told is not None:
+            told(message)
+
+    for _ in range(positive("most", most)):
+        made = model.chat([*messages, *added], tools=list(functions.values()), **settings)
+        made.finish()
+        assert isinstance(made, Reply)
+        add(made.message())
+        if not made.calls:
+            return added
+        for call in made.calls:
+            result = result_of(functions[call.name], call.arguments)
+            add({"role": "tool", "tool_call_id": call.id, "content": result})
+        if "tool_choice" in settings:
+            settings["tool_choice"] = "auto"  # or it could never answer in words
+    raise TreadleError(f"the model still calls functions after {most} answers")

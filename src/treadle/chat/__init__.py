@@ -1,0 +1,1 @@
+"""Conversations: templates that write prompts, and parsers that read answers."""

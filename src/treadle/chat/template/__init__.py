@@ -1,0 +1,1 @@
+"""From messages to a prompt: chat templates of model files, rendered in a sandbox."""

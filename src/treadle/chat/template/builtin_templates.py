@@ -1,0 +1,163 @@
+"""Chat templates for model files that carry none, in the families' own formats."""
+
+from __future__ import annotations
+
+from treadle.base.fast_dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A template and the files it is for: those whose vocabulary has all of ``pieces`` as special
+    tokens, whose architecture is one of ``archs`` if there are some, and whose ``general.name``,
+    in lower case, has the expression ``named`` in it.
+
+    ``stop``: what the model would write next if it went on for the user; most end by a token.
+    """
+
+    name: str
+    pieces: tuple[str, ...]
+    source: str
+    named: str = ""
+    archs: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+_LLAMA3 = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}"""
+
+_LLAMA4 = (
+    _LLAMA3.replace("start_header_id", "header_start")
+    .replace("end_header_id", "header_end")
+    .replace("eot_id", "eot")
+)
+
+_CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+# These four have no system role: its text goes before the first user's.
+_SYSTEM_FIRST = """\
+{%- set system = '' %}
+{%- set turns = messages %}
+{%- if messages and messages[0]['role'] == 'system' %}
+    {%- set system = SYSTEM %}
+    {%- set turns = messages[1:] %}
+{%- endif %}
+"""
+
+_GEMMA = """\
+{{- bos_token }}
+{%- for message in turns %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\\n' + (system if loop.first else '') }}
+    {{- message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<start_of_turn>model\\n' }}
+{%- endif %}"""
+
+_LLAMA2 = """\
+{%- for message in turns %}
+    {%- if message['role'] == 'assistant' %}
+        {{- ' ' + message['content'] | trim + ' ' + eos_token }}
+    {%- else %}
+        {{- bos_token + '[INST] ' + (system if loop.first else '') }}
+        {{- message['content'] | trim + ' [/INST]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+_MISTRAL = """\
+{{- bos_token }}
+{%- for message in turns %}
+    {%- if message['role'] == 'assistant' %}
+        {{- ' ' + message['content'] | trim + eos_token }}
+    {%- else %}
+        {{- '[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+_NANOCHAT = """\
+{{- bos_token }}
+{%- for message in turns %}
+    {%- set role = 'assistant' if message['role'] == 'assistant' else 'user' %}
+    {{- '<|' + role + '_start|>' + (system if loop.first else '') }}
+    {{- message['content'] + '<|' + role + '_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant_start|>' }}
+{%- endif %}"""
+
+_PLAIN = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'system' %}
+        {{- message['content'] + '\\n\\n' }}
+    {%- else %}
+        {{- message['role'] | capitalize + ': ' + message['content'] + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'Assistant:' }}
+{%- endif %}"""
+
+
+# Two newlines are one token, which ends a turn.
+_RWKV_WORLD = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- message['role'] | capitalize + ': ' + message['content'] | trim + '\\n\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'Assistant:' }}
+{%- endif %}"""
+
+
+def _without_system(source: str, system: str) -> str:
+    return _SYSTEM_FIRST.replace("SYSTEM", system) + source
+
+
+_PLAIN_SYSTEM = "messages[0]['content'] + '\\n\\n'"
+_LLAMA2_SYSTEM = "'<<SYS>>\\n' + messages[0]['content'] | trim + '\\n<</SYS>>\\n\\n'"
+
+# The first that fits; the last fits all.
+BUILT_INS = (
+    BuiltIn("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
+    BuiltIn("llama4", ("<|header_start|>", "<|header_end|>", "<|eot|>"), _LLAMA4),
+    BuiltIn("chatml", ("<|im_start|>", "<|im_end|>"), _CHATML),
+    BuiltIn("gemma", ("<start_of_turn>", "<end_of_turn>"), _without_system(_GEMMA, _PLAIN_SYSTEM)),
+    BuiltIn("mistral", ("[INST]", "[/INST]"), _without_system(_MISTRAL, _PLAIN_SYSTEM)),
+    BuiltIn(
+        "nanochat",
+        ("<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>"),
+        _without_system(_NANOCHAT, _PLAIN_SYSTEM),
+        archs=("nanochat",),
+    ),
+    # Their control tokens say nothing of the format, so the name must.
+    BuiltIn(
+        "mistral",
+        (),
+        _without_system(_MISTRAL, _PLAIN_SYSTEM),
+        named="mi[sx]tral.*instruct",
+        archs=("llama", "mistral"),
+    ),
+    BuiltIn(
+        "llama2",
+        (),
+        _without_system(_LLAMA2, _LLAMA2_SYSTEM),
+        named="llama.?v?2.*chat|codellama.*instruct",
+        archs=("llama",),
+    ),
+    BuiltIn("rwkv-world", (), _RWKV_WORLD, archs=("rwkv7",), stop=("\n\nUser:", "\n\nSystem:")),
+    BuiltIn("plain", (), _PLAIN, stop=("\nUser:", "\nSystem:")),
+)

@@ -1,0 +1,96 @@
+"""The process that renders chat templates: requests on standard input, replies on standard output.
+
+``renderer`` starts it, and has the reasons. A request is its length, eight bytes, and a JSON list:
+``["render", source, variables, now]``, ``["names", source]``, ``["check", source]``, whose reply is
+empty, or ``["compile", source]``, to which there is no reply. A reply is a byte, 1 for a result and
+0 for an error's message, the length, and UTF-8. The first byte that the process writes says that it
+has started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import struct
+import sys
+from contextlib import suppress
+from datetime import datetime
+from typing import NoReturn
+
+from treadle.errors import TemplateError
+from treadle.system import SYSTEM
+
+MAX_TEXT = 1 << 24  # characters that a template may make: a context of millions of tokens
+SIZE = struct.Struct("<Q")
+REPLY = struct.Struct("<?Q")
+READY = b"r"
+SPENT_TIME, SPENT_MEMORY, BROKEN = 1, 12, 13  # exit codes; faulthandler's is 1
+
+
+def serve(limit_s: float, limit_bytes: int) -> NoReturn:
+    """Answer requests until standard input ends; the process ends when a limit is reached."""
+    try:
+        _bound(limit_bytes)
+        importlib.import_module("treadle.chat.template.sandbox")  # no rendering's time
+        requests, replies = sys.stdin.buffer, sys.stdout.buffer
+        replies.write(READY)
+        replies.flush()
+        while head := requests.read(SIZE.size):
+            _end_after(limit_s)
+            reply = _answer(requests.read(*SIZE.unpack(head)))
+            _end_after(0)
+            replies.write(reply)
+            replies.flush()
+    except MemoryError:
+        os._exit(SPENT_MEMORY)
+    except BaseException:
+        os._exit(BROKEN)
+    os._exit(0)
+
+
+def _answer(request: bytes) -> bytes:
+    from treadle.chat.template import (
+        sandbox,  # and jinja2, which the process that asks does without
+    )
+
+    task, source, *rest = json.loads(request.decode("utf-8", "surrogatepass"))
+    if task == "compile":
+        with suppress(Exception):  # the rendering will say it
+            sandbox.compiled(source)
+        return b""
+    fine = True
+    try:
+        if task == "names":
+            text = "\n".join(sandbox.names(source))
+        elif task == "check":
+            sandbox.check(source)
+            text = ""
+        else:
+            variables, now = rest
+            text = sandbox.render(source, variables, datetime.fromisoformat(now))
+        if len(text) > MAX_TEXT:
+            raise TemplateError(f"chat template: it makes more than {MAX_TEXT} characters")
+    except TemplateError as e:
+        fine, text = False, str(e)
+    octets = text.encode("utf-8", "surrogatepass")
+    return REPLY.pack(fine, len(octets)) + octets
+
+
+def _bound(limit_bytes: int) -> None:
+    """Bound the memory, where the system can; where it runs out, this process is to go first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    SYSTEM.bound_memory(limit_bytes)
+
+
+def _end_after(seconds: float) -> None:
+    """Have this process ended in so many seconds, whatever C code it is in by then; 0: never."""
+    if SYSTEM.TIMERS:
+        SYSTEM.end_after(seconds)
+        return
+    import faulthandler
+
+    faulthandler.cancel_dump_traceback_later()
+    if seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.stderr)

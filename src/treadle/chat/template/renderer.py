@@ -1,0 +1,274 @@
+"""Chat templates of model files, rendered in a process of their own, bounded in time and memory.
+
+A template is somebody else's program. Most of what it can do runs in C code, which nothing within
+the same process can count or stop. The system can, by ending a process. One is started when it is
+needed (60 to 100 ms), answers in a fraction of a millisecond, and ends when this process does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from treadle.chat.template.render_process import (
+    MAX_TEXT,
+    READY,
+    REPLY,
+    SIZE,
+    SPENT_MEMORY,
+    SPENT_TIME,
+)
+from treadle.errors import TemplateError
+from treadle.system import SYSTEM
+
+LIMIT_S = 5.0  # of one rendering; templates take milliseconds
+LIMIT_BYTES = 256 << 20  # of memory, beside what the process has when it starts
+MAX_PROCESSES = 4  # renderings at a time; more threads wait
+
+_TIME_CODES = (SPENT_TIME, -getattr(signal, "SIGALRM", SPENT_TIME))
+# SIGKILL: from a system that ran out of memory.
+_MEMORY_CODES = (SPENT_MEMORY, -getattr(signal, "SIGKILL", SPENT_MEMORY))
+_START = (
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from treadle.chat.template.render_process import serve; "
+    "serve(float(sys.argv[1]), int(sys.argv[2]))"
+)
+
+
+class LimitError(TemplateError):
+    """A template that takes more time or memory than it may."""
+
+
+class Renderer:
+    """Renders templates in processes; any number of threads may ask."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
+        self._idle: list[_Process] = []
+        self._processes: set[_Process] = set()
+
+    def prepare(self, source: str) -> None:
+        """Start a process and have it compile a template, without waiting for either."""
+        if not self._idle:
+            process = self._start()
+            process.prepare(_request("compile", source))
+            self._idle.append(process)
+
+    def render(self, source: str, variables: Mapping[str, Any], now: datetime) -> str:
+        """The text that a template makes of ``variables``, which are of JSON's types.
+
+        Raises TemplateError: LimitError where time or memory is spent, the template's own, and
+        where no process can be started.
+        """
+        return self._ask(_request("render", source, variables, now.isoformat()))
+
+    def names(self, source: str) -> list[str]:
+        """The names that a template reads and does not set. Raises as ``render`` does."""
+        return self._ask(_request("names", source)).split()
+
+    def check(self, source: str) -> None:
+        """Raise TemplateError for a template that does not compile. Raises as ``render`` does."""
+        self._ask(_request("check", source))
+
+    def _ask(self, request: bytes) -> str:
+        with self._slots:
+            try:
+                process = self._idle.pop()
+            except IndexError:
+                process = self._start()
+            try:
+                try:
+                    fine, text = process.ask(request)
+                except _GoneError:
+                    self._end(process)
+                    process = self._start()
+                    fine, text = process.ask(request)
+            except BaseException:  # Ctrl-C too: its reply would be taken for the next one's
+                self._end(process)
+                raise
+            self._idle.append(process)
+        if not fine:
+            raise TemplateError(text)
+        return text
+
+    def close(self) -> None:
+        """End all processes; the next rendering starts one."""
+        for process in list(self._processes):
+            self._end(process)
+        self._idle.clear()
+
+    def forget(self) -> None:
+        """After a fork: let go of processes that are the parent's, and of locks that none holds."""
+        for process in self._processes:
+            process.forget()
+        self._reset()
+
+    def _start(self) -> _Process:
+        process = _Process()
+        self._processes.add(process)
+        return process
+
+    def _end(self, process: _Process) -> None:
+        self._processes.discard(process)
+        process.end()
+
+
+class _GoneError(Exception):
+    """The process ended before it came to this request."""
+
+
+class _Process:
+    """One process, seen from here: requests in, replies out, one at a time."""
+
+    def __init__(self) -> None:
+        flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+        arguments = [str(LIMIT_S), str(LIMIT_BYTES), *_import_path()]
+        try:
+            self._popen = subprocess.Popen(
+                [_python(), *flags, "-c", _START, *arguments],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # the terminal's Ctrl-C and Ctrl-Z are not for it
+            )
+        except OSError as e:
+            raise TemplateError(f"no process to render chat templates in: {e}") from None
+        self._ready = False
+        self._preparing = False
+        self._answered = False
+
+    def prepare(self, request: bytes) -> None:
+        """Send a request that has no reply."""
+        self._preparing = True
+        with suppress(OSError):  # the next request finds out
+            self._send(request)
+
+    def ask(self, request: bytes) -> tuple[bool, str]:
+        """Whether the request succeeded, and its result or the error's message.
+
+        Raises _GoneError if the process had ended before, TemplateError if it ends over this.
+        """
+        began = time.monotonic()
+        try:
+            self._send(request)
+            if not self._ready:
+                self._ready = self._read(len(READY)) == READY
+            fine, size = REPLY.unpack(self._read(REPLY.size))
+            if size > 4 * MAX_TEXT:
+                raise EOFError
+            text = self._read(size).decode("utf-8", "surrogatepass")
+        except (OSError, EOFError, UnicodeError) as e:
+            if self._preparing or (self._answered and isinstance(e, OSError)):
+                raise _GoneError from None
+            raise self._ended(time.monotonic() - began) from None
+        self._preparing, self._answered = False, True
+        return fine, text
+
+    def _send(self, request: bytes) -> None:
+        assert self._popen.stdin is not None
+        rest = memoryview(SIZE.pack(len(request)) + request)
+        while rest:
+            rest = rest[self._popen.stdin.write(rest) :]
+
+    def _read(self, size: int) -> bytes:
+        assert self._popen.stdout is not None
+        out = bytearray()
+        while len(out) < size:
+            part = self._popen.stdout.read(size - len(out))
+            if not part:
+                raise EOFError
+            out += part
+        return bytes(out)
+
+    def _ended(self, seconds: float) -> TemplateError:
+        """What to say of a process that ended over a request, so many seconds after it."""
+        try:
+            code = self._popen.wait(10)
+        except subprocess.TimeoutExpired:
+            code = 0
+        if not self._ready:
+            return TemplateError(
+                f"the process that renders chat templates does not start: {_python()} ended "
+                f"with code {code}"
+            )
+        # Without a timer faulthandler ends it, which may crash over frames that change meanwhile.
+        if code in _TIME_CODES or (not SYSTEM.TIMERS and seconds >= LIMIT_S):
+            return LimitError(f"chat template: it takes more than {LIMIT_S:g} s")
+        if code in _MEMORY_CODES:
+            return LimitError(
+                f"chat template: it takes more than {LIMIT_BYTES >> 20} MiB of memory"
+            )
+        return TemplateError(f"chat template: it breaks the process that renders it (code {code})")
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        self._popen.kill()
+        self._popen.wait()
+        self._close()
+
+    def forget(self) -> None:
+        """Let go of it and leave it running."""
+        self._popen.returncode = 0  # it is no child of this process
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _request(*values: object) -> bytes:
+    try:
+        return json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    except (ValueError, RecursionError) as e:  # a number of 5000 digits, lists a thousand deep
+        raise TemplateError(f"messages, tools and variables that JSON cannot say: {e}") from None
+
+
+def _import_path() -> list[str]:
+    """This process's, and where treadle is, should an import hook have found it.
+
+    The working directory is left out: it may have changed, and hold anything.
+    """
+    root = str(Path(__file__).parents[3])
+    return [os.path.abspath(p) for p in [*sys.path, root] if isinstance(p, str) and p]
+
+
+def _python() -> str:
+    """The interpreter. Where this program is none (a server that embeds Python), the one that
+    ``multiprocessing.set_executable`` names, or that of the installation.
+    """
+    spawn = sys.modules.get("multiprocessing.spawn")
+    named = os.fsdecode(spawn.get_executable() or "") if spawn else ""
+    if named and named != sys.executable:
+        return named
+    if os.path.basename(sys.executable or "").lower().startswith(("python", "pypy")):
+        return sys.executable
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for prefix in (sys.exec_prefix, sys.base_exec_prefix):
+        path = os.path.join(prefix, "bin", version)
+        if os.path.exists(path):
+            return path
+    raise TemplateError(
+        "a Python process renders the chat templates of files, and there is no Python here: "
+        "multiprocessing.set_executable names one"
+    )
+
+
+RENDERER = Renderer()
+atexit.register(RENDERER.close)
+SYSTEM.after_fork(RENDERER.forget)

@@ -1,0 +1,244 @@
+"""From what a caller wants of an answer to what holds for it and what is looked for in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.tools.call_grammar import (
+    calls_behind,
+    final_header,
+    recipients,
+    whole_answer,
+    whole_json,
+)
+from treadle.chat.tools.constrained_decoding import Guide, Plan, Trigger
+from treadle.chat.tools.detect import Manner
+from treadle.chat.tools.formats import Row, core_of
+from treadle.chat.tools.stop_filter import Heard
+from treadle.chat.tools.stream_parser import Speech
+from treadle.errors import GrammarError, of_setting
+from treadle.grammar.compiled_cache import Grammars
+from treadle.grammar.grammar import Grammar
+from treadle.grammar.json_schema import Schema, enforced_schema, kept_schema
+from treadle.scheduler.output import Answer
+from treadle.tokenizer.tokenizer import Tokenizer
+
+Schemas = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of an answer. ``tools``: schemas of arguments by name; those that are
+    ``strict`` must be enforced whole, others as far as possible; one of ``forced`` must be called.
+    ``schema`` (``lenient``: as far as possible), ``grammar`` (GBNF) and ``regex`` hold for an
+    answer that is no call. ``budget``: tokens of reasoning.
+    """
+
+    tools: Schemas = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
+    forced: tuple[str, ...] = ()
+    parallel: bool = True
+    schema: Schema | None = None
+    lenient: bool = False
+    grammar: str | None = None
+    regex: str | None = None
+    budget: int | None = None
+    streams: bool = True  # arguments are wanted as they come
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is found in an answer, what holds for it, and what of a schema does not."""
+
+    speech: Speech = field(default_factory=Speech)
+    plan: Plan | None = None
+    warnings: tuple[str, ...] = ()
+    shown: frozenset[int] = frozenset()  # control tokens that the scanner reads
+
+    def guide(self) -> Guide | None:
+        """For one text."""
+        return None if self.plan is None else self.plan.guide()
+
+    def dress(self, answer: Answer) -> None:
+        """Have an answer spell what the scanner reads, and stop at no text within reasoning or
+        calls: these end by their marks and their grammar.
+        """
+        answer.shown, speech = self.shown, self.speech
+        if answer.stop and (speech.thought or speech.row or speech.channels):
+            answer.ear = Heard(speech, answer.stop)
+
+
+def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars) -> Planned:
+    """Raises GrammarError where something must be enforced and cannot be."""
+    with of_setting("tools"):
+        tools, warnings = _enforceable(wanted, grammars)
+    if wanted.schema is not None and wanted.lenient:
+        with of_setting("json_schema"):
+            schema, left_out = kept_schema(wanted.schema)
+        wanted, warnings = replace(wanted, schema=schema), [*warnings, *left_out]
+    own = wanted.grammar is not None or wanted.regex is not None
+    speech = manner.speech(
+        prompt,
+        tools=tools,
+        parallel=wanted.parallel,
+        streams=wanted.streams and not own,
+        sure=bool(tools) and not own,
+        forced=bool(wanted.forced) and not own,
+    )
+    bound, lazy = _bound(wanted, manner, tools, speech, grammars), None
+    row, plan = manner.row, None
+    if bound is None and tools:
+        if speech.begun:
+            source = recipients(row, tools, grammars.tokenizer, parallel=wanted.parallel)
+            bound = _of_tools(source, grammars)
+        else:
+            lazy = _of_tools(calls_behind(row, tools, grammars.tokenizer), grammars)
+    if bound or lazy or (manner.thought and wanted.budget is not None):
+        plan = Plan(
+            grammars.tokenizer,
+            manner.thought,
+            speech.opened,
+            _may_open(wanted, manner, grammars),
+            wanted.budget,
+            _header(wanted, manner, speech, grammars),
+            bound,
+            lazy,
+            triggers=_triggers(row, grammars.tokenizer),
+            heads=tuple(head.encode() for head in _heads(row, tools)),
+            drafts=() if own else tuple(head.encode() for head in _drafts(row, tools)),
+            trigger=row.trigger if row.by_header else core_of(row.trigger)[0],
+            once=not wanted.parallel,
+        )
+    found = bound or lazy
+    said = (*warnings, *(found.warnings if found is not None else ()))
+    return Planned(speech, plan, tuple(dict.fromkeys(said)), _shown(speech, grammars))
+
+
+def _bound(
+    wanted: Wanted, manner: Manner, tools: Schemas, speech: Speech, grammars: Grammars
+) -> Grammar | None:
+    """What all of an answer must be."""
+    row, tokenizer, schema = manner.row, grammars.tokenizer, wanted.schema
+    if wanted.grammar is not None:
+        return grammars.gbnf(wanted.grammar)
+    if wanted.regex is not None:
+        return grammars.regex(wanted.regex)
+    if schema is not None and not wanted.lenient:
+        grammars.schema(schema)  # which names what it cannot enforce
+    if wanted.forced or (tools and schema is not None):
+        chosen = {name: tools[name] for name in wanted.forced or tools}
+        parallel, begun = wanted.parallel, speech.begun
+        other = None if wanted.forced else schema
+        source = whole_answer(row, chosen, tokenizer, parallel=parallel, begun=begun, schema=other)
+        return _of_tools(source, grammars)
+    if schema is None:
+        return None
+    if manner.channels or speech.begun:
+        with of_setting("json_schema"):
+            return grammars.lark(whole_json(row, schema, tokenizer, begun=speech.begun))
+    return grammars.schema(schema, lenient=wanted.lenient)
+
+
+@of_setting("tools")
+def _of_tools(source: str, grammars: Grammars) -> Grammar:
+    return grammars.lark(source)
+
+
+def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]]:
+    """The tools, with any object for arguments where a schema that is not strict is broken."""
+    made: dict[str, Mapping[str, Any]] = {}
+    warnings = []
+    for name, schema in wanted.tools.items():
+        try:
+            if name in wanted.strict:
+                schema = enforced_schema(schema)
+            else:
+                schema, left_out = kept_schema(schema)
+                warnings += [f"tool {name!r:.80}: {each}" for each in left_out]
+            if schema is False:
+                raise GrammarError("nothing fulfils its schema")
+            made[name] = schema
+            grammars.schema({"type": "object", **schema}, lenient=name not in wanted.strict)
+        except GrammarError as error:
+            if name in wanted.strict:
+                raise GrammarError(f"tool {name!r:.80}: {error}") from None
+            made[name] = {}
+            warnings.append(f"tool {name!r:.80}: {error}")
+    return made, warnings
+
+
+def _header(wanted: Wanted, manner: Manner, speech: Speech, grammars: Grammars) -> Grammar | None:
+    """What stands before an answer of the caller's own grammar that does not write it itself."""
+    own, row, channels = wanted.grammar or wanted.regex, manner.row, manner.channels
+    if own is None:
+        return None
+    written = own.replace("\\", "")
+    if channels is not None and not any(mark in written for mark in channels.known_by):
+        return grammars.lark(final_header(row, grammars.tokenizer))
+    if speech.begun and row.content and channels is None:
+        return grammars.lark(final_header(row, grammars.tokenizer))
+    return None
+
+
+def _may_open(wanted: Wanted, manner: Manner, grammars: Grammars) -> bool:
+    """Whether reasoning may come before what must hold: its mark is one token, or begins with one
+    of its own, or an answer has messages anyway. Before a grammar of the caller's it must be one.
+    """
+    if manner.thought is None:
+        return False
+    ids = grammars.tokenizer.encode(manner.thought.open, bos=False, special=True)
+    if len(ids) == 1 or wanted.grammar is not None or wanted.regex is not None:
+        return len(ids) == 1
+    return manner.channels is not None or grammars.tokenizer.is_special(ids[0])
+
+
+def _drafts(row: Row, tools: Schemas) -> list[str]:
+    """What tells, behind a trigger, that a call is written."""
+    if not tools:
+        return []
+    if row.by_header and row.channels:
+        return [row.channels.message]
+    keyed = row.before.rpartition("{")[2] if row.id_key else ""
+    return [*_heads(row, tools), *(f"{keyed}{name}{row.after}" for name in tools if keyed)]
+
+
+def _triggers(row: Row, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
+    """The marks of a row's calls: a control token begins one, whatever follows it."""
+    if row.by_header:
+        return (Trigger("to=functions."),)
+    made = []
+    for mark in row.triggers:
+        core, bracket = core_of(mark)
+        begins = len(tokenizer.encode(core, bos=False, special=True)) == 1
+        made.append(Trigger(core) if begins or not bracket else Trigger(mark, bracket))
+    return (*made, *(Trigger(mark, read) for mark, read in row.shortened.items()))
+
+
+def _heads(row: Row, tools: Schemas) -> list[str]:
+    """What may follow a trigger, up to the arguments."""
+    if row.by_header:
+        return list(tools)
+    first = row.open if row.wrap[0] else ""
+    if row.id_first:  # what comes then is the model's
+        return [first]
+    behind = [f"{name}{row.id_mark or row.after}" for name in tools]
+    space = row.trigger[len(core_of(row.trigger)[0]) :].rstrip("[")
+    heads = [f"{space}{first}{row.before}{each}" for each in behind]
+    if row.shortened:
+        heads += [f"{row.before if row.wrap[0] else ''}{each}" for each in behind]
+    return heads
+
+
+def _shown(speech: Speech, grammars: Grammars) -> frozenset[int]:
+    marks: tuple[str, ...] = ()
+    if speech.thought is not None:
+        marks += speech.thought.open, speech.thought.close
+    if speech.row is not None:
+        marks += speech.row.marks
+    if speech.channels:
+        marks += speech.channels.marks
+    parts = [part for mark in marks for part in grammars.tokenizer.cut(mark)]
+    return frozenset(part for part in parts if isinstance(part, int))

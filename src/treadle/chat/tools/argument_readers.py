@@ -1,0 +1,435 @@
+"""Arguments of a call, as families write them, to JSON: piece by piece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from treadle.chat.tools.arguments import ValueEnd, constant_of, json_of, value_of
+from treadle.chat.tools.formats import QUOTE, Row, Tags
+from treadle.chat.tools.python_literals import Escape, dumped
+from treadle.chat.tools.schema_check import fulfils
+from treadle.chat.tools.schemas import Texts, by_name, choices, divided, odd_names
+from treadle.grammar.llguidance_limits import Parts
+from treadle.scheduler.output import overlap
+
+
+class Reader:
+    """Reads the arguments of one call. ``done`` once they are whole."""
+
+    done = False
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """The JSON of what is certain now, and what of ``text`` is still to be read."""
+        raise NotImplementedError
+
+
+class JsonReader(Reader):
+    """An object of JSON, passed on as it is. It ends where its first bracket is closed, or
+    ``depth`` brackets that were read before.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth, self._quoted, self._escaped = depth, False, False
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """See Reader."""
+        for at, char in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._quoted, self._escaped = char != '"', char == "\\"
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.done = True
+                    return text[: at + 1], text[at + 1 :]
+        return text, ""
+
+
+class TagReader(Reader):
+    """Arguments between ``tags``. The schema says which values are texts. Others are JSON, or as
+    Python writes them, or texts where they are neither; where a value may be a text too, it is one
+    unless it is JSON of another type that the schema has.
+    """
+
+    _NULLS = ("null", "None")  # as templates print it, too
+
+    def __init__(self, schema: Mapping[str, Any], tags: Tags) -> None:
+        self._schemas, self._tags, self._parts = by_name(schema), tags, Parts(schema)
+        then = r"\s*".join(map(re.escape, tags.then.split("\n")))
+        then = f"(?:{then}|{re.escape(tags.other)})" if tags.other else then
+        self._open = re.compile(f"{re.escape(tags.open)}(.*?){then}", re.DOTALL)
+        self._then = re.compile(then)
+        first = tags.then.lstrip()[0]
+        odd = [name for name in self._schemas if first in name or name != name.strip()]
+        self._names = sorted(odd, key=len, reverse=True)  # that must be known to be read
+        self._n = 0
+        self._key: str | None = None  # of the value that is being read
+        self._text = self._begun = False  # it is a text; its beginning was read
+        self._within = self._untold = False  # it is in quotes; JSON's quote was not told yet
+        self._others: list[Any] = []  # schemas of what it may be beside a text
+        self._gap = self._close = ""  # behind it
+        self._nulls: list[str] = []  # that a text may turn out to be, whose quote is not told yet
+        self._end = ValueEnd()
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """See Reader."""
+        out = ""
+        while not self.done:
+            read = self._between if self._key is None else self._value
+            made, rest = read(text, last)
+            out += made
+            if rest == text and not made and not self.done:
+                break
+            text = rest
+        return out, text
+
+    def _between(self, text: str, last: bool) -> tuple[str, str]:
+        text = text.lstrip()
+        open, end = self._tags.open, self._tags.end
+        key, size = self._name(text, last) if text.startswith(open) else ("", 0)
+        if size:
+            other = self._tags.other
+            self._begins(key, is_text=bool(other) and not text[:size].endswith(other))
+            self._n += 1
+            opening = "{" if self._n == 1 else ", "
+            quote = '"' if self._text and not self._untold else ""
+            return f"{opening}{json.dumps(key, ensure_ascii=False)}: {quote}", text[size:]
+        wanted = text.startswith(open) or open.startswith(text)
+        if not last and (wanted or (end.startswith(text) and text != end)):
+            return "", text
+        self.done = True
+        return "}" if self._n else "{}", text.removeprefix(end)
+
+    def _name(self, text: str, last: bool) -> tuple[str, int]:
+        """The name in a tag, and the size of all up to its value; nothing where that is still to
+        come. Names of the schema that have marks within come first.
+        """
+        for name in self._names:
+            head = f"{self._tags.open}{name}"
+            found = self._then.match(text, len(head)) if text.startswith(head) else None
+            if found is not None:
+                return name, found.end()
+            rest = text.removeprefix(head) if text.startswith(head) else ""
+            said, ways = "".join(rest.split()), (self._tags.then, self._tags.other)
+            begun = any("".join(way.split()).startswith(said) for way in ways)
+            if not last and (head.startswith(text) or (text.startswith(head) and begun)):
+                return "", 0
+        found = self._open.match(text)
+        return (found[1].strip(), found.end()) if found else ("", 0)
+
+    def _begins(self, key: str, *, is_text: bool) -> None:
+        """The value of this name comes. ``is_text``: its tag says that it is one."""
+        self._key, self._begun, self._within, self._end = key, False, False, ValueEnd()
+        texts, others = divided(self._schemas.get(key))
+        if is_text and texts.schemas:
+            texts, others = Texts(texts.schemas), []
+        self._text, self._nulls = not others, []
+        self._others = others if texts.schemas else []
+        if self._text and texts.null:
+            words = [word for each in texts.schemas for word in choices(each)]
+            self._nulls = [word for word in self._NULLS if word not in words]
+        self._untold = self._text and bool(self._nulls)
+
+    def _value(self, text: str, last: bool) -> tuple[str, str]:
+        if not self._begun:
+            quote = self._tags.quotes[0]
+            if not last and (not text or (quote.startswith(text) and text != quote)):
+                return "", text
+            self._begun, self._within = True, bool(quote) and text.startswith(quote)
+            text = text.removeprefix(quote if self._within else self._tags.gap)
+            self._gap = "" if self._within else self._tags.gap
+            self._close = f"{self._tags.quotes[1] if self._within else ''}{self._tags.close}"
+            self._nulls = [] if self._within else self._nulls
+        gap, close = self._gap, self._close
+        if not self._text:
+            return self._other(text, last)
+        value, found, rest = text.partition(close)
+        if not found and not last:
+            keep = max(overlap(text, f"{gap}{close}"), overlap(text, close))
+            keep = max(keep, len(gap) if text.endswith(gap) else 0)
+            said = text[: len(text) - keep]
+            if not said or any(word.startswith(said) for word in self._nulls):
+                return "", text
+            return self._quoted(said), text[len(said) :]
+        self._key, value = None, value.removesuffix(gap)
+        if value in self._nulls:
+            return "null", rest
+        return self._quoted(value) + '"', rest
+
+    def _other(self, text: str, last: bool) -> tuple[str, str]:
+        """A value that may be no text. A mark within a text of JSON does not end it."""
+        at, first = self._end.find(text, self._close), text.find(self._close)
+        if at is None and self._others and first >= 0:  # a text that begins as JSON does
+            behind = text[first + len(self._close) :].lstrip()
+            at = first if behind.startswith((self._tags.open, self._tags.end)) else None
+        if at is None and not last:
+            return "", text
+        for end in (at, first, len(text)):
+            if end is not None and end >= 0:
+                value = text[:end].removesuffix(self._gap)
+                made = self._read(value)
+                if end in (first, len(text)) or not isinstance(made, str):
+                    self._key = None
+                    said = json_of(value) if not self._others else dumped(made)
+                    return said, text[end + len(self._close) :]
+        raise AssertionError("a text has an end")
+
+    def _read(self, value: str) -> Any:
+        """A value, or its text where it is none of the schema's others."""
+        if not self._others:
+            return value_of(value)
+        made: Any = value
+        if not self._within:
+            made = value_of(value) if value.lstrip()[:1] in ("{", "[") else constant_of(value)
+        fine = any(fulfils(made, each, self._parts) for each in self._others)
+        return made if fine and not isinstance(made, str) else value
+
+    def _quoted(self, said: str) -> str:
+        """A part of a text, its quote before it where that is not told yet."""
+        quote, self._nulls, self._untold = '"' if self._untold else "", [], False
+        return quote + _escaped(said)
+
+
+class PythonReader(Reader):
+    """Arguments by name, as Python calls a function, up to the bracket that closes the call.
+    ``names``: those that the call may have, which may be no names of Python's.
+    """
+
+    _PLAIN = re.compile(r"[^=,)]*")
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        names = list(names)
+        blank = {name.strip() for name in filter(_is_odd, names)}
+        known = [name for name in names if _is_odd(name) or name in blank]
+        self._names = sorted(known, key=len, reverse=True)
+        self._state, self._part = "key", ""
+        self._depth, self._quote = 0, ""
+        self._run = 0  # quotes in a row: of an opening, or of what may be a closing
+        self._escape: Escape | None = None
+        # Within a value that is read when it is whole: the next character is skipped; characters
+        # within a text; the quote of a text that has none.
+        self._skips, self._size, self._empty = False, 0, ""
+        self._n = 0
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """See Reader."""
+        out, at = [], 0
+        while at < len(text) and not self.done:
+            if self._state == "key":
+                made, size = self._key(text[at:], last)
+                if not size:
+                    break
+            else:
+                made, size = getattr(self, f"_in_{self._state}")(text[at]), 1
+            out.append(made)
+            at += size
+        if self.done:
+            out.append("}" if self._n else "{}")
+        elif last and self._state == "behind":
+            out.append(self._ended())
+        return "".join(out), text[at:]
+
+    def _key(self, text: str, last: bool) -> tuple[str, int]:
+        """A name up to its value, or what stands in place of one."""
+        usual, other = ("", " ") if not self._n else (" ", "")
+        for gap, names in ((usual, self._names), (other, filter(_is_odd, self._names))):
+            for name in names:
+                mark = f"{gap}{name}="
+                if text.startswith(mark):
+                    return self._named(name), len(mark)
+                if mark.startswith(text) and not last:
+                    return "", 0
+        found = self._PLAIN.match(text)
+        name = found.group() if found else ""
+        if len(name) == len(text):
+            return "", len(text) if last else 0
+        if text[len(name)] == "=":
+            return self._named(name.strip()), len(name) + 1
+        return self._in_gap(text[len(name)]), len(name) + 1
+
+    def _named(self, name: str) -> str:
+        self._state = "start"
+        self._n += 1
+        return f"{'{' if self._n == 1 else ', '}{json.dumps(name, ensure_ascii=False)}: "
+
+    def _in_start(self, char: str) -> str:
+        if char.isspace():
+            return ""
+        if char in "\"'":
+            self._open(char)
+            return '"'
+        self._state, self._part = "value", ""
+        return self._in_value(char)
+
+    def _open(self, quote: str) -> None:
+        """A text has begun; three quotes may begin one, too."""
+        self._quote, self._run, self._state = quote, 1, "opening"
+
+    def _in_opening(self, char: str) -> str:
+        if char == self._quote:
+            self._run += 1
+            if self._run == 3:
+                self._quote, self._run, self._state = self._quote * 3, 0, "text"
+            return ""
+        self._state = "text" if self._run == 1 else "behind"
+        self._run = 0
+        return self._in_text(char) if self._state == "text" else self._in_behind(char)
+
+    def _in_text(self, char: str) -> str:
+        if self._escape is not None:
+            said, again = self._escape.take(char)
+            if said is None:
+                return ""
+            self._escape = None
+            return _escaped(said) + (self._in_text(char) if again else "")
+        if char == self._quote[0]:
+            self._run += 1
+            if self._run == len(self._quote):
+                self._run, self._state = 0, "behind"
+            return ""
+        quotes, self._run = self._quote[0] * self._run, 0
+        if char == "\\":
+            self._escape = Escape()
+            return _escaped(quotes)
+        return _escaped(quotes + char)
+
+    def _in_behind(self, char: str) -> str:
+        """Behind a text: another one may go on with it."""
+        if char.isspace():
+            return ""
+        if char in "\"'":
+            self._open(char)
+            return ""
+        return self._ended() + self._in_gap(char)
+
+    def _ended(self) -> str:
+        self._state = "gap"
+        return '"'
+
+    def _in_value(self, char: str) -> str:
+        if self._quote:
+            self._within(char)
+        elif char in "\"'":
+            self._quote = char * 3 if char == self._empty else char
+            self._size, self._run, self._empty = 0, 0, ""
+        elif char in "([{":
+            self._depth += 1
+        elif not self._depth and char in ",)":
+            return json_of(self._part.strip()) + self._in_gap(char)
+        elif char in ")]}":
+            self._depth -= 1
+        self._empty = self._empty if char == self._empty else ""
+        self._part += char
+        return ""
+
+    def _within(self, char: str) -> None:
+        """Within a text of a value that is read when it is whole."""
+        own = not self._skips
+        self._skips = own and char == "\\"
+        self._run = self._run + 1 if own and char == self._quote[0] else 0
+        if self._run == len(self._quote):
+            self._empty = char if not self._size else ""
+            self._quote, self._run = "", 0
+        self._size += 1
+
+    def _in_gap(self, char: str) -> str:
+        """Up to the next argument, or the end."""
+        if char in ",)":
+            self._state, self._quote, self.done = "key", "", char == ")"
+        return ""
+
+
+class OwnReader(Reader):
+    """Gemma 4's: names without quotes, texts between marks of their own. ``names``: those that must
+    be known to be read as they are.
+    """
+
+    _WORD = re.compile(r"[^\s,:{}\[\]<]+|<")
+    _WORDS: ClassVar = {"None": "null", "True": "true", "False": "false"}  # as templates print them
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = sorted(names, key=len, reverse=True)
+        self._stack = ""
+        self._quoted = self._key = False
+
+    def take(self, text: str, last: bool) -> tuple[str, str]:
+        """See Reader."""
+        out, at = "", 0
+        while at < len(text) and not self.done:
+            made, size = self._next(text[at:], last) if not self._quoted else self._inside(text, at)
+            if not size:
+                break
+            out, at = out + made, at + size
+        return out, text[at:]
+
+    def _inside(self, text: str, at: int) -> tuple[str, int]:
+        end = text.find(QUOTE, at)
+        if end >= 0:
+            self._quoted = False
+            return _escaped(text[at:end]) + '"', end + len(QUOTE) - at
+        keep = overlap(text[at:], QUOTE)
+        said = text[at : len(text) - keep]
+        return _escaped(said), len(said)
+
+    def _next(self, text: str, last: bool) -> tuple[str, int]:
+        char = text[0]
+        if text.startswith(QUOTE):
+            self._quoted, self._key = True, False
+            return '"', len(QUOTE)
+        if QUOTE.startswith(text) and not last:
+            return "", 0
+        known = next((each for each in self._names if text.startswith(f"{each}:")), None)
+        if self._key and (char != "}" or known is not None):  # names have no quotes
+            name, colon, _ = text.partition(":")
+            wanted = any(f"{each}:".startswith(text) for each in self._names)
+            if (not colon or wanted) and not last:
+                return "", 0
+            self._key = False
+            name = name if known is None else known
+            said = json.dumps(name.strip() if known is None else known, ensure_ascii=False)
+            return (f"{said}: " if colon else said), len(name) + len(colon)
+        if char in "{[":
+            self._stack += char
+            self._key = char == "{"
+        elif char in "}]":
+            self._stack = self._stack[:-1]
+            self.done, self._key = not self._stack, False
+        elif char in ",:":
+            self._key = char == "," and self._stack.endswith("{")
+            return f"{char} ", 1
+        elif not char.isspace():
+            found = self._WORD.match(text)
+            word = found.group() if found else char
+            if len(word) == len(text) and not last:
+                return "", 0
+            return self._WORDS.get(word, word), len(word)
+        return char, 1
+
+
+def reader_of(row: Row, schema: Mapping[str, Any]) -> Reader:
+    """What reads the arguments of a call, as a row writes them."""
+    if row.tags is not None:
+        return TagReader(schema, row.tags)
+    if row.style == "own":
+        return OwnReader(odd_names(schema))
+    if row.style == "python":
+        return PythonReader(by_name(schema))
+    return JsonReader()
+
+
+def _escaped(text: str) -> str:
+    """A part of a text, as it stands between the quotes of JSON."""
+    return dumped(text)[1:-1]
+
+
+def _is_odd(name: str) -> bool:
+    """Whether a name must be known to be read as it is."""
+    return not re.fullmatch(r"[\w.-]+", name)

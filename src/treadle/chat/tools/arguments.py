@@ -1,0 +1,191 @@
+"""Arguments of a call that is whole, or that was cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from typing import Any, NoReturn
+
+from treadle.chat.tools.python_literals import dumped, literal
+
+NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call's object
+CONSTANTS = {"None": "null", "True": "true", "False": "false"}  # as templates print them
+
+
+class CallObject:
+    """The object of a call that comes in parts: where its name and its arguments are."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.arguments_at: int | None = None  # the brace
+        self.end: int | None = None
+        self._at = self._depth = self._start = 0
+        self._quoted = self._escaped = self._in_value = False
+        self._key = ""
+
+    def walk(self, text: str) -> None:
+        """Look at what is new in ``text``, all of the object up to now."""
+        for at in range(self._at, len(text)):
+            char = text[at]
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._quoted, self._escaped = char != '"', char == "\\"
+                if not self._quoted and self._depth == 1 and not self._in_value:
+                    self._key = text[self._start + 1 : at]
+                elif not self._quoted and self._depth == 1:
+                    self._value_ends(text[self._start : at + 1])
+            elif char == '"':
+                self._quoted = True
+                if not self._in_value:
+                    self._start = at
+            elif char in "{[":
+                self._depth += 1
+                first = self.arguments_at is None and self._depth == 2
+                if first and char == "{" and self._key in ARGUMENTS:
+                    self.arguments_at = at
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._value_ends(text[self._start : at])
+                    self.end = at + 1
+                    return
+            elif self._depth == 1 and char == ":":
+                self._in_value, self._start = True, at + 1
+            elif self._depth == 1 and char == ",":
+                self._value_ends(text[self._start : at])
+                self._in_value = False
+        self._at = len(text)
+
+    def _value_ends(self, value: str) -> None:
+        if self._key in NAMES and self._in_value:
+            try:
+                name = json.loads(value)
+            except ValueError:
+                name = None
+            self.name = name if isinstance(name, str) else ""
+
+
+def is_object(written: str) -> bool:
+    """Whether this is an object of JSON."""
+    try:
+        return isinstance(json.loads(written), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, str] | None:
+    """The name and the arguments of a call, an object of JSON; None for what is none. ``at``: where
+    they begin, to be passed on as they are written.
+    """
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    name = next((found[key] for key in NAMES if key in found), None)
+    arguments: Any = next((found[key] for key in ARGUMENTS if key in found), {})
+    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
+        return None
+    if at is not None:
+        value, end = json.JSONDecoder().raw_decode(written, at)
+        if value == arguments:
+            return name, written[at:end]
+    return name, dumped(arguments)
+
+
+class ValueEnd:
+    """The first mark behind a value that comes in parts: one within a text, in an array or an
+    object of JSON or of Python's, is none.
+    """
+
+    def __init__(self) -> None:
+        self._at, self._quote, self._is_whole = 0, "", True
+
+    def find(self, text: str, mark: str) -> int | None:
+        """Where the mark is in ``text``, all of the value up to now; None as long as it is not
+        there.
+        """
+        self._is_whole &= not text.strip() or text.lstrip()[0] in "{["
+        for found in self._parts(text, mark) if self._is_whole else ():
+            part, self._at = found[0], found.end()
+            if part in "\"'" and self._quote in ("", part):
+                self._quote = "" if self._quote else part
+            elif part == "\n":
+                self._is_whole &= not self._quote  # such texts have no line breaks
+            elif part == mark and not self._quote:
+                return found.start()
+        if not self._is_whole:
+            at = text.find(mark)
+            return at if at >= 0 else None
+        self._at = max(self._at, len(text) - len(mark) + 1)
+        return None
+
+    def _parts(self, text: str, mark: str) -> Iterator[re.Match[str]]:
+        return re.compile(rf'\\.|["\']|\n|{re.escape(mark)}', re.DOTALL).finditer(text, self._at)
+
+
+def constant_of(written: str) -> Any:
+    """A number or a constant, as JSON or a template has it; else the text itself."""
+    said = CONSTANTS.get(written.strip(), written)
+    try:
+        made = json.loads(said)
+    except (ValueError, RecursionError):
+        return written
+    return written if isinstance(made, float) and not isfinite(made) else made
+
+
+def json_of(written: str) -> str:
+    """The JSON of a value: as it is written, where it is JSON."""
+    try:
+        json.loads(written, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return dumped(value_of(written))
+    return written.strip()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def value_of(written: str) -> Any:
+    """What is written as JSON, or as Python has it; else the text itself."""
+    for read in (json.loads, literal):
+        try:
+            made = read(written)
+            dumped(made)
+        except (ValueError, RecursionError):
+            continue
+        return made
+    return written
+
+
+def arguments_of(written: str) -> dict[str, Any]:
+    """The object of a call's arguments; of those that were cut, what of it is whole."""
+    open, quoted, escaped = "", False, False
+    end = 0, ""  # where the text may be cut, and what closes it there
+    for at, char in enumerate(written):
+        if escaped:
+            escaped = False
+        elif quoted:
+            quoted, escaped = char != '"', char == "\\"
+        elif char == '"':
+            quoted = True
+        elif char == ",":
+            end = at, open
+        elif char in "{[":
+            open = ("}" if char == "{" else "]") + open
+            end = at + 1, open
+        elif char in "}]":
+            open = open[1:]
+            end = at + 1, open
+    for at, closing in ((len(written), open), end):
+        try:
+            found = json.loads(written[:at] + closing)
+        except (ValueError, RecursionError):
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}

@@ -1,0 +1,263 @@
+"""Grammars of calls, in llguidance's notation: what a row and the tools' schemas allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treadle.chat.tools.formats import Channels, Row, Tags, core_of
+from treadle.chat.tools.gemma_values import Own
+from treadle.chat.tools.grammar_rules import ANY_TEXT, SOME_TEXT, Rules
+from treadle.chat.tools.python_grammar import Pythonic
+from treadle.chat.tools.schemas import (
+    is_never,
+    is_plain,
+    properties_of,
+    required_of,
+    texts_of,
+    ways,
+)
+from treadle.chat.tools.tagged_grammar import Tagged
+from treadle.errors import GrammarError
+from treadle.grammar.json_schema import Schema, inline_schema, is_possible
+from treadle.grammar.llguidance_limits import Parts
+from treadle.tokenizer.tokenizer import Tokenizer
+
+MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
+
+
+def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> str:
+    """What follows the core of the row's ``trigger``: where it wraps calls, all of them; else
+    one.
+    """
+    rules = Rules(tokenizer)
+    one = _one(rules, row, tools)
+    if row.wrap[0]:
+        answer = f" | {_in_words(rules, row)}" if row.content else ""
+        return rules.source(f"{_behind_core(row)} ({_wrapped(rules, row, one)}{answer})")
+    if row.by_header and row.channels:  # its end may be written otherwise
+        constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
+        channel = f"({rules.literal('<|channel|>commentary')})?"
+        head = f'{channel} {constrain} ("json" | " json")? {rules.literal(row.channels.message)}'
+        calls = [
+            f"{rules.literal(name)} {head} {_arguments_of(name, rules, row, schema)}"
+            for name, schema in tools.items()
+        ]
+        return rules.source(" | ".join(calls))
+    return rules.source(f"{_behind_core(row)} {one}")
+
+
+def whole_answer(
+    row: Row,
+    tools: Mapping[str, Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    parallel: bool,
+    begun: bool,
+    schema: Schema | None = None,
+) -> str:
+    """An answer that is nothing but calls; with a ``schema``, either calls or JSON of it."""
+    rules = Rules(tokenizer)
+    one = _one(rules, row, tools)
+    if row.wrap[0]:
+        own = _wrapped(rules, row, one, parallel=parallel)
+        cores = [rules.literal(core_of(trigger)[0]) for trigger in row.triggers]
+        answer = f"({' | '.join(cores)}) {_behind_core(row)} {own}"
+    else:
+        call = f"{rules.literal(core_of(row.open)[0])} {_behind_core(row)} {one}"
+        several = parallel and row.trigger and not row.by_header
+        answer = f"{one if begun else call} {_more(rules, row, call) if several else ''}"
+    if schema is not None:
+        answer = f"{answer} | {json_behind(rules, row, schema, begun=begun)}"
+    if row.channels:
+        answer = f"{next_message(rules, row.channels)} ({answer})"
+    return rules.source(answer)
+
+
+def recipients(
+    row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer, *, parallel: bool
+) -> str:
+    """An answer behind a prompt that has begun a call, which may be one of no tool: then it is
+    content, and calls may follow.
+    """
+    rules = Rules(tokenizer)
+    one = _one(rules, row, tools)
+    more = _more(rules, row, f"{rules.literal(row.open)} {one}") if parallel else ""
+    content = rules.literal(row.content + row.after)
+    text, until = rules.add(ANY_TEXT), rules.text_until(row.open)
+    return rules.source(f"{one} {more} | {content} {text} | {content} {until} {one} {more}")
+
+
+def whole_json(row: Row, schema: Schema, tokenizer: Tokenizer, *, begun: bool = False) -> str:
+    """An answer that is JSON, for rows that write something before contents."""
+    rules = Rules(tokenizer)
+    answer = json_behind(rules, row, schema, begun=begun)
+    if row.channels:
+        answer = f"{next_message(rules, row.channels)} ({answer})"
+    return rules.source(answer)
+
+
+def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
+    """JSON, behind what says that it is no call."""
+    head = ""
+    if row.channels:
+        head = rules.literal(row.channels.final)
+    elif row.content and begun:
+        head = rules.literal(row.content + row.after)
+    return f"{head} {rules.add(inline_schema(schema, lenient=True))}"
+
+
+def final_header(row: Row, tokenizer: Tokenizer) -> str:
+    """What says that an answer for the user follows."""
+    rules = Rules(tokenizer)
+    if row.channels is None:
+        return rules.source(rules.literal(row.content + row.after))
+    return rules.source(f"{next_message(rules, row.channels)} {rules.literal(row.channels.final)}")
+
+
+def next_message(rules: Rules, channels: Channels) -> str:
+    """What begins a message behind one of reasoning, which the guide reads."""
+    return f"({rules.literal(channels.start)})?"
+
+
+def _behind_core(row: Row) -> str:
+    """The rest of a row's trigger, behind its core."""
+    core, bracket = core_of(row.trigger)
+    if bracket:
+        return r"/[ \n]{0,2}\[/"
+    return r"/[ \n]{1,2}/?" if core != row.trigger else ""
+
+
+def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:
+    call = f"{rules.literal(row.open)} {one}"
+    return f"{call} {_more(rules, row, call) if parallel else ''} {rules.literal(row.wrap[1])}"
+
+
+def _in_words(rules: Rules, row: Row) -> str:
+    """A call of no tool, and behind it the answer: else there would be none at all."""
+    call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
+    return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"
+
+
+def _more(rules: Rules, row: Row, call: str) -> str:
+    """Calls behind the first."""
+    return f"({rules.literal(row.between)} {call}){{0,{MAX_MORE}}}"
+
+
+def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
+    """A call of one of the tools, behind ``open``."""
+    calls = []
+    for name, schema in tools.items():
+        id = f"{rules.literal(row.id_mark)} /{row.id_form}/" if row.id_mark else ""
+        first = f"/{row.id_form}/" if row.id_first else ""
+        behind = rules.literal(row.behind)
+        if row.id_behind:
+            id_said = f'"\\"id\\": \\"" /{row.id_form}/ "\\""'
+            behind = f"({rules.literal(', ')} {id_said})? {behind}"
+        head = rules.literal(row.before + name)
+        if row.id_key:
+            brace, key = row.before.split("{")
+            id_said = f'"\\"{row.id_key}\\": \\"" /[0-9]{{1,6}}/ "\\", "'
+            head = f"{rules.plain(brace + '{')} ({id_said})? {rules.plain(key + name)}"
+        arguments = _arguments_of(name, rules, row, schema)
+        optional = "?" if row.tags and row.after.isspace() else ""
+        after = f"{rules.literal(row.after)}{optional}"
+        calls.append(f"{first} {head} {id} {after} {arguments} {behind}")
+    return rules.add(" | ".join(calls))
+
+
+def _arguments_of(name: str, rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
+    try:
+        return _arguments(rules, row, schema)
+    except GrammarError as error:
+        raise GrammarError(f"tool {name!r:.80}: {error}") from None
+
+
+def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
+    if row.tags is not None:
+        return _tags(rules, row.tags, schema)
+    if row.style == "python":
+        return _python(rules, schema)
+    if row.style == "own":
+        whole = {"type": "object", "additionalProperties": False, **schema}
+        try:
+            return Own(rules, Parts(schema)).value(whole)
+        except RecursionError:
+            raise GrammarError("its schema is too deeply nested") from None
+    return rules.add(inline_schema({"type": "object", **schema}, lenient=True))
+
+
+def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
+    """Parameters in any order, of one of the schema's alternatives."""
+    literals = Pythonic(rules, Parts(schema))
+    several, values = [], Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
+    for way in ways(schema):
+        made = []
+        for key, value, needed in _parameters(schema, way):
+            space = f"{rules.literal(tags.behind)}?" if tags.behind else ""
+            made.append((f"{values.argument(key, value)} {space}", needed))
+        several.append(rules.in_any_order(made, rules.literal(tags.end)))
+    return f"({' | '.join(several)})"
+
+
+def _python(rules: Rules, schema: Mapping[str, Any]) -> str:
+    """The same as Python calls a function."""
+    several, values = [], Pythonic(rules, Parts(schema))
+    for way in ways(schema):
+        made = []
+        for key, value, needed in _parameters(schema, way):
+            said = _literals(rules, values, value, schema)
+            made.append((f"{rules.plain(f'{key}=')} ({said})", needed))
+        several.append(rules.in_any_order(made, '")"', '", "'))
+    return f"({' | '.join(several)})"
+
+
+def _literals(rules: Rules, literals: Pythonic, value: Any, schema: Mapping[str, Any]) -> str:
+    """A parameter's value as JSON, or as Python writes it."""
+    return " | ".join([_value(rules, value, schema), *filter(None, [literals.value(value)])])
+
+
+def _parameters(
+    schema: Mapping[str, Any], way: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, bool]]:
+    """Those of one alternative that can have a value, their schemas, and whether they must have
+    one.
+    """
+    required = required_of(way)
+    for key, value in properties_of(way).items():
+        if _is_possible(value, schema):
+            yield key, value, key in required
+        elif key in required:
+            raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
+
+
+def _value(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
+    """JSON of a parameter's schema, whose references lead into the schema as a whole."""
+    return rules.add(inline_schema(_alone(value, schema), lenient=True))
+
+
+def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a parameter can have a value at all, as far as is known."""
+    if is_never(value) or texts_of(value) is not None or is_plain(value):
+        return not is_never(value)
+    return is_possible(_alone(value, schema))
+
+
+_WHOLE = "whole"
+
+
+def _alone(value: Any, schema: Mapping[str, Any]) -> Any:
+    """A part of a schema, with the whole where its references need that."""
+    moved = _moved(value)
+    return moved if moved == value else {**moved, "$defs": {_WHOLE: _moved(schema)}}
+
+
+def _moved(part: Any) -> Any:
+    """A part of a schema, its references as they are where the whole is a definition."""
+    if isinstance(part, Mapping):
+        moved = {key: _moved(value) for key, value in part.items()}
+        ref = moved.get("$ref")
+        if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+            moved["$ref"] = f"#/$defs/{_WHOLE}{ref[1:]}"
+        return moved
+    return [_moved(item) for item in part] if isinstance(part, list) else part

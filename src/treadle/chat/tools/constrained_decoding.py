@@ -1,0 +1,538 @@
+"""Which token may come next, in an answer that reasons, calls tools, or follows a schema.
+
+A grammar holds behind reasoning, or from the mark of a call to its end; elsewhere a model writes
+what it will, and nothing is computed. Reasoning that is longer than its budget is ended: the tokens
+of its closing mark are all that may follow. Where there is a budget, reasoning is not opened again;
+with a budget of none it is not opened at all.
+
+Within reasoning the mark of a call binds nothing, as it may only be named. The grammar holds from
+the call's arguments on. Behind the call the model may end its text, or reason on; where a call must
+be, it is that one.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.cached_property import cached_property
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.tools.formats import MAX_SPACE, Thought, bytes_of
+from treadle.errors import GrammarError
+from treadle.grammar.grammar import Grammar, Matcher
+from treadle.tokenizer.tokenizer import Tokenizer
+
+_BARE = re.compile(rb'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name"\s*:\s*")')
+_MAY_BE_BARE = re.compile(rb"\s*(?:<\|?p?y?t?h?o?n?_?t?a?g?\|?>?)?\s*(?:\{[^}]{0,40})?")
+_PIECES: weakref.WeakKeyDictionary[Tokenizer, list[bytes]] = weakref.WeakKeyDictionary()
+_UNOPENED: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, int], bytes]] = (
+    weakref.WeakKeyDictionary()
+)
+_OPENING: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, bool], bytes]] = (
+    weakref.WeakKeyDictionary()
+)
+_GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A mark of calls. ``read``: what the grammar of calls has before what follows the mark."""
+
+    mark: str
+    read: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[bytes]:
+        """The mark, in the bytes of a text."""
+        return bytes_of(self.mark)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds for an answer; a ``guide`` of it for each text.
+
+    ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
+    follows one of ``triggers``, which the model may write where it will; without any, an answer
+    that begins as a call does.
+    ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
+    trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
+    ``trigger``, or ``lazy``. ``once``: the first call is the answer's end.
+    """
+
+    tokenizer: Tokenizer
+    thought: Thought | None = None
+    opened: bool = False  # by the prompt
+    may_open: bool = True  # else what is ``bound`` holds from the first token on
+    budget: int | None = None  # tokens of reasoning
+    header: Grammar | None = None
+    bound: Grammar | None = None
+    lazy: Grammar | None = None
+    triggers: tuple[Trigger, ...] = ()
+    heads: tuple[bytes, ...] = ()
+    drafts: tuple[bytes, ...] = ()
+    trigger: str = ""
+    once: bool = False
+
+    def guide(self) -> Guide:
+        """At the beginning of a text."""
+        return Guide(self)
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, [n_vocab]. 100 ms for 128,000: made once for a tokenizer."""
+        found = _PIECES.get(self.tokenizer)
+        if found is None:
+            found = _PIECES[self.tokenizer] = self.tokenizer.all_token_bytes()
+        return found
+
+    @cached_property
+    def gap(self) -> list[int]:
+        """The tokens that are line breaks."""
+        return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
+
+    def triggered(self, text: bytes) -> list[tuple[int, str]]:
+        """Where marks of calls end in a text, the first one first, and what is ``read`` of each."""
+        if not (self.lazy or self.drafts):
+            return []
+        return sorted((m.end(), t.read) for t in self.triggers for m in t.pattern.finditer(text))
+
+    @cached_property
+    def n_kept(self) -> int:
+        """The bytes at the end of a text that may begin a mark of calls."""
+        if not (self.lazy or self.drafts):
+            return 0
+        return max((len(t.mark.encode()) + MAX_SPACE for t in self.triggers), default=0)
+
+    def ids(self, mark: str) -> list[int]:
+        """The tokens of a mark; those of its letters where one would end the text."""
+        found = self.tokenizer.encode(mark, bos=False, special=True)
+        if self.tokenizer.eog.isdisjoint(found):
+            return found
+        return self.tokenizer.encode_plain(mark, start=False)
+
+    def bits_of(self, ids: Iterable[int]) -> bytes:
+        """A mask that allows some tokens."""
+        allowed = np.zeros(self.tokenizer.n_vocab, np.bool_)
+        allowed[list(ids)] = True
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+    def bits_without(self, missing: bytes, heads: Sequence[bytes]) -> bytes | None:
+        """A mask without tokens that complete a mark, ``missing`` of it, and go on with anything
+        but one of ``heads``. None where there are none.
+        """
+        bad = [
+            id
+            for id, piece in enumerate(self.pieces)
+            if piece.startswith(missing)
+            and len(piece) > len(missing)
+            and not any(head.startswith(piece[len(missing) :]) for head in heads)
+        ]
+        if not bad:
+            return None
+        return self._bits_but(bad)
+
+    def bits_unopened(self, text: bytes) -> bytes:
+        """A mask without tokens that open reasoning behind ``text``. One holds for most of an
+        answer: made once for a tokenizer.
+        """
+        assert self.thought is not None
+        sign = self.thought.sign.encode()
+        missing = _missing(text, sign) or sign
+        made = _UNOPENED.setdefault(self.tokenizer, {})
+        found = made.get((sign, len(missing)))
+        if found is None:
+            pieces = enumerate(self.pieces)
+            bad = [id for id, p in pieces if p.startswith(missing) or sign in p]
+            found = made[sign, len(missing)] = self._bits_but(bad)
+        return found
+
+    @cached_property
+    def opening(self) -> list[str | int]:
+        """The mark that opens reasoning, with its control tokens as ids."""
+        return [] if self.thought is None else self.tokenizer.cut(self.thought.begin)
+
+    def bits_opening(self, part: str | int, *, last: bool) -> bytes:
+        """A mask of the tokens that go on with a part of ``opening``: with its beginning, or, of
+        the ``last`` part, with all of it and line breaks. Made once for a tokenizer.
+        """
+        if isinstance(part, int):
+            return self.bits_of([part])
+        wanted, made = part.encode(), _OPENING.setdefault(self.tokenizer, {})
+        if (wanted, last) not in made:
+            controls = {id for id in range(len(self.pieces)) if self.tokenizer.is_control(id)}
+            pieces = enumerate(self.pieces)
+            own = [id for id, p in pieces if p and _follows(wanted, p, last=last)]
+            made[wanted, last] = self.bits_of(id for id in own if id not in controls)
+        return made[wanted, last]
+
+    @cached_property
+    def unended(self) -> bytes:
+        """A mask without tokens that end a text: an answer that must be something cannot end
+        within reasoning.
+        """
+        return self._bits_but(list(self.tokenizer.eog))
+
+    def _bits_but(self, missing: Sequence[int]) -> bytes:
+        allowed = np.ones(self.tokenizer.n_vocab, np.bool_)
+        allowed[list(missing)] = False
+        return np.packbits(allowed, bitorder="little").tobytes()
+
+
+class Guide:
+    """The place of one text in its plan; a ``Constraint`` of the sampler."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._text = b""  # what may be the beginning of a mark, and what stands before it
+        self._said = b""  # the end of what was said since reasoning or a call
+        self._n_thought = 0  # tokens of reasoning
+        self._forced: list[int] = []
+        self._matcher: Matcher | None = None
+        self._n_gap = 0
+        self._draft: Matcher | None = None  # of a call within reasoning, perhaps
+        self._drafted = b""  # its text
+        self._within = False  # the call that is written stands within reasoning
+        self._bound: Matcher | None = None  # what holds where reasoning is not opened
+        self._left = list(plan.opening)  # what of the opening mark is still to come
+        self._headed = plan.header is None  # the header was written
+        self._state = "start"
+        if plan.thought is not None and plan.opened:
+            self._state = "thinking"
+            self._watch()
+        elif plan.thought is None or plan.budget == 0:
+            self._behind()
+        elif plan.bound is not None:
+            if plan.may_open:
+                self._bound = self._first()
+            else:
+                self._behind()
+
+    # -- what the sampler asks ------------------------------------------------------------------
+
+    def bits(self) -> bytes | None:
+        """A bit for each token that may come next, the lowest first; None where all may."""
+        made: bytes | None = getattr(self, f"_bits_{self._state}")()
+        return made
+
+    def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
+        """Set the logits [n_vocab] of every token that may not come next to -inf, in place."""
+        if self._matcher is not None and self._state == "call":
+            return self._matcher.mask(logits)
+        bits = self.bits()
+        if bits is not None:
+            found = np.frombuffer(bits, np.uint8)
+            n = min(len(logits), 8 * len(found))
+            allowed = np.unpackbits(found, count=n, bitorder="little")
+            if not allowed.any() and not self.accepting:
+                raise GrammarError("the grammar leaves no token that could come next")
+            logits[: len(allowed)][allowed == 0] = -np.inf
+            logits[len(allowed) :] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """Go on with ``token``. Raises GrammarError where the grammar has no place for it."""
+        if token in self._plan.tokenizer.eog:
+            if self._matcher is not None:
+                self._matcher.accept(token)
+            return
+        accept: Callable[[int], None] = getattr(self, f"_accept_{self._state}")
+        accept(token)
+
+    def forced(self) -> list[int]:
+        """Ids that come next, where that is sure."""
+        if self._state == "call" and self._matcher is not None:
+            return self._matcher.forced()
+        return list(self._forced) if self._state == "forced" else []
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the answer so far is whole."""
+        return self._matcher is None or self._matcher.accepting
+
+    # -- reasoning ------------------------------------------------------------------------------
+
+    def _first(self) -> Matcher:
+        """A matcher of what comes first of the bound answer."""
+        assert self._plan.bound is not None
+        self._headed = self._plan.header is None
+        return (self._plan.header or self._plan.bound).matcher()
+
+    def _bits_start(self) -> bytes | None:
+        if self._plan.bound is None:
+            return None
+        own = None if self._bound is None else self._bound.bits()
+        if not self._left:
+            return own
+        opening = self._plan.bits_opening(self._left[0], last=len(self._left) == 1)
+        return opening if own is None else _either(own, opening)
+
+    def _accept_start(self, token: int) -> None:
+        thought = self._plan.thought
+        assert thought is not None
+        if self._plan.bound is None:
+            return self._begins(thought, self._plan.tokenizer.token_bytes(token))
+        begun = bool(self._left) and self._opens(token)
+        if begun and not self._left:
+            self._bound, self._text, self._state = None, b"", "thinking"
+            return self._watch()
+        try:
+            if self._bound is not None:
+                self._bound.accept(token)
+        except GrammarError:
+            if not begun:
+                raise
+            self._bound = None
+        if not begun:
+            if self._bound is None:
+                named = self._plan.tokenizer.piece(token)
+                raise GrammarError(f"the mark of reasoning has no place for {named!r}")
+            self._matcher, self._bound, self._state = self._bound, None, "call"
+            self._go_on()
+
+    def _opens(self, token: int) -> bool:
+        """Whether ``token`` goes on with the mark that opens reasoning; it is taken off that."""
+        part, *rest = self._left
+        if isinstance(part, int):
+            self._left = rest
+            return token == part
+        said, wanted = self._plan.tokenizer.token_bytes(token), part.encode()
+        if self._plan.tokenizer.is_control(token) or not _follows(wanted, said, last=not rest):
+            return False
+        missing = wanted[len(said) :].decode()
+        self._left = [missing, *rest] if missing else rest
+        return True
+
+    def _begins(self, thought: Thought, said: bytes) -> None:
+        """Text where reasoning may be opened."""
+        self._text += said
+        text, mark = self._text.lstrip(), thought.begin.encode()
+        after = thought.between.encode()
+        begun = text.removeprefix(after)
+        if begun.startswith(mark):
+            self._text, self._state = begun[len(mark) :], "thinking"
+            self._watch()
+        elif not (mark.startswith(begun) or after.startswith(text)):
+            said, self._text = self._text, b""
+            self._behind()
+            self._say(said)
+
+    def _bits_thinking(self) -> bytes | None:
+        thought = self._plan.thought
+        assert thought is not None
+        if self._plan.bound is None:
+            return None
+        missing = _missing(self._text, thought.close.encode())
+        closed = self._plan.bits_without(missing, _GAP) if missing else None
+        return _both(closed, self._plan.unended) if closed else self._plan.unended
+
+    def _accept_thinking(self, token: int) -> None:
+        thought = self._plan.thought
+        assert thought is not None
+        close, said = thought.close.encode(), self._plan.tokenizer.token_bytes(token)
+        self._n_thought += 1
+        self._text += said
+        _, found, rest = self._text.partition(close)
+        if found:
+            self._draft = None
+            self._closed()
+            if self._state == "start":
+                self._begins(thought, rest)
+            elif rest.strip(b"\n"):
+                self._say(rest)
+            return
+        if self._plan.drafts and self._plan.triggers:
+            self._drafts(token, said)
+        if self._state == "thinking":
+            self._text = self._text[-max(len(close), self._plan.n_kept) :]
+            self._watch()
+
+    def _drafts(self, token: int, said: bytes) -> None:
+        """Follow what looks like a call; where it is one, the grammar holds from here on."""
+        plan = self._plan
+        if self._draft is not None:
+            try:
+                self._draft.accept(token)
+                self._drafted += said
+            except GrammarError:
+                self._draft = None
+        else:
+            before = len(self._text) - len(said)
+            new = [(end, read) for end, read in plan.triggered(self._text) if end > before]
+            end, read = new[-1] if new else (len(self._text), "")
+            self._drafted = self._text[end:]
+            self._draft = self._replayed(self._drafted, read) if new else None
+        if self._draft is not None and any(each in self._drafted for each in plan.drafts):
+            self._matcher, self._draft, self._text = self._draft, None, b""
+            self._state, self._within = "call", plan.bound is None
+
+    def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
+        """The grammar of calls behind ``read`` and ``rest``; None where that begins none."""
+        plan = self._plan
+        grammar, before = plan.bound or plan.lazy, plan.trigger if plan.bound is not None else ""
+        assert grammar is not None
+        matcher, ids = grammar.matcher(), plan.ids(before + read) if before + read else []
+        try:
+            if rest:
+                ids += plan.tokenizer.encode_plain(rest.decode(), start=False)
+            for id in ids:
+                matcher.accept(id)
+        except (GrammarError, UnicodeDecodeError):
+            return None
+        return matcher
+
+    def _watch(self) -> None:
+        """End reasoning that has used up its budget."""
+        plan = self._plan
+        if plan.budget is not None and self._n_thought >= plan.budget and plan.thought is not None:
+            self._forced, self._state = plan.ids(plan.thought.close), "forced"
+
+    def _bits_forced(self) -> bytes:
+        return self._plan.bits_of(self._forced[:1])
+
+    def _accept_forced(self, token: int) -> None:
+        del self._forced[0]
+        if not self._forced:
+            self._closed()
+
+    def _closed(self) -> None:
+        """Reasoning has ended. More may follow, as the scanner has it, unless its tokens are
+        counted.
+        """
+        self._text = b""
+        if self._plan.bound is None and self._plan.budget is None:
+            self._state = "start"
+        else:
+            self._behind(gap=True)
+
+    def _behind(self, *, gap: bool = False) -> None:
+        """No reasoning follows any more."""
+        plan = self._plan
+        self._state = "free" if plan.lazy is not None and plan.bound is None else "plain"
+        if plan.bound is not None:
+            self._matcher, self._state = self._first(), "gap" if gap else "call"
+            self._n_gap = 2
+
+    def _bits_gap(self) -> bytes:
+        assert self._matcher is not None
+        own = self._matcher.bits()
+        return _either(own, self._plan.bits_of(self._plan.gap)) if self._n_gap else own
+
+    def _accept_gap(self, token: int) -> None:
+        self._n_gap -= 1
+        if self._n_gap < 0 or token not in self._plan.gap:
+            self._state = "call"
+            self._accept_call(token)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _bits_plain(self) -> bytes | None:
+        plan = self._plan
+        if plan.thought is None or plan.budget is None:
+            return None
+        return plan.bits_unopened(self._said)
+
+    def _bits_free(self) -> bytes | None:
+        plan = self._plan
+        missing = {_missing(self._text, trigger.mark.encode()) for trigger in plan.triggers} - {b""}
+        own = [plan.bits_without(each, plan.heads) for each in missing]
+        masks = [mask for mask in (*own, self._bits_plain()) if mask is not None]
+        return reduce(_both, masks) if masks else None
+
+    def _accept_plain(self, token: int) -> None:
+        self._say(self._plan.tokenizer.token_bytes(token))
+
+    def _accept_free(self, token: int) -> None:
+        self._say(self._plan.tokenizer.token_bytes(token))
+
+    def _say(self, said: bytes) -> None:
+        """Text where a call may begin."""
+        plan = self._plan
+        if plan.thought is not None:
+            mark = (plan.thought.begin if plan.budget is None else plan.thought.sign).encode()
+            said_before = self._said + said
+            self._said = said_before[-len(mark) :]
+            if plan.budget is None and plan.bound is None and mark in said_before:
+                self._text, self._said = said_before.rpartition(mark)[2], b""
+                self._state = "thinking"
+                return
+        if self._state != "free" or plan.lazy is None:
+            return
+        self._text += said
+        if not plan.triggers:
+            found = _BARE.match(self._text)
+            if found:
+                self._enter(self._text[found.end() :])
+            elif not _MAY_BE_BARE.fullmatch(self._text):
+                self._state = "plain"
+            return
+        if marks := plan.triggered(self._text):
+            end, read = marks[0]
+            self._enter(self._text[end:], read)
+        else:
+            self._text = self._text[-plan.n_kept :]
+
+    def _enter(self, rest: bytes, read: str = "") -> None:
+        """A call has begun; ``rest`` of it was written in the same token."""
+        self._text, matcher = b"", self._replayed(rest, read)
+        if matcher is not None:
+            self._matcher, self._state = matcher, "call"
+        elif not self._plan.triggers:  # it is no call after all
+            self._state = "plain"
+
+    def _bits_call(self) -> bytes:
+        assert self._matcher is not None
+        return self._matcher.bits()
+
+    def _accept_call(self, token: int) -> None:
+        assert self._matcher is not None
+        self._matcher.accept(token)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Behind a token of a grammar: where that is at its end, go on with what follows it."""
+        if self._matcher is None or not self._matcher.done:
+            return
+        if self._plan.bound is not None:
+            if not self._headed:
+                self._headed, self._matcher = True, self._plan.bound.matcher()
+            return
+        self._matcher, self._said, self._text = None, b"", b""
+        if self._within:
+            self._within, self._state = False, "thinking"
+            return self._watch()
+        once = self._plan.once or not self._plan.triggers
+        self._state = "over" if once and self._plan.tokenizer.eog else "free"
+
+    def _bits_over(self) -> bytes:
+        return self._plan.bits_of(self._plan.tokenizer.eog)
+
+    def _accept_over(self, token: int) -> None:
+        pass
+
+
+def _missing(text: bytes, mark: bytes) -> bytes:
+    """What of a mark is still to come, where ``text`` ends with its beginning."""
+    for n in range(min(len(text), len(mark) - 1), 0, -1):
+        if mark.startswith(text[-n:]):
+            return mark[n:]
+    return b""
+
+
+def _follows(mark: bytes, said: bytes, *, last: bool) -> bool:
+    """Whether ``said`` is a beginning of a mark; or, of its ``last`` part, all of it and breaks."""
+    return mark.startswith(said) or (last and said.rstrip(b"\n") == mark)
+
+
+def _both(a: bytes, b: bytes) -> bytes:
+    return (np.frombuffer(a, np.uint8) & np.frombuffer(b, np.uint8)).tobytes()
+
+
+def _either(a: bytes, b: bytes) -> bytes:
+    n = max(len(a), len(b))
+    both = np.frombuffer(a.ljust(n, b"\0"), np.uint8) | np.frombuffer(b.ljust(n, b"\0"), np.uint8)
+    return both.tobytes()

@@ -1,0 +1,364 @@
+"""How a model of a chat template speaks, found by trial: the template renders a conversation with
+one call, and the row that finds the same call in it is the right one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.fork_safety import free_lock
+from treadle.chat.template.messages import REASONING
+from treadle.chat.tools.formats import GENERIC, ROWS, THOUGHTS, Channels, Row, Thought
+from treadle.chat.tools.history import Beside, text_before_calls, with_thought_parts
+from treadle.chat.tools.output import Told
+from treadle.chat.tools.stream_parser import Speech
+from treadle.errors import TemplateError, UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate
+
+_LOCK = free_lock()
+_MANNERS: WeakKeyDictionary[ChatTemplate, Manner] = WeakKeyDictionary()
+MAX_TRIED = 64  # places in a template's text where a call may begin
+_NAME, _WORD, _SYSTEM = "treadle_try", "treadle_word", "treadle says so"
+_ARGUMENTS = {_WORD: "}</tool_call>{", "n": 3}
+
+
+def _tool(properties: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": [next(iter(properties))]}
+    function = {"name": _NAME, "description": "Try it.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+_TOOL = _tool(
+    {
+        _WORD: {"type": "string", "description": "A word."},
+        "n": {"type": "integer", "description": "A number."},
+    }
+)
+_USER = {"role": "user", "content": "hi"}
+_GIVEN = "gave 3"  # by a tool
+_LATE = {"role": "system", "content": "treadle says more"}
+_IDS, _NAMED = ("callxxxx1", "callxxxx2"), (f"functions.{_NAME}:0", f"functions.{_NAME}:1")
+# What a schema may say in other words, too: macros of Hermes never come back from "null", those of
+# Functionary raise on a schema that is true.
+_ODD: dict[str, Any] = {
+    "a": {"type": ["string", "null"]},
+    "b": {"type": "array", "items": True},
+    "c": {"oneOf": [True, {"type": "null"}]},
+}
+# What a schema may leave out: macros of Command R+ raise without it.
+_BARE: dict[str, Any] = {
+    "a": {"type": "string"},
+    "b": {"type": "array"},
+    "c": {"type": "object", "properties": {"d": {}}, "additionalProperties": False},
+}
+_GAPS = ("", "Done.")  # some raise on an assistant's message without text
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a message that calls is tried: its arguments as text, no content, ids of calls."""
+
+    as_text: bool = False
+    none: bool = False
+    ids: tuple[str, str] = _IDS
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What a chat template has, and how it wants messages that call."""
+
+    thought: Thought | None = None  # the marks around reasoning
+    channels: Channels | None = None  # answers are messages with headers
+    shows_tools: bool = False  # it tells the model which tools there are
+    row: Row = GENERIC  # how calls are written
+    writes_calls: bool = False  # it renders calls; else they are put into contents
+    has_results: bool = False  # it renders what tools give, though not the calls
+    arguments_as_text: bool = False
+    content_is_none: bool = False  # of a message that calls
+    beside: Beside = Beside()  # what it writes of words and reasoning in a message that calls
+    one_call: bool = False  # a message has one at most
+    has_system: bool = True
+    system_raises: bool = False  # a system's message; else it may be left out
+    system_stays: bool = False  # it writes a later one of the system's where that stands
+    system_alone: bool = True  # it writes a conversation that is one message of the system's
+    empty_raises: bool = False  # an assistant's message without text
+    thought_parts: bool = False  # reasoning is a part of the content
+    alternates: bool = False  # it raises on two messages of one role in a row
+    gap: str | None = None  # what the assistant must say between a result and the user
+    plain_schemas: bool = False  # it raises on what only some schemas have
+    results_as_text: bool = True  # it does not write an object that a tool gives as JSON
+    full_schemas: bool = False  # it raises where they lack what most have
+    within: bool = False  # the prompt ends within reasoning that it has begun
+
+    def begun(self) -> Manner:
+        """Of an answer whose content the prompt has begun: neither reasoning nor a header comes."""
+        row = GENERIC if self.channels else self.row
+        return replace(self, thought=None, channels=None, row=row)
+
+    def speech(self, prompt: str, **more: Any) -> Speech:
+        """What may be found in an answer to ``prompt``."""
+        thought, row = self.thought, self.row if more.get("tools") or self.row.content else None
+        return Speech(
+            thought=thought,
+            opened=thought is not None
+            and (self.within or prompt.rstrip().endswith(thought.open.rstrip())),
+            within=thought is not None and self.within,
+            channels=self.channels,
+            row=row,
+            begun=bool(row and row.open and prompt.endswith(row.open)),
+            **more,
+        )
+
+
+def manner_of(template: ChatTemplate) -> Manner:
+    """What a template has, found out once."""
+    with _LOCK:
+        found = _MANNERS.get(template)
+        if found is None:
+            found = _MANNERS[template] = find_manner(template)
+        return found
+
+
+def find_manner(template: ChatTemplate) -> Manner:
+    """Render a template a few times. What does not come out is done by the prompt."""
+    source = f"{template.source}{template.tool_source or ''}"
+    families = (row.channels for row in ROWS if row.channels is not None)
+    channels = next((own for own in families if all(m in source for m in own.known_by)), None)
+    thought = find_thought(template)
+    plain = _rendered(template, [])
+    shows = _NAME in plain
+    system = _rendered(template, [], system=True, tools=False)
+    one, two = (_rendered(template, more, tools=False) for more in ([], [_USER]))
+    own: dict[str, Any] = {
+        "thought": channels.thought if channels else thought,
+        "channels": channels, "shows_tools": shows, "has_system": _SYSTEM in system,
+        "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
+        "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
+        "full_schemas": shows and not _rendered(template, [], properties=_BARE),
+        "system_alone": not one or _system_alone(template, tools=shows),
+        "empty_raises": bool(one) and _empty_raises(template),
+        "thought_parts": _has_thought_parts(template, source),
+        "system_stays": _SYSTEM in system and _system_stays(template, tools=shows),
+    }  # fmt: skip
+    named = any(row.named_ids and row.after in source for row in ROWS)
+    for as_text in (False, True):
+        for none in (False, True):
+            form = Form(as_text, none, _NAMED if named else _IDS)
+            row = _find_row(template, form, tools=shows)
+            if row is not None:
+                own |= {"arguments_as_text": as_text, "content_is_none": none}
+                own["one_call"] = not _has_several(template, form, tools=shows)
+                own["gap"] = _gap(template, form, tools=shows)
+                own["beside"], none = _beside(template, form, own, tools=shows)
+                own["content_is_none"] = none
+                own["results_as_text"] = not _has_objects(template, form, tools=shows)
+                talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN), _LATE]
+                own["system_stays"] &= _LATE["content"] in _rendered(template, talk, tools=shows)
+                return Manner(row=row, writes_calls=True, **own)
+    row = next((row for row in ROWS if row.told_by and row.told_by in source), None)
+    if row is None:
+        return Manner(**{**own, "shows_tools": False})
+    said = [{"role": "assistant", "content": ""}, _result(Form(), _GIVEN)]
+    results = _GIVEN in _rendered(template, said, tools=False)
+    return Manner(row=row, has_results=shows and results, **own)
+
+
+def find_thought(template: ChatTemplate) -> Thought | None:
+    """The marks around reasoning that a template knows."""
+    source = f"{template.source}{template.tool_source or ''}"
+    found = next((t for t in THOUGHTS if t.close in source), None)
+    if found is not None or "</think" not in source:
+        return found
+    asked = _rendered(template, [], tools=False, asks=True)  # Hy3's puts the mark together
+    return next((t for t in THOUGHTS if t.close in asked), None)
+
+
+def _find_row(template: ChatTemplate, form: Form, *, tools: bool) -> Row | None:
+    """The row that finds in a conversation the call that the template has written into it."""
+    said = _calling([_ARGUMENTS], form)
+    without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
+    pairs = enumerate(zip(whole, without, strict=False))
+    # What stands before the call is the head of the assistant's message.
+    at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(without)))
+    schemas = {_NAME: _TOOL["function"]["parameters"]}
+    for row in ROWS:
+        # Or rows that do without it, or with less white space, would never be tried.
+        if row.id_mark not in whole or (row.tags is not None and row.tags.then not in whole):
+            continue
+        mark = row.sign or '{"'
+        if row.channels:
+            mark = row.channels.start
+        starts = (i for i in range(max(at - len(mark), 0), len(whole)) if whole.startswith(mark, i))
+        for start in islice(starts, MAX_TRIED):
+            speech = Speech(row=row, channels=row.channels, tools=schemas)
+            found = Told.of(speech.scanner().feed(whole[start:], last=True)).calls
+            if len(found) == 1 and json.loads(found[0].arguments) == _ARGUMENTS:
+                return row
+    return None
+
+
+def _has_several(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
+    """Whether it writes two calls of one message. Llama 3's raises then."""
+    marks = f"{_WORD}_1", f"{_WORD}_2"
+    said = _calling([{_WORD: mark} for mark in marks], form)
+    text = _rendered(template, [said], tools=tools)
+    return all(mark in text for mark in marks)
+
+
+def _beside(
+    template: ChatTemplate, form: Form, own: Mapping[str, Any], *, tools: bool
+) -> tuple[Beside, bool]:
+    """How it writes words and reasoning before a call: in order, as far as it does; and whether
+    the content of a message that calls is None for that.
+    """
+    channels: Channels | None = own["channels"]
+    ways = [Beside(), Beside(apart=True), Beside(apart=True, thought_with_call=True)]
+    if channels is not None and channels.preamble:
+        both = f"{channels.end}{channels.start}{channels.preamble}"
+        ways.insert(1, Beside(in_thought=both))
+    words, thought, mark = f"{_WORD}_1", f"{_WORD}_2", f"{_WORD}_3"
+    whole = {**_calling([{_WORD: mark}], form), "content": words}
+    if own["thought"] is not None:
+        whole |= dict.fromkeys(REASONING, thought)
+
+    def rendered(way: Beside, none: bool, *more: dict[str, Any]) -> str:
+        said = text_before_calls([whole], way)
+        if none:
+            said = [{**message, "content": message["content"] or None} for message in said]
+        return _rendered(template, [*said, _result(form, _GIVEN), *more], tools=tools)
+
+    def rank(way: Beside, none: bool) -> int:
+        text = rendered(way, none)
+        at = [text.find(each) for each in (thought, words, mark)]
+        if min(at[1:]) < 0 or at[1] > at[2]:
+            return 0
+        return 1 if at[0] < 0 else 3 if at[0] < at[1] else 2
+
+    tried = [(way, none) for none in sorted({form.none, True}) for way in ways]
+    best, none = max(tried, key=lambda each: rank(*each))  # of equal ones the first
+    # Some count the words as a turn, and raise on the answer behind the call.
+    if best.apart and not rendered(best, none, answer := {"role": "assistant", "content": "so"}):
+        parted = replace(best, turn_between=True)
+        best = parted if rendered(parted, none, answer) else best
+    return best, none
+
+
+def _system_alone(template: ChatTemplate, *, tools: bool) -> bool:
+    """Whether it writes a conversation of one message, the system's, with tools and without."""
+    ways = (True, False) if tools else (False,)
+    return all(
+        _SYSTEM in _rendered(template, [], tools=way, system=True, user=False) for way in ways
+    )
+
+
+def _empty_raises(template: ChatTemplate) -> bool:
+    """Whether it raises on an assistant's message for having no text."""
+    none, some = (
+        _rendered(template, [{"role": "assistant", "content": said}, _USER], tools=False)
+        for said in ("", _GAPS[1])
+    )
+    return bool(some) and not none
+
+
+def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
+    """Whether it writes reasoning as a part of an assistant's content, and not otherwise."""
+    if not re.search(r"""['"]thinking['"]""", source):
+        return False
+    said = {"role": "assistant", "content": _GIVEN, "reasoning_content": _SYSTEM}
+    plain, parts = (
+        _rendered(template, [message, _USER], tools=False)
+        for message in (said, with_thought_parts(said))
+    )
+    places = [parts.find(_SYSTEM), parts.find(_GIVEN)]
+    # A list that is printed as it is has its keys in it, too.
+    return _SYSTEM not in plain and -1 < places[0] < places[1] and "'type'" not in parts
+
+
+def _has_objects(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
+    """Whether it writes an object that a tool gives as JSON: Llama 3's does, others raise on one or
+    write it as Python does.
+    """
+    result = _result(form, {f"{_WORD}_1": None})
+    said = [_calling([_ARGUMENTS], form), result]
+    return f'"{_WORD}_1": null' in _rendered(template, said, tools=tools)
+
+
+def _gap(template: ChatTemplate, form: Form, *, tools: bool) -> str | None:
+    """What makes it render a user's message behind a result. Mistral's raise on one."""
+    talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN)]
+    if _rendered(template, [*talk, _USER], tools=tools):
+        return None
+    tried = ((gap, {"role": "assistant", "content": gap}) for gap in _GAPS)
+    return next(
+        (gap for gap, m in tried if _rendered(template, [*talk, m, _USER], tools=tools)), None
+    )
+
+
+def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
+    """Whether it writes a system's message where it stands, behind a first one and without one, and
+    not as if another had said it. Some put the system's words first, or write the last alone.
+    """
+    before, after = ({"role": role, "content": f"as {role}"} for role in ("assistant", "user"))
+    for system in (True, False):
+        last, *said = (
+            _rendered(template, talk, tools=tools, system=system)
+            for talk in (
+                [_LATE],
+                *([before, {**_LATE, "role": r}, after] for r in ("system", "user", "assistant")),
+            )
+        )
+        words = [before["content"], _LATE["content"], after["content"]]
+        places = [said[0].find(word) for word in words]
+        if -1 in places or places != sorted(places) or said[0].count(words[1]) > 1:
+            return False
+        if said[0] in said[1:] or words[1] not in last or (system and _SYSTEM not in said[0]):
+            return False
+    return True
+
+
+def _calling(arguments: list[dict[str, Any]], form: Form) -> dict[str, Any]:
+    """A message with a call for each of these arguments."""
+    given = [json.dumps(each) if form.as_text else each for each in arguments]
+    calls = [
+        {"id": id, "type": "function", "function": {"name": _NAME, "arguments": each}}
+        for id, each in zip(form.ids, given, strict=False)
+    ]
+    return {"role": "assistant", "content": None if form.none else "", "tool_calls": calls}
+
+
+def _result(form: Form, content: Any) -> dict[str, Any]:
+    """What the first call gives."""
+    return {"role": "tool", "tool_call_id": form.ids[0], "name": _NAME, "content": content}
+
+
+def _rendered(
+    template: ChatTemplate,
+    more: list[dict[str, Any]],
+    *,
+    tools: bool = True,
+    system: bool = False,
+    user: bool = True,
+    asks: bool = False,
+    properties: Mapping[str, Any] | None = None,
+) -> str:
+    """A conversation with a tool, which may have other properties; nothing where the template
+    cannot.
+    """
+    first = [{"role": "system", "content": _SYSTEM}] if system else []
+    first += [_USER] if user else []
+    tool = _TOOL if properties is None else _tool(properties)
+    try:
+        return template.render(
+            [*first, *more], add_generation_prompt=asks, tools=[tool] if tools else None
+        )
+    except (TemplateError, UnsupportedError):
+        return ""

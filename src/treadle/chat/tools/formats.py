@@ -1,0 +1,483 @@
+"""How families of models write calls of tools, and how they reason: a row each."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.scheduler.output import overlap
+
+
+@dataclass(frozen=True)
+class Thought:
+    """The marks around reasoning. ``reserved``: they are control tokens, which no prose names;
+    ``stray``: marks that mean nothing where they stand alone.
+    """
+
+    open: str
+    close: str
+    between: str = ""  # what begins another message, which may be reasoning too
+    reserved: bool = False
+    stray: tuple[str, ...] = ()
+
+    @property
+    def begin(self) -> str:
+        """``open`` without its line break, which models leave out."""
+        return self.open.rstrip()
+
+    @property
+    def sign(self) -> str:
+        """What no text has but reasoning that begins: ``open``, or its part that tells it from
+        other messages.
+        """
+        return self.open.removesuffix("<|message|>").rstrip()
+
+
+THOUGHTS = (
+    Thought("<think>", "</think>"),
+    Thought("[THINK]", "[/THINK]", reserved=True, stray=("[/THINK]",)),  # Magistral, Ministral 3
+    Thought(  # Gemma 4
+        "<|channel>thought\n", "<channel|>", reserved=True, stray=("<channel|>", "<|channel>")
+    ),
+    Thought(  # Command R
+        "<|START_THINKING|>", "<|END_THINKING|>", reserved=True, stray=("<|END_THINKING|>",)
+    ),
+    Thought("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Thought("<think:opensource>", "</think:opensource>"),  # Hy3
+    Thought(  # Apertus
+        "<|inner_prefix|>", "<|inner_suffix|>", reserved=True, stray=("<|inner_suffix|>",)
+    ),
+    Thought("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),  # Apriel
+)
+
+
+_RECIPIENT = re.compile(r"to=([^\s<]+)")  # in a header
+MAX_SPACE, _SPACE = 8, " \t\r\n"  # characters within a mark of calls
+QUOTE = '<|"|>'  # around texts, in the style "own"
+
+
+@dataclass(frozen=True)
+class Channels:
+    """An answer is messages: each has ``start``, a header that names its channel, text, ``end``.
+
+    A header is words up to ``message``, and may name a tool as ``call`` has it. Without ``message``
+    it is one mark: reasoning's, ``final`` (for the user), or the mark of the row's calls.
+    """
+
+    start: str
+    end: str
+    thought: Thought
+    final: str
+    known_by: tuple[str, ...]  # what a template has that writes them
+    message: str = ""
+    call: re.Pattern[str] | None = None
+    preamble: str = ""  # the header of words for the user that stand before a call
+    heads: tuple[str, ...] = ()  # how a header may begin
+    calls: tuple[str, ...] = ()  # marks of messages of calls, where a header is one mark
+
+    def is_for_user(self, header: str) -> bool:
+        """Whether a message is an answer: not reasoning, and not to or from a tool."""
+        role = header.lstrip()
+        own = not role.startswith("<|start|>") or role.startswith(self.start)
+        recipients = _RECIPIENT.findall(header)
+        channel = header.rpartition("<|channel|>")[2]
+        tools = [to for to in recipients if to not in ("user", "assistant")]
+        return own and not tools and "analysis" not in channel
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All that it writes beside texts and calls."""
+        own = (self.start, self.end, self.thought.open, self.final, *self.calls)
+        return (*own, *self.known_by, "<|constrain|>") if self.message else own
+
+
+@dataclass(frozen=True)
+class Tags:
+    """How a family writes an argument between tags: ``open KEY then VALUE close``, the value
+    between two of ``gap``; ``behind`` each of them, and ``end`` behind all. White space within
+    ``then`` may be left out, or be more. ``other`` stands in its place before what is no text.
+    ``quotes`` may stand around texts.
+    """
+
+    open: str
+    then: str
+    close: str
+    end: str
+    gap: str = ""
+    behind: str = "\n"
+    quotes: tuple[str, str] = ("", "")
+    other: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a family writes a call: ``open before NAME after ARGUMENTS behind``; several are joined
+    by ``between``, with ``wrap`` before and behind all of them.
+
+    ``style`` is how arguments are written: "object" (JSON, in one object with the name), "json",
+    "tags" (as ``tags`` has them), "python" (as Python calls a function) or "own". Without ``open``
+    or ``wrap``, an answer that begins with a brace is a call.
+    """
+
+    name: str
+    open: str = ""
+    before: str = ""
+    after: str = ""
+    behind: str = ""
+    between: str = ""
+    wrap: tuple[str, str] = ("", "")
+    style: str = "json"
+    lead: str = ""  # may stand before a call that has no mark of its own
+    id_mark: str = ""  # an id stands between the name and ``after``, behind this
+    id_first: bool = False  # an id stands between ``open`` and ``before``
+    id_form: str = "[a-zA-Z0-9]{9}"  # of that id
+    id_size: int = 0  # its template wants ids of ``id_form``, with so many letters and digits
+    id_behind: bool = False  # an id may stand behind the arguments, in the object of a call
+    id_key: str = ""  # an id may come first in the object of a call, by this name
+    named_ids: bool = False  # ids are functions.NAME:N, and all that its template writes of a name
+    content: str = ""  # the name of no tool: what follows is content
+    also: tuple[str, ...] = ()  # other spellings of the trigger
+    channels: Channels | None = None
+    tags: Tags | None = None
+    told_by: str = ""  # in templates that tell of calls, and leave it to contents to have them
+
+    @property
+    def trigger(self) -> str:
+        """What comes first of a call; nothing where any answer may be one."""
+        return self.wrap[0] or self.open
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """The trigger, in each of its spellings; none where any answer may be a call."""
+        return (self.trigger, *self.also) if self.trigger else ()
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Where a call begins: also at a mark of its own, where the one before it was left out."""
+        return tuple(dict.fromkeys((*self.triggers, *self.shortened)))
+
+    @property
+    def shortened(self) -> dict[str, str]:
+        """Marks at which a call begins whose trigger was left out, and what was left out behind
+        the trigger's ``core``, the mark included.
+        """
+        made = {}
+        if self.wrap[0] and self.open.lstrip().startswith("<"):
+            made[self.open.lstrip()] = core_of(self.wrap[0])[1] + self.open
+        before = self.before.strip()
+        if self.open and not self.wrap[0] and self.tags and before.startswith("<"):
+            made[before] = core_of(self.open)[1] + self.before
+        return made
+
+    @property
+    def by_header(self) -> bool:
+        """Whether a call is a message, whose header names the tool."""
+        return self.channels is not None and self.channels.call is not None
+
+    @property
+    def sign(self) -> str:
+        """The trigger up to where it might be a text's too."""
+        return core_of(self.trigger)[0]
+
+    @property
+    def first(self) -> str:
+        """How a call begins within a wrap; nothing where it is the name itself."""
+        return self.open or ("" if self.style == "python" else "{")
+
+    @property
+    def head_end(self) -> tuple[str, bool]:
+        """What stands behind a name, and whether it belongs to the arguments."""
+        if self.style == "tags" and not self.after.strip():
+            return "<", True
+        return (self.after.strip() or self.after, False) if self.after else ("{", True)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All that it writes beside names and arguments."""
+        own = (self.open, self.before, self.after, self.behind, self.between, *self.wrap)
+        quote = (QUOTE,) if self.style == "own" else ()
+        tags = self.tags
+        between = (tags.open, *tags.then.split("\n"), tags.close, tags.end) if tags else ()
+        between += (tags.other,) if tags and tags.other else ()
+        return (*own, self.lead, self.id_mark, *quote, *between)
+
+    @property
+    def close(self) -> str:
+        """The mark behind a call, without what belongs to its JSON."""
+        return self.behind.lstrip("}\n " if self.style == "object" else "").strip()
+
+    def new_id(self) -> str:
+        """An id for a call."""
+        own = secrets.token_hex(5)[: self.id_size]
+        return own or f"call_{secrets.token_hex(12)}"
+
+    def split_head(self, head: str) -> tuple[str, str]:
+        """What stands between ``open`` and ``after``: the id that comes first, if one does, and
+        what begins with the name.
+        """
+        if self.id_first:
+            id, _, said = head.partition(self.before)
+            return id.strip(), said.strip()
+        return "", head.strip().removeprefix(self.before.strip())
+
+    def write(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
+        """Calls as a model of the family writes them, for a prompt. For JSON and Python."""
+        made = []
+        for name, arguments in calls:
+            said = json.dumps(arguments, ensure_ascii=False)
+            if self.style == "python":
+                said = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")"
+            made.append(f"{self.open}{self.before}{name}{self.after}{said}{self.behind}")
+        return f"{self.wrap[0]}{self.between.join(made)}{self.wrap[1]}"
+
+
+def core_of(mark: str) -> tuple[str, str]:
+    """A mark of calls up to the white space or the bracket at its end, and that bracket: between
+    them models write white space, or none.
+    """
+    core = mark.rstrip("[ \n")
+    return core, "[" if mark.endswith("[") else ""
+
+
+def find_mark(text: str, mark: str) -> tuple[int, str] | None:
+    """Where a mark of calls is in a text, and how it is written there."""
+    found = _spaced(mark).search(text)
+    return None if found is None else (found.start(), found.group())
+
+
+def begun_mark(text: str, mark: str) -> int:
+    """The length of the longest end of a text that may be the beginning of a mark of calls."""
+    core, bracket = core_of(mark)
+    behind = text.rpartition(core)[2]
+    if (
+        bracket
+        and len(behind) < len(text)
+        and len(behind) <= MAX_SPACE
+        and not behind.strip(_SPACE)
+    ):
+        return len(core) + len(behind)
+    return overlap(text, core)
+
+
+def bytes_of(mark: str) -> re.Pattern[bytes]:
+    """The regular expression of a mark of calls in the bytes of a text."""
+    return re.compile(_spaced(mark).pattern.encode())
+
+
+@lru_cache(256)
+def _spaced(mark: str) -> re.Pattern[str]:
+    core, bracket = core_of(mark)
+    space = f"[{_SPACE}]{{0,{MAX_SPACE}}}" if bracket else ""
+    return re.compile(re.escape(core) + space + re.escape(bracket))
+
+
+_NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
+_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_CALL, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+HERMES = Row(  # Hermes, Qwen 2.5, Qwen 3
+    "hermes",
+    open="<tool_call>", before="\n" + _NAME, after=_ARGUMENTS, behind="}\n</tool_call>",
+    between="\n", style="object",
+    told_by="arguments within <tool_call></tool_call> XML tags",  # SmolLM3
+)  # fmt: skip
+BARE = Row(  # Llama 3.1 to 3.3
+    "json",
+    before=_NAME, after='", "parameters": ', behind="}", style="object", lead="<|python_tag|>",
+)  # fmt: skip
+HARMONY = Row(  # gpt-oss
+    "harmony",
+    open="<|channel|>commentary to=functions.", after=" <|constrain|>json<|message|>",
+    channels=Channels(
+        start="<|start|>assistant", end="<|end|>", final="<|channel|>final<|message|>",
+        thought=Thought(
+            "<|channel|>analysis<|message|>", "<|end|>", between="<|start|>assistant"
+        ),
+        known_by=("<|channel|>", "<|message|>"), message="<|message|>",
+        call=re.compile(r"to=functions\.([^\s<]+)"), preamble="<|channel|>commentary<|message|>",
+        heads=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to="),
+    ),
+)  # fmt: skip
+SOLAR = Row(  # Solar Open
+    "solar",
+    open="<|tool_call:begin|>", before="<|tool_call:name|>", after="<|tool_call:args|>",
+    behind="<|tool_call:end|>", wrap=("<|tool_calls|>", "<|calls|>"),
+    id_first=True, id_form="[a-z0-9]{10}", id_size=10,
+    channels=Channels(
+        start="<|begin|>assistant", end="<|end|>", final="<|content|>",
+        thought=Thought("<|think|>", "<|end|>", between="<|begin|>assistant"),
+        known_by=("<|begin|>assistant", "<|think|>", "<|content|>"),
+        calls=("<|tool_calls|>", "<|tool_call:begin|>"),
+    ),
+)  # fmt: skip
+
+_PARAMETER = Tags("<parameter=", ">", "</parameter>", "</function>", gap="\n")
+_ARG = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</tool_call>")
+_HY = ":opensource>"  # ends every tag of Hy3
+
+
+def _dsml(name: str, wrap: str) -> Row:
+    """DeepSeek's, whose tags have a mark of their own and say which values are texts."""
+    mark = "｜DSML｜"
+    return Row(
+        name,
+        open=f'\n<{mark}invoke name="', after='">\n', style="tags",
+        wrap=(f"<{mark}{wrap}>", f"\n</{mark}{wrap}>"),
+        tags=Tags(
+            f'<{mark}parameter name="', '" string="true">', f"</{mark}parameter>",
+            f"</{mark}invoke>", other='" string="false">',
+        ),
+    )  # fmt: skip
+
+
+# The first that finds a template's own call is the template's: special ones come first.
+ROWS = (
+    HARMONY,
+    SOLAR,
+    Row(  # Kimi K2 and Linear
+        "kimi",
+        open="<|tool_call_begin|>", before="functions.", id_mark=":", id_form="[0-9]{1,6}",
+        after="<|tool_call_argument_begin|>", behind="<|tool_call_end|>",
+        wrap=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), named_ids=True,
+    ),
+    Row(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
+        "tags",
+        open="<tool_call>", before="\n<function=", after=">\n", behind="\n</tool_call>",
+        between="\n", style="tags", tags=_PARAMETER,
+    ),
+    Row(  # Seed-OSS
+        "seed",
+        open="<seed:tool_call>", before="\n<function=", after=">\n", behind="\n</seed:tool_call>",
+        between="\n", style="tags", tags=replace(_PARAMETER, gap=""),
+    ),
+    Row(  # MiniMax M2
+        "invoke",
+        open='\n<invoke name="', after='">\n', style="tags",
+        wrap=("<minimax:tool_call>", "\n</minimax:tool_call>"),
+        tags=Tags('<parameter name="', '">', "</parameter>", "</invoke>"),
+    ),
+    _dsml("dsml-functions", "function_calls"),  # DeepSeek V3.2
+    _dsml("dsml-tools", "tool_calls"),  # DeepSeek V4
+    Row(  # MiniCPM 5
+        "param",
+        open='<function name="', after='">', between="\n", style="tags",
+        tags=Tags(
+            '<param name="', '">', "</param>", "</function>", behind="",
+            quotes=("<![CDATA[", "]]>"),
+        ),
+    ),
+    Row(  # GLM 4.5 and 4.6, Ling 3, Laguna XS
+        "arg", open="<tool_call>", after="\n", between="\n", style="tags", tags=_ARG,
+    ),
+    Row(  # GLM 4.7, Laguna S
+        "arg-tight",
+        open="<tool_call>", style="tags",
+        tags=replace(_ARG, then="</arg_key><arg_value>", behind=""),
+    ),
+    Row(  # Hy3
+        "arg-hy",
+        open=f"\n<tool_call{_HY}", after=f"<tool_sep{_HY}\n", style="tags",
+        wrap=(f"<tool_calls{_HY}", f"\n</tool_calls{_HY}"),
+        tags=Tags(
+            f"<arg_key{_HY}", f"</arg_key{_HY}\n<arg_value{_HY}", f"</arg_value{_HY}",
+            f"</tool_call{_HY}",
+        ),
+    ),
+    HERMES,
+    Row(  # LFM2
+        "python",
+        after="(", between=", ", wrap=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        style="python", told_by="List of tools: ",
+    ),
+    Row(  # OLMo 3
+        "python-lines",
+        after="(", between="\n", wrap=("<function_calls>", "</function_calls>"), style="python",
+    ),
+    Row(  # Nemotron Nano 2
+        "toolcall",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("<TOOLCALL>[", "]</TOOLCALL>"), style="object",
+    ),
+    Row(  # Apriel, Jamba
+        "tool-calls",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("<tool_calls>[", "]</tool_calls>"), style="object", id_behind=True,
+        id_form="[a-zA-Z0-9_-]{1,64}",
+    ),
+    Row(  # MiniMax M1
+        "tool-lines",
+        before=_NAME, after=_ARGUMENTS, behind="}", between="\n",
+        wrap=("<tool_calls>\n", "\n</tool_calls>"), style="object",
+    ),
+    Row(  # Granite 3
+        "granite",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("<|tool_call|>[", "]"), style="object", also=("<tool_call>[",),
+        told_by="with <|tool_call|> followed by a JSON list",
+    ),
+    Row(  # Phi 4 mini
+        "phi",
+        open="<|tool_call|>", before=_NAME, after=_ARGUMENTS, behind="}<|/tool_call|>",
+        style="object", told_by="<|/tool|>",
+    ),
+    Row(  # Apertus
+        "by-name",
+        open='{"', after='": ', behind="}", between=", ",
+        wrap=("<|tools_prefix|>[", "]<|tools_suffix|>"),
+    ),
+    Row(  # GigaChat 3.1
+        "function-call",
+        open="<|function_call|>", before=_NAME, after=_ARGUMENTS, behind="}", style="object",
+    ),
+    Row(  # GigaChat 3.0: a message of a role of its own
+        "function-role",
+        open="<|message_sep|>\n\nfunction call<|role_sep|>\n", before=_NAME, after=_ARGUMENTS,
+        behind="}<|message_sep|>", style="object",
+    ),
+    Row(  # Mistral Small 3.2
+        "mistral-id",
+        open="[TOOL_CALLS]", after="[ARGS]", id_mark="[CALL_ID]", id_size=9,
+    ),
+    Row("mistral-args", open="[TOOL_CALLS]", after="[ARGS]", id_size=9),  # Ministral 3
+    Row(  # Mistral Nemo
+        "mistral-list",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=("[TOOL_CALLS][", "]"), style="object", id_size=9, id_behind=True,
+    ),
+    Row(  # Firefunction 2
+        "functools",
+        before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
+        wrap=(" functools[", "]"), style="object",
+    ),
+    Row("function", open="<function=", after=">", behind="</function>"),  # Functionary 3.1
+    Row("recipient", open=">>>", after="\n", content="all"),  # Functionary 3.2
+    Row(
+        "deepseek-r1",
+        open=_CALL, before=f"function{_SEP}", after="\n```json\n", behind=f"\n```{_END}",
+        between="\n", wrap=_CALLS,
+    ),
+    Row("deepseek", open=_CALL, after=_SEP, behind=_END, wrap=_CALLS),  # V3.1
+    Row(  # Gemma 4
+        "gemma",
+        open="<|tool_call>", before="call:", behind="<tool_call|>", style="own",
+    ),
+    Row(  # Command R7B
+        "action",
+        before='\n    {"tool_name": "', after='", "parameters": ', behind="}", between=",",
+        wrap=("<|START_ACTION|>[", "\n]<|END_ACTION|>"), style="object", id_key="tool_call_id",
+    ),
+    Row(  # Command R+, which calls a tool that is none to answer in words
+        "actions",
+        before='\n    {\n        "tool_name": "', after='",\n        "parameters": ',
+        behind="\n    }", between=",", wrap=("Action:\n```json\n[", "\n]```"), style="object",
+        content="directly-answer", also=("Action: ```json\n[", "Action:```json\n["),
+    ),
+    BARE,
+)  # fmt: skip
+GENERIC = HERMES  # for templates that have no calls: the prompt says how to write one

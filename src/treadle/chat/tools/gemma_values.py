@@ -1,0 +1,153 @@
+"""Grammars of values in Gemma 4's notation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from treadle.chat.tools.formats import QUOTE
+from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.schemas import (
+    choices,
+    is_never,
+    joined,
+    properties_of,
+    required_of,
+    with_required,
+)
+from treadle.chat.tools.unquoted_text import limits
+from treadle.grammar.json_schema import inline_schema, is_possible
+from treadle.grammar.lark import counts
+from treadle.grammar.llguidance_limits import NUMBERS, Parts
+
+_NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+_KEY = r'/[^\s,:{}\[\]<"]+/'
+_PLAIN = {
+    "integer": "/-?(0|[1-9][0-9]*)/",
+    "number": _NUMBER,
+    "boolean": '"true" | "false"',
+    "null": '"null" | "None"',
+}
+_KINDS = ("string", *_PLAIN, "object", "array")
+
+
+class Own:
+    """Values in Gemma 4's notation."""
+
+    def __init__(self, rules: Rules, parts: Parts) -> None:
+        self._rules, self._parts = rules, parts
+        self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
+
+    def _once(self, ref: str, body: Callable[[], str]) -> str:
+        """The rule of a reference, which its body may lead to."""
+        if ref not in self._known:
+            self._known[ref] = self._rules.place()
+            self._rules.fill(self._known[ref], body())
+        return self._known[ref]
+
+    def value(self, schema: Any) -> str:
+        """The rule of a value."""
+        schema = self._merged(schema)
+        ref = schema.get("$ref")
+        if isinstance(ref, str):
+            return self._once(ref, lambda: self.value(self._parts.at(ref)))
+        values = choices(schema)
+        if values:
+            return self._rules.add(" | ".join(self._rules.literal(_own(each)) for each in values))
+        several = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(several, Sequence):
+            base = {k: v for k, v in schema.items() if k not in ("anyOf", "oneOf")}
+            each = [joined(base, one) if base and isinstance(one, Mapping) else one
+                    for one in several if not is_never(one)]  # fmt: skip
+            return self._rules.add(" | ".join(map(self.value, each)))
+        if not schema.get("type"):
+            return self._once("", lambda: self._kinds({}, _KINDS))
+        kinds = schema["type"]
+        return self._rules.add(self._kinds(schema, [kinds] if isinstance(kinds, str) else kinds))
+
+    def _merged(self, schema: Any) -> Mapping[str, Any]:
+        """A schema with what ``allOf`` says, and what a reference beside others leads to."""
+        if not isinstance(schema, Mapping):
+            return {}
+        parts, made = schema.get("allOf"), {k: v for k, v in schema.items() if k != "allOf"}
+        if not isinstance(parts, list):
+            return schema
+        for part in parts:
+            ref = part.get("$ref") if isinstance(part, Mapping) else None
+            more = self._merged(self._parts.at(ref) if isinstance(ref, str) else part)
+            properties = {**properties_of(made), **properties_of(more)}
+            required = [*required_of(made), *required_of(more)]
+            made = {**made, **more, "properties": properties, "required": required}
+        return made
+
+    def _kinds(self, schema: Mapping[str, Any], kinds: Sequence[str]) -> str:
+        made = []
+        for kind in kinds:
+            if kind == "string":
+                text = self._rules.text_within(limits(schema), "", QUOTE)
+                made.append(f"{self._rules.literal(QUOTE)} {text}")
+            elif kind in _PLAIN:
+                made.append(self._number(kind, schema))
+            elif kind == "array":
+                made.append(self._array(schema))
+            elif kind == "object":
+                made.append(self._object(schema))
+        return " | ".join(made)
+
+    def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
+        """A plain value, written as in JSON."""
+        bounds = {key: schema[key] for key in NUMBERS if key in schema}
+        own = {"type": kind, **bounds}
+        if not bounds or kind not in ("integer", "number") or not is_possible(own):
+            return _PLAIN[kind]
+        return self._rules.add(inline_schema(own, lenient=True))
+
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        """Items of their own schemas first, then others."""
+        own, other = schema.get("prefixItems"), schema.get("items")
+        first = [self.value(each) for each in own] if isinstance(own, list) else []
+        least, most = int(schema.get("minItems") or 0), schema.get("maxItems")
+        most = len(first) if is_never(other) and most is None else most
+        behind = ""
+        if most is None or most > len(first):
+            item, n = self.value(other), max(len(first), 1)
+            if most is None or most > n:
+                some = counts(max(least - n, 0), None if most is None else int(most) - n)
+                behind = f'("," {item}){some}'
+            first = first or [item]
+        for i in reversed(range(len(first))):
+            behind = f"{first[i]} {behind}" if not i else f'"," {first[i]} {behind}'
+            behind = "" if most is not None and most <= i else behind
+            behind = behind if i < least else f"({behind})?" if behind else ""
+        return f'"[" {behind} "]"'
+
+    def _object(self, schema: Mapping[str, Any]) -> str:
+        schema = with_required(schema)
+        rules, properties = self._rules, properties_of(schema)
+        if not properties and schema.get("additionalProperties") is not False:
+            pair = f'{_KEY} ":" {self.value(schema.get("additionalProperties"))}'
+            return f'"{{" ({pair} ("," {pair})*)? "}}"'
+        required = required_of(schema)
+        first, more = '"}"', '"}"'
+        for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
+            if is_never(properties[key]) and key not in required:
+                continue
+            pair = f"{rules.literal(key + ':')} {self.value(properties[key])}"
+            rest = rules.add(more)
+            if key in required:
+                first, more = f"{pair} {rest}", f'"," {pair} {rest}'
+            else:
+                first, more = f"{pair} {rest} | {rules.add(first)}", f'"," {pair} {rest} | {rest}'
+        return f'"{{" {rules.add(first)}'
+
+
+def _own(value: Any) -> str:
+    """A value as Gemma 4 writes it."""
+    if isinstance(value, str):
+        return f"{QUOTE}{value}{QUOTE}"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_own(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_own, value))}]"
+    return json.dumps(value)

@@ -1,0 +1,168 @@
+"""Messages of earlier turns that only some templates take as they are: results without their
+calls, the assistant's empty messages, words and reasoning beside calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.template.messages import REASONING, joined, plain
+from treadle.chat.tools.media_placeholders import name_of
+from treadle.chat.tools.system_messages import SYSTEM, is_text
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How a template takes the words and the reasoning of a message that calls. ``apart``: the
+    words are a message before it, and behind these, with ``turn_between``, an empty one of the
+    user's. ``thought_with_call``: the reasoning then stays with the call. ``in_thought``: both are
+    the reasoning, with this between them.
+    """
+
+    apart: bool = False
+    thought_with_call: bool = False
+    turn_between: bool = False
+    in_thought: str | None = None
+
+
+def needs_form(messages: Messages) -> bool:
+    """Whether some templates leave out a part of a conversation, or raise on it."""
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
+        return False  # said where messages are checked
+    roles = [message.get("role") for message in messages]
+    others = any(role == "tool" or role in SYSTEM for role in roles[1:]) or roles[:1] == ["tool"]
+    alone = bool(roles) and all(role in SYSTEM for role in roles)
+    return others or alone or any(m.get("tool_calls") or _reasoning(m) for m in messages)
+
+
+def lone_results(messages: Messages) -> list[str]:
+    """A warning for each result of a tool that stands behind no call."""
+    return [
+        f"a tool's result {name_of(message)!r:.80} is behind no call: the model is given it as the "
+        "user's words"
+        for message, called in _results(messages)
+        if message.get("role") == "tool" and not called
+    ]
+
+
+def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
+    """With results that stand behind no call as what the user says: some templates raise on them,
+    some leave them out. What the system says between a call and its results comes behind these.
+    """
+    made: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
+    for message, called in _results(messages):
+        if called and message.get("role") in SYSTEM:
+            waiting.append(dict(message))
+            continue
+        if not called:
+            made, waiting = made + waiting, []
+        if message.get("role") == "tool" and not called:
+            content = message.get("content")
+            if not is_text(content):
+                content = json.dumps(plain(content), ensure_ascii=False)
+            said = f"<tool_response>\n{joined(content)}\n</tool_response>"
+            made.append({"role": "user", "content": said})
+        else:
+            made.append(dict(message))
+    return made + waiting
+
+
+def _results(messages: Messages) -> list[tuple[Mapping[str, Any], bool]]:
+    """Each message, and whether nothing but results and words of the system's stand between it and
+    a call before it.
+    """
+    made, called = [], False
+    for message in messages:
+        role = message.get("role")
+        called = called and (role == "tool" or role in SYSTEM)
+        made.append((message, called))
+        called = called or (role == "assistant" and bool(message.get("tool_calls")))
+    return made
+
+
+def _reasoning(message: Mapping[str, Any]) -> str:
+    """The reasoning of a message, under whichever name a client has for it."""
+    found = (message.get(name) for name in REASONING)
+    return next((said for said in found if isinstance(said, str) and said), "")
+
+
+def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]:
+    """Without the assistant's messages that have neither text nor a call, and with ``thoughts`` no
+    reasoning either.
+    """
+
+    def is_empty(message: Mapping[str, Any]) -> bool:
+        content = message.get("content")
+        if message.get("role") != "assistant" or message.get("tool_calls"):
+            return False
+        if thoughts and _reasoning(message):
+            return False
+        return is_text(content) and not joined(content)
+
+    return [dict(message) for message in messages if not is_empty(message)]
+
+
+def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The assistant's reasoning as a part of its content, as Ministral's template has it."""
+    reasoning, content = _reasoning(message), message.get("content")
+    if message.get("role") != "assistant" or not reasoning or not is_text(content):
+        return message
+    words = joined(content)
+    said = [{"type": "text", "text": words}] if words else []
+    return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *said]}
+
+
+def system_alone_as_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The system's last message as the user's, where there is no other."""
+    if not messages or any(message.get("role") not in SYSTEM for message in messages):
+        return messages
+    return [*messages[:-1], {**messages[-1], "role": "user"}]
+
+
+def text_before_calls(messages: Messages, beside: Beside) -> list[dict[str, Any]]:
+    """Words and reasoning of messages that call, where the template writes both before the call."""
+    made: list[dict[str, Any]] = []
+    last_words = _last_words(messages)
+    for i, message in enumerate(messages):
+        words = joined(message.get("content")) if is_text(message.get("content")) else ""
+        reasoning = _reasoning(message)
+        if not message.get("tool_calls") or not words:
+            made.append(dict(message))
+        elif beside.apart or (beside.in_thought is not None and i < last_words):
+            made += _apart(message, beside)
+        elif beside.in_thought is not None and reasoning:
+            said = f"{reasoning}{beside.in_thought}{words}"
+            made.append({**message, "content": "", **dict.fromkeys(REASONING, said)})
+        else:
+            made.append(dict(message))
+    return made
+
+
+def _last_words(messages: Messages) -> int:
+    """Where the assistant's last message without a call is: what a template writes of reasoning
+    before that, it leaves out from then on.
+    """
+    found = -1
+    for i, message in enumerate(messages):
+        if message.get("role") == "assistant" and not message.get("tool_calls"):
+            found = i
+    return found
+
+
+def _apart(message: Mapping[str, Any], beside: Beside) -> list[dict[str, Any]]:
+    """The words of a message that calls in one before it."""
+    reasoning = {key: message[key] for key in REASONING if key in message}
+    words = {key: value for key, value in message.items() if key not in ("tool_calls", *REASONING)}
+    call = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}
+    if beside.thought_with_call:
+        call |= reasoning
+    else:
+        words |= reasoning
+    gap = [{"role": "user", "content": ""}] if beside.turn_between else []
+    return [words, *gap, call]

@@ -1,0 +1,409 @@
+"""Conversations with tools, in the form that a template renders. Where a template has no tools the
+prompt says which there are and how to call them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.chat.template.messages import (
+    SPEAKERS,
+    check_messages,
+    goes_on,
+    is_parts,
+    joined,
+    plain,
+    read_messages,
+)
+from treadle.chat.template.renderer import LimitError
+from treadle.chat.tools.arguments import arguments_of
+from treadle.chat.tools.detect import Manner, manner_of
+from treadle.chat.tools.formats import Row
+from treadle.chat.tools.history import (
+    results_behind_calls,
+    system_alone_as_user,
+    text_before_calls,
+    with_thought_parts,
+    without_empty,
+)
+from treadle.chat.tools.media_placeholders import in_words
+from treadle.chat.tools.reasoning import Style, style_of
+from treadle.chat.tools.schemas import fully, plainly
+from treadle.chat.tools.system_messages import is_text, system_in_place
+from treadle.errors import TemplateError
+
+if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate
+
+_PROMPT = """\
+You can call these functions. Each is described by an object of JSON, with a JSON schema of its \
+arguments:
+
+{tools}
+
+To call one, write this and nothing behind it, with the function's own name and arguments:
+
+{call}
+
+Results are given to you in the next message. Where no function is needed, answer in words."""
+
+
+def shaped(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
+    placed = results_behind_calls([in_words(message) for message in messages])
+    placed = placed if manner.system_stays else system_in_place(placed)
+    placed = placed if manner.system_alone else system_alone_as_user(placed)
+    made = [_with_objects(message) for message in placed]
+    made = without_empty(made, thoughts=manner.thought_parts) if manner.empty_raises else made
+    made = _begun_by_user(made, manner) if manner.alternates else made
+    made = _told_by_user(made) if manner.system_raises else made
+    made = in_turns(made) if manner.alternates else made
+    made = [with_thought_parts(message) for message in made] if manner.thought_parts else made
+    calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
+    if not calls:
+        return made, None
+    made = [_with_text(message, manner) for message in made]
+    if manner.writes_calls:
+        made = _one_by_one(made) if manner.one_call else made
+        made = text_before_calls(made, manner.beside)
+        if manner.row.id_size or manner.row.named_ids:
+            _give_ids(made)
+        if manner.row.named_ids:
+            _name_ids(made)
+        if manner.gap is not None:
+            made = _with_gaps(made, manner.gap)
+        made = [_call_shaped(message, manner) for message in made]
+    else:
+        made = _in_words(made, manner)
+    if not tools:
+        return made, None
+    if manner.shows_tools:
+        return made, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
+    return _with_prompt(made, tools, manner), None
+
+
+def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise TemplateError where a message has calls that are none, as OpenAI's API has them."""
+    for i, message in enumerate(messages):
+        if not isinstance(calls := message.get("tool_calls") or [], list):
+            found = type(calls).__name__
+            raise TemplateError(f"message {i}: tool_calls are {found}: expected a list of calls")
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+                raise TemplateError(
+                    f"message {i}: a call is a dict with a function and its name, not {call!r:.80}"
+                )
+            if not isinstance(arguments := function.get("arguments"), str | Mapping | None):
+                found = type(arguments).__name__
+                raise TemplateError(f"message {i}: arguments are {found}: expected JSON or a dict")
+
+
+def begun(messages: Sequence[Mapping[str, Any]], manner: Manner, *, within: bool = False) -> Manner:
+    """The manner of an answer, where the last of some messages is perhaps its beginning.
+    ``within``: of one whose reasoning goes on.
+    """
+    if within:
+        return replace(manner, within=True)
+    if not goes_on(messages):
+        return manner
+    last = read_messages([dict(messages[-1])])[0]
+    said = joined(last.get("content"))
+    if manner.thought is not None and said.rstrip().endswith(manner.thought.open.rstrip()):
+        return manner  # words that open reasoning
+    return manner.begun() if said or last.get("reasoning_content") else manner
+
+
+def gone_on(
+    template: ChatTemplate, asked: str, last: Mapping[str, Any], *, within: bool = False
+) -> str:
+    """The prompt ``asked`` with what the assistant's last message says: its reasoning between its
+    marks, also where the prompt opens it, and its content where the family has contents.
+    ``within``: its reasoning alone, which is not closed.
+    """
+    manner, content = manner_of(template), joined(last.get("content"))
+    row, thought, reasoning = manner.row, manner.thought, str(last.get("reasoning_content") or "")
+    if not content and not reasoning:
+        return asked
+    if within and thought is not None:
+        style = Style() if manner.channels else style_of(template, thought)
+        return style.write(thought, asked, reasoning, within=True)
+    if (own := manner.channels) is not None:
+        said = reasoning and f"{own.thought.open}{reasoning}{own.end}{own.start}"
+        return f"{asked}{said}{own.final}{content}"
+    if row.content and row.open and asked.endswith(row.open):
+        return f"{asked}{row.content}{row.after}{content}"
+    ends = asked.rstrip()
+    if thought is not None and content.lstrip().startswith(thought.open.rstrip()):
+        opened = ends.endswith(thought.open.rstrip())
+        return f"{ends.removesuffix(thought.open.rstrip()) if opened else asked}{content}"
+    if thought is not None:
+        asked = style_of(template, thought).write(thought, asked, reasoning)
+    return f"{asked}{content}"
+
+
+def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Messages, without tools, in the form of ``template``. Raises TemplateError."""
+    check_messages(messages)
+    messages = read_messages([in_words(message) for message in messages])
+    check_calls(messages)
+    made, _ = shaped(messages, [], manner_of(template))
+    return made
+
+
+def in_another_form(
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate, error: TemplateError
+) -> list[dict[str, Any]]:
+    """Messages on which ``template`` raises ``error``, without tools, as it may take them; raises
+    it where that is nothing else.
+    """
+    check_messages(messages)
+    if isinstance(error, LimitError):
+        raise error
+    try:
+        made, _ = shaped(messages, [], manner_of(template))
+    except (AttributeError, LookupError, TypeError):  # its calls are none
+        raise error from None
+    if made == list(messages):
+        raise error
+    return made
+
+
+def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a message, its calls with the objects that most templates write as JSON, its
+    content a text where it is None. Without calls it has no list of them: Llama 3's template asks
+    whether there is one.
+    """
+    made = dict(message)
+    if made.get("content") is None:
+        made["content"] = ""
+    if not made.get("tool_calls"):
+        made.pop("tool_calls", None)
+    else:
+        made["tool_calls"] = [
+            {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
+        ]
+    return made
+
+
+def _with_text(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
+    """A tool's result as text: as JSON, where it is neither that nor parts, nor an object or a list
+    that the template itself writes so.
+    """
+    content = message.get("content")
+    text = content is None or isinstance(content, str) or (is_parts(content) and content)
+    written = isinstance(content, Mapping | Sequence) and not manner.results_as_text
+    if text or written or message["role"] in SPEAKERS:
+        return message
+    return {**message, "content": json.dumps(plain(content), ensure_ascii=False)}
+
+
+def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role as one turn, as Anthropic's API has it; templates of Gemma and Mistral
+    raise on two. What has no text that can be joined stays as it is.
+    """
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        role, last = message.get("role"), made[-1] if made else {}
+        contents = [each.get("content") for each in (last, message)]
+        alike = role == last.get("role") and role in ("user", "assistant")
+        if not alike or not all(map(is_text, contents)):
+            made.append(message)
+            continue
+        made[-1] = {**last, **message, "content": "\n".join(filter(None, map(joined, contents)))}
+        if calls := [*last.get("tool_calls", []), *message.get("tool_calls", [])]:
+            made[-1]["tool_calls"] = calls
+    return made
+
+
+def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the system says at the beginning of the user's next message, as Gemma 3's template has
+    it; Gemma 2's raises on a system's message.
+    """
+    made: list[dict[str, Any]] = []
+    said: list[str] = []
+    for message in messages:
+        if message.get("role") == "system" and is_text(message.get("content")):
+            said.append(joined(message.get("content")))
+        elif said and message.get("role") == "user" and is_text(message.get("content")):
+            content = "\n\n".join(filter(None, [*said, joined(message.get("content"))]))
+            made.append({**message, "content": content})
+            said = []
+        else:
+            made.append(message)
+    return [*made, {"role": "user", "content": "\n\n".join(said)}] if said else made
+
+
+def _begun_by_user(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, Any]]:
+    """With an empty message before a first one of the assistant's, a greeting: templates that raise
+    on two of one role raise on that, too.
+    """
+    at = int(bool(messages) and messages[0].get("role") == "system")
+    first = messages[at] if at < len(messages) else {}
+    if first.get("role") != "assistant" or (manner.writes_calls and first.get("tool_calls")):
+        return messages
+    return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
+
+
+def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]]:
+    """With a message of the assistant's where the user speaks again behind calls and results alone:
+    Mistral's templates do not count these, and raise.
+    """
+    made: list[dict[str, Any]] = []
+    asked = False  # the user has spoken, and was not answered in words
+    for message in messages:
+        role = message.get("role")
+        if role == "user" and asked and made[-1].get("role") != "user":
+            made.append({"role": "assistant", "content": said})
+        if role == "user" or (role == "assistant" and not message.get("tool_calls")):
+            asked = role == "user"
+        made.append(message)
+    return made
+
+
+def _whole(function: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
+    """A function with all that templates read: Hermes' raises for one without a description."""
+    made = {key: value for key, value in function.items() if value is not None}
+    made.setdefault("description", "")
+    made.setdefault("parameters", {"type": "object", "properties": {}})
+    if manner.plain_schemas:
+        made["parameters"] = plainly(made["parameters"])
+    if manner.full_schemas:
+        made["parameters"] = fully(made["parameters"])
+    return made
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function with an object of arguments: an empty one where clients leave out that there are
+    none, and what of it is whole where a call was cut.
+    """
+    found = arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            found = json.loads(arguments)
+        except (ValueError, RecursionError):
+            found = arguments_of(arguments)
+    if found is None:
+        found = {}
+    return {**function, "arguments": found if isinstance(found, dict) else arguments}
+
+
+def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each call in a message of its own, its result behind it."""
+    made: list[dict[str, Any]] = []
+    waiting = list(messages)
+    while waiting:
+        message = waiting.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        results: list[dict[str, Any]] = []
+        while waiting and waiting[0]["role"] == "tool":
+            results.append(waiting.pop(0))
+        for i, call in enumerate(calls):
+            made.append({**message, **({"content": ""} if i else {}), "tool_calls": [call]})
+            own = [r for r in results if r.get("tool_call_id", "") == call.get("id")]
+            own = own or [r for r in results[:1] if "tool_call_id" not in r]
+            made += own
+            results = [r for r in results if all(r is not each for each in own)]
+        made += results
+    return made
+
+
+def _give_ids(messages: list[dict[str, Any]]) -> None:
+    """Ids for calls and results that have none, as Ollama's clients send them: templates of Mistral
+    raise. A result is that of the first call of its tool, or of the first at all.
+    """
+    n, waiting = 0, list[dict[str, Any]]()
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        waiting = list(calls) or waiting
+        for call in calls:
+            n += 1
+            call["id"] = call.get("id") or f"call{n:05}"
+        if message["role"] == "tool" and waiting and not message.get("tool_call_id"):
+            name = message.get("tool_name", message.get("name"))
+            own = [call for call in waiting if call["function"].get("name") == name] or waiting
+            message["tool_call_id"] = own[0]["id"]
+            waiting.remove(own[0])
+
+
+def _name_ids(messages: list[dict[str, Any]]) -> None:
+    """Ids that name the tool and count the calls, as Kimi's template writes them for a name."""
+    n, named = 0, dict[str, str]()
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            named[call["id"]] = call["id"] = f"functions.{call['function'].get('name')}:{n}"
+            n += 1
+        if message["role"] == "tool":
+            id = message.get("tool_call_id", "")
+            message["tool_call_id"] = named.get(id, id)
+
+
+def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
+    if manner.row.id_size and isinstance(message.get("tool_call_id"), str):
+        message["tool_call_id"] = short_id(message["tool_call_id"], manner.row)
+    if not message.get("tool_calls"):
+        return message
+    message["tool_calls"] = [_shaped_call(call, manner) for call in message["tool_calls"]]
+    if manner.content_is_none and not message.get("content"):
+        message["content"] = None
+    return message
+
+
+def _shaped_call(call: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
+    function = dict(call["function"])
+    if manner.arguments_as_text and not isinstance(function.get("arguments"), str):
+        function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    made = {"type": "function", **call, "function": function}
+    if manner.row.id_size and isinstance(made.get("id"), str):
+        made["id"] = short_id(made["id"], manner.row)
+    return made
+
+
+def short_id(id: str, row: Row) -> str:
+    """An id of the row's letters and digits, the same for the same id."""
+    if re.fullmatch(row.id_form, id):
+        return id
+    return hashlib.sha256(id.encode()).hexdigest()[: row.id_size]
+
+
+def _in_words(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, Any]]:
+    """Calls within contents, results as what the user says; neighbours of one role are joined."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        content = joined(message.get("content"))
+        if message.get("tool_calls"):
+            functions = [call["function"] for call in message.pop("tool_calls")]
+            written = manner.row.write(*((f["name"], f["arguments"] or {}) for f in functions))
+            content = "\n".join(filter(None, [content, written]))
+        role = message["role"]
+        if role == "tool" and not manner.has_results:
+            message.pop("tool_call_id", None)
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+        if made and role == "user" == made[-1]["role"]:
+            made[-1]["content"] += f"\n{content}"
+        else:
+            made.append({**message, "role": role, "content": content})
+    return made
+
+
+def _with_prompt(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
+) -> list[dict[str, Any]]:
+    """The tools in the system's message, or in the user's first where there is none."""
+    shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    call = manner.row.write(("NAME", {"ARGUMENT": "VALUE"}))
+    words = _PROMPT.format(tools=shown, call=call)
+    first, *others = messages
+    if first["role"] == "system" or (not manner.has_system and first["role"] == "user"):
+        return [{**first, "content": f"{joined(first.get('content'))}\n\n{words}"}, *others]
+    return [{"role": "system" if manner.has_system else "user", "content": words}, *messages]

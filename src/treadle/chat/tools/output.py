@@ -1,0 +1,66 @@
+"""What was said: parts of an answer, as they come, and all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from treadle.base.fast_dataclass import dataclass
+
+KINDS = ("reasoning", "content")
+
+
+class ToolCall(NamedTuple):
+    """One call: ``arguments`` is an object of JSON, as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Said(NamedTuple):
+    """A part of an answer: text of "reasoning" or "content"; a "call" that begins, with its number;
+    "arguments" of the call with this number.
+    """
+
+    kind: str
+    text: str = ""
+    call: ToolCall | None = None
+    number: int = 0
+
+
+def merged(parts: Iterable[Said]) -> list[Said]:
+    """Neighbours of one kind as one; nothing that is empty."""
+    out: list[Said] = []
+    for part in parts:
+        if part.call is None and not part.text:
+            continue
+        last = out[-1] if out else None
+        if last and not part.call and (last.kind, last.number) == (part.kind, part.number):
+            out[-1] = out[-1]._replace(text=out[-1].text + part.text)
+        else:
+            out.append(part)
+    return out
+
+
+@dataclass
+class Told:
+    """A whole answer, or what came of it. ``first``: the number of the first of ``calls``."""
+
+    reasoning: str
+    content: str
+    calls: list[ToolCall]
+    first: int = 0
+
+    @classmethod
+    def of(cls, parts: Sequence[Said]) -> Told:
+        """All its parts."""
+        texts = {kind: "".join(p.text for p in parts if p.kind == kind) for kind in KINDS}
+        calls: list[ToolCall] = []
+        for part in parts:
+            if part.call is not None:
+                calls.append(part.call)
+            elif part.kind == "arguments":
+                calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + part.text)
+        first = next((part.number for part in parts if part.call is not None), 0)
+        return cls(texts["reasoning"], texts["content"], calls, first)

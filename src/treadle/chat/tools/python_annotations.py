@@ -1,0 +1,326 @@
+"""Python's annotations as schemas of JSON, and values of JSON as annotations have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, NamedTuple, Union
+
+from treadle.chat.tools.python_constraints import check, narrowed
+from treadle.errors import TreadleError
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_LISTS: Mapping[Any, Callable[[list[Any]], Any]] = {
+    list: list, tuple: tuple, set: set, frozenset: frozenset,
+    Sequence: list, Collection: list, Iterable: list,
+}  # fmt: skip
+_MAPS = (dict, Mapping)
+_UNIONS = (Union, types.UnionType)
+# Of keys of a TypedDict, which says elsewhere which ones they are. By name: Python 3.10 has them in
+# typing_extensions alone.
+_REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
+_WRAPPED = (_REQUIRED, _NOT_REQUIRED)
+_PYDANTIC = "__pydantic_validator__"  # what a dataclass of pydantic has
+
+
+class _Named(NamedTuple):
+    """The properties of a class whose values are objects. make: of what a call says."""
+
+    kinds: Mapping[str, Any]
+    required: Collection[str]
+    make: Callable[..., Any]
+
+
+class Schemas:
+    """Schemas of one function's parameters. defs: what references lead to, from the root on."""
+
+    def __init__(self) -> None:
+        self.defs: dict[str, Any] = {}
+        self._within: list[Any] = []  # the classes that we are in the middle of
+        self._recursive: set[Any] = set()
+
+    def of(self, kind: Any, where: str) -> dict[str, Any]:
+        """The schema of an annotation. Raises TreadleError for what JSON has not."""
+        kind = _renamed(kind)
+        if _is_alias(kind):
+            return self._alias(kind, where)
+        if kind is Any:
+            return {}
+        if isinstance(kind, type) and kind in _PLAIN:
+            return {"type": _PLAIN[kind]}
+        if hasattr(kind, "model_json_schema") or hasattr(kind, _PYDANTIC):
+            own = _schema_of(kind)
+            for name, part in own.pop("$defs", {}).items():
+                self._define(name, part, where)
+            return own
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if origin is typing.Annotated:
+            return narrowed(self.of(inner[0], where), inner[1:], where)
+        if _name_of(origin) in _WRAPPED:
+            return self.of(inner[0], where)
+        if (choices := _choices(kind)) is not None:
+            values = [value for value, _ in choices]
+            if not all(map(_is_plain, values)):
+                raise TreadleError(f"{where} is {kind}: no values of JSON")
+            return {"enum": values}
+        if origin in _UNIONS:
+            return {"anyOf": [self.of(each, where) for each in inner]}
+        if (named := _named(kind, where)) is not None:
+            return self._object(kind, named, where)
+        base = origin or kind
+        if base is tuple and inner and ... not in inner:
+            items = [self.of(each, where) for each in inner]
+            n = len(items)
+            return {"type": "array", "prefixItems": items, "minItems": n, "maxItems": n}
+        if base in _LISTS:
+            item = next((each for each in inner if each is not ...), Any)
+            return {"type": "array", "items": self.of(item, where)}
+        if base in _MAPS and (not inner or inner[0] is str):
+            more = self.of(inner[1], where) if inner else {}
+            return {"type": "object", **({"additionalProperties": more} if more else {})}
+        raise TreadleError(f"{where} is {kind}: no type of JSON")
+
+    def _alias(self, kind: Any, where: str) -> dict[str, Any]:
+        """Of ``type X = ...``: in place; behind a reference if it has itself within."""
+        ref = {"$ref": f"#/$defs/{kind.__name__}"}
+        if kind in self._within or kind in self._recursive:
+            self._recursive.add(kind)
+            return ref
+        self._within.append(kind)
+        try:
+            behind = kind.__value__
+        except Exception as error:  # whatever it raises: it is computed now
+            raise TreadleError(f"{where}: {kind}: {error}") from error
+        made = self.of(behind, where)
+        self._within.pop()
+        if kind not in self._recursive:
+            return made
+        if _is_or_has(made, ref):
+            raise TreadleError(f"{where} is {kind}, which stands for itself")
+        self._define(kind.__name__, made, where)
+        return ref
+
+    def _object(self, kind: Any, named: _Named, where: str) -> dict[str, Any]:
+        """In place; behind a reference if the class has itself within."""
+        ref = {"$ref": f"#/$defs/{kind.__name__}"}
+        if kind in self._within or kind in self._recursive:
+            self._recursive.add(kind)
+            return ref
+        self._within.append(kind)
+        made = {
+            "type": "object",
+            "properties": {
+                name: self.of(each, f"{where}: {kind.__name__}.{name}")
+                for name, each in named.kinds.items()
+            },
+            "required": [name for name in named.kinds if name in named.required],
+            "additionalProperties": False,
+        }
+        self._within.pop()
+        if kind not in self._recursive:
+            return made
+        self._define(kind.__name__, made, where)
+        return ref
+
+    def _define(self, name: str, part: Any, where: str) -> None:
+        if self.defs.setdefault(name, part) != part:
+            raise TreadleError(f"{where}: two classes have the name {name}")
+
+
+def value_of(kind: Any, value: Any) -> Any:
+    """A value of JSON as an annotation has it. Raises TypeError or ValueError for one that the
+    annotation's schema does not allow, and what a class raises that is made of it.
+    """
+    kind = _bare(kind)
+    if isinstance(kind, type) and kind in _PLAIN:
+        return _plain_of(kind, value)
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    if hasattr(kind, _PYDANTIC):
+        return getattr(kind, _PYDANTIC).validate_python(value)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        made = value_of(inner[0], value)
+        check(inner[1:], made)
+        return made
+    if _name_of(origin) in _WRAPPED:
+        return value_of(inner[0], value)
+    if (choices := _choices(kind)) is not None:
+        for choice, made in choices:
+            if _is_same(choice, value):
+                return made
+        raise ValueError(f"{value!r:.60} is none of {[choice for choice, _ in choices]!r:.200}")
+    if origin in _UNIONS:
+        return _of_one(inner, value)
+    if (named := _named(kind, "")) is not None:
+        return _object_of(kind, named, value)
+    base = origin or kind
+    if base in _LISTS:
+        return _list_of(base, inner, value)
+    if base in _MAPS:
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r:.60} is no object")
+        values = inner[1] if len(inner) == 2 else Any
+        return {key: value_of(values, each) for key, each in value.items()}
+    return value
+
+
+def _bare(kind: Any) -> Any:
+    """What another name stands for."""
+    met: list[Any] = []
+    while _is_alias(kind := _renamed(kind)):
+        if kind in met:
+            raise TypeError(f"{kind} stands for itself")
+        met.append(kind)
+        kind = kind.__value__
+    return kind
+
+
+def _renamed(kind: Any) -> Any:
+    """What a NewType stands for."""
+    while (behind := getattr(kind, "__supertype__", None)) is not None:
+        kind = behind
+    return kind
+
+
+def _is_alias(kind: Any) -> bool:
+    """Whether it is ``type X = ...``; Python 3.11 has it in typing_extensions alone."""
+    return type(kind).__name__ == "TypeAliasType"
+
+
+def _is_or_has(schema: Mapping[str, Any], ref: Mapping[str, Any]) -> bool:
+    """Whether a schema is a reference, or one of its alternatives is."""
+    return schema == ref or any(_is_or_has(part, ref) for part in schema.get("anyOf", ()))
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    """Pydantic's, of a model or of its dataclass."""
+    if hasattr(kind, "model_json_schema"):
+        return dict(kind.model_json_schema())
+    # It is loaded: the class is its own.
+    schema: dict[str, Any] = sys.modules["pydantic"].TypeAdapter(kind).json_schema()
+    return schema
+
+
+def _name_of(origin: Any) -> str | None:
+    """A special form's."""
+    return getattr(origin, "_name", None)
+
+
+def _plain_of(kind: type, value: Any) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.60} is no {_PLAIN[kind]}")
+    return value
+
+
+def _of_one(kinds: Sequence[Any], value: Any) -> Any:
+    """As the first that takes it, but one that it is already comes before all others."""
+    why = [f"{value!r:.60} fits none of its types"]
+    for each in sorted(kinds, key=lambda each: _bare(each) is not type(value)):
+        try:
+            return value_of(each, value)
+        except (TypeError, ValueError) as error:
+            why.append(str(error))
+    raise ValueError("; ".join(why))
+
+
+def _object_of(kind: Any, named: _Named, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.60} is no object")
+    surplus = [name for name in value if name not in named.kinds]
+    missing = [name for name in named.required if name not in value]
+    if surplus or missing:
+        said = [f"has no {name!r}" for name in surplus] + [f"lacks {name!r}" for name in missing]
+        raise TypeError(f"{kind.__name__} {', '.join(sorted(said))}")
+    return named.make(**{key: value_of(named.kinds[key], each) for key, each in value.items()})
+
+
+def _list_of(base: Any, inner: Sequence[Any], value: Any) -> Any:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.60} is no array")
+    if base is tuple and inner and ... not in inner:
+        if len(value) != len(inner):
+            raise ValueError(f"{len(value)} elements: expected {len(inner)}")
+        return tuple(map(value_of, inner, value))
+    item = next((each for each in inner if each is not ...), Any)
+    return _LISTS[base]([value_of(item, each) for each in value])
+
+
+# -- classes with a few values ----------------------------------------------------------------
+
+
+def _choices(kind: Any) -> list[tuple[Any, Any]] | None:
+    """Values of JSON, and what Python has for each. Of an Enum: the members' values, or their names
+    where JSON has not all of the values. None for what is neither that nor a Literal.
+    """
+    if typing.get_origin(kind) is Literal:
+        members = typing.get_args(kind)
+        values = [each.value if isinstance(each, Enum) else each for each in members]
+        return list(zip(values, members, strict=True))
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        return None
+    named = not all(_is_plain(each.value) for each in kind)
+    return [(each.name if named else each.value, each) for each in kind]
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _is_same(choice: Any, value: Any) -> bool:
+    """As JSON sees it: 1 is 1.0, but not true."""
+    return bool(choice == value) and isinstance(choice, bool) == isinstance(value, bool)
+
+
+# -- classes with names -----------------------------------------------------------------------
+
+
+def _named(kind: Any, where: str) -> _Named | None:
+    """A dataclass, a TypedDict or a NamedTuple; None for others."""
+    if not isinstance(kind, type):
+        return None
+    if dataclasses.is_dataclass(kind):
+        fields = [each for each in dataclasses.fields(kind) if each.init]
+        lacking = dataclasses.MISSING
+        required = [
+            each.name for each in fields
+            if each.default is lacking and each.default_factory is lacking
+        ]  # fmt: skip
+        names: Iterable[str] = [each.name for each in fields]
+    elif hasattr(kind, "__required_keys__"):  # a TypedDict, of typing_extensions too
+        names, required = kind.__annotations__, list(kind.__required_keys__)
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        names = kind._fields
+        required = [name for name in kind._fields if name not in kind._field_defaults]  # type: ignore[attr-defined]
+    else:
+        return None
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except Exception as error:  # whatever an annotation raises
+        raise TreadleError(f"{where}: {kind.__name__}: its annotations: {error}") from error
+    # Where annotations are texts, __required_keys__ knows nothing of these two.
+    said = {name: _name_of(typing.get_origin(hints.get(name))) for name in names}
+    needed = [
+        name for name in names
+        if said[name] == _REQUIRED or (name in required and said[name] != _NOT_REQUIRED)
+    ]  # fmt: skip
+    return _Named({name: hints.get(name, Any) for name in names}, needed, kind)
+
+
+def to_json(value: Any) -> Any:
+    """For ``json.dumps``: what a function may give that is no value of JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if hasattr(value, "model_dump"):  # pydantic's
+        return value.model_dump(mode="json")
+    if isinstance(value, Enum):
+        return value.value if _is_plain(value.value) else value.name
+    return list(value) if isinstance(value, set | frozenset) else str(value)

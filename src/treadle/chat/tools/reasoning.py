@@ -1,0 +1,84 @@
+"""How a chat template writes reasoning before an answer: families differ."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from treadle.chat.tools.formats import Thought
+from treadle.errors import TemplateError, UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate
+
+
+class Style(NamedTuple):
+    """How a family writes reasoning before an answer: ``lead``, its opening mark, ``begin``, the
+    reasoning, ``end``, its closing mark, ``behind``, the content.
+    """
+
+    lead: str = ""
+    begin: str = ""
+    end: str = ""
+    behind: str = ""
+
+    def write(self, thought: Thought, asked: str, reasoning: str, *, within: bool = False) -> str:
+        """The prompt ``asked``, which may have opened reasoning, or closed an empty one, with this
+        reasoning. ``within``: it is not closed.
+        """
+        opened = f"{thought.begin}{self.begin}"
+        ends = asked.rstrip()
+        if ends.endswith(thought.close) and reasoning:
+            before = ends.removesuffix(thought.close)
+            empty = before.rstrip().endswith(thought.begin)
+            asked = before.rstrip().removesuffix(thought.begin) if empty else before
+        elif ends.endswith(thought.begin):
+            asked, opened = f"{ends}{asked[len(ends) :] or self.begin}", ""
+        elif not reasoning:
+            return asked
+        lead = self.lead if opened and not asked.endswith(self.lead) else ""
+        end = "" if within else f"{self.end}{thought.close}{self.behind}"
+        return f"{asked}{lead}{opened}{reasoning}{end}"
+
+
+_LOOSE = Style("", "\n", "\n", "\n\n")  # DeepSeek R1, QwQ and their heirs
+_STYLES: WeakKeyDictionary[ChatTemplate, Style] = WeakKeyDictionary()
+_USER, _THOUGHT, _WORDS = "hi", "treadle thinks", "treadle says"
+
+
+def style_of(template: ChatTemplate, thought: Thought) -> Style:
+    """How the template writes the reasoning of its last message; where it leaves that out, as its
+    source has the marks.
+    """
+    if template not in _STYLES:
+        _STYLES[template] = _found(template, thought)
+    return _STYLES[template]
+
+
+def _found(template: ChatTemplate, thought: Thought) -> Style:
+    talk = [{"role": "user", "content": _USER}]
+    names = ("reasoning_content", "reasoning", "thinking")
+    said = {"role": "assistant", "content": _WORDS}
+    with_it = _rendered(template, [*talk, {**said, **dict.fromkeys(names, _THOUGHT)}])
+    open, close = re.escape(thought.begin), re.escape(thought.close)
+    around = rf"(?:(\s*){open}(\s*))?{_THOUGHT}(\s*){close}(.*?){_WORDS}"
+    begin = thought.open.removeprefix(thought.begin)
+    if written := re.search(around, with_it, re.DOTALL):
+        if written[2] is None:  # the opening mark is left out
+            return Style("", begin, *written.group(3, 4))
+        asked = _rendered(template, talk, asks=True)
+        before = with_it[: written.start(2)].removesuffix(thought.begin)
+        lead = "" if asked.startswith(before) else written[1]
+        return Style(lead, *written.group(2, 3, 4))
+    if thought.begin == "<think>" and f"{thought.begin}{thought.close}" not in template.source:
+        return _LOOSE
+    answer = re.search(rf"(<\|START_\w+\|>){_WORDS}", with_it)  # Command R's content has a mark
+    return Style("", begin, "", answer[1] if answer else "")
+
+
+def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], *, asks: bool = False) -> str:
+    try:
+        return template.render(messages, add_generation_prompt=asks)
+    except (TemplateError, UnsupportedError):
+        return ""

@@ -1,0 +1,300 @@
+"""Schemas of a tool's arguments for notations that are no JSON: which names there are, what of them
+must be there, and what each may be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from treadle.errors import GrammarError
+from treadle.grammar.llguidance_limits import Parts
+from treadle.grammar.schema_closed import MAPS, VALUES
+
+MAX_WAYS = 64  # alternatives of one object
+_SEVERAL = ("anyOf", "oneOf")
+_SCHEMAS = (*_SEVERAL, "allOf", "items", "prefixItems", "additionalProperties", "not")
+_NOTES = {"title", "description", "default", "examples", "$comment", "deprecated"}
+_OTHERS = ["integer", "number", "boolean", "null", "array", "object"]  # types beside texts
+_ODD = re.compile(r"[:{}\[\],<\"]|^\s|\s$|^$")
+_VALUE = ("const", "default")  # keywords of a value, which may be null
+
+
+def ways(schema: Mapping[str, Any], parts: Parts | None = None) -> list[Mapping[str, Any]]:
+    """What an object may be: a schema for each alternative, with what references and ``allOf`` add
+    to it. Raises GrammarError for too many.
+    """
+    try:
+        return _ways(schema, parts or Parts(schema))
+    except RecursionError:
+        raise GrammarError("its schema leads back to itself, or is too deeply nested") from None
+
+
+def _ways(schema: Any, parts: Parts) -> list[Mapping[str, Any]]:
+    flat = _flat(schema, parts)
+    key = next((key for key in _SEVERAL if isinstance(flat.get(key), list) and flat[key]), None)
+    if key is None:
+        return [with_required(_with_texts(flat, parts))]
+    base = {name: value for name, value in flat.items() if name != key}
+    found = [way for each in flat[key] for way in _ways(joined(base, _flat(each, parts)), parts)]
+    if len(found) > MAX_WAYS:
+        raise GrammarError(f"its schema has {len(found)} alternatives (at most {MAX_WAYS})")
+    return found
+
+
+def _with_texts(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
+    """With the texts that references of its properties lead to (pydantic's enums) in their place:
+    in a notation without JSON they are written as other texts are.
+    """
+    told: dict[str, Mapping[str, Any]] = {}
+    for name, value in properties_of(schema).items():
+        with suppress(RecursionError):  # of one that leads back to itself
+            if isinstance(value, Mapping) and not _has_never(value, parts):
+                told[name] = _followed(value, parts)
+    texts = {name: flat for name, flat in told.items() if divided(flat)[0].schemas}
+    return {**schema, "properties": {**properties_of(schema), **texts}} if texts else schema
+
+
+def _followed(schema: Any, parts: Parts) -> Mapping[str, Any]:
+    """A schema with what references add to it and to its alternatives."""
+    made = _flat(schema, parts)
+    several = {key: made[key] for key in _SEVERAL if isinstance(made.get(key), list)}
+    return {**made, **{k: [_followed(each, parts) for each in v] for k, v in several.items()}}
+
+
+def _has_never(schema: Any, parts: Parts) -> bool:
+    """Whether nothing fulfils a schema, an alternative of it, or what they lead to, outright."""
+    if not isinstance(schema, Mapping) or is_never(schema):
+        return is_never(schema)
+    ref = schema.get("$ref")
+    several = [schema[key] for key in (*_SEVERAL, "allOf") if isinstance(schema.get(key), list)]
+    inner = [*([parts.at(ref)] if isinstance(ref, str) else []), *(p for v in several for p in v)]
+    return any(_has_never(each, parts) for each in inner)
+
+
+def _flat(schema: Any, parts: Parts) -> Mapping[str, Any]:
+    if not isinstance(schema, Mapping):
+        return {}
+    made: Mapping[str, Any] = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
+    ref, every = schema.get("$ref"), schema.get("allOf")
+    added = [parts.at(ref)] if isinstance(ref, str) else []
+    for each in [*added, *(every if isinstance(every, list) else [])]:
+        made = joined(made, _flat(each, parts))
+    return made
+
+
+def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema with what another one adds to it."""
+    made = {**one, **other}
+    if properties := {**properties_of(one), **properties_of(other)}:
+        made["properties"] = properties
+    if required := [*required_of(one), *required_of(other)]:
+        made["required"] = required
+    return made
+
+
+def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With what is required and has no schema of its own."""
+    others = schema.get("additionalProperties", {})
+    properties = properties_of(schema)
+    lacking = {name: others for name in required_of(schema) if name not in properties}
+    return {**schema, "properties": {**properties, **lacking}} if lacking else schema
+
+
+def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The properties of an object, as far as they are named."""
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def without_nulls(schema: Any) -> Any:
+    """A schema without keywords that are null: clients in Go write their empty lists so."""
+    if isinstance(schema, Mapping):
+        kept = {k: v for k, v in schema.items() if v is not None or k in _VALUE}
+        return {k: v if k in VALUES else without_nulls(v) for k, v in kept.items()}
+    return [without_nulls(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def plainly(schema: Any, *, is_map: bool = False) -> Any:
+    """The same schema in words that every template reads: null is no type, but a value; true and
+    false are objects. ``is_map``: its keys are names.
+    """
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if isinstance(schema, list):
+        return [plainly(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if is_map:
+        return {name: plainly(each) for name, each in schema.items()}
+    made = {key: _part_plainly(key, value) for key, value in schema.items()}
+    kinds = made.get("type")
+    if kinds == "null":
+        del made["type"]
+        made.setdefault("enum", [None])
+    elif isinstance(kinds, list) and "null" in kinds:
+        others = [kind for kind in kinds if kind != "null"]
+        made["type"] = others[0] if len(others) == 1 else others
+        made["nullable"] = True  # OpenAPI's word
+    return made
+
+
+def _part_plainly(key: str, value: Any) -> Any:
+    if key in _SCHEMAS:
+        return plainly(value)
+    return plainly(value, is_map=True) if key in MAPS else value
+
+
+def fully(schema: Any) -> Any:
+    """The same schema with what it may leave out: descriptions of properties, and what an array and
+    an object have within them.
+    """
+    if not isinstance(schema, Mapping):
+        return {}
+    made = dict(schema)
+    if "properties" in made:
+        told = {name: {"description": "", **fully(v)} for name, v in properties_of(made).items()}
+        made["properties"] = told
+    within = {"array": "items", "object": "additionalProperties"}.get(str(made.get("type")))
+    return {**made, within: fully(made.get(within))} if within else made
+
+
+def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
+    """The names of what must be there. Raises GrammarError where it is no list of names."""
+    found = schema.get("required", ())
+    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+        raise GrammarError(f"its 'required' is {found!r:.60}: expected a list of names")
+    return found
+
+
+def choices(schema: Mapping[str, Any]) -> list[Any]:
+    """The values of which one it must be; none where there are others."""
+    found = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return found if isinstance(found, list) else []
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a schema allows nothing but texts, or says nothing."""
+    if not isinstance(schema, Mapping):
+        return True
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    return schema.get("type") == "string"
+
+
+class Texts(NamedTuple):
+    """What texts a value may be, a schema for each alternative; and whether it may be null."""
+
+    schemas: list[Any]
+    null: bool = False
+
+
+def texts_of(schema: Any) -> Texts | None:
+    """The texts that a schema allows; None where it allows something that is no text, nor null, or
+    null alone.
+    """
+    found = _texts_or_null(schema)
+    return found if found is not None and found.schemas else None
+
+
+def _texts_or_null(schema: Any) -> Texts | None:
+    if is_text(schema):
+        return Texts([schema])
+    kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
+    if "enum" in schema or "const" in schema:
+        words = [each for each in choices(schema) if each is not None]
+        texts = [{"enum": words}] if words else []
+        return Texts(texts, null=True) if all(isinstance(word, str) for word in words) else None
+    if isinstance(several, list):
+        base = {key: value for key, value in schema.items() if key not in _SEVERAL}
+        ways = [joined(base, each) if isinstance(each, Mapping) else {} for each in several]
+    elif isinstance(kind, list):
+        ways = [{**schema, "type": each} for each in kind]
+    else:
+        return Texts([], null=True) if kind == "null" else None
+    found = [_texts_or_null(way) for way in ways]
+    texts = [each for part in found if part is not None for each in part.schemas]
+    return (
+        None
+        if None in found
+        else Texts(texts, any(part is not None and part.null for part in found))
+    )
+
+
+def divided(schema: Any) -> tuple[Texts, list[Mapping[str, Any]]]:
+    """The texts that a schema allows, and a schema for each alternative that allows others."""
+    schema = {} if schema is True else schema
+    whole = texts_of(schema)
+    if whole is not None:
+        return whole, []
+    ways = _alternatives(schema)
+    return Texts([way for way in ways if is_text(way)]), [way for way in ways if not is_text(way)]
+
+
+def _alternatives(schema: Any) -> list[Any]:
+    """A schema for each type or value that a schema names."""
+    if not isinstance(schema, Mapping):
+        return [schema]
+    kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
+    if "enum" in schema or "const" in schema:
+        words = choices(schema)
+        texts = [word for word in words if isinstance(word, str)]
+        others = [word for word in words if not isinstance(word, str)]
+        return [{"enum": part} for part in (texts, others) if part]
+    if isinstance(several, list):
+        base = {key: value for key, value in schema.items() if key not in _SEVERAL}
+        ways = [joined(base, each) if isinstance(each, Mapping) else each for each in several]
+    elif isinstance(kind, list):
+        ways = [{**schema, "type": each} for each in kind]
+    elif kind is None and not schema.keys() - _NOTES:
+        return [{"type": "string"}, {"type": _OTHERS}]
+    else:
+        return [schema]
+    return [part for way in ways if not is_never(way) for part in _alternatives(way)]
+
+
+def is_never(schema: Any) -> bool:
+    """Whether a schema says outright that nothing fulfils it."""
+    if not isinstance(schema, Mapping):
+        return schema is False
+    several = [schema[key] for key in _SEVERAL if isinstance(schema.get(key), list) and schema[key]]
+    return schema.get("enum") == [] or any(all(map(is_never, each)) for each in several)
+
+
+def is_plain(schema: Any) -> bool:
+    """Whether a schema names one type and no more: to ask the grammar takes milliseconds."""
+    return (
+        isinstance(schema, Mapping)
+        and schema.keys() <= {"type", "description", "title", "default"}
+        and schema.get("type") in ("integer", "number", "boolean")
+    )
+
+
+def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What each property may be; {} where alternatives say different things."""
+    made: dict[str, Any] = {}
+    try:
+        several = ways(schema)
+    except GrammarError:  # which is said where calls are to follow it
+        several = [schema]
+    for way in several:
+        for name, value in properties_of(way).items():
+            made[name] = value if made.get(name, value) == value else {}
+    return made
+
+
+def odd_names(schema: Any) -> set[str]:
+    """The names of properties, at any depth, that have a colon, blanks at an end or brackets."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            found |= {name for name in properties_of(part) if _ODD.search(name)}
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+    return found

@@ -1,0 +1,514 @@
+"""What a model says, told apart while it comes: reasoning, content, calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.tools.argument_readers import JsonReader, Reader, reader_of
+from treadle.chat.tools.arguments import CallObject, is_object, read_call
+from treadle.chat.tools.formats import Channels, Row, Thought, begun_mark, core_of, find_mark
+from treadle.chat.tools.output import KINDS, Said, ToolCall, merged
+from treadle.scheduler.output import overlap
+
+MAX_HEAD = 300  # characters between the mark of a call and its arguments
+MAX_DRAFTS = 64  # texts in reasoning that are tried as calls: one that is none is read again
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What may be found in an answer: reasoning between the marks of ``thought``, which the prompt
+    has perhaps ``opened``; calls of ``tools`` (schemas by name) as ``row`` writes them.
+
+    ``streams``: arguments are told as they come, else with their call's end. ``sure``: a grammar
+    holds from a call's mark on, so what was begun is a call where the text is cut: with the
+    arguments that were written, or, without a name yet, with nothing to tell. Else what is no call
+    in the end is content. ``forced``: calls are all that is said.
+    """
+
+    thought: Thought | None = None
+    opened: bool = False
+    within: bool = False  # the prompt has words of that reasoning too
+    channels: Channels | None = None  # the answer is messages with headers
+    row: Row | None = None
+    begun: bool = False  # the prompt ends with the row's ``open``
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    parallel: bool = True  # else what follows the first call is not told
+    streams: bool = False
+    sure: bool = False
+    forced: bool = False
+
+    def scanner(self) -> Scanner:
+        """For one answer."""
+        return Scanner(self)
+
+
+class Scanner:
+    """Text comes in as it is written; parts come out. What may be the beginning of a mark is held
+    back.
+    """
+
+    def __init__(self, speech: Speech) -> None:
+        self._speech, self._row = speech, speech.row
+        self._state, self._next = "content", "start"
+        if speech.within:
+            self._state = "reasoning"
+        elif speech.channels is not None:
+            self._state = "header"
+        elif speech.begun:
+            self._state = "head"
+        elif speech.thought is not None:
+            self._state, self._next = "gap", "reasoning" if speech.opened else "start"
+        elif speech.row is not None:
+            self._state = "start"
+        self._held = ""
+        self._breaks = ""  # line breaks that stood before the last mark
+        self._spoke = False  # content was told
+        self._draft: Scanner | None = None  # reads what looks like a call within reasoning
+        self._drafted: list[Said] = []  # its parts
+        self._n_fed, self._n_drafts = 0, 0  # characters of it that were read; drafts
+        self._raw = ""  # what was read of a call, in case that it is none
+        self._object, self._reader = CallObject(), Reader()
+        self._call: ToolCall | None = None  # that is being read
+        self._told = False  # its beginning
+        self._written = ""  # its arguments
+        self._ids: set[str] = set()  # that calls have
+        self.n_calls = 0  # that are whole
+
+    def feed(self, text: str, *, last: bool = False) -> list[Said]:
+        """What is certain now; all of it, if this text is the ``last``."""
+        self._held += text
+        out: list[Said] = []
+        while True:
+            before = self._state, len(self._held)
+            out += getattr(self, f"_in_{self._state}")(last)
+            if (self._state, len(self._held)) == before:
+                break
+        self._spoke |= any(part.kind == "content" for part in out)
+        if self._speech.forced:  # what is left is the beginning of a mark that was cut
+            out = [part for part in out if part.kind != "content"]
+        return merged(out)
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what was fed ends within reasoning."""
+        return "reasoning" in (self._state, self._next if self._state == "gap" else "")
+
+    @property
+    def undecided(self) -> bool:
+        """Whether what was fed ends with text that may be reasoning: what follows decides."""
+        return self._state in ("draft", "aside")
+
+    @property
+    def says(self) -> tuple[bool, int | None]:
+        """Whether what was fed, up to its last so many characters, is content; of those it is not
+        known yet. None: of nothing since the mark of a call.
+        """
+        if self._state in ("content", "rest", "start"):
+            return True, len(self._held)
+        sure = self._speech.sure
+        call = ("aside", "head", "between", *(() if sure else ("arguments", "tail", "close")))
+        return False, None if self._state in call else 0
+
+    # -- beside calls ---------------------------------------------------------------------------
+
+    def _in_gap(self, last: bool) -> list[Said]:
+        """Beside a mark: line breaks are no part of what is said."""
+        self._held = self._held.lstrip("\n")
+        if self._held or last:
+            self._state = self._next
+        return []
+
+    def _behind(self, rest: str, state: str) -> None:
+        """A mark was read; ``state`` follows."""
+        self._held, self._state, self._next = rest, "gap", state
+
+    def _in_start(self, last: bool) -> list[Said]:
+        """Before anything was said: white space is left out where a mark follows."""
+        text, row, thought = self._held.lstrip(), self._row, self._speech.thought
+        marks = [] if thought is None else [thought.begin]
+        bare = row is not None and not row.trigger
+        if row is not None and bare and row.lead:
+            marks.append(row.lead)
+        if thought is not None and text.startswith(thought.begin):
+            self._behind(text[len(thought.begin) :], "reasoning")
+        elif row is not None and bare and (text.startswith("{") or _begins(text, row.lead)):
+            self._raw = row.lead if _begins(text, row.lead) else ""
+            self._held, self._state = text.removeprefix(row.lead), "head"
+        elif last or (text and not any(mark.startswith(text) for mark in marks)):
+            self._state = "content"
+        return []
+
+    def _in_reasoning(self, last: bool) -> list[Said]:
+        speech = self._speech
+        thought = speech.thought or (speech.channels and speech.channels.thought)
+        assert thought
+        calls = self._call_marks() if self._n_drafts < MAX_DRAFTS else ()
+        text, found = self._until((thought.close, *calls), last)
+        if found == thought.close:
+            after = "content" if self._spoke else "start"
+            self._behind(self._held, "header" if speech.channels else after)
+        elif found:
+            own = replace(speech, thought=None, opened=False, begun=False, within=False)
+            own = replace(own, parallel=True, streams=False, sure=False, forced=False)
+            self._draft, self._drafted, self._raw = own.scanner(), [], found
+            self._held, self._n_fed, self._state = found + self._held, 0, "draft"
+            self._draft._ids = self._ids
+        return [Said("reasoning", text)]
+
+    def _call_marks(self) -> tuple[str, ...]:
+        """Marks that begin a call within reasoning."""
+        row, channels = self._row, self._speech.channels
+        if row is None or not row.trigger:
+            return ()
+        marks = (row.trigger,) if row.by_header else row.starts
+        return (channels.start, *marks) if channels else marks
+
+    def _in_draft(self, last: bool) -> list[Said]:
+        """Behind the mark of a call within reasoning: calls, and the end of the answer, end the
+        reasoning. Where anything else stands there, or other text or the closing mark follows the
+        calls, all of it is reasoning.
+        """
+        draft, mark = self._draft, self._raw
+        assert draft is not None
+        self._drafted += draft.feed(self._held[self._n_fed :])
+        whole = draft._state != "arguments"  # readers may take what is cut for whole
+        self._drafted += draft.feed("", last=True) if last and whole else []
+        self._n_fed = len(self._held)
+        other = any(part.text.strip() for part in self._drafted if part.kind in KINDS)
+        if other or (last and not draft.n_calls):
+            self._n_drafts, self._raw = self._n_drafts + 1, ""
+            self._held, self._state = self._held[len(mark) :], "reasoning"
+            return [Said("reasoning", self._breaks + mark)]
+        if not last:
+            return []
+        self._held, self._state = "", "end"
+        first = self.n_calls
+        calls = [p._replace(number=first + p.number) for p in self._drafted if p.kind not in KINDS]
+        if not self._speech.parallel:
+            calls = [part for part in calls if part.number == first]
+        self.n_calls += sum(part.call is not None for part in calls)
+        return calls
+
+    def _in_aside(self, last: bool) -> list[Said]:
+        """Behind an opening mark of reasoning within content: text, where no closing mark comes."""
+        thought = self._speech.thought
+        assert thought is not None
+        text, found, rest = self._held.partition(thought.close)
+        if found:
+            self._behind(rest, "content")
+            return [Said("reasoning", text.strip("\n"))]
+        if last:
+            self._state = "content"
+            return [Said("content", self._raw)]
+        return []
+
+    def _in_content(self, last: bool) -> list[Said]:
+        row, channels, thought = self._row, self._speech.channels, self._speech.thought
+        marks = [] if channels is None else [channels.end]
+        stray: tuple[str, ...] = ()
+        if channels is None and thought is not None:
+            marks, stray = [thought.begin, *thought.stray], thought.stray
+        if row is not None and row.trigger and not row.by_header:
+            marks += row.starts
+        if not marks:
+            return self._in_rest(last)
+        text, found = self._until(marks, last)
+        if found and channels is None and thought is not None:
+            if found in stray:
+                return [Said("content", text + self._breaks)]
+            if found == thought.begin:
+                self._raw = found
+                if thought.reserved:
+                    self._behind(self._held, "reasoning")
+                else:
+                    self._state = "aside"
+                return [Said("content", text + self._breaks)]
+        cut = text.rstrip()
+        if last and self._speech.sure and row is not None and row.sign and cut.endswith(row.sign):
+            text = cut.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
+        if found:
+            self._raw = found
+            ended = channels is not None and found == channels.end
+            self._state = "header" if ended else self._behind_mark(found)
+        return [Said("content", text)]
+
+    def _in_header(self, last: bool) -> list[Said]:
+        """Before a message."""
+        channels = self._speech.channels
+        assert channels is not None
+        if not channels.message:
+            return self._in_mark(channels, last)
+        header, found, body = self._held.partition(channels.message)
+        if not found and not self._may_be_header(channels, last):
+            self._state = "content"
+            return []
+        if not (found or last):
+            return []
+        self._held, to = body, channels.call.search(header) if channels.call else None
+        if to is not None and not found and to.end() == len(header):
+            to = None  # the name was cut
+        own = to is not None and (found or self._speech.sure) and self._row is not None
+        if to is not None and own and to.group(1) in self._speech.tools:
+            self._begin(to.group(1), JsonReader())
+        elif not found:
+            self._state = "end"
+        else:
+            self._state = "content" if channels.is_for_user(header) else "reasoning"
+        return []
+
+    def _may_be_header(self, channels: Channels, last: bool) -> bool:
+        """Whether the held text is the beginning of a header; else it is for the user."""
+        text = self._held.lstrip()
+        if any(text.startswith(head) for head in channels.heads):
+            return len(text) < MAX_HEAD
+        begun = any(head.startswith(text) for head in channels.heads)
+        return not text or (begun and (not last or text.startswith("<|")))  # a mark that was cut
+
+    def _in_mark(self, channels: Channels, last: bool) -> list[Said]:
+        """Before a message whose header is one mark. What has none is for the user."""
+        text = self._held.lstrip().removeprefix(channels.start).lstrip()
+        states = {channels.thought.open: "reasoning", channels.final: "content"}
+        starts = () if self._row is None or self._row.by_header else self._row.starts
+        states |= dict.fromkeys(channels.calls, "reasoning")  # where there are no tools
+        states |= {mark: self._behind_mark(mark) for mark in starts}
+        found = next((mark for mark in states if text.startswith(mark)), "")
+        if found:
+            self._raw, self._held, self._state = found, text[len(found) :], states[found]
+        elif not any(mark.startswith(text) for mark in (channels.start, *states)):
+            self._held, self._state = text, "content"
+        elif last:
+            self._state = "end"
+        return []
+
+    def _behind_mark(self, mark: str) -> str:
+        """The state behind a mark of calls: that of all of them, or of one."""
+        row = self._row
+        if row is None or not row.open or not row.wrap[0]:
+            return "head"
+        return "between" if find_mark(mark, row.wrap[0]) == (0, mark) else "head"
+
+    def _in_end(self, last: bool) -> list[Said]:
+        self._held = ""
+        return []
+
+    def _in_rest(self, last: bool) -> list[Said]:
+        text, self._held = self._held, ""
+        return [Said("content", text)]
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _in_head(self, last: bool) -> list[Said]:
+        """Between the mark of a call and its arguments."""
+        row, text = self._row, self._held
+        assert row is not None
+        if row.style == "object":
+            return self._in_object(last)
+        end, kept = row.head_end
+        head, found, rest = text.partition(end)
+        if not found and not last and len(text) < MAX_HEAD:
+            return []
+        rest = end + rest if found and kept else rest
+        id, said = row.split_head(head)
+        name, _, own = said.partition(row.id_mark) if row.id_mark else (said, "", "")
+        id = f"functions.{said}" if row.named_ids else own or id
+        if found and row.content and name == row.content:
+            self._raw, self._held, self._state = "", rest, "content"
+            return []
+        if last and not found:
+            name, id = self._named(said), "" if row.id_mark else id
+            if not (self._speech.sure and name):
+                return self._cut()
+        elif name not in self._speech.tools:
+            return self._no_call()
+        self._raw, self._held = self._raw + text[: len(text) - len(rest)], rest
+        self._begin(name, reader_of(row, self._speech.tools[name]), id)
+        return []
+
+    def _in_object(self, last: bool) -> list[Said]:
+        """Within the object of JSON that a call is, up to its arguments or, where it may be none,
+        its end.
+        """
+        held, object = self._held.lstrip(), self._object
+        assert self._row is not None
+        if held and not held.startswith("{"):
+            return self._no_call()
+        if not held and not last:
+            return []
+        self._raw, self._held = self._raw + self._held[: len(self._held) - len(held)], held
+        object.walk(held)
+        name, at = object.name, object.arguments_at
+        begun = self._speech.sure and name in self._speech.tools
+        if begun and (at is not None or (last and object.end is None)):
+            at = len(held) if at is None else at
+            self._raw, self._held = self._raw + held[:at], held[at:]
+            self._begin(str(name), JsonReader())
+        elif object.end is not None and name and name == self._row.content:
+            self._raw, self._held, self._object = "", held[object.end :], CallObject()
+            self._state = "between"
+        elif object.end is not None:
+            found = read_call(held[: object.end], self._speech.tools, at)
+            if found is None:
+                return self._no_call()
+            self._begin(found[0], Reader())
+            self._written, self._held, self._state = found[1], held[object.end :], "close"
+        elif last:
+            known = name is None or name == (self._row.content or None)
+            return self._cut() if known else self._no_call()
+        return []
+
+    def _named(self, head: str) -> str:
+        """The tool whose name a head has that was cut behind it; nothing where there is none."""
+        assert self._row is not None
+        mark = self._row.id_mark or self._row.after
+        for name in self._speech.tools:
+            rest = head.removeprefix(name)
+            if mark and rest != head and rest and (mark.startswith(rest) or rest.startswith(mark)):
+                return name
+        return ""
+
+    def _begin(self, name: str, reader: Reader, id: str = "") -> None:
+        assert self._row is not None
+        id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat theirs
+        self._ids.add(id)
+        self._call = ToolCall(id, name, "")
+        self._reader, self._state, self._told, self._written = reader, "arguments", False, ""
+
+    def _in_arguments(self, last: bool) -> list[Said]:
+        held = self._held
+        if not self._written:
+            held = held.lstrip()
+            if isinstance(self._reader, JsonReader) and not held.startswith("{"):
+                if held:
+                    return self._no_call()
+                if not last:  # or a call would be told that is none
+                    return []
+        sure, streams = self._speech.sure, self._speech.streams
+        fragment, rest = self._reader.take(held, last and not sure)
+        self._raw += self._held[: len(self._held) - len(rest)]
+        self._held, self._written = rest, self._written + fragment
+        out = self._tell(fragment) if streams else []
+        if self._reader.done:
+            assert self._row is not None
+            self._state = "tail" if self._row.style == "object" else "close"
+            self._reader = JsonReader(1)
+        elif last and not sure:
+            return self._no_call()
+        elif last:
+            self._state = "end"
+            return out if streams else self._tell(self._written)
+        return out
+
+    def _in_tail(self, last: bool) -> list[Said]:
+        """What an object has behind its arguments."""
+        _, self._held = self._reader.take(self._held, last)
+        if self._reader.done or last:
+            self._state = "close"
+        return []
+
+    def _in_close(self, last: bool) -> list[Said]:
+        """Behind the arguments of a call."""
+        row, call = self._row, self._call
+        assert row is not None
+        assert call is not None
+        if not self._speech.sure and not is_object(self._written):
+            return self._no_call()
+        behind, close = self._held.lstrip(), row.close
+        if close and behind.startswith(close):
+            self._held = behind[len(close) :]
+        elif close and close.startswith(behind):
+            if not last:
+                return []  # its end may still come
+            self._held = ""
+        out = self._tell("" if self._told else self._written)
+        self.n_calls += 1
+        self._raw, self._call, self._object = "", None, CallObject()
+        if not self._speech.parallel:
+            self._state = "end"
+        elif row.wrap[0]:
+            self._state = "between"
+        elif row.by_header:
+            self._state = "header"
+        else:  # after a bare call nothing else is one
+            self._behind(self._held, "content" if row.trigger else "rest")
+        return out
+
+    def _in_between(self, last: bool) -> list[Said]:
+        """Beside the calls of a row that wraps them."""
+        row = self._row
+        assert row is not None
+        text = self._held.lstrip().removeprefix(row.between.strip()).lstrip()
+        end, open = row.wrap[1].lstrip(), row.first.lstrip()
+        if text.startswith(end):
+            self._behind(text[len(end) :], "header" if self._speech.channels else "content")
+        elif text.startswith(open) and text and not end.startswith(text):
+            size = len(open) if row.open else 0
+            self._raw += text[:size]
+            self._held, self._state = text[size:], "head"
+        elif text and not end.startswith(text) and not open.startswith(text):
+            return self._no_call()
+        elif last:
+            return self._cut()
+        return []
+
+    def _tell(self, fragment: str) -> list[Said]:
+        out: list[Said] = []
+        if not self._told:
+            out.append(Said("call", "", self._call, self.n_calls))
+            self._told = True
+        if fragment:
+            out.append(Said("arguments", fragment, None, self.n_calls))
+        return out
+
+    def _no_call(self) -> list[Said]:
+        """What looked like a call is content: what was read of it, and what follows. Where answers
+        are messages it is reasoning: the message is not for the user.
+        """
+        said, self._raw, self._object = self._raw, "", CallObject()
+        if self._speech.channels:  # a message that is not for the user
+            self._state = "reasoning"
+            return [Said("reasoning", said)]
+        trigger = self._row is not None and self._row.trigger
+        self._state = "content" if trigger else "rest"
+        return [Said("content", said)]
+
+    def _cut(self) -> list[Said]:
+        """The text has ended within the mark of a call, or before its name is whole."""
+        assert self._row is not None
+        if not (self._speech.sure and (self._row.trigger or self._raw)):
+            return self._no_call()
+        self._held, self._state = "", "end"
+        return []
+
+    def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
+        """The held text up to the first of some marks, and that mark as it is written, if it is
+        there; it is taken away, and line breaks before it.
+        """
+        starts = () if self._row is None else self._row.starts
+        found = []
+        for mark in marks:
+            written = find_mark(self._held, mark) if mark in starts else None
+            if mark not in starts and (at := self._held.find(mark)) >= 0:
+                written = at, mark
+            if written is not None:
+                found.append((written[0], -len(written[1]), written[1]))
+        at, _, mark = min(found, default=(0, 0, ""))
+        longer = [core_of(m)[0] if m in starts else m for m in marks]
+        if not last and any(m != mark and m.startswith(self._held[at:]) for m in longer):
+            mark = ""  # it may be the beginning of a longer one
+        if mark:
+            text, self._held = self._held[:at].rstrip("\n"), self._held[at + len(mark) :]
+            self._breaks = "\n" * (at - len(text))
+            return text, mark
+        text = self._held
+        if not last:
+            begun = [begun_mark(text, m) if m in starts else overlap(text, m) for m in marks]
+            text = text[: len(text) - max(begun)].rstrip("\n")
+        self._held = self._held[len(text) :]
+        return text, ""
+
+
+def _begins(text: str, mark: str) -> bool:
+    return bool(mark) and text.startswith(mark)

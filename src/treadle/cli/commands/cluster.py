@@ -1,0 +1,151 @@
+"""``treadle cluster``: models on more than one machine, on Ray."""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from treadle.cli.default_options import default_options, for_other_machines
+from treadle.cli.load import find_model
+from treadle.cli.options import ModelCommand, load_options
+from treadle.cli.ui.table import remark
+from treadle.system import SYSTEM
+
+NEEDED = ("ray", "starlette", "prometheus_client")
+
+
+def check_extra() -> None:
+    """Raise ClickException where the extra is not installed."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"a cluster needs {' and '.join(missing)}: pip install 'treadle[cluster]'"
+        )
+
+
+def connect(address: str | None, n_cpus: float) -> None:
+    """To the Ray at ``address``, or to one that starts on this machine and ends with us. Raises
+    ClickException where it has fewer than ``n_cpus`` processors: what does not fit waits for ever.
+    """
+    import logging
+
+    import ray
+
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        most = max(math.ceil(n_cpus), os.cpu_count() or 1)  # they are shared, if there are fewer
+        ray.init(include_dashboard=False, num_cpus=most, **quiet)
+    else:
+        try:
+            ray.init(address=address, **quiet)
+        except ConnectionError as error:
+            raise click.ClickException(f"no Ray at {address}: {error}") from error
+        resources: Any = ray.cluster_resources
+        there = resources().get("CPU", 0)
+        if there < n_cpus:
+            ray.shutdown()
+            raise click.ClickException(
+                f"the Ray at {address} has {there:g} processors, and {n_cpus:g} are wanted"
+            )
+
+
+@click.group()
+def command() -> None:
+    """Serve a model from more than one machine.
+
+    Every machine needs treadle[cluster], and the model's file under the same path.
+    """
+
+
+@command.command(cls=ModelCommand)
+@click.argument("model", required=False, type=click.Path(readable=False))
+@click.option(
+    "--address", metavar="ADDRESS",
+    help="Ray cluster: auto, or ray://HOST:PORT. By default one on this machine.",
+)  # fmt: skip
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    help="Copies of the model; each uses --threads processors.",
+)  # fmt: skip
+@click.option(
+    "--stages", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    help="Pipeline stages of each copy; each uses --threads processors.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Port to listen on.",
+)
+@click.option(
+    "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
+    help="API key that clients must send; may be repeated.",
+)  # fmt: skip
+@click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
+    help="Host name that clients may use for this machine; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--sequences", default=4, show_default=True, type=click.IntRange(1, 4096), metavar="N",
+    help="Size of each replica's KV cache in full contexts.",
+)  # fmt: skip
+@click.option(
+    "--deterministic", is_flag=True,
+    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+)  # fmt: skip
+@default_options
+@load_options
+def serve(
+    model: str | None,
+    address: str | None,
+    replicas: int,
+    stages: int,
+    host: str,
+    port: int,
+    sequences: int,
+    deterministic: bool,
+    load: dict[str, Any],
+    defaults: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Answer over HTTP with several models behind one address.
+
+    Calls that begin alike go to the same model, which has read that beginning, unless it is busier
+    than the others. The address is printed on standard output once calls are answered.
+    """
+    check_extra()
+    if not all(key.strip() for key in settings["api_keys"]):
+        raise click.UsageError("--api-key: an empty key")
+    path = None if model is None else str(find_model(model).resolve())
+
+    import ray
+    from ray import serve as ray_serve
+
+    from treadle.distributed.cluster.plan import Plan
+    from treadle.distributed.cluster.serving import run
+    from treadle.server.requests.service import Settings
+
+    load |= for_other_machines(defaults)
+    own = {**load, "n_sequences": sequences, "deterministic": deterministic}
+    own = {name: value for name, value in own.items() if value is not None}
+    plan = Plan(path, replicas, stages, own, Settings(host=host, **settings))
+    connect(address, plan.n_cpus)
+
+    def ready(url: str) -> None:
+        remark(f"{replicas} models of {stages} stages with {plan.threads} threads are ready")
+        click.echo(url)
+
+    try:
+        run(plan, host, port, ready)
+        SYSTEM.wait_for_end()
+    finally:
+        ending: Any = ray_serve.shutdown
+        ending()
+        ray.shutdown()

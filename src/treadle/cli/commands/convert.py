@@ -1,0 +1,193 @@
+"""``treadle convert``: a checkpoint of any kind as one mappable GGUF file."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from treadle.cli.load import find_model
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import n_bytes, print_json, printable, remark
+from treadle.cli.usage import as_usage, refuse_options
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.target import check_not_read, files_of
+
+if TYPE_CHECKING:
+    from treadle.convert.recipe import Options as OptionsOf
+
+ADAPTER = "adapter_config.json"  # of PEFT's folders
+OF_MODELS = ("align", "split_max_size", "tokenizer", "settings", "resume", "allow_nonfinite")
+TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # what a model of text has
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
+
+
+def alignment(text: str) -> int:
+    """A power of two, or ``page``: what this machine maps at a time."""
+    if text == "page":
+        return mmap.PAGESIZE
+    n = int(text) if text.isdecimal() else 0
+    if n < 1 or n & (n - 1) or n >= 1 << 31:
+        raise click.BadParameter(f"'{text}' is neither a power of two nor 'page'")
+    return n
+
+
+def size(text: str) -> int:
+    """A number of bytes: ``500M``, ``2G``."""
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
+    if match is None or not int(match[1]):
+        raise click.BadParameter(f"'{text}' is no size, such as 500M or 2G")
+    return int(match[1]) * UNITS[match[2]]
+
+
+@click.command()
+@click.argument("src", type=click.Path(readable=False))
+@click.argument("dst", type=click.Path(readable=False))
+@click.option(
+    "--type",
+    "fmt",
+    metavar="TYPE",
+    help="Format of the matrices, such as F16 or Q8_0; as in SRC by default. Vectors become F32.",
+)
+@click.option(
+    "--align",
+    type=alignment,
+    default="32",
+    metavar="BYTES",
+    help="Alignment of tensors: bytes, or 'page'.  [32]",
+)
+@click.option(
+    "--split-max-size",
+    type=size,
+    help="Write shards of at most this size, such as 2G.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(readable=False),
+    metavar="FILE",
+    help="For checkpoints without one: tokenizer.model or tokenizer.bin.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the metadata, such as llama.context_length=4096; may be repeated.",
+)
+@click.option(
+    "--base",
+    type=click.Path(readable=False),
+    metavar="MODEL",
+    help="Base model of an adapter (a PEFT folder).",
+)
+@click.option("--force", is_flag=True, help="Replace DST if it exists.")
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    help="Continue an interrupted conversion.  [resume]",
+)
+@click.option(
+    "--allow-nonfinite", is_flag=True, help="Accept infinities and NaNs among the weights."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    src: str, dst: str, fmt: str | None, align: int, split_max_size: int | None,
+    tokenizer: str | None, settings: tuple[str, ...], base: str | None, force: bool, resume: bool,
+    allow_nonfinite: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Write the checkpoint SRC as the GGUF file DST.
+
+    SRC is told by its content: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
+    checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards become one file). PEFT's
+    folder of an adapter becomes a GGUF adapter. hf:OWNER/REPO is downloaded.
+    """
+    for text in settings:
+        if text.find("=") < 1:
+            raise click.UsageError(f"--set {text!r:.80}: not KEY=VALUE")
+    from treadle.convert.detect import find_kind, open_source
+    from treadle.convert.page_cache import before_opening
+    from treadle.convert.recipe import Options, notes
+    from treadle.convert.writer import STAGE, convert
+    from treadle.formats import by_name
+
+    with as_usage(UnsupportedError):
+        options = Options(
+            None if fmt is None else by_name(fmt), align, split_max_size or 0, force, resume,
+            allow_nonfinite, settings,
+        )  # fmt: skip
+
+    if not src or not dst:
+        raise click.UsageError(f"{'SRC' if not src else 'DST'} is an empty name")
+    target = Path(dst).expanduser()
+    if not target.parent.is_dir():
+        raise FileError("there is no such folder", path=target.parent)
+    path = checkpoint(src)
+    if (path / ADAPTER).is_file() or is_inside(path):
+        if base is None:
+            raise click.UsageError(f"{path} is an adapter: --base MODEL says what it is for")
+        refuse_options(click.get_current_context(), OF_MODELS, "is not for adapters")
+        return show_written(path, "an adapter", [adapted(path, base, target, options)], as_json)
+    if base is not None:
+        raise click.UsageError(f"--base: {path} is no folder with {ADAPTER}")
+    cache = before_opening(path)
+    source = None
+    try:
+        kind = find_kind(path)
+        source = open_source(path, None if tokenizer is None else Path(tokenizer).expanduser())
+        check_not_read(target, files_of(tokenizer))
+        remarks = notes(source, options)
+        for note in remarks:
+            remark(note)
+        if not source.verbatim and source.metadata.keys().isdisjoint(TOKENIZER):
+            remark(
+                f"{path} has no tokenizer that treadle knows: {target} cannot read or write text"
+            )
+        with ProgressBar(STAGE, "B") as meter:
+            written = convert(source, target, options, progress=meter, say=remark, cache=cache)
+    finally:
+        if source is not None:
+            source.close()
+        cache.close()
+    return show_written(path, kind.name, written, as_json, remarks)
+
+
+def checkpoint(src: str) -> Path:
+    """Where SRC is; what ``hf:`` names is downloaded, whatever its size: it is read in strips."""
+    if not src.startswith("hf:"):
+        return Path(src).expanduser()
+    with ProgressBar() as meter:
+        return find_model(src, meter, to_run=False)
+
+
+def is_inside(path: Path) -> bool:
+    """Whether it is the adapter of a task in a model's folder."""
+    if path.exists():
+        return False
+    from treadle.convert.lora.tasks import is_task
+
+    return is_task(path)
+
+
+def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
+    """Write an adapter."""
+    from treadle.convert.lora.lora import write_adapter
+
+    write_adapter(folder, find_model(base), target, options.type, force=options.force)
+    return target
+
+
+def show_written(
+    path: Path, kind: str, written: list[Path], as_json: bool, remarks: Sequence[str] = ()
+) -> None:
+    """Tell which files were written of ``path``."""
+    sizes = [made.stat().st_size for made in written]
+    if as_json:
+        paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]
+        print_json({"source": str(path), "kind": kind, "files": paths, "notes": list(remarks)})
+    else:
+        for made, size in zip(written, sizes, strict=True):
+            print(f"{printable(str(made))}  {n_bytes(size)}")

@@ -1,0 +1,209 @@
+"""``treadle doctor``: what this machine can do, and what holds it back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.default_options import CHAT_TEMPLATE, build_defaults
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import n_bytes, printable, say, scaled, show, terminal_width
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.profiling.facts import ModelFile
+
+LEAST_ROOM = 16  # columns of a terminal for values beside their keys
+# How numbers are written whose name ends so; the ending is no part of what people read.
+UNITS: dict[str, Callable[[float], str]] = {
+    "_bytes_s": lambda number: scaled(number, "B/s"),
+    "_ops_s": lambda number: scaled(number, "op/s"),
+    "_bytes": n_bytes,
+    "_share": lambda number: f"{number:.0%}",
+}
+
+
+@click.command()
+@click.argument("model", type=click.Path(readable=False), required=False)
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="Read MODEL from disk again first, into 2 MB pages where the system supports them.",
+)
+@CHAT_TEMPLATE
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(model: str | None, reload: bool, chat_template: str | None, as_json: bool) -> None:
+    """Report what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
+
+    With MODEL, also how much of the file is in memory, in pages of which size, and whether treadle
+    has its kernels.
+    """
+    if reload and model is None:
+        raise click.UsageError("--reload needs a MODEL")
+    if chat_template is not None and model is None:
+        raise click.UsageError("--chat-template needs a MODEL")
+    build_defaults({"chat_template": chat_template})  # which says what is wrong with it
+    with ProgressBar() as progress:
+        report = examine(model, progress, reload=reload, chat_template=chat_template)
+    show(report, as_json, print_report)
+
+
+def examine(
+    model: str | None,
+    progress: ProgressBar,
+    *,
+    reload: bool = False,
+    chat_template: str | None = None,
+) -> dict[str, Any]:
+    """Describe this machine, and measure its peaks if kernels can be had for that."""
+    from treadle.devices.cpu.residence import read_anew
+    from treadle.devices.cuda.facts import told
+    from treadle.devices.wgpu.device import told as wgpu_told
+    from treadle.errors import CacheError, CompileError
+    from treadle.machine.topology import usable_threads
+    from treadle.profiling.facts import Here
+    from treadle.profiling.peaks import measure_peaks
+    from treadle.profiling.report import describe, row_in_use
+
+    about = None if model is None else look_at(model, progress, chat_template)
+    if about is not None and reload:
+        for i, path in enumerate(about.files):
+            progress("reading", i, len(about.files))
+            read_anew(path)
+    peaks, failure = None, None
+    try:
+        peaks = measure_peaks(row_in_use(), usable_threads()[0], progress=progress)
+    except (CacheError, CompileError) as error:
+        failure = str(error)
+    report = describe(Here(about, peaks))
+    report["gpu"] = told() | wgpu_told()
+    report["warnings"] = report.pop("warnings")  # the last, as people read it
+    if failure:
+        report["warnings"].append(f"peaks were not measured: {failure}")
+    return report
+
+
+def look_at(model: str, progress: ProgressBar, chat_template: str | None = None) -> ModelFile:
+    """Tell what matters of MODEL's files, without reading a weight."""
+    from treadle.api.summary import bytes_by_type
+    from treadle.cli.load import find_model
+    from treadle.convert.open import open_model
+    from treadle.errors import TreadleError
+    from treadle.formats import FORMATS
+    from treadle.models.load import load_config
+    from treadle.profiling.facts import ModelFile
+
+    with open_model(find_model(model, progress)) as gguf:
+        problem = None
+        try:
+            load_config(gguf)
+        except TreadleError as error:
+            problem = str(error)
+        tensors = list(gguf.tensors.values())
+        formats = list(bytes_by_type(tensors))
+        lacking = {tensor.type_name for tensor in tensors if tensor.format is None}
+        return ModelFile(
+            # a Hugging Face folder's own path is no file, and its tensors name theirs
+            files=sorted(p for p in {t.path for t in tensors} | {gguf.path} if p.is_file()),
+            formats=formats,
+            without_kernel=[name for name in formats if name in lacking],
+            acts={t.format.act for t in tensors if t.format and len(t.shape) > 1},
+            instead=[row.name for row in FORMATS.values()],
+            problem=problem,
+            chat=None if problem else chat_of(gguf, chat_template),
+        )
+
+
+def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | None] | None:
+    """What answers of the file's own chat template, or of another, are read for, and where the
+    template came from; None: the file has none.
+    """
+    from treadle.chat.template.override import choose_template
+    from treadle.chat.template.template import load_template
+    from treadle.chat.tools import find_manner
+    from treadle.errors import TreadleError
+
+    names = ("template", "reasoning", "tools", "calls", "problem")
+    told: dict[str, str | None] = dict.fromkeys(names)
+    try:
+        if chat_template is None:
+            template = load_template(gguf)
+            if template.builtin and "by the file" not in template.origin:
+                return None
+        else:
+            template = load_template(gguf, "", choose_template(chat_template))
+        told["template"] = template.origin
+        template.render([{"role": "user", "content": "hi"}])
+        manner = find_manner(template)
+    except TreadleError as error:
+        return {**told, "problem": f"the chat template cannot be used: {error}"}
+    if manner.thought:
+        told["reasoning"] = f"{manner.thought.open.strip()} ... {manner.thought.close.strip()}"
+    told["tools"] = "by the template" if manner.shows_tools else "by a sentence in the prompt"
+    told["calls"] = f"{manner.row.name}: {' '.join(manner.row.trigger.split()) or 'JSON'}"
+    if not manner.writes_calls and re.search(r"\btools\b", template.source):
+        told["problem"] = (
+            "the chat template speaks of tools, but a call it writes is not found again: tools "
+            f"are described by a sentence in the prompt, and calls read as {manner.row.name}'s"
+        )
+    return told
+
+
+def print_report(report: Mapping[str, object]) -> None:
+    """Print it for people."""
+    room = terminal_width()
+    for line in render(report):
+        at = hang(line)
+        if room and at > room - LEAST_ROOM:  # the value follows its key
+            begin = len(line) - len(line.lstrip())
+            line, at = " " * begin + re.sub(" {2,}", "  ", line.lstrip()), begin + 4
+        say(line, indent=" " * at)
+
+
+def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
+    """Write a report, a mapping of mappings, lists and values, as indented lines."""
+    width = max((len(label(key)) for key in report), default=0)
+    for key, value in report.items():
+        if value and isinstance(value, Mapping):
+            yield f"{indent}{label(key)}"
+            yield from render(value, indent + "  ")
+        elif isinstance(value, (list, tuple)) and any(len(str(item)) > 24 for item in value):
+            yield f"{indent}{label(key)}"
+            yield from (f"{indent}  {printable(str(item))}" for item in value)
+        else:
+            yield f"{indent}{label(key):<{width}}  {printable(written(key, value))}".rstrip()
+
+
+def hang(line: str) -> int:
+    """Columns by which the continuations of a line are indented: to where its value begins."""
+    begin = len(line) - len(line.lstrip())
+    gap = line.find("  ", begin)
+    return begin + 2 if gap < 0 else len(line) - len(line[gap:].lstrip())
+
+
+def unit(key: str) -> str:
+    """Find the ending of ``key`` that says what its number counts."""
+    return next((ending for ending in UNITS if key.endswith(ending)), "")
+
+
+def label(key: str) -> str:
+    """Write a key as people would, without its unit."""
+    return printable(key.removesuffix(unit(key)).replace("_", " "))
+
+
+def written(key: str, value: object) -> str:
+    """Write one value as people would."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    if value is None:
+        return "none"
+    if isinstance(value, (int, float)) and unit(key):
+        return UNITS[unit(key)](value)
+    return str(value)

@@ -1,0 +1,59 @@
+"""``treadle embed``: texts as vectors."""
+
+from __future__ import annotations
+
+import click
+
+from treadle.cli.load import counted, load_model, read_lines
+from treadle.cli.options import DEVICE, THREADS
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import print_json, remark
+
+
+@click.command()
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option("--normalize/--no-normalize", default=True, help="Normalise vectors to length 1.")
+@click.option(
+    "-d", "--dimensions", type=click.IntRange(1), metavar="N",
+    help="The first N values alone; for models trained for it (Matryoshka).",
+)  # fmt: skip
+@click.option(
+    "--default-prompt/--no-default-prompt", default=True,
+    help="Put the model's own prompt before each text, if it names one.",
+)  # fmt: skip
+@click.option("--truncate", is_flag=True, help="Read the beginning of a text that is too long.")
+@click.option(
+    "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
+)
+@THREADS
+@DEVICE
+@click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
+def command(
+    model: str, texts: tuple[str, ...], normalize: bool, dimensions: int | None,
+    default_prompt: bool, truncate: bool, context: int | None, threads: int | None,
+    device: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Print a vector for each TEXT, or line of standard input: a line of numbers each.
+
+    MODEL is an encoder, or any other model: its last states, pooled as the file says.
+    """
+    from treadle.api.embedding import Embedder
+
+    given = list(texts) or read_lines()
+    if not given:
+        raise click.UsageError("no texts: name some, or write one a line on standard input")
+    with (
+        ProgressBar() as progress,
+        load_model(model, progress, context=context, threads=threads, device=device) as loaded,
+    ):
+        embedder = Embedder(loaded, normalize, dimensions, default_prompt=default_prompt)
+        if embedder.note:
+            remark(embedder.note)
+        name = counted("text" if texts else "line")
+        vectors = embedder.vectors(embedder.read(given, name, truncate=truncate))
+    if as_json:
+        print_json([{"index": i, "embedding": row} for i, row in enumerate(vectors.tolist())])
+        return
+    for row in vectors:  # the shortest digits that are the same float32
+        print(" ".join(map(str, row)))

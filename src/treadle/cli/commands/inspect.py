@@ -1,0 +1,229 @@
+"""``treadle inspect``: what a model file holds, and what treadle would miss in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.api.summary import bytes_by_type
+from treadle.cli.load import find_model
+from treadle.cli.metadata import described, written
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import heading, n_bytes, n_weights, print_table, printable, say, show
+from treadle.errors import TreadleError
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF, Tensor
+
+
+@click.command()
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("other", type=click.Path(readable=False), required=False)
+@click.option("--diff", is_flag=True, help="Compare two files, tensor by tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
+    """Print MODEL's metadata, tensors, formats and sizes, and what is missing or unknown.
+
+    `inspect --diff A B` prints what differs between two files, and by how much their weights.
+    """
+    if diff != (other is not None):
+        raise click.UsageError("--diff needs two files" if diff else "two files need --diff")
+    if other is not None:
+        print_difference(model, other, as_json)
+        return
+    from treadle.convert.open import open_model
+
+    with ProgressBar() as progress:
+        path = find_model(model, progress)
+    with open_model(path) as gguf:
+        report = describe(gguf)
+    show(report, as_json, print_report)
+
+
+def print_difference(a: str, b: str, as_json: bool) -> None:
+    """Compare two files and print what was found."""
+    from treadle.cli.commands.diff import compare, print_diff
+    from treadle.convert.open import open_model
+    from treadle.machine.topology import usable_threads
+
+    with ProgressBar() as progress:
+        paths = [find_model(ref, progress) for ref in (a, b)]
+        with open_model(paths[0]) as first, open_model(paths[1]) as second:
+            report = compare(first, second, usable_threads()[0], progress)
+    show(report, as_json, print_diff)
+
+
+def describe(gguf: GGUF) -> dict[str, Any]:
+    """Tell all about a file; a Hugging Face folder has no version of GGUF."""
+    from treadle.files.splits import is_hf
+
+    tensors = list(gguf.tensors.values())
+    return {
+        "path": str(gguf.path),
+        "version": None if is_hf(gguf.path) else gguf.version,
+        "alignment": gguf.alignment,
+        "n_bytes": gguf.n_bytes,
+        "n_parameters": n_elements(tensors),
+        "bits_per_weight": bits(tensors),
+        "f16_share": bits(tensors) / 16,
+        "per_token": per_token(gguf),
+        "formats": count_formats(tensors),
+        "metadata": {key: described(value) for key, value in gguf.metadata.items()},
+        "tensors": [
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "format": tensor.type_name,
+                "n_bytes": tensor.n_bytes,
+                "offset": tensor.offset,
+            }
+            for tensor in tensors
+        ],
+        "chat_template": find_template(gguf),
+        "problems": find_problems(gguf),
+    }
+
+
+def per_token(gguf: GGUF) -> dict[str, int] | None:
+    """What a token meets of the model; None where it cannot be told."""
+    from treadle.models.active_parameters import active
+    from treadle.models.load import load_config
+
+    try:
+        found = active(gguf, load_config(gguf, warn=False))
+    except TreadleError:  # which ``find_problems`` tells
+        return None
+    return asdict(found)
+
+
+def n_elements(tensors: Iterable[Tensor]) -> int:
+    """How many numbers they hold."""
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def bits(tensors: list[Tensor]) -> float:
+    """Bits a weight takes, over all of these tensors."""
+    return 8 * sum(t.n_bytes for t in tensors) / max(n_elements(tensors), 1)
+
+
+def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
+    """Tell, for each weight format, how much of the file is in it and what that costs."""
+    sizes = bytes_by_type(tensors)
+    groups = {name: [t for t in tensors if t.type_name == name] for name in sizes}
+    return [
+        {
+            "format": name,
+            "n_tensors": len(members),
+            "n_parameters": n_elements(members),
+            "n_bytes": sizes[name],
+            "share": sizes[name] / max(sum(sizes.values()), 1),
+            "bits_per_weight": bits(members),
+            "f16_share": bits(members) / 16,
+        }
+        for name, members in groups.items()
+    ]
+
+
+def find_problems(gguf: GGUF) -> list[str]:
+    """List what treadle could not do with this file, each part asked by itself."""
+    from treadle.models.load import TEXT_ALONE, load_config
+    from treadle.tokenizer.tokenizer import load_tokenizer
+
+    parts: list[tuple[str, Callable[[GGUF], object]]] = [
+        ("model", partial(load_config, warn=False)),  # its list is here
+        ("tokenizer", load_tokenizer),
+    ]
+    problems = []
+    for name, load in parts:
+        try:
+            loaded = load(gguf)
+        except TreadleError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        unused = getattr(loaded, "ignored", ())
+        problems += [f"tensors: {tensor} is not used" for tensor in unused]
+        if getattr(getattr(loaded, "arch", None), "pictures", False):
+            problems.append(f"pictures: {TEXT_ALONE}")
+    if "tokenizer.chat_template" not in gguf.metadata:
+        problems.append("chat: the file has no chat template")
+    unknown = sorted({t.type_name for t in gguf.tensors.values() if t.format is None})
+    problems += [f"tensors: treadle has no format {name} yet" for name in unknown]
+    return problems
+
+
+def find_template(gguf: GGUF) -> str | None:
+    """Where the chat template comes from that ``chat`` and ``serve`` take; None: there is none."""
+    from treadle.chat.template.template import load_template
+    from treadle.models.load import load_config
+
+    try:
+        return load_template(gguf, load_config(gguf, warn=False).arch.name).origin
+    except TreadleError:  # which ``find_problems`` tells
+        return None
+
+
+def token_line(report: Mapping[str, Any]) -> str:
+    """Experts, if there are any, and what a token reads."""
+    each = report["per_token"]
+    if each is None:
+        return ""
+    size = n_bytes(each["n_bytes"])
+    if not each["n_experts"]:
+        return f"a token reads {size}"
+    few, every = n_weights(each["n_parameters"]), n_weights(report["n_parameters"])
+    experts = f"{each['n_experts']} experts, {each['n_experts_used']} used"
+    return f"{experts}: {few} of {every} parameters a token, {size}"
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print it for people."""
+    heading(report["path"])
+    version = report["version"]
+    kind = "Hugging Face folder" if version is None else f"GGUF version {version}"
+    print(
+        f"{kind}, {n_bytes(report['n_bytes'])}, "
+        f"{n_weights(report['n_parameters'])} parameters in {len(report['tensors'])} tensors, "
+        f"{report['bits_per_weight']:.2f} bits a weight"
+    )
+    line = token_line(report)
+    print(f"{line}\n" if line else "")
+    if report["metadata"]:
+        print_table(
+            ["key", "value"], [(key, written(value)) for key, value in report["metadata"].items()]
+        )
+        print()
+    if report["tensors"]:
+        print_table(
+            ["tensor", "shape", "format", "size "],
+            [
+                (t["name"], "×".join(map(str, t["shape"])), t["format"], n_bytes(t["n_bytes"]))
+                for t in report["tensors"]
+            ],
+        )
+        print()
+        print_table(
+            ["format", "tensors ", "parameters ", "size ", "share ", "bits a weight ", "of F16 "],
+            [
+                (
+                    f["format"],
+                    f["n_tensors"],
+                    n_weights(f["n_parameters"]),
+                    n_bytes(f["n_bytes"]),
+                    f"{f['share']:.1%}",
+                    f"{f['bits_per_weight']:.2f}",
+                    f"{f['f16_share']:.0%}",
+                )
+                for f in report["formats"]
+            ],
+        )
+        print()
+    if report["chat_template"]:
+        say(f"chat template: {printable(report['chat_template'])}\n")
+    heading("missing or unknown")
+    for problem in report["problems"] or ["nothing"]:
+        say(printable(problem), indent="  ")

@@ -1,0 +1,148 @@
+"""``treadle plan``: the steps that a model's forward pass consists of, in order."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import click
+
+from treadle.base.humanize import counted
+from treadle.cli.load import load_model
+from treadle.cli.options import load_options
+from treadle.cli.profile import Profile, facts_of, kinds_of, profile_of
+from treadle.cli.speed import Peaks, explain_caches, measured_peaks
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import heading, n_bytes, print_json, print_table, say, scaled
+from treadle.errors import TreadleError
+from treadle.models.graphs import main_output
+
+ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
+AGREES = 0.03  # of the whole: what the steps' sum may differ by before it is explained
+SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
+
+
+@click.command()
+@click.argument("model", type=click.Path(readable=False))
+@click.option("--match", default="*", metavar="GLOB", help="Only steps whose label matches: L5.*")
+@click.option(
+    "-p", "--tokens", type=click.IntRange(1), default=1, metavar="N",
+    help="Plan for N tokens at once: 1, the default, is decoding.",
+)  # fmt: skip
+@click.option(
+    "-d", "--depth", type=click.IntRange(0), default=0, metavar="N",
+    help="Tokens in the cache before, whose keys and values attention reads.",
+)  # fmt: skip
+@click.option("--profile", is_flag=True, help="Run it, and show what each step took.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list, of a profile an object.")
+@load_options
+def command(
+    model: str,
+    match: str,
+    tokens: int,
+    depth: int,
+    profile: bool,
+    as_json: bool,
+    load: dict[str, Any],
+) -> None:
+    """Print the steps of MODEL's forward pass: label, kernel, shape, bytes, operations."""
+    room = max(ROOM, depth + tokens) if profile else 0
+    peaks: Peaks = {}
+    profiled: Profile | None = None
+    with ProgressBar() as progress:
+        loaded = load_model(model, progress, room=room, **load)
+        if tokens > (most := loaded.engine.max_tokens):
+            raise click.UsageError(f"-p {tokens}: one run of this model takes at most {most}")
+        if depth and main_output(loaded.config) != "logits":
+            raise click.UsageError("-d: it reads a text at once, nothing comes before")
+        steps = list(loaded.plan(tokens))
+        shown = [step for step in steps if fnmatchcase(step.label, match)]
+        if not shown:
+            raise TreadleError(f"no step's label matches '{match}'")
+        if profile:
+            profiled = profile_of(loaded, tokens, depth, progress)
+            peaks = measured_peaks(loaded, progress)
+    parts = [(depth, tokens)]
+    rows = [row_of(step, parts, profiled, peaks) for step in shown]
+    if profiled is None:
+        print_json(rows) if as_json else print_plan(rows, False)
+        return
+    kinds = kinds_of(steps, profiled, parts, peaks)
+    if as_json:
+        totals = {"sum_s": profiled.sum_s, "whole_s": profiled.whole_s, "ratio": profiled.ratio}
+        print_json({"steps": rows, "kinds": kinds, **totals, "peaks": dict(peaks)})
+        return
+    print_plan(rows, True)
+    print_kinds(kinds, profiled)
+    note = explain_caches(peaks)
+    if note:
+        say(note)
+
+
+def row_of(
+    step: Any, parts: list[tuple[int, int]], profile: Profile | None, peaks: Peaks
+) -> dict[str, Any]:
+    """Tell one step's facts, and its speed if it was run."""
+    row = {"label": step.label, "kernel": step.kernel, "shape": list(step.shape)}
+    return row | facts_of([step], parts, profile, peaks)
+
+
+def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
+    """Print the rows, and their sum."""
+    headers = ["label", "kernel", "shape", "bytes ", "operations "]
+    total = [counted(len(rows), "step"), "", ""]
+    total += [n_bytes(sum(row["n_bytes"] for row in rows))]
+    total += [scaled(sum(row["n_flops"] for row in rows))]
+    if profile:
+        headers += SPEEDS
+        total += [f"{1e6 * sum(row['seconds'] for row in rows):.1f}"]
+        total += [f"{sum(row['share_of_time'] for row in rows):.1%}", "", "", ""]
+    optional = ("shape", "operations ", "bytes ", "kernel") if profile else ("shape", "operations ")
+    lines = [*(cells_of(row, profile) for row in rows), total]
+    print_table(headers, lines, optional=optional, folding="kernel")
+
+
+def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
+    """Write one row for people."""
+    cells = [row["label"], row["kernel"], "×".join(map(str, row["shape"]))]
+    return cells + work_cells(row, profile)
+
+
+def work_cells(row: dict[str, Any], profile: bool) -> list[str]:
+    """Write work, and time and speeds: a step without bytes or operations has none of these."""
+    cells = [n_bytes(row["n_bytes"]), scaled(row["n_flops"])]
+    if not profile:
+        return cells
+    return [
+        *cells,
+        f"{1e6 * row['seconds']:.1f}",
+        f"{row['share_of_time']:.1%}",
+        scaled(row["bytes_s"], "B/s") if row["n_bytes"] else "",
+        scaled(row["ops_s"], "op/s") if row["n_flops"] else "",
+        f"{row['share_of_peak']:.0%} {row['peak']}" if row["peak"] else "",
+    ]
+
+
+def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
+    """Print the sums by kind, and how they compare with the whole."""
+    print()
+    heading("by kind, of all steps")
+    headers = ["kind", "steps ", "bytes ", "operations ", *SPEEDS]
+    print_table(
+        headers,
+        [[row["kind"], row["n_steps"], *work_cells(row, True)] for row in kinds],
+        optional=("operations ", "bytes "),
+    )
+    print()
+    say(
+        f"sum of the steps {1e6 * profile.sum_s:.1f} µs, "
+        f"one whole run {1e6 * profile.whole_s:.1f} µs, ratio {profile.ratio:.3f}"
+    )
+    outside_s = profile.whole_s - profile.sum_s
+    if outside_s > AGREES * profile.whole_s:
+        say(
+            f"the other {1e6 * outside_s:.1f} µs are Python's, around the steps: laying out the "
+            "batch, waking the threads, copying the logits"
+        )
+    elif outside_s < -AGREES * profile.whole_s:
+        say("the steps took longer while they were timed: other programs disturbed it; run again")

@@ -1,0 +1,260 @@
+"""``treadle quantize``: a model file in smaller formats."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.base.humanize import listed
+from treadle.cli.load import find_model
+from treadle.cli.options import THREADS, adapter
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import n_bytes, print_table, printable, remark, scaled, show
+from treadle.cli.usage import as_usage
+from treadle.errors import TreadleError, UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.convert.recipe import Shard
+    from treadle.models.lora import Adapter
+    from treadle.quantize.plan import Recipe
+
+SHOWN = 6  # names of tensors in a remark
+
+
+@click.command()
+@click.argument("src", type=click.Path(readable=False))
+@click.argument("dst", type=click.Path(readable=False))
+@click.argument("mix", metavar="TYPE")
+@click.option(
+    "--tensor", "rules", multiple=True, metavar="PATTERN=TYPE",
+    help="Another type for the matrices that a regular expression is found in, such as "
+    "ffn_down=Q6_K; may be repeated, the last one counts.",
+)  # fmt: skip
+@click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
+@click.option("--embd-type", metavar="TYPE", help="Type of token_embd.weight.")
+@click.option(
+    "--imatrix", metavar="FILE", type=click.Path(readable=False),
+    help="Importance matrix, from `treadle imatrix`.",
+)  # fmt: skip
+@click.option(
+    "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
+    help="Add an adapter (LoRA) to the weights; may be repeated.",
+)  # fmt: skip
+@click.option("--pure", is_flag=True, help="TYPE's own format for every matrix, no mix.")
+@click.option("--allow-requantize", is_flag=True, help="Take weights that were quantized before.")
+@click.option("--dry-run", is_flag=True, help="Print what would become of every tensor, no more.")
+@click.option("--force", is_flag=True, help="Replace DST if it exists.")
+@THREADS
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    src: str, dst: str, mix: str, rules: tuple[str, ...], output_type: str | None,
+    embd_type: str | None, imatrix: str | None, lora: tuple[tuple[str, float], ...], pure: bool,
+    allow_requantize: bool, dry_run: bool, force: bool, threads: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Write the model SRC as DST, its matrices in TYPE: a format, or a mix such as Q4_K_M.
+
+    Where TYPE's blocks do not fit a matrix's rows, another format stands in, and is named.
+    """
+    from treadle.files.gguf import open_gguf
+    from treadle.machine.topology import usable_threads
+    from treadle.quantize.imatrix.matrix import read
+    from treadle.quantize.plan import find_mix, format_by_name, make_recipe, parse_rule
+    from treadle.quantize.write import STAGE, check_importances, check_target, plan_shards, write
+
+    with as_usage(TreadleError):
+        wanted, asked = find_mix(mix), [parse_rule(rule) for rule in rules]
+        for name in filter(None, (output_type, embd_type)):
+            format_by_name(name)
+    if not dst:
+        raise click.UsageError("DST is an empty name")
+    with ProgressBar(STAGE, "B") as meter:
+        gguf = open_gguf(gguf_of(src, meter))
+        try:
+            matrix = None if imatrix is None else read(imatrix)
+            recipe = make_recipe(
+                gguf, wanted, rules=asked, output_type=output_type, embd_type=embd_type,
+                pure=pure, imatrix=matrix,
+            )  # fmt: skip
+            if matrix is not None:
+                check_importances(gguf, recipe, matrix)  # in a dry run, too
+            merged = adapters_of(gguf.path, lora)
+            began = time.perf_counter()
+            if not dry_run:
+                check_target(gguf, Path(dst), force, matrix, merged)
+                for text in remarks(recipe, matrix):
+                    remark(text)
+                write(
+                    gguf, recipe, dst, n_threads=threads or usable_threads()[0], imatrix=matrix,
+                    overwrite=force, allow_requantize=allow_requantize, merged=merged,
+                    progress=meter, say=remark,
+                )  # fmt: skip
+            seconds = time.perf_counter() - began
+            (made,) = plan_shards(gguf, recipe, Path(dst), matrix)
+            report = describe(recipe, gguf, made, None if dry_run else seconds)
+            report["remarks"] = remarks(recipe, matrix)
+        finally:
+            gguf.close()
+    show(report, as_json, print_report)
+
+
+def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Adapter, float]]:
+    """The adapters that are to be added to a model's weights."""
+    if not given:
+        return []
+    from treadle.convert.lora.lora import open_adapter
+    from treadle.files.gguf import open_gguf
+    from treadle.models.graphs import GRAPHS
+    from treadle.models.load import load_config
+    from treadle.models.lora import EMBEDDINGS
+
+    made = []
+    with open_gguf(path) as gguf:  # its tensors get the graph's names: not for writing
+        config = load_config(gguf)
+        for file, scale in given:
+            adapter = open_adapter(file, gguf, config)
+            writes = "logits" in GRAPHS[config.arch.graph].outputs
+            if EMBEDDINGS in adapter.ranks and config.tied and writes:
+                what = "the output matrix is the embeddings' here, and an adapter adds to one"
+                raise UnsupportedError(f"{adapter.path}: {EMBEDDINGS}: {what}")
+            ranks = {gguf.tensors[name].name: low for name, low in adapter.ranks.items()}
+            made.append((replace(adapter, ranks=ranks), scale))
+    return made
+
+
+def gguf_of(src: str, meter: ProgressBar) -> Path:
+    """The file that SRC means, which must be GGUF: a folder's tensors have another order."""
+    path = find_model(src, meter)
+    if path.is_dir() or path.suffix == ".safetensors":
+        raise UnsupportedError(
+            f"{path} is no GGUF file: make it one with 'treadle convert {path} FILE.gguf', and "
+            "quantize that"
+        )
+    return path
+
+
+def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> dict[str, Any]:
+    """Tell what became, or is to become, of the file; without ``seconds`` nothing was done."""
+    before = sum(target.tensor.n_bytes for target in recipe.targets)
+    return {
+        "source": str(gguf.path),
+        "path": str(made.path),
+        "mix": recipe.name,
+        "file_type": recipe.file_type,
+        "n_weights": recipe.n_weights,
+        "n_bytes_before": gguf.n_bytes,
+        "n_bytes": made.layout.n_bytes,
+        "bits_per_weight_before": 8 * before / max(recipe.n_weights, 1),
+        "bits_per_weight": recipe.bits_per_weight,
+        "seconds": seconds,
+        "bytes_s": None if not seconds else before / seconds,
+        "formats": dict(Counter(target.type.name for target in recipe.targets)),
+        "tensors": [
+            {
+                "name": target.tensor.name,
+                "shape": list(target.tensor.shape),
+                "from": target.tensor.kind.name,
+                "to": target.type.name,
+                "n_bytes": target.n_bytes,
+                "note": target.note,
+            }
+            for target in recipe.targets
+        ],
+    }
+
+
+def remarks(recipe: Recipe, matrix: Any) -> list[str]:
+    """What a user should know before it is done: formats that stand in, formats that are not for
+    these weights, importances that lack or change nothing.
+    """
+    from treadle.quantize.imatrix.matrix import missing
+
+    out = [*instead(recipe), *trained(recipe)]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for target in recipe.targets:
+        if target.note and target.instead_of is None:
+            groups.setdefault((target.type.name, target.note), []).append(target.tensor.name)
+    for (fmt, note), names in groups.items():
+        out.append(f"{fmt} instead, for {note}: {printable(listed(names, SHOWN))}")
+    if matrix is not None and (unheeded := recipe.unheeded(matrix)):
+        each = ", ".join(f"{fmt} ({matrices(len(names))})" for fmt, names in unheeded.items())
+        out.append(f"the importance matrix changes nothing in {each}")
+    coarse = recipe.wants_imatrix
+    if coarse and matrix is None:
+        out.append(
+            f"{len(coarse)} tensors become very coarse, and no --imatrix says what matters in "
+            f"them: expect little of the model; {printable(listed(coarse, SHOWN))}"
+        )
+    elif matrix is not None and (without := missing(matrix, coarse)):
+        out.append(f"the importance matrix has nothing for {printable(listed(without, SHOWN))}")
+    return out
+
+
+def instead(recipe: Recipe) -> list[str]:
+    """Formats that stand in for others, in one line for the whole file."""
+    groups = recipe.instead
+    if not groups:
+        return []
+    rows = sorted({target.tensor.shape[-1] for targets in groups.values() for target in targets})
+    each = (
+        f"{fmt} instead of {wanted} ({matrices(len(targets))})"
+        for (wanted, fmt), targets in groups.items()
+    )
+    sizes = listed([str(k) for k in rows], SHOWN)
+    return [f"rows of {sizes} weights do not divide into whole blocks: {', '.join(each)}"]
+
+
+def trained(recipe: Recipe) -> list[str]:
+    """A warning for each format that only weights trained in it bear."""
+    from treadle.formats import by_name
+    from treadle.quantize.mixes import TRAINED
+    from treadle.quantize.plan import nearest
+
+    out = []
+    for fmt, targets in recipe.trained.items():
+        cost, better = TRAINED[fmt]
+        fits = {nearest(by_name(better), target.tensor.shape[-1]).name for target in targets}
+        narrow = (f"{name} where that does not fit" for name in sorted(fits - {better}))
+        advice = ", or ".join([better, *narrow])
+        out.append(
+            f"{matrices(len(targets))} in {fmt}, which is for weights that were trained in it: "
+            f"others lose {cost}; take {advice}"
+        )
+    return out
+
+
+def matrices(n: int) -> str:
+    """``1 matrix``, ``2 matrices``."""
+    return f"{n} {'matrix' if n == 1 else 'matrices'}"
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print it for people: of a dry run, every tensor."""
+    dry_run = report["seconds"] is None
+    if dry_run:
+        print_table(
+            ["tensor", "shape", "from", "to", "size ", ""],
+            [
+                (t["name"], "×".join(map(str, t["shape"])), t["from"], t["to"],
+                 n_bytes(t["n_bytes"]), t["note"])
+                for t in report["tensors"]
+            ],
+        )  # fmt: skip
+        print()
+        for text in report["remarks"]:
+            remark(text)
+    counts = ", ".join(f"{n} {fmt}" for fmt, n in report["formats"].items())
+    print(f"{report['mix']}: {counts}")
+    print(
+        f"{n_bytes(report['n_bytes_before'])} -> {n_bytes(report['n_bytes'])}, "
+        f"{report['bits_per_weight_before']:.2f} -> {report['bits_per_weight']:.2f} bits a weight"
+        + (" (not written)" if dry_run else "")
+    )
+    if not dry_run:
+        rate = scaled(report["bytes_s"] or 0, "B/s")
+        print(f"{printable(report['path'])} in {report['seconds']:.1f} s, {rate}")

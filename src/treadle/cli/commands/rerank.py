@@ -1,0 +1,49 @@
+"""``treadle rerank``: which documents answer a query best."""
+
+from __future__ import annotations
+
+import click
+
+from treadle.cli.load import counted, load_model, read_lines
+from treadle.cli.options import DEVICE, THREADS
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import print_json, print_table
+
+
+@click.command()
+@click.argument("model", type=click.Path(readable=False))
+@click.argument("query")
+@click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
+@click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
+@click.option("--truncate", is_flag=True, help="Read the beginning of a document that is too long.")
+@click.option(
+    "-c", "--context", type=click.IntRange(1), metavar="N",
+    help="Tokens that the query and a document may have together.",
+)  # fmt: skip
+@THREADS
+@DEVICE
+@click.option("--json", "as_json", is_flag=True, help="Print a list: index, score, document.")
+def command(
+    model: str, query: str, documents: tuple[str, ...], top: int | None, truncate: bool,
+    context: int | None, threads: int | None, device: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Score each DOCUMENT, or line of standard input, by how well it answers QUERY; best first.
+
+    MODEL is a reranker: a cross-encoder's folder of safetensors, or a GGUF that has its whole head.
+    """
+    from treadle.api.rerank import Reranker
+
+    texts = list(documents) or read_lines()
+    if not texts:
+        raise click.UsageError("no documents: name some, or write one a line on standard input")
+    with (
+        ProgressBar() as progress,
+        load_model(model, progress, context=context, threads=threads, device=device) as loaded,
+    ):
+        name = counted("document" if documents else "line")
+        scores = Reranker(loaded).scores(query, texts, name, truncate=truncate).tolist()
+    best = sorted(range(len(texts)), key=lambda i: -scores[i])[:top]
+    if as_json:
+        print_json([{"index": i, "score": scores[i], "document": texts[i]} for i in best])
+    else:
+        print_table(["score", "document"], [(f"{scores[i]:.4f}", texts[i]) for i in best])

@@ -1,0 +1,147 @@
+"""``treadle run``: complete a prompt, and stream the completion alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.generation_options import GenerationOptions, generation_options
+from treadle.cli.load import is_model, load_model, read_bytes
+from treadle.cli.options import ModelCommand, writing_load_options
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import emit, print_json, remark
+from treadle.cli.usage import as_usage
+from treadle.errors import FileError, SamplingError
+
+if TYPE_CHECKING:
+    from treadle.api.generation import Generation
+    from treadle.api.model import Model
+
+
+@click.command(cls=ModelCommand)
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
+@generation_options
+@click.option(
+    "--raw", is_flag=True,
+    help="Use the prompt byte for byte: no BOS, no control tokens, no newline removed.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@click.option(
+    "--stats/--no-stats", default=None,
+    help="Print statistics to standard error: kernels compiled, speed, context, memory; "
+    "by default a terminal gets one line.",
+)  # fmt: skip
+@writing_load_options
+def command(
+    words: tuple[str, ...],
+    options: GenerationOptions,
+    raw: bool,
+    as_json: bool,
+    stats: bool | None,
+    load: dict[str, Any],
+) -> None:
+    """Complete PROMPT, or standard input, and stream the completion alone.
+
+    A single word that is an existing file or a Hugging Face folder, ends in .gguf or begins with
+    hf: is MODEL; anything else is PROMPT. Without MODEL, the small model that ships inside the
+    package completes Python code.
+    """
+    model_ref, prompt = split_words(words)
+    if prompt is None:
+        prompt = read_prompt(raw=raw)
+    elif not is_utf8(prompt):
+        raise click.UsageError("PROMPT is not UTF-8")
+    with ProgressBar() as progress:
+        model = load_model(model_ref, progress, **load)
+        options = options.of(model)
+        ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
+        with options.named():
+            with as_usage(SamplingError):  # settings that do not fit this vocabulary
+                generation = model.generate(ids, **options.settings())
+            if as_json:
+                print_json(report(model, prompt, generation))
+            else:
+                if progress.wanted and options.max_tokens != 1:
+                    model.plan()  # what compiles later would draw its bar over the text
+                stream(generation)
+    if generation.finish_reason == "context":
+        remark(f"stopped: the context of {model.n_ctx} tokens is full")
+    if stats or (stats is None and is_watched() and not as_json):
+        show_stats(model, generation, whole=bool(stats))
+
+
+def is_watched() -> bool:
+    """Tell whether a person sees both the text and what is said of it."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
+    """Say on standard error what the run has done: all of it, or one line."""
+    from treadle.cli.commands.chat import note, turn_of
+    from treadle.cli.stats import report
+
+    turn = turn_of(model, generation)
+    text = report(model, turn) if whole else str(turn)
+    note(f"\n{text}" if whole and is_watched() else text)  # set apart from what was written
+
+
+def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Tell MODEL and PROMPT apart; either may be absent."""
+    if len(words) > 2:
+        raise click.UsageError(
+            f"expected MODEL and PROMPT, got {len(words)} words: put the prompt in quotes"
+        )
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words:
+        return None, None
+    return (words[0], None) if is_model(words[0]) else (None, words[0])
+
+
+def read_prompt(*, raw: bool) -> str:
+    """Read the prompt from standard input; one newline at its end is the shell's, and is cut."""
+    if sys.stdin.isatty():
+        remark("type the prompt; Ctrl-D ends it")
+    try:
+        prompt = read_bytes("-").decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"standard input is not UTF-8: byte {error.start}: {error.reason}"
+        raise click.ClickException(message) from error
+    return prompt if raw else prompt.removesuffix("\n")
+
+
+def is_utf8(argument: str) -> bool:
+    """Tell whether a command line argument was UTF-8: Python keeps other bytes as surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in argument)
+
+
+def stream(generation: Generation) -> None:
+    """Write each piece as it comes; a terminal gets a newline at the end, a pipe the exact text."""
+    try:
+        for piece in generation:
+            emit(piece)
+    except FileError:  # the model's file shrank: what is said of it begins a line
+        if generation.text and sys.stdout.isatty():
+            emit("\n")
+        raise
+    if sys.stdout.isatty():
+        emit("\n")
+
+
+def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:
+    """Run the generation to its end and tell all about it."""
+    for _ in generation:
+        pass
+    timings = generation.timings
+    return {
+        "model": str(model.path),
+        "prompt": prompt,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "prompt_ids": list(generation.prompt_ids),
+        "ids": list(generation.ids),
+        "timings": dataclasses.asdict(timings),
+    }

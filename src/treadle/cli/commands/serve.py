@@ -1,0 +1,176 @@
+"""``treadle serve``: a model over HTTP."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.cli.default_options import MAX_TOKENS, default_options
+from treadle.cli.load import device_name, load_model
+from treadle.cli.options import ModelCommand, Number, writing_load_options
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import n_bytes, remark
+
+MOST_SEQUENCES = 128  # where a number of bytes says how many fit
+# Of all texts together, where nobody says: agents' prompts have 6,000 to 21,000 tokens. They take a
+# quarter of the memory that there is at most, but may take so much.
+SHARED_TOKENS, SHARED_BYTES = 32768, 256 << 20
+NEEDED = ("starlette", "uvicorn", "prometheus_client")
+
+
+def origin(text: str) -> str:
+    """Where a page is from, as browsers send it. Raises click.BadParameter for anything else, which
+    no page would ever match.
+    """
+    if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
+        raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")
+    return text
+
+
+@click.command(cls=ModelCommand)
+@click.argument("model", required=False, type=click.Path(readable=False))
+@click.option(
+    "--host", default="127.0.0.1", show_default=True,
+    help="Address to listen on; 0.0.0.0 for the whole network.",
+)  # fmt: skip
+@click.option(
+    "--port", default=8080, show_default=True, type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
+)  # fmt: skip
+@click.option(
+    "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
+    help="API key that clients must send; may be repeated. The variable TREADLE_API_KEY keeps it "
+    "out of the list of processes.",
+)  # fmt: skip
+@click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
+@click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="The same as -c.")
+@click.option(
+    "--sequences", type=click.IntRange(1, 4096), metavar="N",
+    help="Size of the KV cache in full contexts, by default 4; shorter requests share it. Without "
+    "this, -c and --kv-mib the cache has 32768 tokens, and one request may use all of them.",
+)  # fmt: skip
+@click.option(
+    "--max-requests", default=512, show_default=True, type=click.IntRange(1), metavar="N",
+    help="Requests accepted at once, queued ones included; more get a 503.",
+)  # fmt: skip
+@click.option(
+    "--max-queue", "max_queue_s", default=300.0, show_default=True, metavar="S",
+    type=Number(0, min_open=True),
+    help="Seconds of prompt processing that may be queued; further requests get a 503.",
+)  # fmt: skip
+@click.option(
+    "--grace", default=10.0, show_default=True, type=Number(0, 3600), metavar="S",
+    help="Seconds that running requests get to finish when the server stops.",
+)  # fmt: skip
+@click.option("--metrics/--no-metrics", default=False, help="Serve /metrics for Prometheus.")
+@click.option(
+    "--log/--no-log", default=True, help="Write one line of JSON per request to standard error."
+)
+@click.option("--log-text", is_flag=True, help="Include prompts and answers in the log.")
+@click.option("--page/--no-page", default=True, help="Serve a chat page at /.")
+@click.option(
+    "--slot-save-path", metavar="DIR",
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
+    help="Let clients save and restore slots in files of DIR (llama.cpp's /slots); DIR is created "
+    "if it is missing.",
+)  # fmt: skip
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
+    help="Host name that clients may use for this machine; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN", type=origin,
+    help="Origin of web pages that may call the server (https://example.org); may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--deterministic", is_flag=True,
+    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+)  # fmt: skip
+@MAX_TOKENS
+@default_options
+@writing_load_options
+def command(
+    model: str | None,
+    host: str,
+    port: int,
+    alias: str | None,
+    n_ctx: int | None,
+    sequences: int | None,
+    grace: float,
+    deterministic: bool,
+    max_tokens: int | None,
+    load: dict[str, Any],
+    defaults: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
+
+    The address is printed on standard output, alone on its line, as soon as the first call can be
+    answered. In a browser it is a page to talk with the model. Without MODEL, the small model that
+    ships inside the package is served. Chat template, reasoning, sampling and seed are defaults: a
+    call's own fields win.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"the server needs {' and '.join(missing)}: pip install 'treadle[serve]'"
+        )
+    if not host:
+        raise click.UsageError("--host: an address, such as 127.0.0.1")
+    if not all(key.strip() for key in settings["api_keys"]):
+        raise click.UsageError("--api-key: an empty key")
+    if n_ctx is not None and load["context"] not in (None, n_ctx):
+        raise click.UsageError(
+            f"-c {load['context']} and --n-ctx {n_ctx}: they are the same option"
+        )
+    if settings["log_text"] and not settings["log"]:
+        raise click.UsageError("--log-text and --no-log: choose one")
+    make_folder(settings["slot_save_path"])
+    load["context"] = load["context"] or n_ctx
+    load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
+    if not (load["context"] or sequences or load["kv_bytes"]):
+        load |= shared_room()
+    with ProgressBar() as progress:
+        loaded = load_model(
+            model, progress, deterministic=deterministic, max_tokens=max_tokens, **load, **defaults
+        )
+
+    from treadle.server.requests.service import Settings
+    from treadle.server.serve import serve
+
+    def ready(url: str) -> None:
+        progress.close()
+        pages = n_bytes(loaded.engine.cache.n_bytes)
+        remark(
+            f"{loaded.path.name} is ready: {device_name(loaded) or f'{loaded.n_threads} threads'}, "
+            f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens a text, "
+            f"{pages} for keys and values"
+        )
+        click.echo(url)
+
+    own = Settings(alias=alias, host=host, **settings)
+    with loaded:
+        serve(loaded, own, port, grace, ready)
+
+
+def make_folder(path: Path | None) -> None:
+    """The folder of slots that are saved, if one is wanted."""
+    try:
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = error.strerror or error
+        raise click.ClickException(f"--slot-save-path: {path} cannot be made: {why}") from error
+
+
+def shared_room() -> dict[str, int]:
+    """What all texts have together, where nobody says."""
+    from treadle.machine.memory import usable_memory
+
+    bound = usable_memory()
+    most = {"kv_bytes": max(SHARED_BYTES, bound.free_bytes // 4)} if bound else {}
+    return {"kv_tokens": SHARED_TOKENS, **most}

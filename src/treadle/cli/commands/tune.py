@@ -1,0 +1,233 @@
+"""``treadle tune``: the fastest shape of each kernel on this machine, measured and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.base.humanize import counted
+from treadle.cli.options import Picture
+from treadle.cli.tune_results import Peaks, Shape, TuneResult, print_results, rows_of, sweep_of
+from treadle.cli.tune_study import NATIVE, ONLY_TUNE, RISCV, STUDIED, Asked, study
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import print_json, remark, say
+from treadle.cli.usage import refuse_options
+from treadle.formats import FORMATS, Format, by_name
+from treadle.formats.mlx import named
+from treadle.machine.topology import busy
+from treadle.profiling.tune import CROSSOVER, KERNELS
+
+MEASURING = ("kernel", "formats", "k", "m", "n", "threads", "repeat", "plot", "force")
+TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
+
+
+class FormatName(click.Choice[str]):
+    """A format of the table, or one of MLX's, which are too many to list."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        made = named(str(value).upper())
+        return made.name if made else super().convert(value, param, ctx)
+
+
+@click.command()
+@click.argument("kernel", type=click.Choice([*KERNELS, *STUDIED]), required=False)
+@click.option(
+    "--format", "formats", multiple=True,
+    type=FormatName([fmt.name for fmt in TUNABLE], case_sensitive=False),
+    help="Weight format, or MLX4_G64 and its kin; may be repeated. By default all but those.",
+)  # fmt: skip
+@click.option("--k", type=click.IntRange(1), default=2048, help="Weights in a row.")
+@click.option("--m", type=click.IntRange(1), default=2048, help="Rows of weights.")
+@click.option("--n", type=click.IntRange(1), default=512, help="Tokens of a prompt, for gemm.")
+@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default as `doctor` says.")
+@click.option(
+    "-r", "--repeat", type=click.IntRange(1), default=12, metavar="N",
+    help="Runs of each configuration, hot and cold alike; the least time counts.",
+)  # fmt: skip
+@click.option("--plot", type=Picture(), help="Draw it: an SVG.")
+@click.option("--dry-run", is_flag=True, help="Do not write a file.")
+@click.option("--force", is_flag=True, help="Keep what a busy machine measured, too.")
+@click.option("--reset", is_flag=True, help="Forget what was measured here; measure nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--isa",
+    "study_isa",
+    type=click.Choice([RISCV, NATIVE]),
+    help="Study small kernels instead, of RISC-V's vectors or this machine's; keeps nothing.",
+)
+@click.option("--vlen", type=click.Choice(["128", "256", "512", "1024"]), help="With --emulator.")
+@click.option(
+    "--emulator", type=click.Choice(["qemu"]), help="Count instructions there; time nothing."
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    kernel: str | None,
+    formats: tuple[str, ...],
+    k: int,
+    m: int,
+    n: int,
+    threads: int | None,
+    repeat: int,
+    plot: Path | None,
+    dry_run: bool,
+    force: bool,
+    reset: bool,
+    as_json: bool,
+    study_isa: str | None,
+    vlen: str | None,
+    emulator: str | None,
+) -> None:
+    """Measure the fastest shape of KERNEL, or of all, and keep it for every later run.
+
+    Each configuration's results are checked, then timed with caches hot (the same weights again)
+    and cold (the next of many copies); the quickest cold one wins. KERNEL matrix is gemm on matrix
+    registers, where there are any; crossover compares gemv with gemm at a few tokens.
+
+    What threads measured that got less than 80 % of their processor time is not kept: exit code 1.
+
+    With --isa, KERNEL is one of the RISC-V work's (docs/riscv.md): vec_dot_f16, mad_f16, ...
+    """
+    if study_isa is not None:
+        refuse_options(ctx, ONLY_TUNE, "is not for --isa")
+        asked = Asked(study_isa, int(vlen) if vlen else None, emulator, repeat, plot, as_json)
+        study(kernel, asked)
+        return
+    refuse_options(ctx, ("vlen", "emulator"), "is for --isa")
+    if kernel not in (None, *KERNELS):
+        raise click.UsageError(f"{kernel} is for --isa")
+    from treadle.devices.cpu import tuned_rows
+    from treadle.machine.topology import cpu_name, usable_threads
+    from treadle.profiling.report import row_in_use
+
+    isa = row_in_use()
+    if reset:
+        refuse_options(ctx, MEASURING, "is not for --reset, which measures nothing")
+        path = tuned_rows.tuned_row(isa).path
+        say_reset(None if dry_run else tuned_rows.reset(isa), path, as_json)
+        return
+    if kernel == "matrix" and isa.matrix is None:
+        raise click.UsageError(f"{isa.name} has no matrix registers to tune for")
+    if plot is not None:
+        from treadle.cli.ui.svg import check_place
+
+        check_place(plot)
+    if not dry_run:
+        tuned_rows.check_place(isa)  # minutes of measuring would be lost
+    n_threads = threads or usable_threads()[0]
+    wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
+    shape, kernels = Shape(k, m, n), [kernel] if kernel else list(KERNELS)
+    with ProgressBar() as progress:
+        peaks, results = measure(wanted, isa, shape, n_threads, kernels, repeat, progress)
+    doubtful = [] if force else [result for result in results if result.doubt]
+    warn(results, [] if dry_run else doubtful)
+    sure = [result.table for result in results if result not in doubtful]
+    saved = tuned_rows.save(isa, *sure) if sure and not dry_run else None
+    about = {"isa": isa.name, "cpu": cpu_name(), "threads": n_threads}
+    if as_json:
+        kept = {"saved": saved and str(saved), "not_kept": {r.format: r.doubt for r in doubtful}}
+        print_json({**about, **as_object(results, shape, peaks), **kept})
+    else:
+        print_results(results, shape, about, peaks)
+        if saved is not None:
+            say(f"kept in {saved}: later runs use it")
+    if plot is not None:  # after the results: a full disk costs no more than the picture
+        from treadle.cli.tune_plot import draw
+        from treadle.cli.ui.svg import origin, save
+
+        rows = [list(rows_of(s, result, peaks)) for result in results for s in result.sweeps]
+        subtitle = f"K {k}, M {m}, {counted(n_threads, 'thread')}"
+        save(plot, draw(rows, subtitle, origin([isa.name])))
+    if doubtful and not dry_run:
+        refuse(doubtful)
+
+
+def as_object(results: Sequence[TuneResult], shape: Shape, peaks: Peaks) -> dict[str, Any]:
+    """What was found, as JSON has it."""
+    return {
+        "k": shape.k,
+        "m": shape.m,
+        "peaks": dict(peaks),
+        "sweeps": [sweep_of(s, result, peaks) for result in results for s in result.sweeps],
+        "crossovers": [vars(r.crossover) for r in results if r.crossover],
+        "processor_time_share": {r.format: r.cpu_share for r in results},
+    }
+
+
+def refuse(doubtful: Sequence[TuneResult]) -> None:
+    """Say what was not kept, and why; leaves with exit code 1."""
+    by_reason: dict[str, list[str]] = {}
+    for result in doubtful:
+        by_reason.setdefault(str(result.doubt), []).append(result.format)
+    for reason, formats in by_reason.items():
+        remark(
+            f"error: {', '.join(formats)}: not kept: {reason} and measure again, or keep it with "
+            "--force"
+        )
+    raise click.exceptions.Exit(1)
+
+
+def measure(
+    formats: Sequence[Format],
+    isa: Any,
+    shape: Shape,
+    n_threads: int,
+    kernels: Sequence[str],
+    repeat: int,
+    progress: ProgressBar,
+) -> tuple[Peaks, list[TuneResult]]:
+    """Sweep every format; give this machine's peaks and the results."""
+    from treadle.devices.cpu.tuned_rows import tuned_row
+    from treadle.profiling.peaks import measure_peaks
+    from treadle.profiling.trial import Trial
+    from treadle.profiling.tune import tune
+
+    for fmt in formats:
+        fmt.row_bytes(shape.k)  # an error of use is told before minutes have passed
+    peaks = measure_peaks(isa, n_threads, progress=progress).as_dict()
+    old, results = tuned_row(isa).table, []
+    for fmt in formats:
+        n_most = max(shape.n, *CROSSOVER)
+        trial = Trial(fmt, isa, shape.k, shape.m, n_most, n_threads)
+        try:
+            sweeps, crossed, found = tune(
+                trial, fmt, isa, shape.k, shape.n, kernels,
+                table=old, runs=repeat, progress=progress,
+            )  # fmt: skip
+        finally:
+            trial.close()
+        results.append(
+            TuneResult(
+                fmt.name, sweeps, crossed, trial.n_bytes, trial.n_ops(1), found,
+                trial.cpu_share, trial.from_memory,
+            )
+        )  # fmt: skip
+    return peaks, results
+
+
+def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
+    """Say on standard error what may never be used, and what may be chance; ``refused`` tells of
+    its own chance.
+    """
+    share = min((result.cpu_share for result in results if result not in refused), default=1.0)
+    if warning := busy([share], ", so the best may be so by chance; stop them and measure again"):
+        remark(warning)
+    for sweep in (s for result in results for s in result.sweeps):
+        for variant in sweep.variants:
+            if variant.problem is not None:
+                remark(f"{variant.spec.name} is left alone: {variant.problem}")
+
+
+def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
+    """Tell what --reset did, or would have done."""
+    there = removed is None and Path(path).is_file()
+    if as_json:
+        print_json({"removed": removed and str(removed), "would_remove": path if there else None})
+    elif removed is not None:
+        print(f"removed {removed}: later runs use what is shipped")
+    else:
+        print(f"would remove {path}" if there else "nothing was tuned here: nothing to remove")

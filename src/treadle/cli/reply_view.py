@@ -1,0 +1,93 @@
+"""One answer as ``treadle chat`` takes it: reasoning is folded to a line, the rest is shown.
+
+The line is for a terminal: it counts while the model thinks. Standard output has the answer alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from treadle.base.humanize import counted
+from treadle.cli.ui.screen import Screen, Wrapped
+from treadle.cli.ui.table import harmless, is_styled, write
+
+if TYPE_CHECKING:
+    from treadle.api.generation import Generation
+    from treadle.api.model import Model
+    from treadle.chat.tools import Speech
+
+DIM, RESET, AGAIN = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
+TAIL = 16  # tokens of a prompt that tell whether it ends with the mark of reasoning
+
+
+def speech_of(model: Model, reply: Generation, *, bound: bool) -> Speech:
+    """What may be found in an answer. One that is ``bound`` to a grammar has no reasoning."""
+    from treadle.chat.tools import Speech, find_thought
+
+    if hasattr(reply, "reasoning"):  # a Reply's pieces are content alone
+        return Speech()
+    thought = None if bound else find_thought(model.template)
+    if thought is None:
+        return Speech()
+    mark = thought.close.strip()
+    if model.detokenize(model.tokenize(mark, bos=False)).strip() != mark:
+        return Speech()  # a control token, which no text has: its end could not be found
+    end = model.detokenize(reply.prompt_ids[-TAIL:], special=True)
+    return Speech(thought=thought, opened=end.rstrip().endswith(thought.open.rstrip()))
+
+
+class Heard:
+    """Takes an answer's pieces as they come; ``content`` is what was said aloud.
+
+    ``whole``: reasoning is shown, dim on a terminal, and on standard error where standard output is
+    none. Otherwise standard error has its number of tokens, on a terminal while they come.
+    """
+
+    def __init__(self, screen: Screen, speech: Speech, *, whole: bool) -> None:
+        self.content = ""
+        self._screen, self._scanner, self._whole = screen, speech.scanner(), whole
+        self._aloud = Wrapped() if whole and sys.stdout.isatty() else None
+        self._dim = is_styled(sys.stdout)
+        self._live = is_styled(sys.stderr)
+        self._n_thought = 0  # tokens
+        self._thinking = False
+
+    def take(self, piece: str, n_tokens: int, *, last: bool = False) -> None:
+        """A piece, with which the answer has ``n_tokens``."""
+        for part in self._scanner.feed(piece, last=last):
+            if part.kind == "reasoning":
+                self._think(part.text, n_tokens)
+            else:
+                self.end()
+                self.content += part.text
+                self._screen.show(part.text)
+
+    def end(self) -> None:
+        """No more reasoning comes: fold it. Idempotent."""
+        if not self._thinking:
+            return
+        self._thinking = False
+        if self._aloud is not None:
+            self._aloud.end()
+            write(f"{RESET}\n" if self._dim else "\n")
+        elif self._whole:
+            print(file=sys.stderr, flush=True)
+        if self._whole:
+            return
+        text = f"thought for {counted(self._n_thought, 'token')}"
+        text = f"{AGAIN}{DIM}{text}{RESET}" if self._live else text
+        print(text, file=sys.stderr, flush=True)
+
+    def _think(self, text: str, n_tokens: int) -> None:
+        first, self._thinking, self._n_thought = not self._thinking, True, n_tokens
+        if self._aloud is not None:
+            if first and self._dim:
+                write(DIM)
+            self._aloud.show(text)
+        elif self._whole:
+            text = harmless(text) if sys.stderr.isatty() else text
+            print(text, end="", file=sys.stderr, flush=True)
+        elif self._live:
+            line = f"{AGAIN}{DIM}thinking … {counted(n_tokens, 'token')}{RESET}"
+            print(line, end="", file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""A progress bar on standard error for work that takes a while; nothing where no person watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from treadle.base.humanize import scaled
+from treadle.errors import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+NAMES = {
+    "compile": "compiling kernels",
+    "unpack": "unpacking weights",
+    "measure": "measuring this machine",
+}  # what a stage is called on the screen; else as it is
+PATIENCE_S = 0.25  # shorter work shows no bar, and then rich (50 ms) is never imported
+
+
+class ProgressBar:
+    """Called as ``bar(stage, done, total)``; appears after a moment, goes when the stage is done.
+
+    ``total`` 0 means unknown. Byte counts (a stage whose name starts with "download") are shown
+    as such. It is a context manager as well: leaving it takes a bar off the screen.
+
+    Of the stage ``metered`` the bar shows how many of ``unit`` ("B", "tok") are done in a second,
+    and ``note``: what the work shows so far.
+    """
+
+    def __init__(self, metered: str | None = None, unit: str = "") -> None:
+        self.wanted = sys.stderr.isatty()
+        self.metered, self.unit, self.note = metered, unit, ""
+        self._stage = ""
+        self._started = 0.0
+        self._drawn: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Report that ``done`` of ``total`` units of ``stage`` are behind us."""
+        if not self.wanted:
+            return
+        now = time.monotonic()
+        if stage != self._stage:
+            self.close()
+            self._stage, self._started = stage, now
+        if total and done >= total:
+            self.close()
+        elif now - self._started >= PATIENCE_S or is_download(stage):  # its calls may be far apart
+            self._draw(stage, done, total)
+
+    def _draw(self, stage: str, done: int, total: int) -> None:
+        if self._drawn is None:
+            self._drawn = build_bar(in_bytes=is_download(stage))
+            self._task = self._drawn.add_task(
+                printable(NAMES.get(stage, stage)), completed=done, total=total or None
+            )
+            self._drawn.start()
+        assert self._task is not None
+        self._drawn.update(self._task, completed=done, total=total or None)
+        if stage == self.metered:
+            rate = scaled(done / max(time.monotonic() - self._started, 1e-9), f"{self.unit}/s")
+            told = "  ".join(filter(None, (stage, rate, self.note)))
+            self._drawn.update(self._task, description=told)
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        if self._drawn is not None:
+            self._drawn.stop()
+        self._drawn, self._task, self._stage = None, None, ""
+
+    def __enter__(self) -> ProgressBar:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar off the screen, whatever happened."""
+        self.close()
+
+
+def is_download(stage: str) -> bool:
+    """Tell whether the counts of ``stage`` are bytes from elsewhere."""
+    return stage.startswith("download")
+
+
+def build_bar(*, in_bytes: bool) -> RichProgress:
+    """Lay out a bar that removes itself; counts are bytes or plain units."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    counts = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *counts,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,  # what a command prints is no part of the bar
+        redirect_stderr=False,
+    )

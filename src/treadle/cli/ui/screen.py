@@ -1,0 +1,68 @@
+"""Where an answer is shown: a pipe gets its exact text, a terminal wrapped words or Markdown."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from treadle.cli.ui.table import columns, harmless, is_dumb, write
+
+
+class Screen(Protocol):
+    """Where one answer goes, piece by piece."""
+
+    def show(self, piece: str) -> None:
+        """Write what can be written once ``piece`` has come."""
+
+    def end(self) -> None:
+        """Write the rest, and end the line."""
+
+
+def open_screen(*, markdown: bool = False) -> Screen:
+    """Where the next answer is shown on standard output."""
+    if not sys.stdout.isatty():
+        return Pipe()
+    if markdown and not is_dumb():
+        from treadle.cli.ui.markdown import Rendered
+
+        return Rendered()
+    return Wrapped()
+
+
+class Pipe:
+    """The exact text, and a newline after it."""
+
+    def show(self, piece: str) -> None:
+        """Write ``piece``."""
+        write(piece)
+
+    def end(self) -> None:
+        """End the line."""
+        write("\n")
+
+
+class Wrapped:
+    """Words wrapped at spaces; control characters as escapes."""
+
+    def __init__(self) -> None:
+        from treadle.cli.ui.wrap import Wrap
+
+        self._wrap = Wrap(lambda: columns(sys.stdout))
+
+    def show(self, piece: str) -> None:
+        """Write the words that are complete."""
+        write(self._wrap.feed(harmless(piece)))
+
+    def end(self) -> None:
+        """Write the last word."""
+        write(self._wrap.end() + "\n")
+
+
+def folded(text: str) -> str:
+    """A remark as standard error shows it: a terminal gets its words wrapped."""
+    if not sys.stderr.isatty():
+        return text
+    from treadle.cli.ui.wrap import Wrap
+
+    wrap = Wrap(lambda: columns(sys.stderr))
+    return wrap.feed(text) + wrap.end()

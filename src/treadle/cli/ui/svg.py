@@ -1,0 +1,348 @@
+"""Pieces of a picture in SVG: head and foot, axes, marks, text that keeps clear of other text.
+
+The text is plain SVG 1.1 with classes, so that every viewer shows it; where the viewer prefers dark
+colours the same classes take others. The picture brings its own background along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import field
+from html import escape
+from math import ceil, floor, log10
+from pathlib import Path
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import why
+from treadle.cli.ui.table import printable
+from treadle.errors import FileError
+from treadle.files.target import check_folder, check_not_read, new_file
+
+HEAD = b'<svg xmlns="http://www.w3.org/2000/svg"'  # each picture begins so
+CHAR_PX = 6.4  # of a letter of 12 pixels, on average and a little more
+LINE_PX = 15
+MARK_PX = 5.0  # from a mark's middle to its edge
+# Corners of marks around their middle; a circle has none.
+SHAPES: tuple[list[tuple[float, float]], ...] = (
+    [],
+    [(0, -MARK_PX - 1), (MARK_PX + 1, 0), (0, MARK_PX + 1), (-MARK_PX - 1, 0)],
+    [(-MARK_PX, -MARK_PX), (MARK_PX, -MARK_PX), (MARK_PX, MARK_PX), (-MARK_PX, MARK_PX)],
+    [(0, -MARK_PX - 1), (MARK_PX + 1, MARK_PX), (-MARK_PX - 1, MARK_PX)],
+)
+TICKS = 9  # on an axis, at most
+WIDTH, MARGIN = 880, 24
+
+# Series take the colours s0, s1, ...: chosen so that any two stay apart for eyes that lack red,
+# green or blue cones (a distance of 20 and more in CIELAB), and from the background.
+LIGHT = {
+    "back": "#fcfcfa", "ink": "#20201e", "muted": "#62615c", "grid": "#e6e5e0", "axis": "#8b8a84",
+    "s0": "#1f6fd0", "s1": "#c4480c", "s2": "#074d32", "s3": "#c27095", "s4": "#8526fc",
+    "s5": "#7a0a7b", "heat": "#14508f",
+}  # fmt: skip
+DARK = {
+    "back": "#191918", "ink": "#f1f0ec", "muted": "#b3b1aa", "grid": "#353532", "axis": "#84837c",
+    "s0": "#6cabf7", "s1": "#ff9c5e", "s2": "#12eac8", "s3": "#f2dc30", "s4": "#f0496b",
+    "s5": "#d1eea9", "heat": "#6cabf7",
+}  # fmt: skip
+SERIES = sum(name[0] == "s" for name in LIGHT)  # colours, before they come again
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a series is drawn: the colour its own, as far as they reach; shape and filling."""
+
+    colour: int
+    shape: int = 0
+    hollow: bool = False
+
+    @property
+    def css(self) -> str:
+        """Its class."""
+        return f"s{self.colour % SERIES}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values in ``low`` to ``high`` to pixels from ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """The pixel of ``value``."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = log10(low), log10(high), log10(value)
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round numbers within: 1, 2, 5 of each decade, or fewer of each; else equal steps."""
+        if not self.log:
+            rough = (self.high - self.low) / (TICKS - 1)
+            power = 10.0 ** floor(log10(rough))
+            step = next(s * power for s in (1, 2, 5, 10) if s * power >= rough)
+            first, last = ceil(self.low / step), floor(self.high / step)
+            return [step * i for i in range(first, last + 1)]
+        decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
+        for digits in ((1, 2, 5), (1, 3), (1,)):
+            found = [d * 10.0**p for p in decades for d in digits]
+            found = [tick for tick in found if self.low <= tick <= self.high]
+            if len(found) <= TICKS:
+                break
+        if len(found) < 2:  # too small a part of a decade
+            return Scale(self.low, self.high, self.start, self.end).ticks()
+        return found[:: ceil(len(found) / TICKS)]
+
+    def labelled(self) -> list[tuple[float, str]]:
+        """The ticks, and how they are written."""
+        return [(tick, f"{tick:g}") for tick in self.ticks()]
+
+
+def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.5) -> Scale:
+    """A logarithmic scale around ``values``, by the factor ``room`` wider at both ends."""
+    values = [value for value in values if value > 0]
+    return Scale(min(values) / room, max(values) * room, start, end, log=True)
+
+
+@dataclass
+class Canvas:
+    """Lines of SVG, and where they hold text and marks already."""
+
+    lines: list[str] = field(default_factory=list)
+    taken: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+    def add(self, name: str, css: str, inside: str | None = None, **at: float | str) -> None:
+        """One element, and what is inside it."""
+        values = {
+            key: value if isinstance(value, str) else f"{value:.1f}" for key, value in at.items()
+        }
+        places = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in values.items())
+        end = "/>" if inside is None else f">{inside}</{name}>"
+        self.lines.append(f'<{name} class="{css}"{places}{end}')
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
+        """A straight line."""
+        self.add("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
+
+    def path(self, points: Iterable[tuple[float, float]], css: str) -> None:
+        """A line through ``points``."""
+        self.add("polyline", css, points=places(points))
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        css: str = "ink",
+        anchor: str = "start",
+        turn: float = 0.0,
+    ) -> None:
+        """Text whose baseline is at ``y``, turned by ``turn`` degrees."""
+        turned = {"transform": f"rotate({turn:.1f} {x:.1f} {y:.1f})"} if turn else {}
+        self.add("text", css, safe(text), x=x, y=y, text_anchor=anchor, **turned)
+
+    def mark(self, x: float, y: float, look: Look, tip: str = "") -> None:
+        """A point; ``tip`` is shown when pointed at."""
+        css, r = f"mark {look.css}" + " hollow" * look.hollow, MARK_PX
+        corners = SHAPES[look.shape % len(SHAPES)]
+        if corners:
+            points = places((x + dx, y + dy) for dx, dy in corners)
+            self.add("polygon", css, titled(tip), points=points)
+        else:
+            self.add("circle", css, titled(tip), cx=x, cy=y, r=r)
+        self.taken.append((x - r, y - r, x + r, y + r))
+
+    def box(
+        self, x: float, y: float, width: float, height: float, css: str,
+        opacity: float = 1.0, tip: str = "",
+    ) -> None:  # fmt: skip
+        """A filled rectangle; ``tip`` is shown when pointed at."""
+        faint = {"fill_opacity": f"{opacity:.3f}"} if opacity < 1 else {}
+        self.add("rect", css, titled(tip), x=x, y=y, width=width, height=height, **faint)
+
+    def head(self, title: str, subtitle: str, origin: str) -> float:
+        """What it is, and where, when and by which version it was measured; gives where it ends."""
+        self.text(MARGIN, 40, title, "ink title")
+        self.text(MARGIN, 62, subtitle, "ink")
+        self.text(MARGIN, 80, origin, "muted")
+        return 80
+
+    def keep_clear(
+        self, start: tuple[float, float], end: tuple[float, float], samples: int
+    ) -> None:
+        """Let no label cross the line from ``start`` to ``end``."""
+        for i in range(samples + 1):
+            x, y = (a + (b - a) * i / samples for a, b in zip(start, end, strict=True))
+            self.taken.append((x - 2, y - 2, x + 2, y + 2))
+
+    def label(self, x: float, y: float, text: str, css: str = "ink") -> bool:
+        """Text beside a mark, on the first side where it hides nothing; False if there is none."""
+        width, gap = CHAR_PX * len(text), MARK_PX + 4
+        sides = (
+            (x + gap, y + 4, "start", x + gap),
+            (x - gap, y + 4, "end", x - gap - width),
+            (x, y - gap, "middle", x - width / 2),
+            (x, y + gap + 9, "middle", x - width / 2),
+        )
+        for at, base, anchor, left in sides:
+            box = left, base - 10, left + width, base + 3
+            if not any(overlap(box, other) for other in self.taken):
+                self.taken.append(box)
+                self.text(at, base, text, css, anchor)
+                return True
+        return False
+
+
+@dataclass
+class Panel:
+    """One drawing with its axes, ``top`` pixels down the page."""
+
+    canvas: Canvas
+    top: float
+    height: float
+    x: Scale
+    y: Scale | None = None
+
+    def axes(
+        self,
+        title: str,
+        x_title: str,
+        y_title: str = "",
+        x_ticks: Iterable[tuple[float, str]] = (),
+        y_ticks: Iterable[tuple[float, str]] = (),
+    ) -> None:
+        """Title, grid, ticks (the scales' own, if none are given) and what the axes count."""
+        c, x, top, bottom = self.canvas, self.x, self.top, self.top + self.height
+        c.text(MARGIN, top - 20, title, "ink head")
+        for value, text in x_ticks or x.labelled():
+            c.line(x(value), top, x(value), bottom, "grid")
+            c.text(x(value), bottom + 18, text, "muted", "middle")
+        if self.y:
+            for value, text in y_ticks or self.y.labelled():
+                at = self.y(value)
+                c.line(x.start, at, x.end, at, "grid")
+                c.text(x.start - 8, at + 4, text, "muted", "end")
+            c.text(MARGIN + 4, (top + bottom) / 2, y_title, "muted", "middle", turn=-90)
+        c.line(x.start, bottom, x.end, bottom, "axis")
+        c.text((x.start + x.end) / 2, bottom + 38, x_title, "muted", "middle")
+
+
+def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    """Tell whether two boxes (left, top, right, bottom) share a point."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Move places on a line apart to ``gap`` at least, in their order, within ``low`` to ``high``
+    if they fit.
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    places = [0.0] * len(wanted)
+    last = low - gap
+    for i in order:
+        last = places[i] = max(wanted[i], last + gap)
+    limit = high
+    for i in reversed(order):
+        places[i] = min(places[i], limit)
+        limit = places[i] - gap
+    return places
+
+
+def places(points: Iterable[tuple[float, float]]) -> str:
+    """Points as SVG lists them."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def titled(tip: str) -> str:
+    """What an element shows when it is pointed at."""
+    return f"<title>{safe(tip)}</title>" if tip else ""
+
+
+def safe(text: str) -> str:
+    """Text as XML may hold it, control characters written out."""
+    return escape(printable(text))
+
+
+def origin(facts: Iterable[str]) -> str:
+    """The processor, ``facts``, the date and treadle's version: what a measurement depends on."""
+    from datetime import date
+
+    from treadle.machine.topology import cpu_name
+    from treadle.version import __version__
+
+    parts = [cpu_name(), *facts, date.today().isoformat(), f"treadle {__version__}"]
+    return " · ".join(parts)
+
+
+def style() -> str:
+    """The classes of all that is drawn."""
+    return (
+        "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif}"
+        ".title{font-size:20px;font-weight:600}.head{font-size:15px;font-weight:600}"
+        ".strong{font-weight:600}"
+        ".grid,.axis,.roof,.curve,.whisker,.ring{fill:none}.grid,.axis{stroke-width:1}"
+        ".roof{stroke-width:1.5}.dashed{stroke-dasharray:6 4}.curve{stroke-width:2}"
+        ".whisker{stroke-width:1.5}.mark,.ring{stroke-width:2}"
+        + colours(LIGHT)
+        # A style of its own within: what does not know the query skips it alone.
+        + "@media (prefers-color-scheme:dark){"
+        + colours(DARK)
+        + "}"
+    )
+
+
+def colours(palette: dict[str, str]) -> str:
+    """The rules that name a colour."""
+    rules = f".back{{fill:{palette['back']}}}"
+    for name in ("ink", "muted", "heat"):
+        rules += f".{name}{{fill:{palette[name]}}}"
+    for name in ("grid", "axis"):
+        rules += f".{name}{{stroke:{palette[name]}}}"
+    rules += f".roof{{stroke:{palette['muted']}}}.ring{{stroke:{palette['ink']}}}"
+    for name in (f"s{i}" for i in range(SERIES)):
+        colour = palette[name]
+        rules += f".{name}{{stroke:{colour}}}.mark.{name},.bar.{name}{{fill:{colour}}}"
+    return rules + f".bar{{stroke:none}}.mark.hollow{{fill:{palette['back']}}}"
+
+
+def document(lines: Iterable[str], height: float, title: str) -> str:
+    """The whole file."""
+    head = (
+        f'{HEAD.decode()} width="{WIDTH}" height="{height:.0f}" '
+        f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
+    )
+    back = f'<rect class="back" width="{WIDTH}" height="{height:.0f}" rx="8"/>'
+    body = "\n".join(lines)
+    return (
+        f"{head}\n<title>{safe(title)}</title>\n<style>{style()}</style>\n{back}\n{body}\n</svg>\n"
+    )
+
+
+def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
+    """Raise FileError unless a picture may be written to ``path``: before the work, not after it.
+    An earlier picture is drawn anew; any other file would be lost.
+    """
+    check_not_read(path, sources)
+    check_folder(path)
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(len(HEAD))
+    if head and head != HEAD:
+        what = "exists already, and is no picture of treadle's"
+        raise FileError(what, path=path, expected="another name for the picture")
+
+
+def save(path: Path, picture: str) -> None:
+    """Write a document: whole, or the earlier one stays. Raises FileError."""
+    if path.exists() and not path.is_file():  # a device or a pipe, which has no whole
+        try:
+            path.write_text(picture, "utf-8")
+        except OSError as error:
+            raise FileError(f"cannot be written: {why(error)}", path=path) from error
+        return
+    with new_file(path.resolve()) as file:
+        file.write(picture.encode("utf-8"))

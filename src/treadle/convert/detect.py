@@ -1,0 +1,118 @@
+"""What a path holds, told by its content: a row for each kind of checkpoint."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import why
+from treadle.convert.legacy.ggml import open_gguf_v1, open_legacy
+from treadle.convert.legacy.llama2c import open_llama2c
+from treadle.convert.legacy.meta_llama import PARAMS, SHARD, open_meta
+from treadle.convert.sources.gguf import open_gguf_source
+from treadle.convert.sources.source import Source
+from treadle.errors import FileError, TreadleError
+from treadle.files.checkpoint import ZIP_MAGIC
+from treadle.files.legacy import MAGICS
+from treadle.files.llama2c import HEADER, MAGIC, n_bytes_of
+from treadle.files.mistaken import N_HEAD, what_is
+from treadle.files.splits import is_hf, missing
+
+Open = Callable[[Path, Path | None], Source]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of checkpoint. ``fits`` is asked with a path and the first bytes of a file.
+
+    ``own_tokenizer``: the user may name the tokenizer's file.
+    """
+
+    name: str
+    fits: Callable[[Path, bytes], bool]
+    open: Open
+    own_tokenizer: bool = False
+
+
+def open_source(path: Path, tokenizer: Path | None = None) -> Source:
+    """Open a checkpoint of any kind. FileError, UnsupportedError."""
+    kind = find_kind(path)
+    if tokenizer is not None and not kind.own_tokenizer:
+        raise FileError(f"{kind.name} has its own tokenizer", path=path)
+    try:
+        return kind.open(path, tokenizer)
+    except OSError as e:  # a loop of links, a file that went away
+        raise FileError(f"cannot be read: {why(e)}", path=e.filename or path) from e
+
+
+def find_kind(path: Path) -> Kind:
+    """The first kind that the content fits; FileError for none."""
+    try:
+        head = b"" if path.is_dir() else _head(path)
+        for kind in KINDS:
+            if kind.fits(path, head):
+                return kind
+    except OSError as e:
+        raise FileError(f"cannot be read: {why(e)}", path=path) from e
+    names = "; ".join(kind.name for kind in KINDS)
+    if path.is_dir():
+        raise FileError("is a folder without a model", path=path, expected=names)
+    if what := what_is(head):
+        raise FileError(f"no checkpoint: {what}", path=path)
+    found = f"starts with {head[:8]!r}: cut short, or no checkpoint" if head else "an empty file"
+    raise FileError(found, path=path, expected=names)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes; of a shard set's stem, which is no file, those of its first shard."""
+    if not path.exists() and any(path.parent.glob(f"{path.name.removesuffix('.gguf')}-*.gguf")):
+        return b"GGUF"
+    if not os.path.exists(path):
+        raise FileError(missing(path), path=path, expected="a checkpoint")
+    if not path.is_file():
+        raise FileError("not a regular file", path=path, expected="a checkpoint")
+    with path.open("rb") as f:
+        return f.read(max(HEADER, N_HEAD))
+
+
+def _version_1(head: bytes) -> bool:
+    return head[:4] == b"FUGG" or (head[:4] == b"GGUF" and head[4:8] == struct.pack("<I", 1))
+
+
+def _is_meta(path: Path, head: bytes) -> bool:
+    if not path.is_dir():
+        return head[:4] == ZIP_MAGIC
+    names = [p.name for p in path.iterdir()]
+    return PARAMS in names or any(SHARD.fullmatch(name) for name in names)
+
+
+def _is_old_llama2c(path: Path, head: bytes) -> bool:
+    """Nothing marks it, but its length is exactly what its header asks for."""
+    try:
+        return not path.is_dir() and n_bytes_of(head, path) == path.stat().st_size
+    except (TreadleError, struct.error):
+        return False
+
+
+def _has_gguf(path: Path, head: bytes) -> bool:
+    return head[:4] == b"GGUF" or (path.is_dir() and any(path.glob("*.gguf")))
+
+
+def _open_hf(path: Path, tokenizer: Path | None) -> Source:
+    from treadle.convert.hf.folder import open_hf_source
+
+    return open_hf_source(path)
+
+
+KINDS = (
+    Kind("a Hugging Face folder with config.json and safetensors", lambda p, h: is_hf(p), _open_hf),
+    Kind("a GGUF of version 1", lambda p, h: _version_1(h), open_gguf_v1),
+    Kind("a GGUF file or its first shard", _has_gguf, open_gguf_source),
+    Kind("a GGML, GGMF or GGJT file", lambda p, h: h[:4] in MAGICS, open_legacy),
+    Kind("Meta's folder with params.json and consolidated.00.pth", _is_meta, open_meta, True),
+    Kind("a llama2.c checkpoint", lambda p, h: h[:4] == MAGIC, open_llama2c, True),
+    Kind("a llama2.c checkpoint of the first version", _is_old_llama2c, open_llama2c, True),
+)

@@ -1,0 +1,1 @@
+"""Checkpoints of Hugging Face: configuration, tensors and tokenizer as GGUF has them."""

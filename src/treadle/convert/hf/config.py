@@ -1,0 +1,370 @@
+"""config.json of a Hugging Face model to GGUF's hyper-parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.hf.families.mixtures import expert_keys, expert_words
+from treadle.convert.hf.families.registry import FAMILIES
+from treadle.convert.hf.families.t5_bias_encoders import ENCODERS_OF
+from treadle.convert.hf.family import GELU_TANH, Family
+from treadle.convert.hf.multimodal import OUTER, SIZES
+from treadle.convert.hf.rope import f32, read_rope
+from treadle.convert.hf.windows import every_layer, every_layer_if_used
+from treadle.convert.quantized.checkpoint import METHODS, said_in
+from treadle.convert.quantized.mlx import KEYS, Quantization, find_quantization
+from treadle.convert.sources.derived_tensors import Rule
+from treadle.convert.sources.llama_names import widths
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.keys import POSITION_MAX, SIZE_MAX, Keys
+from treadle.models.archs import ARCHS, PATTERN, WINDOW
+from treadle.models.graphs.limits import ACTIVATION, takes_activation
+from treadle.models.graphs.positions import by_period
+from treadle.models.ignored_tensors import LEFT_OUT
+from treadle.models.keys import N_LAYER_MAX
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """What config.json says: GGUF keys, and what tensors need to know.
+
+    ``factors``: the contents of rope tensors, float32 [rope dims / 2] by name.
+    """
+
+    family: Family
+    metadata: dict[str, Any]  # general.architecture, and keys behind "{arch}."
+    sizes: dict[str, int]  # the words of models.structure.TensorRow.shape
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    tied: bool
+    factors: dict[str, npt.NDArray[np.float32]]
+    packing: Quantization | None  # of MLX
+    nested: bool = False  # the text part of a model of text and images
+    scores: bool = False  # it has a head that scores pairs of texts
+    n_skipped: int = 0  # rows of learned positions before the first that is used
+    rules: Sequence[Rule] = ()  # for tensors that lie otherwise than GGUF's
+    n_extra: int = 0  # layers behind the last, which predict further tokens
+    headless: bool = False  # of a class that ends with the states
+    spelt: Mapping[str, str] = field(default_factory=dict)  # its keys, by GGUF's that graphs check
+    path: Path = Path("config.json")
+
+
+def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
+    """Check ``config`` (of file ``path``) and translate it.
+
+    Raises FileError for keys missing or out of range, UnsupportedError for a model, a scaling or
+    a quantisation that treadle does not have.
+    """
+    family, keys = _find_family(config, path)
+    whole, arch, word = Keys(config, path), ARCHS[family.arch], family.word
+    packing = find_quantization(whole)
+    _refuse_others(whole, keys, family, packing)
+    n_layer = keys.integer(word("num_hidden_layers"), hi=N_LAYER_MAX)
+    n_embd = keys.integer(word("hidden_size"))
+    (n_head, heads), (n_head_kv, heads_kv) = _heads(keys, family, n_layer)
+    head_dim = keys.integer(word("head_dim"), max(1, n_embd // n_head))
+    usual = family.n_ff_default * n_embd or None
+    n_ff, widths_ff = _size(keys, word("intermediate_size"), n_layer, usual)
+    n_vocab = keys.integer(word("vocab_size"))
+    norm = "layer_norm" if arch.norm in ("layer", "bare") else "layer_norm_rms"
+    made: dict[str, Any] = {
+        "vocab_size": n_vocab,
+        "context_length": keys.integer(word("max_position_embeddings"), hi=POSITION_MAX),
+        "embedding_length": n_embd,
+        "block_count": n_layer,
+        "feed_forward_length": widths_ff or n_ff,
+        "attention.head_count": heads or n_head,
+        "attention.head_count_kv": heads_kv or n_head_kv,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        f"attention.{norm}_epsilon": f32(keys.number(word("rms_norm_eps"), lo=0.0, hi=1.0)),
+    }
+    made.update(_activation(keys, family))
+    made.update(_softcaps(keys, family))
+    made.update(_attention_scale(keys, family, n_layer, n_embd, n_head, head_dim))
+    for key, name in family.copied.items():
+        value = keys.get(key)
+        made[name] = value if isinstance(value, bool) else f32(keys.number(key, lo=0.0))
+    factors: dict[str, npt.NDArray[np.float32]] = {}
+    if arch.rope != "none":
+        rope, factors = read_rope(keys, family, head_dim)
+        made.update(rope)
+    made.update(_window(keys, family, n_layer))
+    if family.experts:
+        made.update(expert_keys(keys, family, n_layer))
+    made.update(family.more(keys, n_layer))
+    made.update(family.beside(whole))
+    if arch.graph == "encoder":
+        made["attention.causal"] = False
+    n_skipped = 0
+    if family.positions_behind_pad:
+        n_skipped = keys.integer("pad_token_id", lo=0) + 1
+        made["context_length"] -= n_skipped
+        if made["context_length"] < 1:
+            keys.fail(word("max_position_embeddings"), f"leaves none behind {n_skipped} rows")
+    sizes = widths(
+        {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "n_head": n_head,
+         "n_head_kv": n_head_kv, "head_dim": head_dim}
+    )  # fmt: skip
+    for key, size in _BY_LAYER.items():
+        if isinstance(made[key], list) and len(set(made[key]) - {0}) > 1:
+            del sizes[size]
+    metadata = {"general.architecture": family.arch, **_in_full(made, family.arch)}
+    return Hyper(
+        family,
+        metadata,
+        sizes,
+        n_layer,
+        n_head,
+        n_head_kv,
+        _is_tied(whole, keys),
+        factors,
+        packing,
+        whole.get("model_type") in OUTER,
+        _kinds(whole, _SCORING),
+        n_skipped,
+        family.made(keys),
+        keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
+        _has_no_head(whole),
+        _spelt(keys, family),
+        path,
+    )
+
+
+def _spelt(keys: Keys, family: Family) -> dict[str, str]:
+    made = {name: family.word(word) for name, word in _BASIC.items()}
+    made |= {name: key for key, name in family.copied.items()}
+    if family.experts:
+        made |= expert_words(keys)
+    return {name: keys.prefix + word for name, word in made.items()}
+
+
+_BASIC = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+}
+
+
+# Lengths of rows, which nobody knows without the layer where a key has one for each.
+_BY_LAYER = {"feed_forward_length": "n_ff", "attention.head_count": "n_attn"}
+
+
+def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
+    """The same of a folder whose taps mlx-lm has laid: it has added to norms as well.
+
+    Raises UnsupportedError where it has multiplied factors into the weights.
+    """
+    if hyper.family.folded_by_mlx:
+        what = "mlx-lm has multiplied the model's factors into these weights: take the original"
+        raise UnsupportedError(f"{folder}: {what}")
+    return replace(hyper, family=replace(hyper.family, norm_shift=0.0))
+
+
+def _is_tied(whole: Keys, keys: Keys) -> bool:
+    """Whether the output is that of the embeddings; of a part for text its model knows better, but
+    for some that say so of the part alone. An output that is there is used in any case.
+    """
+    part = OUTER.get(str(whole.get("model_type")))
+    given = whole.get("tie_word_embeddings")
+    if part and isinstance(given, bool):
+        return given or keys.values.get("tie_word_embeddings") is True
+    return keys.flag("tie_word_embeddings", part is not None and part.tied)
+
+
+Size = tuple[int, list[int]]  # the largest, and of each layer, where they differ
+
+
+def _heads(keys: Keys, family: Family, n_layer: int) -> tuple[Size, Size]:
+    """Of queries, and of keys."""
+    heads = _size(keys, family.word("num_attention_heads"), n_layer)
+    word = family.word("num_key_value_heads")
+    if keys.values.get(word, 0) is None:  # a key that is not there stands for the model's default
+        return heads, heads
+    return heads, _size(keys, word, n_layer, heads[0])
+
+
+def _size(keys: Keys, word: str, n_layer: int, default: int | None = None) -> Size:
+    """A number of heads, or a width."""
+    each = keys.get(word)
+    if not isinstance(each, list):
+        return keys.integer(word, default), []
+    sound = all(type(n) is int and 1 <= n <= SIZE_MAX for n in each)
+    if len(each) != n_layer or not sound:
+        keys.fail(word, f"is {each!r:.60}", f"an integer, or {n_layer} of them")
+    return max(each), each if len(set(each)) > 1 else []
+
+
+def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """Keys as the file has them: behind the architecture's name, but for treadle's and text's."""
+    found = {key: value for key, value in keys.items() if value is not None}
+    whole = ("treadle.", "tokenizer.")
+    return {key if key.startswith(whole) else f"{arch}.{key}": v for key, v in found.items()}
+
+
+def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
+    name, keys, part = config.get("model_type"), Keys(config, path), None
+    if isinstance(name, str) and name in OUTER:
+        part = OUTER[name]
+        name = part.kind
+        if (inner := keys.within(part.at)) is not None:  # older folders have its keys outside
+            keys, name = inner, inner.text("model_type", name)
+    if isinstance(name, str) and _kinds(Keys(config, path), "EncoderModel"):
+        name = ENCODERS_OF.get(name, name)
+    if not isinstance(name, str):
+        found = "is missing" if name is None else f"is {name!r:.60}"
+        raise FileError(found, path=path, where="model_type", expected="a name")
+    if name in LEFT_OUT:
+        what = f"{keys.prefix}model_type {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+        raise UnsupportedError(f"{path}: {what}")
+    if name not in FAMILIES:
+        raise UnsupportedError(
+            f"{path}: {keys.prefix}model_type {name!r:.60}: treadle has "
+            f"{', '.join((*FAMILIES, *OUTER))}"
+        )
+    family = FAMILIES[name]
+    family = family.variant(keys) or family
+    if set(family.older_words.values()) & keys.values.keys():
+        family = replace(family, words={**family.words, **family.older_words})
+    defaults = dict(family.defaults)
+    if part is not None:
+        defaults = {**SIZES.get(name, {}), **defaults, **part.defaults}
+    keys = Keys(keys.values, path, defaults, keys.prefix)
+    return family, Keys(family.respelt(keys), path, defaults, keys.prefix)
+
+
+def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:
+    """What would load and be wrong: other heads, packed weights."""
+    heads = (*_READING, *((_SCORING,) if family.score_names else ()))
+    encodes = ARCHS[family.arch].graph == "encoder"
+    heads = (*heads, *(_MASKED if encodes else _WRITING))
+    if whole.get("architectures") and not any(_kinds(whole, head) for head in heads):
+        does = "gives states of texts" if encodes else "writes text"
+        whole.refuse(
+            "architectures", f"{', '.join(whole.get('architectures'))} is no model that {does}"
+        )
+    packed = None if packing else whole.within(KEYS[0]) or said_in(whole)
+    if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
+        name = packed.get("quant_method") or f"{packed.get('bits')} bits"
+        packed.refuse("quant_method", f"treadle does not read weights quantised so ({name})")
+    if keys.get("is_causal") is False and not encodes:  # transformers masks no token then
+        keys.refuse("is_causal", f"is false: treadle's {family.arch} is a decoder")
+    both_ways = keys.get("use_bidirectional_attention")
+    # "vision": between the tokens of an image, which a text has none of.
+    if both_ways not in (None, False, "vision") and not encodes:
+        keys.refuse("use_bidirectional_attention", f"treadle's {family.arch} is a decoder")
+    for key, value in family.only.items():
+        if (given := keys.get(key)) is not None and given != value:
+            keys.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")
+
+
+def _activation(keys: Keys, family: Family) -> dict[str, str]:
+    """A key for the function of the FFN, where it is not the one that GGUF's architecture has:
+    GPT-NeoX-20B, Cerebras-GPT.
+    """
+    usual = _SAME.get(family.activation, family.activation)
+    said = {}
+    for key in (family.word("hidden_act"), ACTIVATION):
+        given = keys.text(key, family.activation)
+        given = family.activation if given == family.older_activation else given
+        if (found := _SAME.get(given, given)) == usual:
+            continue
+        if not (takes_activation(ARCHS[family.arch]) and {found, usual} == {"gelu", GELU_TANH}):
+            keys.refuse(key, f"{given!r:.60}: treadle has {family.activation} in this architecture")
+        said[ACTIVATION] = found
+    return said
+
+
+# Several names of one function.
+_SAME = {"gelu_new": GELU_TANH, "gelu_fast": GELU_TANH, "gelu_python": "gelu", "swiglu": "silu"}
+_READING = ("Model", "BERT")
+_WRITING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_MASKED = ("ForMaskedLM", "ForPreTraining", "BERTLMHead")
+_SCORING = "ForSequenceClassification"
+
+
+def _kinds(whole: Keys, head: str) -> bool:
+    """Whether the model is of a class with this ending."""
+    kinds = whole.get("architectures") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
+    return any(kind.endswith(head) for kind in kinds)
+
+
+def _has_no_head(whole: Keys) -> bool:
+    """Whether the model's class ends with the states: Qwen3Model, but not GPT2LMHeadModel."""
+    heads = (*_WRITING, *_MASKED, _SCORING)
+    return any(_kinds(whole, end) for end in _READING) and not any(_kinds(whole, h) for h in heads)
+
+
+def _softcaps(keys: Keys, family: Family) -> dict[str, float]:
+    """Of scores and of logits; 0 where the file has none and the architecture would. Only of
+    families that have one: transformers ignores the keys elsewhere.
+    """
+    found = {}
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        given = keys.values.get(key, keys.defaults.get(key)) if key in keys.defaults else None
+        cap = 0.0 if given is None else keys.number(key, 0.0, lo=0.0, hi=1e12)
+        if cap or key in dict(ARCHS[family.arch].keys):
+            found[key] = f32(cap)
+    return found
+
+
+def _attention_scale(
+    keys: Keys, family: Family, n_layer: int, n_embd: int, n_head: int, head_dim: int
+) -> dict[str, float]:
+    """The scale, where it is not the one that the architecture has anyway."""
+    wide = n_layer in ARCHS[family.arch].width_scaled
+    usual = n_embd / n_head if wide else float(head_dim)
+    key = "query_pre_attn_scalar"  # Gemma's
+    asked = keys.number(key, usual, lo=1e-6, hi=1e12) if key in keys.defaults else usual
+    return {} if math.isclose(asked, usual) else {"attention.scale": f32(asked**-0.5)}
+
+
+def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
+    """The sliding window and the layers that have it; nothing where none has."""
+    own = dict(ARCHS[family.arch].keys)
+    without = {} if own.get(WINDOW) == 0 or PATTERN not in own else {WINDOW: 0}
+    flags = family.windowed(keys, n_layer)
+    if flags is None:
+        return without
+    size, kinds = family.word("sliding_window"), keys.get("layer_types")
+    whole = keys.values.get(size, keys.defaults.get(size)) is None  # all layers see everything
+    if kinds is not None:
+        names = ("full_attention", "sliding_attention")
+        if not isinstance(kinds, list) or len(kinds) != n_layer:
+            keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
+        others = [kind for kind in kinds if kind not in names]
+        if others:
+            keys.refuse("layer_types", f"{others[0]!r:.60}: treadle has {' and '.join(names)}")
+        listed = [names.index(kind) == 1 for kind in kinds]
+        unread = family.windowed in (every_layer, every_layer_if_used)
+        if unread and listed != flags and not whole:
+            what = "transformers reads none in this family, and gives all layers the window"
+            keys.refuse("layer_types", what)
+        flags = listed
+    if whole:
+        if family.own_local_rope and any(flags):
+            keys.refuse(size, "is null, where some layers have a rope of their own")
+        return without
+    tells = ARCHS[family.arch].nope in ("global", "sparse")  # there it says what turns
+    if not any(flags) and not tells:
+        return without
+    found: dict[str, Any] = {WINDOW: keys.integer(size, hi=POSITION_MAX)}
+    if PATTERN not in own or flags != by_period(int(own[PATTERN]), n_layer):
+        found[PATTERN] = flags
+    return found

@@ -1,0 +1,74 @@
+"""Arcee's Trinity (AFMoE): a further row of ``hf_families``, and its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.family import Family, Windowed
+from treadle.convert.hf.rope import f32
+from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
+from treadle.convert.sources.derived_tensors import Rule
+from treadle.files.keys import Keys
+from treadle.models.archs import EXPERTS_NORM
+from treadle.models.graphs.positions import by_period
+
+_NAMES: Names = {
+    **LLAMA_EXPERTS,
+    "self_attn.gate_proj": "attn_gate",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_mlp_layernorm": "ffn_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.router.gate": "ffn_gate_inp",
+}
+
+
+def _windowed(keys: Keys, n_layer: int) -> Windowed:
+    return by_period(keys.integer("global_attn_every_n_layers"), n_layer)
+
+
+def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """transformers makes weights of experts add up to 1, whatever ``route_norm`` says."""
+    if keys.values.get("sliding_window", 0) is None:
+        keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
+    return {
+        "expert_shared_count": keys.integer("num_shared_experts", lo=0),
+        "expert_weights_scale": f32(keys.number("route_scale", lo=0.0)),
+        EXPERTS_NORM: True,
+    }
+
+
+def _rules(keys: Keys) -> Sequence[Rule]:
+    return (scores("mlp.expert_bias", "mlp.score"),)
+
+
+AFMOE: dict[str, Family] = {
+    "afmoe": Family(
+        "afmoe",
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 200192,
+            "head_dim": 128,
+            "max_position_embeddings": 16384,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 1408,
+            "num_dense_layers": 1,
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "num_shared_experts": 2,
+            "route_scale": 1.0,
+            "sliding_window": 1024,
+            "global_attn_every_n_layers": 4,
+            "mup_enabled": False,
+        },
+        _NAMES,
+        windowed=_windowed,
+        only={"mup_enabled": True, "route_norm": True, "score_func": "sigmoid"},
+        experts=True,
+        made=_rules,
+        more=_keys,
+    )
+}

@@ -1,0 +1,152 @@
+"""Ling and Ring (Bailing), and Sarvam: further rows of ``hf_families``. One ``model_type`` stands
+for both versions of Ling, and transformers has neither: their code comes with the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
+from treadle.convert.sources.derived_tensors import Rows, Rule
+from treadle.files.keys import Keys
+
+_QKV = "attention.query_key_value"
+_EPS = 1e-7  # of the lengths that the first version divides its output's columns by
+NAMES: Names = {
+    **LLAMA_EXPERTS,
+    "word_embeddings": "token_embd",
+    _QKV: "attn_qkv",
+    "attention.query_layernorm": "attn_q_norm",
+    "attention.key_layernorm": "attn_k_norm",
+    "attention.dense": "attn_output",
+    **{f"attention.{x}": f"attn_{x}" for x in "qkv"},
+}
+# The classes' own; how wide a model is, every config.json says.
+_DEFAULTS: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 16384,
+    "num_experts": 16,
+    "num_shared_experts": 0,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 0,
+    "norm_topk_prob": True,
+}
+_ONLY = {"use_sliding_window": False}
+
+
+def _rows(rows: Rows, first: int, end: int) -> Rows:
+    return rows[first:end]
+
+
+def _unit_columns(rows: Rows) -> Rows:
+    return np.asarray(rows / (np.linalg.norm(rows, axis=0, keepdims=True) + _EPS))
+
+
+def _first_rules(keys: Keys) -> Sequence[Rule]:
+    """Queries, keys and values as matrices of their own: GGUF has the first two in pairs."""
+    n_head, n_embd = keys.integer("num_attention_heads"), keys.integer("hidden_size")
+    head_dim = keys.integer("head_dim", max(1, n_embd // n_head))
+    n_q, n_k = n_head * head_dim, keys.integer("num_key_value_heads", n_head) * head_dim
+    ends = {"q": (0, n_q), "k": (n_q, n_q + n_k), "v": (n_q + n_k, n_q + 2 * n_k)}
+    rules = [
+        Rule(
+            (f"{_QKV}.{kind}",),
+            {
+                f"attention.{x}.{kind}": partial(_rows, first=at, end=end)
+                for x, (at, end) in ends.items()
+            },
+            side="B",
+        )
+        for kind in ("weight", "bias")
+    ]
+    if keys.flag("norm_head", False):
+        rules.append(Rule(("lm_head.weight",), {"lm_head.weight": _unit_columns}, floats=True))
+    return rules
+
+
+def _second_rules(keys: Keys) -> Sequence[Rule]:
+    return (scores("mlp.gate.expert_bias", "mlp.score"),)
+
+
+def _shared(keys: Keys, n_layer: int) -> dict[str, Any]:
+    n = keys.integer("n_shared_experts", 0, lo=0)  # the word of those that transformers has
+    return {"expert_shared_count": keys.integer("num_shared_experts", n, lo=0)}
+
+
+def _shared_with_width(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """The width is one shared expert's: llama.cpp multiplies it by their number."""
+    width = keys.integer("moe_intermediate_size")
+    own = keys.integer("moe_shared_expert_intermediate_size", width)
+    return {**_shared(keys, n_layer), "expert_shared_feed_forward_length": own}
+
+
+SECOND = Family(
+    "bailingmoe2",
+    {
+        **_DEFAULTS,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "partial_rotary_factor": None,
+    },
+    NAMES,
+    only={**_ONLY, "score_function": "sigmoid", "norm_head": False},
+    experts=True,
+    made=_second_rules,
+    extra_layers="num_nextn_predict_layers",
+    more=_shared_with_width,
+)
+
+
+def _version(keys: Keys) -> Family | None:
+    """The second has norms of queries and keys."""
+    return SECOND if keys.flag("use_qk_norm", False) else None
+
+
+FIRST = Family(
+    "bailingmoe",
+    _DEFAULTS,
+    NAMES,
+    variant=_version,
+    only={**_ONLY, "score_function": "softmax", "multi_gate": False},
+    experts=True,
+    made=_first_rules,
+    more=_shared,
+)
+# Sarvam 30B, which transformers has: the second version's tensors, other words for counts.
+SARVAM = replace(
+    SECOND,
+    defaults={
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 8e6,
+        "tie_word_embeddings": False,
+        "vocab_size": 262144,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "partial_rotary_factor": None,
+        "intermediate_size": 8192,
+        "moe_intermediate_size": 1024,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+    },
+)
+BAILINGS = {"bailing_moe": FIRST, "bailing_moe_v2": SECOND, "sarvam_moe": SARVAM}
+BAILING_VARIANTS = (SECOND,)

@@ -1,0 +1,227 @@
+"""Families with latent attention: further rows of ``hf_families``, and their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.rope import f32
+from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
+from treadle.convert.sources.derived_tensors import Rows, Rule, turned
+from treadle.files.keys import Keys
+from treadle.models.archs import EXPERTS_GATING
+from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.latent import KEY, KV_RANK, LOG_MULTIPLIER, VALUE
+
+_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of the functions that score experts
+_DENSE, _SPARSE = "dense", "sparse"
+
+
+def _latent_keys(keys: Keys, n_layer: int, gating: int) -> dict[str, Any]:
+    """One row that all heads share, of ``rank`` elements and those that turn; ``_mla`` are the
+    sizes of the keys and values that it stands for.
+    """
+    rank, n_rope = keys.integer("kv_lora_rank"), keys.integer("qk_rope_head_dim")
+    made: dict[str, Any] = {
+        "attention.head_count_kv": 1,
+        KV_RANK: rank,
+        KEY: rank + n_rope,
+        VALUE: rank,
+        f"{KEY}_mla": keys.integer("qk_nope_head_dim") + n_rope,
+        f"{VALUE}_mla": keys.integer("v_head_dim"),
+        EXPERTS_GATING: gating,
+        **_yarn_keys(keys),
+    }
+    # null stands for queries made of the states at once; a key left out, for the default
+    if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
+        made[Q_RANK] = keys.integer("q_lora_rank")
+    return made
+
+
+def _yarn_keys(keys: Keys) -> dict[str, Any]:
+    """YaRN's factor stands in the scale of scores, where cosines have it elsewhere."""
+    rope = keys.within("rope_parameters") or keys.within("rope_scaling")
+    kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
+    if rope is None or kind == "default":
+        return {}
+    if kind not in ("yarn", "deepseek_yarn"):
+        if rope.get("mscale_all_dim"):
+            rope.refuse("mscale_all_dim", f"treadle has it with yarn, and this is {kind!r:.60}")
+        return {}
+    if rope.get("attention_factor") is not None:
+        rope.refuse("attention_factor", "treadle reads mscale_all_dim in this architecture")
+    ours, theirs = (rope.number(k, 0.0, lo=0.0, hi=1e6) for k in ("mscale_all_dim", "mscale"))
+    if ours != theirs:
+        rope.refuse("mscale", f"is {theirs:g}: treadle has it equal to mscale_all_dim, {ours:g}")
+    if not ours:  # as in other architectures
+        return {}
+    return {"rope.scaling.attn_factor": 1.0, LOG_MULTIPLIER: f32(0.1 * ours)}
+
+
+def _v2_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Groups of experts are counted in all files, and used by one of two methods."""
+    made, method = _latent_keys(keys, n_layer, _SOFTMAX), keys.text("topk_method", "greedy")
+    if method == "greedy":
+        made |= {"expert_group_count": 1, "expert_group_used_count": 1}
+    elif method != "group_limited_greedy":
+        keys.refuse("topk_method", f"{method!r:.60}: treadle has greedy, group_limited_greedy")
+    return made
+
+
+def _v3_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    return _latent_keys(keys, n_layer, _SIGMOID)
+
+
+def _glm_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    return {**_v3_keys(keys, n_layer), **listed_kinds(keys, n_layer)}
+
+
+def listed_kinds(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Which layers have experts is a list in transformers' own files."""
+    kinds = keys.get("mlp_layer_types")
+    if kinds is None:
+        return {}
+    n_dense = kinds.count(_DENSE) if isinstance(kinds, list) else 0
+    if kinds != [_DENSE] * n_dense + [_SPARSE] * (n_layer - n_dense):
+        what = f"treadle has a list of {n_layer}, {_DENSE} before {_SPARSE}"
+        keys.refuse("mlp_layer_types", f"is {kinds!r:.60}: {what}")
+    return {"leading_dense_block_count": n_dense}
+
+
+# -- tensors that lie otherwise ---------------------------------------------------------------
+
+
+def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
+    """[n_head, n_nope + n_v, rank]: of each head what makes keys, then what makes values."""
+    heads = rows.reshape(n_head, -1, rows.shape[-1])
+    if heads.shape[1] <= n_v:
+        raise ValueError("no rows are left for keys")
+    return heads
+
+
+def _k_b(rows: Rows, n_head: int, n_v: int) -> Rows:
+    """Turned: it is applied to queries."""
+    return turned(_heads(rows, n_head, n_v)[:, :-n_v])
+
+
+def _v_b(rows: Rows, n_head: int, n_v: int) -> Rows:
+    return _heads(rows, n_head, n_v)[:, -n_v:]
+
+
+def _rules(keys: Keys) -> Sequence[Rule]:
+    n_head, n_v = keys.integer("num_attention_heads"), keys.integer("v_head_dim")
+    gives = {
+        "self_attn.k_b.weight": partial(_k_b, n_head=n_head, n_v=n_v),
+        "self_attn.v_b.weight": partial(_v_b, n_head=n_head, n_v=n_v),
+    }
+    return (
+        Rule(("self_attn.kv_b_proj.weight",), gives),
+        scores("mlp.gate.e_score_correction_bias", "mlp.score"),
+    )
+
+
+LATENT_NAMES: Names = {
+    **LLAMA_EXPERTS,
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.k_b": "attn_k_b",
+    "self_attn.v_b": "attn_v_b",
+}
+
+# -- the rows ---------------------------------------------------------------------------------
+
+_DEFAULTS: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+_ONLY = {"moe_layer_freq": 1, "rope_interleave": True}
+
+
+def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) -> Family:
+    return Family(
+        "deepseek2",
+        {**_DEFAULTS, **defaults},
+        LATENT_NAMES,
+        {"head_dim": "qk_rope_head_dim"},  # what the rope turns
+        paired=True,
+        only={**_ONLY, **only},
+        experts=True,
+        made=_rules,
+        **own,
+    )
+
+
+_V3_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+_FURTHER = "num_nextn_predict_layers"
+
+LATENTS: dict[str, Family] = {
+    "deepseek_v2": _family(
+        {
+            "vocab_size": 102400,
+            "max_position_embeddings": 2048,
+            "q_lora_rank": 1536,
+            "moe_intermediate_size": 1407,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "n_group": None,
+            "topk_group": None,
+            "first_k_dense_replace": 0,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": False,
+        },
+        {"norm_topk_prob": False, "scoring_func": "softmax"},
+        more=_v2_keys,
+    ),
+    "deepseek_v3": _family(
+        {
+            "vocab_size": 129280,
+            "max_position_embeddings": 4096,
+            "q_lora_rank": 1536,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+        },
+        _V3_ONLY,
+        extra_layers=_FURTHER,
+        more=_v3_keys,
+    ),
+    "glm4_moe_lite": _family(
+        {
+            "rms_norm_eps": 1e-5,
+            "vocab_size": 154880,
+            "max_position_embeddings": 202752,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.8,
+            "norm_topk_prob": True,
+        },
+        _V3_ONLY,
+        extra_layers=_FURTHER,
+        more=_glm_keys,
+    ),
+}

@@ -1,0 +1,67 @@
+"""dots.llm1, and DeepSeek's first mixture, which transformers does not have: further rows of
+``hf_families``. Their attention is Llama's, their experts are those of later models of DeepSeek.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.family import Family, Windowed
+from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
+from treadle.convert.sources.derived_tensors import Rule
+from treadle.files.keys import Keys
+
+_COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
+
+
+def _upper(keys: Keys, n_layer: int) -> Windowed:
+    """No key says whether the window is in use: it is where there is one."""
+    first = keys.integer("max_window_layers", lo=0)
+    return [i >= first for i in range(n_layer)]
+
+
+def _rules(keys: Keys) -> Sequence[Rule]:
+    return (scores("mlp.gate.e_score_correction_bias", "mlp.score"),)
+
+
+DOTS: dict[str, Family] = {
+    "dots1": Family(
+        "dots1",
+        {
+            **_COMMON,
+            "vocab_size": 152064,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": False,
+        },
+        LLAMA_EXPERTS,
+        windowed=_upper,
+        experts=True,
+        made=_rules,
+    ),
+    "deepseek": Family(
+        "deepseek",
+        {
+            **_COMMON,
+            "vocab_size": 102400,
+            "max_position_embeddings": 2048,
+            "moe_intermediate_size": 1407,
+            "n_shared_experts": None,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+        },
+        LLAMA_EXPERTS,
+        only={"moe_layer_freq": 1, "scoring_func": "softmax"},
+        experts=True,
+    ),
+}

@@ -1,0 +1,62 @@
+"""K-EXAONE: a further row of ``hf_families``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.convert.hf.families.deepseek import listed_kinds
+from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
+from treadle.convert.hf.windows import all_but_every
+from treadle.convert.sources.derived_tensors import Rule
+from treadle.files.keys import Keys
+
+
+def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """The width is of all shared experts together."""
+    n, width = keys.integer("num_shared_experts", lo=0), keys.integer("moe_intermediate_size")
+    return {
+        "expert_shared_count": n,
+        "expert_shared_feed_forward_length": n * width,
+        **listed_kinds(keys, n_layer),
+    }
+
+
+def _rules(keys: Keys) -> Sequence[Rule]:
+    """Checkpoints have it beside the gate, transformers' own modules in it."""
+    name = "e_score_correction_bias"
+    return [scores(f"{at}.{name}", "mlp.score") for at in ("mlp", "mlp.gate")]
+
+
+EXAONE_MOE: dict[str, Family] = {
+    "exaone_moe": Family(
+        "exaone-moe",
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 102400,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "intermediate_size": 16384,
+            "moe_intermediate_size": 1024,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "sliding_window": 4096,
+        },
+        LLAMA_EXPERTS,
+        windowed=all_but_every(4, told=True),
+        only={"scoring_func": "sigmoid"},
+        experts=True,
+        made=_rules,
+        more=_keys,
+    )
+}

@@ -1,0 +1,148 @@
+"""Falcon-H1: attention and a state of Mamba-2 side by side, and factors nearly everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.hf.families.mamba2 import (
+    STATE,
+    STATE_DEFAULTS,
+    state_keys,
+    state_names,
+    state_rules,
+)
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.tensor_names import Names
+from treadle.convert.sources.derived_tensors import Rows, Rule, same
+from treadle.files.keys import Keys
+
+SCALED = "_scaled"  # behind the names of matrices that have a factor
+_ONE = (
+    "attention_in_multiplier",
+    "attention_out_multiplier",
+    "key_multiplier",
+    "ssm_in_multiplier",
+    "ssm_out_multiplier",
+)
+_SEVERAL = {"mlp_multipliers": 2, "ssm_multipliers": 5}
+
+
+def _factors(keys: Keys, key: str, n: int) -> list[float]:
+    """Numbers by which parts of the model are multiplied."""
+    found = keys.get(key)
+    found = [1.0] * n if found is None else found
+    if not isinstance(found, list) or len(found) != n:
+        keys.fail(key, f"is {found!r:.60}", f"a list of {n}")
+    each = (Keys({key: factor}, keys.path, prefix=keys.prefix) for factor in found)
+    return [_factor(one, key) for one in each]
+
+
+def _n_inner(keys: Keys) -> int:
+    given = keys.values.get("mamba_d_ssm", keys.defaults["mamba_d_ssm"])
+    if given is not None:
+        return keys.integer("mamba_d_ssm")
+    return keys.integer("mamba_expand") * keys.integer("hidden_size")
+
+
+def _falcon_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    if keys.flag("mamba_rms_norm", False) and keys.flag("mamba_norm_before_gate", True):
+        keys.refuse("mamba_norm_before_gate", "is true: treadle norms what the gate has scaled")
+    if keys.flag("tie_word_embeddings", False) and (
+        _factor(keys, "embedding_multiplier") != _factor(keys, "lm_head_multiplier")
+    ):
+        what = "is true, and embedding_multiplier is not lm_head_multiplier"
+        keys.refuse("tie_word_embeddings", f"{what}: treadle has them apart then")
+    # The weights are multiplied by them, which nothing else in the file shows: adapters are, too.
+    told: dict[str, Any] = {key: keys.number(key, 1.0, lo=-1e6, hi=1e6) for key in _ONE}
+    told |= {key: _factors(keys, key, n) for key, n in _SEVERAL.items()}
+    return {**state_keys(keys, _n_inner(keys), *STATE), **told}
+
+
+def _factor(keys: Keys, key: str) -> float:
+    return keys.number(key, 1.0, lo=-1e6, hi=1e6)
+
+
+def _times(rows: Rows, factor: Rows) -> Rows:
+    return np.asarray(rows * factor, np.float32)
+
+
+def _falcon_rules(keys: Keys) -> Sequence[Rule]:
+    """Factors become a part of the weights, as in GGUF; then the matrix has another name here, for
+    an adapter of it is multiplied as well.
+    """
+    of = partial(_factor, keys)
+    gate, down = _factors(keys, "mlp_multipliers", 2)
+    n_inner, n_head = _n_inner(keys), keys.integer("mamba_n_heads")
+    n_state = keys.integer("mamba_n_groups") * keys.integer("mamba_d_state")
+    sizes = (n_inner, n_inner, n_state, n_state, n_head)
+    rows = np.repeat(_factors(keys, "ssm_multipliers", 5), sizes)[:, None]
+    into = of("attention_in_multiplier")
+    factors: dict[str, Any] = {
+        "self_attn.q_proj": into,
+        "self_attn.k_proj": into * of("key_multiplier"),
+        "self_attn.v_proj": into,
+        "self_attn.o_proj": of("attention_out_multiplier"),
+        "feed_forward.gate_proj": gate,
+        "feed_forward.down_proj": down,
+        "mamba.in_proj": of("ssm_in_multiplier") * rows,
+        "mamba.out_proj": of("ssm_out_multiplier"),
+    }
+    scaled = {name: (name + SCALED, factor) for name, factor in factors.items()}
+    scaled["embed_tokens"] = "embed_tokens", of("embedding_multiplier")
+    scaled["lm_head"] = "lm_head", of("lm_head_multiplier")
+    return (
+        *state_rules("mamba", keys.integer("mamba_n_groups")),
+        *(_rule(name, to, np.float32(factor)) for name, (to, factor) in scaled.items()),
+    )
+
+
+def _rule(name: str, to: str, factor: Any) -> Rule:
+    once = bool((factor == 1).all())
+    make = same if once else partial(_times, factor=factor)
+    return Rule((f"{name}.weight",), {f"{to}.weight": make}, floats=not once, side="B")
+
+
+_FALCON: Names = {
+    "embed_tokens": "token_embd",
+    "lm_head": "output",
+    "final_layernorm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "pre_ff_layernorm": "ffn_norm",
+    **{f"self_attn.{one}_proj{SCALED}": f"attn_{one}" for one in "qkv"},
+    f"self_attn.o_proj{SCALED}": "attn_output",
+    f"feed_forward.gate_proj{SCALED}": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    f"feed_forward.down_proj{SCALED}": "ffn_down",
+    **{name + SCALED * name.endswith("_proj"): to for name, to in state_names("mamba").items()},
+}
+FALCON_H1 = {
+    "falcon_h1": Family(
+        "falcon-h1",
+        {
+            **STATE_DEFAULTS,
+            "vocab_size": 128000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "mamba_d_ssm": 1024,
+        },
+        _FALCON,
+        only=dict.fromkeys(
+            ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
+        ),
+        made=_falcon_rules,
+        folded_by_mlx=True,
+        more=_falcon_keys,
+        told=(*_ONE, *_SEVERAL),
+    ),
+}

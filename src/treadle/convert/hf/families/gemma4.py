@@ -1,0 +1,130 @@
+"""Gemma 4: further rows of ``hf_families``, and their keys. Layers that see everything have heads
+of another width than those with a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.convert.hf.family import Family, Windowed
+from treadle.convert.hf.rope import wide_heads
+from treadle.convert.hf.tensor_names import POST_NORMS, Names
+from treadle.convert.hf.windows import all_but_every
+from treadle.convert.sources.derived_tensors import Rule, same
+from treadle.files.keys import Keys
+from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
+
+
+def _windowed(keys: Keys, n_layer: int) -> Windowed:
+    """All but every sixth, and the last sees everything in any case."""
+    kinds = keys.get("layer_types")
+    if isinstance(kinds, list) and kinds and kinds[-1] != "full_attention":
+        keys.refuse("layer_types", "the last has a window: treadle has it without one here")
+    flags = all_but_every(6)(keys, n_layer)
+    return [*flags[:-1], False] if flags else flags
+
+
+def _is_wide(keys: Keys, n_layer: int) -> list[bool]:
+    kinds = keys.get("layer_types")
+    if isinstance(kinds, list):
+        return [kind == "full_attention" for kind in kinds]
+    return [not flag for flag in _windowed(keys, n_layer) or ()]
+
+
+def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    rope = keys.within("rope_parameters")
+    full = rope and rope.within("full_attention")
+    if full is None or full.get("rope_type") != "proportional":
+        keys.refuse("rope_parameters", "treadle has proportional ones in layers without a window")
+    wide, wide_kv = wide_heads(keys)
+    narrow, n_kv = keys.integer("head_dim"), keys.integer("num_key_value_heads")
+    n_shared = keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)
+    made: dict[str, Any] = {
+        "rope.dimension_count": wide,
+        "rope.dimension_count_swa": narrow,
+        N_SHARED: n_shared,
+        N_OWN: keys.integer("hidden_size_per_layer_input", lo=0),
+    }
+    for of in ("key", "value"):
+        made |= {f"attention.{of}_length": wide, f"attention.{of}_length_swa": narrow}
+    if wide_kv != n_kv:
+        flags = _is_wide(keys, n_layer)
+        made["attention.head_count_kv"] = [wide_kv if flag else n_kv for flag in flags]
+    if keys.flag("use_double_wide_mlp", False) and n_shared:
+        n_ff = keys.integer("intermediate_size")
+        made["feed_forward_length"] = [n_ff] * (n_layer - n_shared) + [2 * n_ff] * n_shared
+    return made
+
+
+def _rules(keys: Keys) -> Sequence[Rule]:
+    """What has no "weight" behind its name; and layers that read others' keys and values have none,
+    though there are files in which they do.
+    """
+    n_layer = keys.integer("num_hidden_layers")
+    first = n_layer - keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)
+    unused = ("k_proj", "v_proj", "k_norm")
+    return (
+        Rule(("layer_scalar",), {"layer_scalar.weight": same}),
+        Rule(("router.scale",), {"router.scale.weight": same}),
+        Rule(("router.per_expert_scale",), {"experts.down.scale.weight": same}),
+        Rule(("experts.gate_up_proj",), {"experts.gate_up.weight": same}),
+        Rule(("experts.down_proj",), {"experts.down.weight": same}),
+        *(Rule((f"self_attn.{one}.weight",), {}, first_layer=first) for one in unused),
+    )
+
+
+_NAMES: Names = {
+    **POST_NORMS,
+    "layer_scalar": "layer_output_scale",
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "router.proj": "ffn_gate_inp",
+    "router.scale": "ffn_gate_inp_norm",
+    "experts.gate_up": "ffn_gate_up_exps",
+    "experts.down": "ffn_down_exps",
+    "experts.down.scale": "ffn_down_exps.scale",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+}
+
+GEMMA4: dict[str, Family] = {
+    "gemma4_text": Family(
+        "gemma4",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+            },
+            "sliding_window": 512,
+            "hidden_size_per_layer_input": 256,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": None,
+            "final_logit_softcapping": None,
+        },
+        _NAMES,
+        activation="gelu_pytorch_tanh",
+        windowed=_windowed,
+        own_local_rope=True,
+        only={"attention_bias": False},
+        experts=True,
+        made=_rules,
+        more=_keys,
+    ),
+}

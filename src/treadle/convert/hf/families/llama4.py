@@ -1,0 +1,114 @@
+"""Llama 4: the part for text of Scout and Maverick."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.rope import f32, fourth_still
+from treadle.convert.hf.tensor_names import LLAMA, Names
+from treadle.convert.sources.derived_tensors import Rows, Rule, lower, turned, upper
+from treadle.files.keys import POSITION_MAX, Keys
+from treadle.models.archs import ARCHS, TEMPERATURE, TEMPERATURE_LENGTH, WINDOW
+from treadle.models.graphs.llama4 import has_norms
+from treadle.models.graphs.positions import NOPE_PERIOD, by_period
+
+ARCH, _CHUNK, _STEP = "llama4", "attention_chunk_size", "interleave_moe_layer_step"
+_AT = "feed_forward."
+_EXPERTS = f"{_AT}experts."
+
+
+def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """Sizes that the architecture has anyway are left out: llama.cpp knows no others."""
+    _refuse_kinds(keys, n_layer)
+    n_expert, step = keys.integer("num_local_experts"), keys.integer(_STEP)
+    layers = keys.get("moe_layers")
+    if layers is not None and layers != list(range(step - 1, n_layer, step)):
+        keys.refuse("moe_layers", f"is {layers!r:.60}: treadle has experts in every n-th layer")
+    if keys.flag("use_qk_norm", True) != has_norms(n_expert):
+        have = "norms" if has_norms(n_expert) else "none"
+        keys.refuse("use_qk_norm", f"treadle has {have} with {n_expert} experts, as llama.cpp")
+    found = {WINDOW: keys.integer(_CHUNK, hi=POSITION_MAX), TEMPERATURE: 0.0}
+    if keys.get("attn_temperature_tuning"):  # true, or a number
+        found[TEMPERATURE] = keys.number("attn_scale", lo=0.0, hi=1e6)
+        found[TEMPERATURE_LENGTH] = keys.integer("floor_scale", hi=POSITION_MAX)
+    usual = dict(ARCHS[ARCH].keys)
+    return {
+        "expert_feed_forward_length": keys.integer("intermediate_size"),
+        _STEP: step,
+        **{name: None if it == usual[name] else _stored(it) for name, it in found.items()},
+    }
+
+
+def _stored(value: float) -> float:
+    return value if isinstance(value, int) else f32(value)
+
+
+def _refuse_kinds(keys: Keys, n_layer: int) -> None:
+    """Which layers turn, and which attend in chunks, no key of GGUF says."""
+    flags = "no_rope_layers"  # an empty list is none
+    given = {key: it for key, it in keys.values.items() if key != flags or it != []}
+    fourth_still(Keys(given, keys.path, keys.defaults, keys.prefix), n_layer)
+    if keys.values.get(_CHUNK, 0) is None:
+        keys.refuse(_CHUNK, "is null, and treadle has chunks in this architecture")
+    turned_ = by_period(NOPE_PERIOD, n_layer)
+    kinds = ["chunked_attention" if here else "full_attention" for here in turned_]
+    if (listed := keys.get("layer_types")) is not None and listed != kinds:
+        keys.refuse("layer_types", f"is {listed!r:.60}: treadle has chunks where there is a rope")
+
+
+def _gate(rows: Rows) -> Rows:
+    return upper(turned(rows))
+
+
+def _up(rows: Rows) -> Rows:
+    return lower(turned(rows))
+
+
+_RULES = (
+    Rule(
+        (f"{_EXPERTS}gate_up_proj",),
+        {f"{_EXPERTS}gate_proj.weight": _gate, f"{_EXPERTS}up_proj.weight": _up},
+    ),
+    Rule((f"{_EXPERTS}down_proj",), {f"{_EXPERTS}down_proj.weight": turned}),
+)
+_PROJECTIONS = ("gate", "up", "down")
+_NAMES: Names = {
+    **{name: stem for name, stem in LLAMA.items() if not name.startswith("mlp.")},
+    f"{_AT}router": "ffn_gate_inp",
+    **{f"{_AT}{one}_proj": f"ffn_{one}" for one in _PROJECTIONS},
+    **{f"{_EXPERTS}{one}_proj": f"ffn_{one}_exps" for one in _PROJECTIONS},
+    **{f"{_AT}shared_expert.{one}_proj": f"ffn_{one}_shexp" for one in _PROJECTIONS},
+}
+LLAMA4: dict[str, Family] = {
+    "llama4_text": Family(
+        ARCH,
+        {
+            "vocab_size": 202048,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            _STEP: 1,
+            _CHUNK: 8192,
+            "attn_temperature_tuning": True,
+            "attn_scale": 0.1,
+            "floor_scale": 8192,
+        },
+        _NAMES,
+        {"intermediate_size": "intermediate_size_mlp"},
+        paired=True,
+        experts=True,
+        made=lambda keys: _RULES,
+        more=_keys,
+    ),
+}

@@ -1,0 +1,148 @@
+"""Families that llama.cpp has no architecture for, and treadle has: further rows of
+``hf_families``. They are written under the names of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
+from treadle.convert.hf.windows import has_attention
+from treadle.convert.sources.derived_tensors import Rows, Rule, decay, flat, taps
+from treadle.files.keys import Keys
+from treadle.models.graphs.olmo_hybrid import SIGNED
+from treadle.models.graphs.recurrence import FLAGS
+
+# -- NanoChat ---------------------------------------------------------------------------------
+
+_NANOCHAT: Names = {
+    **LLAMA,
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    # As NanoChat's own code and mlx-lm spell them.
+    "wte": "token_embd",
+    "attn.c_q": "attn_q",
+    "attn.c_k": "attn_k",
+    "attn.c_v": "attn_v",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+# -- OLMo Hybrid: a gated delta net -----------------------------------------------------------
+
+_AT = "linear_attn."
+_OLMO: Names = {
+    **POST_NORMS,
+    # Published layers with a state have the first two, and those that transformers writes all.
+    "attention_layer_norm": "attn_norm",
+    "feedforward_layer_norm": "post_attention_norm",
+    **{f"{_AT}{name}_proj": f"attn_{name}" for name in "qkv"},
+    **{f"{_AT}{name}_taps": f"ssm_conv1d_{name}" for name in "qkv"},
+    f"{_AT}g_proj": "attn_gate",
+    f"{_AT}b_proj": "ssm_beta",
+    f"{_AT}a_proj": "ssm_alpha",
+    f"{_AT}dt": "ssm_dt",
+    f"{_AT}decay": "ssm_a",
+    f"{_AT}o_norm": "ssm_norm",
+    f"{_AT}o_proj": "ssm_out",
+}
+
+
+def _sizes(keys: Keys) -> tuple[int, int, int, int]:
+    """Heads of keys and of values, and what each has."""
+    n_head = keys.integer("num_attention_heads")
+    n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n_head) for of in ("key", "value"))
+    d_k = keys.integer("linear_key_head_dim", int(0.75 * keys.integer("hidden_size") / n_k))
+    return n_k, n_v, d_k, keys.integer("linear_value_head_dim", 2 * d_k)
+
+
+def _olmo_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    n_k, n_v, d_k, d_v = _sizes(keys)
+    if n_v % n_k:
+        keys.fail("linear_num_value_heads", f"is {n_v}", f"a multiple of {n_k}")
+    flags = has_attention(keys, n_layer)
+    if not any(flags) and keys.get("layer_types") is None:
+        flags[-1] = True
+    return {
+        "ssm.conv_kernel": keys.integer("linear_conv_kernel_dim"),
+        "ssm.state_size": d_k,
+        "ssm.group_count": n_k,
+        "ssm.time_step_rank": n_v,
+        "ssm.inner_size": n_v * d_v,
+        FLAGS: [not flag for flag in flags],
+        SIGNED: keys.flag("linear_allow_neg_eigval", True),
+    }
+
+
+def _turns(keys: Keys) -> bool:
+    """Not where the base is null, which is another thing here than to be missing."""
+    rope = keys.within("rope_parameters")
+    said = rope.values if rope and "rope_theta" in rope.values else keys.values
+    return said.get("rope_theta", 0) is not None
+
+
+def _part(*rows: Rows, first: int, n: int) -> Rows:
+    """Some channels of what may lie in three tensors: transformers writes thirds of them all."""
+    return taps(np.concatenate(rows)[first : first + n])
+
+
+def _olmo_rules(keys: Keys) -> Sequence[Rule]:
+    n_k, n_v, d_k, d_v = _sizes(keys)
+    widths, gives, first = {"q": n_k * d_k, "k": n_k * d_k, "v": n_v * d_v}, {}, 0
+    for name, n in widths.items():
+        gives[f"{_AT}{name}_taps.weight"] = partial(_part, first=first, n=n)
+        first += n
+    return (
+        Rule(tuple(f"{_AT}{name}_conv1d.weight" for name in "qkv"), gives, whole=True),
+        Rule((f"{_AT}conv1d.weight",), gives, whole=True),
+        Rule((f"{_AT}dt_bias",), {f"{_AT}dt.bias": flat}),
+        Rule((f"{_AT}A_log",), {f"{_AT}decay.weight": decay}, floats=True),
+    )
+
+
+# -- the rows ---------------------------------------------------------------------------------
+
+UNHELD: dict[str, Family] = {
+    "nanochat": Family(
+        "nanochat",
+        {
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 50304,
+            "hidden_size": 768,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 6,
+            "max_position_embeddings": 2048,
+            "final_logit_softcapping": 15.0,
+        },
+        _NANOCHAT,
+        activation="relu2",
+    ),
+    "olmo_hybrid": Family(
+        "olmo_hybrid",
+        {
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "vocab_size": 100352,
+            "hidden_size": 3840,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 30,
+            "max_position_embeddings": 65536,
+            "linear_conv_kernel_dim": 4,
+        },
+        _OLMO,
+        made=_olmo_rules,
+        turns=_turns,
+        more=_olmo_keys,
+    ),
+}

@@ -1,0 +1,184 @@
+"""RWKV-7: a further row of ``hf_families``, and its vocabulary. transformers has no such model: the
+names are those of flash-linear-attention, whose folders bring code of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.tensor_names import Names
+from treadle.convert.sources.derived_tensors import Rows, Rule, flat, same
+from treadle.errors import FileError
+from treadle.files.gguf_array import ValueType, number_array, string_array
+from treadle.files.keys import Keys
+from treadle.models.graphs.wkv import DECAY, GATE, HEAD, RATE, VALUE
+from treadle.tokenizer.vocab import TokenType
+
+WORLD = "rwkv_vocab_v20230424.txt"
+RWKV = ("rwkv7",)  # whose folders have it
+_END = b"\n\n"  # of a turn
+_MIXED = "rwkvag"  # what a token and the one before are mixed to, in GGUF's order
+# A rank's word, and where there is none what the width of the states is raised to, and times what.
+_RANKS: dict[str, tuple[str, float, float]] = {
+    DECAY: ("decay_low_rank_dim", 0.5, 1.8),
+    RATE: ("a_low_rank_dim", 0.5, 1.8),
+    VALUE: ("v_low_rank_dim", 0.5, 1.3),
+    GATE: ("gate_low_rank_dim", 0.8, 0.6),
+}
+
+
+def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+    n_embd = keys.integer("hidden_size")
+    none = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
+    # A context of 2^20 tokens is llama.cpp's word for any; what the folder says is of nothing.
+    made: dict[str, Any] = {**dict.fromkeys(none), "context_length": 1 << 20}
+    made["attention.head_count"] = 0
+    made[HEAD] = keys.integer("head_dim")
+    for key, (word, power, times) in _RANKS.items():
+        usual = max(1, round(n_embd**power * times / 32)) * 32
+        made[key] = usual if keys.values.get(word) is None else keys.integer(word)
+    return made
+
+
+# -- tensors that lie otherwise ---------------------------------------------------------------
+
+
+def _side_by_side(*rows: Rows) -> Rows:
+    return np.concatenate([each.reshape(-1) for each in rows]).reshape(len(rows), 1, 1, -1)
+
+
+def _lora(name: str, *parts: str) -> tuple[str, ...]:
+    return tuple(f"attn.{name}_lora.lora.{part}" for part in parts)
+
+
+_PARTS = "0.weight", "2.weight", "2.bias"
+
+
+def _first_of(*rows: Rows) -> Rows:
+    return rows[0]
+
+
+def _second_of(*rows: Rows) -> Rows:
+    return rows[1]
+
+
+def _third_of(*rows: Rows) -> Rows:
+    return rows[2]
+
+
+def _rules(keys: Keys) -> Sequence[Rule]:
+    """The first layer's values are not mixed, but llama.cpp wants the tensors: its converter writes
+    those of the rates once more.
+    """
+    made, mixed = (_first_of, _second_of, _third_of), "attn.mixed.weight"
+    rates = dict(zip((*_lora("a", *_PARTS[:2]), "attn.a0.weight"), made, strict=True))
+    values = dict(zip((f"attn.unread.v{i}.weight" for i in (1, 2, 0)), made, strict=True))
+    return (
+        *(Rule((f"pre_norm.{kind}",), {f"/pre_norm.{kind}": same}) for kind in ("weight", "bias")),
+        Rule(tuple(f"attn.x_{name}" for name in _MIXED), {mixed: _side_by_side}),
+        Rule(("attn.x_x",), {mixed: same}),
+        *(Rule((f"attn.{n}",), {f"attn.{n}.weight": flat}) for n in ("r_k", "k_k", "k_a")),
+        Rule(("ffn.x_k",), {"ffn.x_k.weight": flat}),
+        Rule(_lora("w", "2.bias"), {"attn.w0.weight": same}),
+        Rule(_lora("a", "2.bias"), {"attn.a0.weight": same}, first_layer=1),
+        Rule(_lora("v", "2.bias"), {"attn.v0.weight": same}, first_layer=1),
+        Rule(_lora("a", *_PARTS), rates | values, last_layer=0),
+        Rule(_lora("v", *_PARTS), {}, last_layer=0),  # some folders have them
+    )
+
+
+_NAMES: Names = {
+    "embeddings": "token_embd",
+    "pre_norm": "token_embd_norm",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "attn_norm": "attn_norm",
+    "ffn_norm": "attn_norm_2",
+    "attn.mixed": "time_mix_lerp_fused",
+    "attn.r_proj": "time_mix_receptance",
+    "attn.k_proj": "time_mix_key",
+    "attn.v_proj": "time_mix_value",
+    "attn.o_proj": "time_mix_output",
+    "attn.g_norm": "time_mix_ln",
+    **{f"attn.{name}": f"time_mix_{name}" for name in ("w0", "a0", "v0", "k_k", "k_a", "r_k")},
+    **{f"attn.unread.v{i}": f"time_mix_v{i}" for i in range(3)},
+    **{f"attn.{name}_lora.lora.0": f"time_mix_{name}1" for name in "wavg"},
+    **{f"attn.{name}_lora.lora.2": f"time_mix_{name}2" for name in "wavg"},
+    "ffn.x_k": "channel_mix_lerp_k",
+    "ffn.key": "channel_mix_key",
+    "ffn.value": "channel_mix_value",
+}
+
+RWKV7: dict[str, Family] = {
+    "rwkv7": Family(
+        "rwkv7",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "num_hidden_layers": 24,
+            "head_dim": 64,
+            "norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            # It has no heads of this kind, and no longest context.
+            "num_attention_heads": 1,
+            "max_position_embeddings": 1 << 20,
+        },
+        _NAMES,
+        {"rms_norm_eps": "norm_eps"},
+        activation="sqrelu",
+        only={"norm_first": True, "norm_bias": True, "attn": None},
+        n_ff_default=4,
+        made=_rules,
+        more=_keys,
+    ),
+}
+
+
+# -- the vocabulary ---------------------------------------------------------------------------
+
+
+def read_world(path: Path, n_vocab: int) -> dict[str, Any]:
+    """The keys of a list of pieces, one in a line: its id from 1 on, the piece as Python writes it,
+    and how many bytes it has. 0 begins and ends texts. Raises FileError.
+    """
+    pieces = [b"<s>"]
+    lines = path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    for line in lines if lines[-1] else lines[:-1]:
+        pieces.append(_piece(line, len(pieces), path))
+    if len(pieces) > n_vocab:
+        what = f"has {len(pieces)} pieces"
+        raise FileError(what, path=path, expected=f"at most {n_vocab}, the rows of the embeddings")
+    kinds = [TokenType.CONTROL, *[TokenType.NORMAL] * (len(pieces) - 1)]
+    kinds += [TokenType.UNUSED] * (n_vocab - len(pieces))
+    spelt = [pieces[0], *(repr(piece)[2:-1].encode() for piece in pieces[1:])]
+    spelt += [b"[PAD%d]" % i for i in range(len(pieces), n_vocab)]
+    made: dict[str, Any] = {
+        "model": "rwkv",
+        "tokens": string_array(spelt),
+        "token_type": number_array(ValueType.INT32, [int(kind) for kind in kinds]),
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    if _END in pieces:
+        made["eot_token_id"] = pieces.index(_END)
+    return {f"tokenizer.ggml.{key}": value for key, value in made.items()}
+
+
+def _piece(line: str, i: int, path: Path) -> bytes:
+    number, _, rest = line.partition(" ")
+    literal, _, size = rest.rpartition(" ")
+    try:
+        piece = ast.literal_eval(literal)
+        piece = piece.encode() if isinstance(piece, str) else piece
+        if isinstance(piece, bytes) and (int(number), int(size)) == (i, len(piece)):
+            return piece
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the latter: nested too deeply
+        pass
+    expected = f"{i}, a text or bytes as Python writes them, and how many bytes these are"
+    raise FileError(f"is {line!r:.60}", path=path, where=f"line {i}", expected=expected)

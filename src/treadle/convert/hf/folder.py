@@ -1,0 +1,370 @@
+"""Hugging Face directories: config.json, tokenizer files, and weights in safetensors.
+
+``open_hf`` makes of one what the engine runs, in place: weights stay in the mapped files, whatever
+their size. ``open_hf_source`` makes of one what a converter writes as GGUF.
+
+GGUF's llama turns neighbouring elements of a head (2i, 2i + 1) where transformers turns
+(i, i + d/2), so a converter reorders the rows of q and k. What runs in place leaves the rows alone
+and says in ``treadle.rope`` how they turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.hf.config import Hyper, as_laid_by_mlx, read_config
+from treadle.convert.hf.dense_modules import read_dense
+from treadle.convert.hf.in_memory import Workshop
+from treadle.convert.hf.mlx_names import as_transformers
+from treadle.convert.hf.pooling import read_pooling
+from treadle.convert.hf.row_order import IN_PLACE, halves_to_pairs, turned_heads, turned_share
+from treadle.convert.hf.scalar_tensors import take_numbers
+from treadle.convert.hf.sentence_transformers import read_query, read_sentences
+from treadle.convert.hf.tensors import (
+    EMBEDDINGS,
+    GGML_TYPE,
+    SMALL,
+    Named,
+    check_named,
+    count_other_parts,
+    further_tensors,
+    name_tensors,
+    renamed,
+    tasks_left_out,
+    without_copy,
+)
+from treadle.convert.hf.tokenizer.special_tokens import GENERATION, read_optional
+from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
+from treadle.convert.quantized.checkpoint import find_settings, unquantised
+from treadle.convert.quantized.dequantized_tensor import MULTIPLIED_OUT, Unpacked
+from treadle.convert.quantized.mlx import Packed
+from treadle.convert.sources.derived_tensors import stored
+from treadle.convert.sources.source import (
+    FILE_TYPES,
+    Bytes,
+    Source,
+    SourceTensor,
+    f32_bytes,
+    f32_tensor,
+)
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import GGUF
+from treadle.files.keys import Keys
+from treadle.files.safetensors import (
+    SafeTensor,
+    SafeTensors,
+    find_weights,
+    open_safetensors,
+    read_json,
+)
+from treadle.files.splits import CONFIG
+from treadle.files.tensor import PartedTensor, Progress, Tensor
+from treadle.formats import FORMATS
+from treadle.models.archs import ARCHS
+from treadle.models.load import ROPE_KEY, say_text_alone
+from treadle.models.rope import DYNAMIC
+from treadle.models.structure import layer_of
+from treadle.sampling.recommended import read_generation
+
+_F32 = GGML_TYPE["F32"]
+
+
+@dataclass
+class Checkpoint:
+    """A directory, opened and checked: what both ways to use it begin with."""
+
+    path: Path  # the directory
+    hyper: Hyper
+    weights: SafeTensors
+    tensors: dict[str, Named]  # by GGUF name
+    metadata: dict[str, Any]
+    lost: str = ""  # why the layers that predict further tokens are left out
+
+
+def open_hf(path: str | os.PathLike[str]) -> HFModel:
+    """Open a Hugging Face directory to run in place.
+
+    ``path`` is the directory, or its weight file or index. Raises FileError for what is damaged,
+    missing or at odds, and UnsupportedError for a model or tokenizer that treadle does not have.
+    """
+    checkpoint = read_checkpoint(path)
+    if said := tasks_left_out(checkpoint.weights):
+        logging.getLogger("treadle").warning("%s: %s", checkpoint.path, said)
+    if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
+        warnings.warn(checkpoint.lost, stacklevel=2)
+    if count_other_parts(checkpoint.weights, checkpoint.hyper):
+        say_text_alone(checkpoint.path)
+    return HFModel(checkpoint)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open and check a directory; errors as ``open_hf``."""
+    given = Path(os.path.expanduser(path))
+    folder = given if given.is_dir() else given.parent
+    config = read_json(folder / CONFIG)
+    hyper = read_config(config, folder / CONFIG)
+    weights = open_safetensors(given if given != folder else _weights_of(folder))
+    try:
+        if settings := find_settings(Keys(config, folder / CONFIG), folder):
+            weights.tensors = unquantised(weights.tensors, settings)
+        weights.tensors, laid = as_transformers(weights.tensors)
+        if laid:
+            hyper = as_laid_by_mlx(hyper, folder)
+        numbers = take_numbers(weights, hyper)
+        tensors = name_tensors(weights, hyper)
+        metadata = {**hyper.metadata, **numbers, "general.name": folder.resolve().name}
+        metadata |= {"general.type": "model"}
+        kind = tensors[EMBEDDINGS].tensor.dtype
+        if kind in FILE_TYPES:
+            metadata["general.file_type"] = FILE_TYPES[kind]
+        metadata |= read_generation(read_optional(folder / GENERATION))
+        metadata |= read_pooling(folder, config, hyper)
+        metadata |= read_query(folder, hyper) if hyper.scores else read_sentences(folder)
+        metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
+        checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)
+        dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
+        metadata |= keys
+        checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
+        if types := checkpoint.tensors.get("token_types.weight"):  # llama.cpp needs to be told
+            metadata["tokenizer.ggml.token_type_count"] = types.shape[0]
+        if further := further_tensors(weights, hyper):
+            checkpoint = _with_further(checkpoint, further)
+    except BaseException:
+        weights.close()
+        raise
+    return checkpoint
+
+
+def _with_further(checkpoint: Checkpoint, further: Mapping[str, SafeTensor]) -> Checkpoint:
+    """The same with the layers that predict further tokens; without them where they are not whole:
+    the model is.
+    """
+    from treadle.convert.hf.mtp import check_further, further_keys, name_further
+
+    try:
+        found = name_further(further, checkpoint.hyper)
+        made = replace(
+            checkpoint,
+            tensors=checkpoint.tensors | found,
+            metadata=checkpoint.metadata | further_keys(found, checkpoint.hyper),
+        )
+        check_further(_Outline(made), made.hyper)
+        names = ARCHS[made.hyper.family.arch].names
+        found = dict(renamed(name, named, names) for name, named in found.items())
+        made.tensors = checkpoint.tensors | found
+    except (FileError, UnsupportedError) as error:
+        return replace(checkpoint, lost=f"layers that predict further tokens are left out: {error}")
+    return made
+
+
+def _weights_of(folder: Path) -> Path:
+    found = find_weights(folder)
+    if found is not None:
+        return found
+    others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pth", ".pt"))
+    if others:
+        raise UnsupportedError(
+            f"{folder}: weights in {others[0]}, which can run code when it is opened: save "
+            "the model as safetensors"
+        )
+    raise FileError("is a folder without weights", path=folder, expected="safetensors files")
+
+
+class HFModel(GGUF):
+    """A directory as the engine sees a GGUF file: the same keys, and tensors in the mapped files.
+
+    In memory are only norms that GGUF has one larger, factors of the rope, what GPT-2 and GPT-NeoX
+    have in another order, and what is made of several tensors (``hf_made``, ``quantised``).
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Takes over the checkpoint's files."""
+        hyper, weights = checkpoint.hyper, checkpoint.weights
+        self.path = checkpoint.path
+        self.paths = weights.paths
+        self.version, self.alignment, self.header_only = 3, 1, False
+        self.n_bytes = weights.n_bytes
+        self.metadata = dict(checkpoint.metadata)
+        if not hyper.family.paired and ARCHS[hyper.family.arch].rope != "none":
+            self.metadata[ROPE_KEY] = IN_PLACE
+        self.types = {}
+        self.tensors = {}
+        self._made = workshop = Workshop(checkpoint.path, checkpoint.tensors)
+        for name, named in checkpoint.tensors.items():
+            if _shift(named, hyper):
+                data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
+                self.tensors[name] = _in_memory(name, named.shape, _F32, data, path)
+            elif name in workshop.tensors:
+                self.tensors[name] = workshop.tensor(named)
+            else:
+                self.tensors[name] = _in_place(named)
+        for name, values in hyper.factors.items():
+            self.tensors[name] = _of_config(name, values, checkpoint)
+        self._maps = weights.maps
+
+    def make(self, progress: Progress) -> None:
+        """Put together now what no file has as it is used. FileError for damaged parts."""
+        self._made.make(progress)
+
+
+class _Outline(GGUF):
+    """The keys and shapes of a directory: what a graph is asked with before weights are read."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.path, self.metadata = checkpoint.path, checkpoint.metadata
+        self.tensors = {name: _in_place(named) for name, named in checkpoint.tensors.items()}
+        for name, values in checkpoint.hyper.factors.items():
+            self.tensors[name] = _of_config(name, values, checkpoint)
+
+
+def _in_place(named: Named) -> Tensor:
+    tensor, packed = named.tensor, named.packed
+    if packed is not None:
+        return PartedTensor(
+            named.name,
+            packed.shape,
+            named.ggml_type,
+            packed.format,
+            packed.n_bytes,
+            tensor.path,
+            tensor.offset,
+            tensor.file,
+            tuple(array.data for array in packed.arrays),
+        )
+    return Tensor(
+        named.name,
+        named.shape,
+        named.ggml_type,
+        FORMATS.get(named.ggml_type),
+        tensor.n_bytes,
+        tensor.path,
+        tensor.offset,
+        tensor.file,
+    )
+
+
+def _of_config(name: str, values: npt.NDArray[np.float32], checkpoint: Checkpoint) -> Tensor:
+    return _in_memory(name, values.shape, _F32, f32_bytes(values), checkpoint.path / CONFIG)
+
+
+def _in_memory(
+    name: str, shape: tuple[int, ...], ggml_type: int, data: Bytes, path: Path
+) -> Tensor:
+    data.flags.writeable = False
+    return Tensor(name, shape, ggml_type, FORMATS[ggml_type], len(data), path, 0, data)
+
+
+def _shift(named: Named, hyper: Hyper) -> float:
+    own = named.name.endswith("norm.weight") and not named.name.endswith("ssm_norm.weight")
+    return hyper.family.norm_shift if own else 0.0
+
+
+def open_hf_source(path: str | os.PathLike[str]) -> Source:
+    """A directory for a converter: GGUF's names, order of rows, and F32 for vectors.
+
+    Errors as ``open_hf``'s.
+    """
+    checkpoint = read_checkpoint(path)
+    hyper = checkpoint.hyper
+    if hyper.family.in_place:
+        checkpoint.weights.close()
+        what = "GGUF has no architecture for it, so it is not converted: it runs from its folder"
+        raise UnsupportedError(f"{checkpoint.path}: {hyper.family.arch}: {what}")
+    named = without_copy(checkpoint.tensors) if hyper.tied else checkpoint.tensors
+    tensors = {name: _source(each, hyper) for name, each in named.items()}
+    for name, values in hyper.factors.items():
+        tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
+    notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
+    notes += filter(None, (checkpoint.lost, tasks_left_out(checkpoint.weights)))
+    if n_others := count_other_parts(checkpoint.weights, hyper):
+        notes.append(f"the parts for pictures or sound ({n_others} tensors) are left out")
+    if DYNAMIC in checkpoint.metadata:
+        notes.append(
+            "rope_type is 'dynamic': the file is right for texts that fit the model's context; "
+            "llama.cpp will read longer ones otherwise than transformers"
+        )
+    return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
+
+
+def _notes(tensors: Iterable[Named]) -> list[str]:
+    """What a user should know: GGUF cannot hold all formats."""
+    kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
+    return [
+        f"weights in {name}, which GGUF does not have, are unpacked and written as {kind}, the "
+        "type of their scales, unless --type names another"
+        for name, kind in sorted(kinds)
+    ]
+
+
+def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
+    """The same of quantised checkpoints, whose numbers no blocks of GGUF's hold."""
+    found = [each for each in tensors if isinstance(each, Unpacked)]
+    kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in MULTIPLIED_OUT}
+    return [
+        f"quantised weights ({what}) are multiplied out and written as {kind}, unless --type names "
+        "another"
+        for what, kind in sorted(kinds)
+    ]
+
+
+def _source(named: Named, hyper: Hyper) -> SourceTensor:
+    tensor = named.tensor
+    n_head = turned_heads(layer_of(named.name)[1], named.shape[0], hyper)
+    paired = partial(halves_to_pairs, n_head=n_head, share=turned_share(hyper))
+
+    def as_stored() -> Bytes:
+        rows = named.rows()
+        if not n_head:
+            return rows
+        return paired(rows.reshape(tensor.shape[0], -1)).reshape(-1)
+
+    def vector() -> Bytes:
+        values = named.floats(_shift(named, hyper))
+        return f32_bytes(paired(values) if n_head else values)
+
+    def unpacked(packed: Packed) -> Bytes:
+        """MLX's weights as numbers: GGUF has no such format."""
+        blocks = packed.format.join([array.data for array in packed.arrays])
+        rows = packed.format.dequantize_rows(blocks.reshape(math.prod(packed.shape[:-1]), -1))
+        return f32_bytes(paired(rows) if n_head else rows)
+
+    packed = named.packed
+    if packed is not None:
+        kind = GGML_TYPE[packed.scales.dtype]
+        read = partial(unpacked, packed)
+        return SourceTensor(named.name, packed.shape, _F32, read, named.origin, packed.arrays, kind)
+    if named.name in hyper.family.tables and (more := hyper.sizes["n_vocab"] - named.shape[0]) > 0:
+        return _filled_up(named, more)
+    is_vector = len(tensor.shape) == 1 or layer_of(named.name)[1] in SMALL
+    return SourceTensor(
+        named.name,
+        named.shape,
+        _F32 if is_vector else named.ggml_type,
+        vector if is_vector else as_stored,
+        named.origin,
+        stored(tensor),
+    )
+
+
+def _filled_up(named: Named, more: int) -> SourceTensor:
+    """A table with its first row ``more`` times behind the others: llama.cpp's has all rows."""
+    shape = (named.shape[0] + more, *named.shape[1:])
+
+    def read() -> Bytes:
+        rows = named.rows().reshape(named.shape[0], -1)
+        return np.concatenate([rows, np.repeat(rows[:1], more, 0)]).reshape(-1)
+
+    ranges = stored(named.tensor)
+    return SourceTensor(named.name, shape, named.ggml_type, read, named.origin, ranges)

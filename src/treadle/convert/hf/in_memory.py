@@ -1,0 +1,98 @@
+"""A folder's tensors that do not stand in its files as they are used, put together in memory."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treadle.base.humanize import n_bytes
+from treadle.convert.quantized.dequantized_tensor import Unpacked
+from treadle.convert.sources.check_finite import find_nonfinite, said_of
+from treadle.convert.sources.derived_tensors import Made
+from treadle.errors import FileError
+from treadle.files.safetensors import SafeTensor
+from treadle.files.tensor import Bytes, MadeTensor, Progress
+from treadle.formats import FORMATS
+from treadle.machine.memory import usable_memory
+from treadle.system import SYSTEM
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.tensors import Named
+
+
+class Workshop:
+    """Tensors that do not stand in a file as they are used. They are put together when the first
+    of them is read, all at once, by as many threads as there are processors: numpy lets go of
+    Python's lock. What looks at names and shapes alone waits for nothing.
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Named]) -> None:
+        self.folder = folder
+        self.tensors = {
+            name: named
+            for name, named in tensors.items()
+            if named.layout is not None or isinstance(named.tensor, Made)
+        }
+        self._rows: dict[str, Bytes] = {}
+        self._lock = threading.Lock()
+
+    def tensor(self, named: Named) -> MadeTensor:
+        """One of them, as the engine reads it."""
+        fmt, size = FORMATS[named.ggml_type], _size(named)
+        at = named.tensor.path, named.tensor.offset, named.tensor.file
+        of = named.name, named.shape, named.ggml_type, fmt, size
+        return MadeTensor(*of, *at, partial(self._read, named.name))
+
+    def _read(self, name: str) -> Bytes:
+        self.make()
+        return self._rows[name]
+
+    def make(self, progress: Progress = lambda *_: None) -> None:
+        """All of them, once. FileError where memory does not hold them, and for weights of a
+        quantised checkpoint that are no finite numbers.
+        """
+        with self._lock:
+            if len(self._rows) == len(self.tensors):
+                return
+            self._check_room(sum(map(_size, self.tensors.values())))
+            with ThreadPoolExecutor(len(SYSTEM.affinity())) as pool:
+                made = pool.map(_rows_of, self.tensors.values())
+                for i, (name, rows) in enumerate(zip(self.tensors, made, strict=True)):
+                    rows.flags.writeable = False
+                    self._rows[name] = rows
+                    progress("unpack", i + 1, len(self.tensors))
+
+    def _check_room(self, n: int) -> None:
+        """Sooner than that the system ends the process."""
+        bound = usable_memory()
+        if bound and n > bound.free_bytes:
+            what = f"{n_bytes(n)} of its weights are not in the files as they are used"
+            left = f"{bound.what} leaves {n_bytes(bound.free_bytes)}"
+            cure = f"a file of `treadle convert {self.folder} model.gguf`, or: {bound.cure}"
+            raise FileError(f"{what}, and {left}", path=self.folder, expected=cure)
+
+
+def _rows_of(named: Named) -> Bytes:
+    rows = named.rows()
+    if _is_unpacked(named.tensor):  # all of it was read: to look at it costs little
+        fmt = FORMATS[named.ggml_type]
+        if (block := find_nonfinite(fmt, rows)) >= 0:
+            raise named.tensor.error(said_of(fmt, block, named.shape[-1]), "finite weights")
+    return rows
+
+
+def _is_unpacked(tensor: SafeTensor) -> bool:
+    """Whether codes and scales are multiplied for it."""
+    made = isinstance(tensor, Made) and any(map(_is_unpacked, tensor.sources))
+    return made or isinstance(tensor, Unpacked)
+
+
+def _size(named: Named) -> int:
+    """Bytes in GGUF's form."""
+    fmt = FORMATS[named.ggml_type]
+    return math.prod(named.shape) // fmt.block * fmt.dtype.itemsize

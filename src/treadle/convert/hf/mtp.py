@@ -1,0 +1,102 @@
+"""Layers behind a model's last that predict further tokens (MTP), under GGUF's names.
+
+Families that count on have them as ``model.layers.N``, N from the number of layers on, with a few
+tensors more than the others. Qwen's have one in a part of its own, ``mtp.``, and what a layer reads
+and gives stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from treadle.convert.hf.tensor_names import NAME, Names
+from treadle.convert.hf.tensors import Named, named_as
+from treadle.convert.sources.derived_tensors import make_tensors
+from treadle.errors import UnsupportedError
+from treadle.models.archs import ARCHS
+from treadle.models.graphs import GRAPHS
+from treadle.models.graphs.nextn import nextn_model
+from treadle.models.graphs.recurrence import FLAGS
+from treadle.models.keys import NEXTN, Keys
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.config import Hyper
+    from treadle.files.gguf import GGUF
+    from treadle.files.safetensors import SafeTensor
+
+_PART = "mtp."
+_SURPLUS = "is no tensor of a layer that predicts further tokens"
+_COUNTED: Names = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.head": "nextn.shared_head_head",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "final_layernorm": "nextn.shared_head_norm",  # Hunyuan 3's
+}
+_APART: Names = {
+    "fc": "nextn.eh_proj",
+    "pre_fc_norm_embedding": "nextn.enorm",
+    "pre_fc_norm_hidden": "nextn.hnorm",
+    "norm": "nextn.shared_head_norm",
+}
+
+
+def name_further(tensors: Mapping[str, SafeTensor], hyper: Hyper) -> dict[str, Named]:
+    """``tensors``, all of such layers, by GGUF's names, layer by layer.
+
+    Raises UnsupportedError for what treadle does not have, FileError for a tensor that is surplus.
+    """
+    if not ARCHS[hyper.family.arch].nextn:
+        raise UnsupportedError(f"treadle has none in {hyper.family.arch}")
+    found: dict[str, Named] = {}
+    for tensor in make_tensors(tensors, hyper.rules).values():
+        layer, name = _gguf_name(tensor, hyper)
+        name = f"blk.{layer}.{name}"
+        if name in found:
+            raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
+        found[name] = named_as(name, tensor, hyper)
+    return dict(sorted(found.items(), key=lambda item: int(item[0].split(".")[1])))
+
+
+def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> tuple[int, str]:
+    """The layer, and the name behind it."""
+    apart = tensor.name.startswith(_PART)
+    match = NAME.fullmatch(tensor.name.removeprefix(_PART))
+    layer = int(match["layer"] or 0) if match else 0
+    if apart and layer:
+        raise UnsupportedError(f"{tensor.path}: {tensor.name}: treadle has one layer in {_PART}*")
+    names: Names = {**hyper.family.names, **({} if apart else _COUNTED)}
+    if match and match["layer"] is None:
+        names = _APART
+    if match is None or match["stem"] not in names:
+        raise tensor.error(_SURPLUS)
+    return hyper.n_layer if apart else layer, f"{names[match['stem']]}.{match['kind']}"
+
+
+def further_keys(tensors: Mapping[str, Named], hyper: Hyper) -> dict[str, Any]:
+    """GGUF's keys that are others with these layers."""
+    n = max(int(name.split(".")[1]) for name in tensors) + 1 - hyper.n_layer
+    made: dict[str, Any] = {"block_count": hyper.n_layer + n, NEXTN: n}
+    prefix = f"{hyper.family.arch}."
+    if flags := hyper.metadata.get(prefix + FLAGS):
+        made[FLAGS] = [*flags, *[False] * n]
+    return {prefix + key: value for key, value in made.items()}
+
+
+def check_further(model: GGUF, hyper: Hyper) -> None:
+    """Hold the layers of a model, which is complete but for its weights, against their rows.
+
+    Raises FileError for a tensor that is missing, surplus, or of another shape.
+    """
+    arch = ARCHS[hyper.family.arch]
+    keys = Keys(model, arch.name, arch.keys)
+    config = GRAPHS[arch.graph].read(keys, arch)
+    for i in range(keys.integer(NEXTN)):
+        _, alone = nextn_model(model, config, i)
+        for name in alone.ignored:
+            at = name.replace("blk.0.", f"blk.{config.n_layer + i}.")
+            if at != name:
+                raise model.tensors[at].error(_SURPLUS)

@@ -1,0 +1,295 @@
+"""The rotation of queries and keys, from config.json's old spelling and its new one.
+
+Old: ``rope_theta`` and ``rope_scaling``; new: ``rope_parameters``, one for all layers or one for
+each kind of layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.hf.family import Family
+from treadle.files.keys import POSITION_MAX, Keys
+from treadle.models.archs import ARCHS, ROPE_HALVED, YARN_TRUNCATE
+from treadle.models.graphs.positions import NOPE_PERIOD, by_period
+from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
+
+# What transformers has where a folder of these families names no rope.
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
+
+
+def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any], Factors]:
+    """Bases and scaling, in the old spelling (``rope_theta``, ``rope_scaling``) and the new."""
+    older, local = keys.within("rope_scaling"), None
+    older = older if older and older.values else None
+    # A family's own parameters are for files that have neither.
+    newer = older is None or keys.values.get("rope_parameters") is not None
+    full = keys.within("rope_parameters") if newer else None
+    if full is not None and "full_attention" in full.values:
+        local = full.within("sliding_attention")
+        full = full.within("full_attention")
+    if full and older and any(_said(full).get(key) != it for key, it in _said(older).items()):
+        keys.refuse("rope_scaling", "differs from rope_parameters beside it: leave one of them out")
+    full = full or older or Keys({}, keys.path, prefix=keys.prefix)
+    theta = full.number("rope_theta", keys.number(family.word("rope_theta"), lo=1.001), lo=1.001)
+    share_key = family.word("partial_rotary_factor")
+    turned = keys.integer("rotary_dim", head_dim, hi=head_dim)  # MiniMax's word
+    share = keys.number(share_key, turned / head_dim, lo=0.0, hi=1.0)
+    share = full.number("partial_rotary_factor", share, lo=0.0, hi=1.0)
+    dims = int(head_dim * share)
+    if share != 1.0 and share_key not in keys.defaults:
+        keys.refuse(share_key, "treadle turns whole heads in this architecture")
+    if dims < 2 or dims % 2:
+        keys.fail(share_key, f"turns {dims} elements of {head_dim}", "an even number of at least 2")
+    made: dict[str, Any] = {"rope.freq_base": f32(theta), "rope.dimension_count": dims}
+    if family.own_local_rope:
+        base = keys.number(family.word("rope_local_base_freq"), theta, lo=1.001, hi=1e12)
+        base = local.number("rope_theta", base, lo=1.001, hi=1e12) if local else base
+        made["rope.freq_base_swa"] = f32(base)
+        if local and _kind(local) != "default":
+            local.refuse("rope_type", f"{_kind(local)!r:.60}, where treadle scales no rope")
+    if not family.turns(keys):  # llama.cpp's way to say so; what would scale it is of no use
+        return {**made, "rope.scaling.finetuned": False}, {}
+    kind = _kind(full)
+    if kind not in _SCALINGS:
+        full.refuse("rope_type", f"{kind!r:.60}: treadle has {', '.join(_SCALINGS)}")
+    whole = bool(dict(ARCHS[family.arch].keys).get(YARN_TRUNCATE, True))
+    if kind == "yarn" and full.flag("truncate", True) != whole:
+        rounds = "rounds" if whole else "does not round"
+        full.refuse("truncate", f"treadle {rounds} YaRN's range to whole pairs in {family.arch}")
+    scaling, factors = _SCALINGS[kind](full, keys, made["rope.freq_base"], dims)
+    if temperature := full.number("llama_4_scaling_beta", 0.0, lo=0.0, hi=1e6):
+        scaling["attention.temperature_scale"] = f32(temperature)
+        scaling[_N_CTX] = _n_ctx_orig(full, keys)
+    if dict(ARCHS[family.arch].keys).get(ROPE_HALVED):
+        own = local.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) if local else 1.0
+        if (share, own) != (0.5, 1.0):
+            what = f"is {share:g}, and {own:g} of layers with a window: treadle has 0.5 and 1"
+            full.refuse("partial_rotary_factor", what)
+        made["rope.dimension_count"] = head_dim
+        factors = {name: _neutral(each, head_dim // 2) for name, each in factors.items()}
+    return {**made, **scaling}, factors
+
+
+def _neutral(factors: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
+    """Factors of ``n`` pairs: those that are not given are 1."""
+    return np.concatenate([factors, np.ones(n - len(factors), np.float32)])
+
+
+def _kind(rope: Keys) -> str:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    # Phi 3 had several names for it; the factors say which it is.
+    kind = "yarn" if kind == "deepseek_yarn" else kind  # Sarvam's name for it
+    return "longrope" if kind == "yarn" and rope.get("short_factor") is not None else kind
+
+
+def _said(rope: Keys) -> dict[str, Any]:
+    """All that is set, with one word for the kind."""
+    said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
+    return {**said, "rope_type": _kind(rope)}
+
+
+Scaled = tuple[dict[str, Any], Factors]
+_STRETCHED, _ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
+_N_CTX = "rope.scaling.original_context_length"
+_WIDE = "global_head_dim"
+_STILL = 1e30  # divides what turns pairs that do not; llama.cpp's converter writes it
+
+
+def _n_ctx_orig(rope: Keys, keys: Keys, lo: int = 1) -> int:
+    """The context of before the stretching. transformers prefers the number outside ``rope``."""
+    for said in (keys, rope):
+        if said.get(_ORIGINAL) is not None:
+            return said.integer(_ORIGINAL, lo=lo, hi=POSITION_MAX)
+    return keys.integer(_STRETCHED, lo=lo, hi=POSITION_MAX)
+
+
+def _unscaled(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    return {}, {}
+
+
+def _linear(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    factor = f32(rope.number("factor", lo=1e-3, hi=1e6))
+    return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, {}
+
+
+def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Long waves are stretched by ``factor``, short ones left, and those between by a mixture.
+
+    A wave's length is in tokens a turn; "long" is against the context of before the stretching.
+    Of two equal bounds (Llama 4 Scout's) there is none between.
+    """
+    factor = rope.number("factor", lo=1e-3, hi=1e6)
+    low = rope.number("low_freq_factor", lo=1e-3, hi=1e6)
+    high = rope.number("high_freq_factor", lo=1e-3, hi=1e6)
+    if high < low:
+        rope.fail("high_freq_factor", f"is {high:g}", f"at least low_freq_factor, {low:g}")
+    n_ctx = _n_ctx_orig(rope, keys)
+    wave = 2.0 * np.pi * base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
+    turns = n_ctx / wave
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else 1.0 * (turns > low)
+    return {}, {FACTORS: (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)}
+
+
+def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    n_ctx = _n_ctx_orig(rope, keys)
+    stretched = keys.integer(_STRETCHED, hi=POSITION_MAX) / n_ctx
+    factor = rope.number("factor", stretched, lo=1e-3, hi=1e6)
+
+    def usual(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    mscale, over = (rope.number(k, 0.0, lo=0.0, hi=1e6) for k in ("mscale", "mscale_all_dim"))
+    attention = usual(mscale) / usual(over) if mscale and over else usual(1.0)
+    attention = rope.number("attention_factor", attention, lo=1e-6, hi=1e6)
+    made: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": f32(factor),
+        _N_CTX: n_ctx,
+        "rope.scaling.yarn_beta_fast": f32(rope.number("beta_fast", 32.0, lo=1e-3, hi=1e6)),
+        "rope.scaling.yarn_beta_slow": f32(rope.number("beta_slow", 1.0, lo=1e-3, hi=1e6)),
+    }
+    if mscale == 1.0 and over and rope.get("llama_4_scaling_beta") is not None:
+        made["rope.scaling.yarn_log_multiplier"] = f32(over)  # Ministral 3's word for the same
+    elif not math.isclose(attention, usual(1.0)):  # GGUF's multiplies the usual one
+        made["rope.scaling.attn_factor"] = f32(attention / usual(1.0))
+    return made, {}
+
+
+def _longrope(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Two lists of factors: of texts that fit the context of before the stretching, and of longer
+    ones.
+    """
+    n_ctx, original = keys.integer(_STRETCHED, hi=POSITION_MAX), _n_ctx_orig(rope, keys, lo=2)
+    factor = rope.number("factor", n_ctx / original, lo=1e-6, hi=1e6)
+    usual = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    made = {
+        "rope.scaling.type": "longrope",
+        _N_CTX: original,
+        "rope.scaling.attn_factor": f32(rope.number("attention_factor", usual, lo=1e-6, hi=1e6)),
+    }
+    factors = {}
+    for name, key in ((SHORT, "short_factor"), (LONG, "long_factor")):
+        given = rope.get(key)
+        sound = isinstance(given, list) and len(given) == dims // 2
+        if not sound or not all(type(x) in (int, float) and 0.0 < x < 1e6 for x in given):
+            rope.fail(key, f"is {given!r:.60}", f"{dims // 2} positive numbers")
+        factors[name] = np.array(given, np.float32)
+    return made, factors
+
+
+def _dynamic(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Of a text that fits the model's context it is the plain rope. Hunyuan's, with ``alpha``, is
+    another base whatever the length.
+    """
+    if not (alpha := rope.number("alpha", 0.0, lo=0.0, hi=1e9)):
+        rope.number("factor", lo=1e-3, hi=1e6)
+        return {DYNAMIC: True}, {}
+    return {"rope.freq_base": f32(base * alpha ** (dims / (dims - 2)))}, {}
+
+
+def _proportional(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Gemma 4's: the first pairs turn as fast as if all did, the others do not turn."""
+    if keys.get(_WIDE) is None:
+        rope.refuse("rope_type", f"'proportional', without {_WIDE}: treadle has it in Gemma 4")
+    head_dim, _ = wide_heads(keys)
+    n_turned = int(rope.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) * head_dim // 2)
+    factors = np.full(head_dim // 2, _STILL, np.float32)
+    factors[:n_turned] = rope.number("factor", 1.0, lo=1e-3, hi=1e6)
+    return {}, {FACTORS: factors}
+
+
+def wide_heads(keys: Keys) -> tuple[int, int]:
+    """Width of a head, and heads of keys, where layers without a window have their own. Given by
+    two keys, or layer by layer, where transformers wrote the file.
+    """
+    n_kv = keys.integer("num_key_value_heads")
+    if (layers := keys.within("per_layer_config")) is not None:
+        each = [layers.within(i) for i in layers.values]
+        sizes = {
+            (
+                of.integer("head_dim", keys.integer("head_dim")),
+                of.integer("num_key_value_heads", n_kv),
+            )
+            for of in each
+            if of is not None
+        }
+        if not sizes:  # none differs: all have the widths of the others
+            return keys.integer("head_dim"), n_kv
+        if len(sizes) != 1:
+            keys.refuse("per_layer_config", "treadle has two kinds of layers in this architecture")
+        return sizes.pop()
+    head_dim = keys.integer(_WIDE)
+    if keys.flag("attention_k_eq_v", False):
+        n_kv = keys.integer("num_global_key_value_heads", n_kv)
+    return head_dim, n_kv
+
+
+def _ntk(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+    """Alibaba's: for texts of all lengths a larger base, and all waves are a little longer."""
+    if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
+        rope.refuse("type", "'ntk': treadle has it in GTE, without mixed_b")
+    factor = rope.number("factor", lo=1e-3, hi=1e6)
+    longer = np.full(dims // 2, factor ** (2.0 / dims), np.float32)
+    return {"rope.freq_base": f32(base * factor)}, {FACTORS: longer}
+
+
+_SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
+    "default": _unscaled,
+    "mrope": _unscaled,  # of text: see multimodal.py
+    "xdrope": _dynamic,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,  # Phi 3's first name for it
+    "dynamic": _dynamic,
+    "proportional": _proportional,
+    "ntk": _ntk,
+}
+
+
+def f32(value: float) -> float:
+    """As GGUF will have it, so that a model is the same before and after conversion."""
+    return float(np.float32(value))
+
+
+def fourth_still(keys: Keys, n_layer: int) -> dict[str, Any]:
+    """SmolLM 3: no key of GGUF says which layers do not turn, so others than llama.cpp takes are
+    refused.
+    """
+    key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without a rope"
+    flags = keys.get(key)  # 1 where there is a rope, whatever the name says
+    if flags is None:
+        key = "no_rope_layer_interval"
+        found = by_period(keys.integer(key, NOPE_PERIOD), n_layer)
+    elif (
+        isinstance(flags, list) and len(flags) == n_layer and all(flag in (0, 1) for flag in flags)
+    ):
+        found = [bool(flag) for flag in flags]
+    else:
+        keys.fail(key, f"is {flags!r:.60}", f"{n_layer} flags")
+    if found != by_period(NOPE_PERIOD, n_layer):
+        keys.refuse(key, f"is {keys.get(key)!r:.60}: treadle has {every} in this architecture")
+    return {}

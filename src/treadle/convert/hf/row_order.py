@@ -1,0 +1,87 @@
+"""Matrices whose rows GGUF has in another order than transformers, and what puts them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.models.archs import ARCHS
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.config import Hyper
+
+Rows = npt.NDArray[Any]
+Layout = Callable[[Rows], Rows]
+
+IN_PLACE = "neox"  # transformers' rope
+_TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
+_IN_LAYERS = ("attn_", "ffn_")
+_FUSED = ("attn_qkv.weight", "attn_qkv.bias")
+
+
+def layout_of(
+    name: str, shape: tuple[int, ...], hyper: Hyper, *, linear: bool = False
+) -> tuple[Layout | None, tuple[int, ...]]:
+    """What makes GGUF's rows of a tensor's, and their shape; None where they are that already.
+    ``name``: GGUF's, without the layer; ``linear``: it is [out, in] in every family.
+    """
+    n_k = hyper.sizes["n_k"]
+    if hyper.family.by_head and name in _FUSED and shape[0] == hyper.sizes["n_q"] + 2 * n_k:
+        return partial(by_matrix, n_head=hyper.n_head, n_head_kv=hyper.n_head_kv), shape
+    if hyper.family.transposed and not linear and len(shape) == 2 and name.startswith(_IN_LAYERS):
+        return _transposed, shape[::-1]
+    if hyper.n_skipped and name == "position_embd.weight":
+        return partial(_behind, n=hyper.n_skipped), (shape[0] - hyper.n_skipped, *shape[1:])
+    return None, shape
+
+
+def turned_heads(name: str, n_rows: int, hyper: Hyper) -> int:
+    """The heads of a tensor whose rows a GGUF file has in pairs; 0 for all others. What runs in
+    place leaves them, and says so in its metadata.
+    """
+    if hyper.family.paired or ARCHS[hyper.family.arch].rope in (IN_PLACE, "none"):
+        return 0
+    if name not in _TURNED:
+        return 0
+    return n_rows // hyper.sizes["q_norm"]
+
+
+def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
+    """Rows [n_head * d, ..] reordered within each head: i and i + d/2 become neighbours, of the
+    first ones alone where a ``share`` of them turns.
+    """
+    if share != 1.0:
+        heads = rows.reshape(n_head, -1, *rows.shape[1:])
+        n = round(heads.shape[1] * share)
+        pairs = halves_to_pairs(heads[:, :n].reshape(n_head * n, *rows.shape[1:]), n_head)
+        turned = pairs.reshape(n_head, n, *rows.shape[1:])
+        return np.concatenate([turned, heads[:, n:]], 1).reshape(rows.shape)
+    halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def turned_share(hyper: Hyper) -> float:
+    """How much of each head turns."""
+    turned = hyper.metadata.get(f"{hyper.family.arch}.rope.dimension_count")
+    return 1.0 if turned is None else int(turned) * hyper.n_head / hyper.sizes["n_q"]
+
+
+def by_matrix(rows: Rows, n_head: int, n_head_kv: int) -> Rows:
+    """Queries, key and value of one head of keys after the other become all queries, all keys, all
+    values.
+    """
+    groups = rows.reshape(n_head_kv, n_head // n_head_kv + 2, -1, *rows.shape[1:])
+    parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+    return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+
+def _transposed(rows: Rows) -> Rows:
+    return np.ascontiguousarray(rows.T)
+
+
+def _behind(rows: Rows, n: int) -> Rows:
+    return np.ascontiguousarray(rows[n:])

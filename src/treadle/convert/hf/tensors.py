@@ -1,0 +1,366 @@
+"""Which tensor of a Hugging Face checkpoint is which of GGUF, checked by name, shape and type."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.hf.mlx_names import MLX_NAMES
+from treadle.convert.hf.row_order import Layout, layout_of
+from treadle.convert.hf.tensor_names import (
+    ADAPTED,
+    FURTHER,
+    HEADS,
+    NAME,
+    NOT_STATES,
+    NOT_TEXT,
+    NOT_WEIGHTS,
+    OLDER_KINDS,
+    Names,
+    spelt_as,
+)
+from treadle.convert.quantized.dequantized_tensor import Unpacked
+from treadle.convert.quantized.mlx import BLOCKS, Packed, find_packed, unpack, unpack_floats
+from treadle.convert.sources.derived_tensors import (
+    EXPERT,
+    FACTOR,
+    elements,
+    make_tensors,
+    multiplied_out,
+    name_in_layer,
+)
+from treadle.errors import FileError, UnsupportedError
+from treadle.formats import FORMATS, by_name
+from treadle.formats.format import NO_GGML
+from treadle.models.archs import ARCHS
+from treadle.models.ffns import FFNS
+from treadle.models.graphs import GRAPHS
+from treadle.models.graphs.decoder import MODEL_ROWS
+from treadle.models.keys import Keys
+from treadle.models.mixers import MIXERS
+from treadle.models.structure import layer_of, needed_tensors
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.config import Hyper
+    from treadle.files.gguf import GGUF
+    from treadle.files.safetensors import SafeTensor, SafeTensors
+
+# Matrices that GGUF has in F32 whatever the others are in.
+SMALL = {
+    *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
+    *(f"ssm_conv1d_{name}.weight" for name in "qkv"),
+    *(f"ffn_{one}_exps.bias" for one in ("gate", "up", "down")),
+    *(
+        f"time_mix_{one}.weight"
+        for one in ("lerp_fused", *(f"{x}{i}" for x in "wavg" for i in (1, 2)))
+    ),
+    "ssm_a",
+    "ssm_d",
+}
+BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without "weight" behind them
+GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
+_BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # what packed weights become
+_TYPES = GGML_TYPE | {name: by_name(name).ggml_id for name in _BLOCKS}
+
+_SUBLAYERS = (*MIXERS.every(), *FFNS.every())
+_WIDTHS = {  # the word of a row's length, by tensor
+    row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
+}
+SCORING = ("cls.",)  # of no plan: what scores pairs
+EMBEDDINGS, OUTPUT, OUTPUT_BIAS = "token_embd.weight", "output.weight", "output.bias"
+_PIECE = 1 << 22  # bytes that are compared at a time
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tensor of the checkpoint under its GGUF name; ``packed``: with others, in MLX's format.
+
+    ``shape`` is GGUF's; ``layout`` makes GGUF's rows of the checkpoint's, None: they are that.
+    """
+
+    name: str
+    tensor: SafeTensor
+    ggml_type: int
+    shape: tuple[int, ...]
+    packed: Packed | None = None
+    layout: Layout | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where it is, for messages."""
+        return f"{self.tensor.path}: {self.tensor.name}"
+
+    def floats(self, shift: float = 0.0) -> npt.NDArray[np.float32]:
+        """All of it as float32, flat; FileError when not every value is finite.
+
+        A copy: for norms and biases only.
+        """
+        tensor, fmt = self.tensor, FORMATS[self.ggml_type]
+        values = fmt.dequantize_rows(tensor.data).reshape(-1)
+        if not np.isfinite(values).all():
+            at = int(np.flatnonzero(~np.isfinite(values))[0])
+            offset = tensor.offset + at * fmt.dtype.itemsize
+            raise tensor.error(f"element {at} is {values[at]}", "finite numbers", offset=offset)
+        if self.layout is not None:
+            values = self.layout(values.reshape(tensor.shape)).reshape(-1)
+        return values + np.float32(shift)
+
+    def rows(self) -> npt.NDArray[np.uint8]:
+        """All of it as stored, in GGUF's order: a view, or with a layout a copy."""
+        if self.layout is None:
+            return self.tensor.data
+        return self.layout(elements(self.tensor)).reshape(-1).view(np.uint8)
+
+
+def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
+    """Every tensor that the model may use, by GGUF name; ``check_named`` says if it is these.
+
+    Raises FileError for a tensor that is surplus or there twice, for embeddings that are missing or
+    of another shape, and UnsupportedError for what is not in floating point of 16 bits or more.
+    """
+    found: dict[str, Named] = {}
+    tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
+    if (packing := hyper.packing) is not None:
+        tensors = unpack(unpack_floats(tensors, packing), packing, partial(_wanted, hyper=hyper))
+    if hyper.family.experts or hyper.rules:
+        tensors = make_tensors(tensors, hyper.rules)
+    packed: dict[str, Packed] = {}
+    if packing is not None:
+        # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
+        # that ties it to the embeddings; mlx-lm uses it.
+        if any(n.endswith(tuple(f"{stem}.weight" for stem in HEADS)) for n in tensors):
+            hyper = replace(hyper, tied=False)
+        packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
+        for tensor in (t for p in packed.values() for t in p.arrays[1:]):
+            del tensors[tensor.name]
+    for tensor in tensors.values():
+        name = _gguf_name(tensor, hyper)
+        if name in found:
+            raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
+        found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
+    if OUTPUT_BIAS in found and hyper.tied:  # it is of an output's own matrix in GGUF
+        found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
+    if OUTPUT in found:  # transformers 5 ties none that differs, whatever config.json says
+        hyper = replace(hyper, tied=False)
+    _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
+    spare = hyper.tied or hyper.scores or hyper.headless
+    if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):
+        _check(OUTPUT, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
+    return found
+
+
+def without_copy(found: Mapping[str, Named]) -> dict[str, Named]:
+    """The tensors without an output that is the embeddings once more. Both are read for it, up to
+    the first difference: a model that runs in place has the copy, which gives the same numbers.
+    """
+    kept = dict(found)
+    output, embeddings = kept.get(OUTPUT), kept[EMBEDDINGS]
+    if OUTPUT_BIAS in kept:
+        return kept
+    if output and not output.packed and _is_same(output.tensor, embeddings.tensor):
+        del kept[OUTPUT]
+    return kept
+
+
+def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
+    """Whether two tensors hold the same."""
+    if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
+        return False
+    starts, a, b = range(0, tensor.n_bytes, _PIECE), tensor.data, other.data
+    return all(np.array_equal(a[at : at + _PIECE], b[at : at + _PIECE]) for at in starts)
+
+
+def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:
+    """A tensor under GGUF's ``name``. UnsupportedError for a type that treadle does not read."""
+    linear = isinstance(tensor, Unpacked)  # whatever the model's own layer was
+    layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper, linear=linear)
+    if name.endswith(FACTOR):
+        shape = (math.prod(shape),)
+    if packed is not None:
+        if layout is not None:
+            what = "packed weights that would have to change places"
+            raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
+        return Named(name, tensor, NO_GGML, packed.shape, packed)
+    tensor = multiplied_out(tensor) if layout is not None else tensor
+    if tensor.dtype not in _TYPES:
+        raise UnsupportedError(
+            f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
+            f"treadle reads {', '.join(GGML_TYPE)} from safetensors"
+        )
+    return Named(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
+
+
+def further_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, SafeTensor]:
+    """Those of layers behind the last, which predict further tokens: ``hf_nextn`` names them."""
+    return {
+        name: tensor
+        for name, tensor in weights.tensors.items()
+        if _is_further(name, hyper) and not NOT_WEIGHTS.fullmatch(name)
+    }
+
+
+def count_other_parts(weights: SafeTensors, hyper: Hyper) -> int:
+    """How many tensors are of the parts for pictures and sound, which are left out."""
+    return sum(bool(NOT_TEXT.fullmatch(name)) for name in weights.tensors) if hyper.nested else 0
+
+
+def tasks_left_out(weights: SafeTensors) -> str:
+    """What a user should know of a model with adapters inside, one for each task; or nothing."""
+    if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
+        return ""
+    return (
+        "the adapters inside, one for each task, are left out: vectors are those of no task, "
+        "unless one is named as an adapter (FOLDER/TASK)"
+    )
+
+
+def check_named(
+    weights: SafeTensors, hyper: Hyper, found: Mapping[str, Named], model: GGUF
+) -> dict[str, Named]:
+    """The same in GGUF's order, held against the rows of the graph that will run them.
+
+    ``model`` has the tensors in the shapes of ``found``, and the keys. Raises FileError for a
+    tensor that is missing, surplus, or of another shape, and what reading the keys raises.
+    """
+    arch = ARCHS[hyper.family.arch]
+    graph = GRAPHS[arch.graph]
+    try:
+        config = graph.read(Keys(model, arch.name, arch.keys), arch)
+    except FileError as error:
+        key = (error.where or "").removeprefix(f"{arch.name}.")
+        if key not in hyper.spelt:
+            raise
+        where, expected = f"{hyper.spelt[key]} ({error.where})", error.expected
+        raise FileError(error.what, path=hyper.path, where=where, expected=expected) from None
+    order: dict[str, tuple[int, ...]] = {}
+    for i, (row, name, shape) in enumerate(needed_tensors(graph, config, found)):
+        _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
+        order[name] = layer_of(name)[0], i
+    for name, named in found.items():
+        if name.startswith(SCORING):
+            order[name] = -1, len(order)
+        elif name.endswith(FACTOR) and (at := order.get(name.removesuffix(FACTOR) + ".weight")):
+            order[name] = *at, 1
+        elif graph.unread(config, name):  # llama.cpp may want it all the same
+            order[name] = layer_of(name)[0], len(order)
+        if name not in order:
+            raise named.tensor.error(f"is no tensor of {_model(hyper)}")
+    ordered = sorted(found.items(), key=lambda item: order[item[0]])
+    return dict(renamed(name, named, arch.names) for name, named in ordered)
+
+
+def renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[str, Named]:
+    """As files of the architecture call it, where that is not the graph's name."""
+    for theirs, ours in names:
+        if theirs.endswith(".") and name.startswith(ours):
+            name = theirs + name.removeprefix(ours)
+        if layer_of(name)[1] == ours:
+            name = name.removesuffix(ours) + theirs
+    return name, replace(named, name=name)
+
+
+def _is_other(tensor: SafeTensor, hyper: Hyper) -> bool:
+    """Whether the tensor is no weight of the model, or has none: transformers writes matrices of
+    no rows for 0 shared experts.
+    """
+    name = tensor.name
+    if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
+        return True
+    if 0 in tensor.shape or _is_further(name, hyper):
+        return True
+    if ARCHS[hyper.family.arch].graph != "encoder" or not NOT_STATES.fullmatch(name):
+        return False
+    match = NAME.fullmatch(name)
+    return not (match and match["stem"] in _names(hyper))
+
+
+def _is_further(name: str, hyper: Hyper) -> bool:
+    match = FURTHER.match(name)
+    if match is None:
+        return False
+    return not match["layer"] or 0 <= int(match["layer"]) - hyper.n_layer < hyper.n_extra
+
+
+def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str:
+    """The name in GGUF. FileError where there is none."""
+    match, names = NAME.fullmatch(tensor.name), _names(hyper)
+    layer = match["layer"] if match else None
+    stem = names.get(match["stem"]) if match else None
+    if match is None or stem is None or (layer is not None and int(layer) >= hyper.n_layer):
+        close = difflib.get_close_matches(match["stem"] if match else tensor.name, names, 1, 0.7)
+        hint = f" (the closest is {close[0]})" if close and stem is None else ""
+        raise tensor.error(f"is no tensor of {_model(hyper)}{hint}")
+    kind = OLDER_KINDS.get(match["kind"], match["kind"])
+    row = stem if stem in BARE else f"{stem}.{kind}"
+    return row if layer is None else f"blk.{layer}.{row}"
+
+
+def _names(hyper: Hyper) -> Names:
+    """GGUF's stems by the family's, with those of its head."""
+    scores = hyper.family.score_names if hyper.scores else {}
+    own = {**hyper.family.names, **scores}
+    return own | {name: stem for name, stem in MLX_NAMES.items() if name not in own}
+
+
+def _wanted(name: str, hyper: Hyper) -> str:
+    """What becomes of one of MLX's packed modules: GGUF has some in F32, rules move others, and
+    experts that lie one by one become one matrix.
+    """
+    rest = name_in_layer(name)
+    if EXPERT.fullmatch(name) or any(rest in rule.of for rule in hyper.rules):
+        return BLOCKS
+    match = NAME.fullmatch(name)
+    stem = match and _names(hyper).get(match["stem"])
+    return "F32" if f"{stem}.weight" in SMALL else ""
+
+
+def _model(hyper: Hyper) -> str:
+    return f"a {hyper.family.arch} model with {hyper.n_layer} layers"
+
+
+def _width(tensor: SafeTensor, hyper: Hyper) -> int | None:
+    """Weights in a row, as config.json has it."""
+    return hyper.sizes.get(_WIDTHS.get(layer_of(_gguf_name(tensor, hyper))[1], ""))
+
+
+def _check(
+    name: str,
+    shape: tuple[int, ...],
+    weights: SafeTensors,
+    hyper: Hyper,
+    found: Mapping[str, Named],
+    words: str = "",
+) -> None:
+    """It is there, in this shape; FileError in the checkpoint's own names."""
+    if name not in found:
+        where = _hf_name(name, hyper, found)
+        expected = f"shape {list(shape)}"
+        raise FileError("the tensor is missing", path=weights.path, where=where, expected=expected)
+    if found[name].shape != shape:
+        said = f"{list(shape)} by config.json{words}"
+        raise found[name].tensor.error(f"shape {list(found[name].shape)}", said)
+
+
+def _hf_name(name: str, hyper: Hyper, found: Mapping[str, Named]) -> str:
+    """The name that transformers gives to what GGUF calls ``name``, as this checkpoint spells."""
+    layer, rest = layer_of(name)
+    stem, _, kind = rest.rpartition(".")
+    names = [hf for hf, gguf in _names(hyper).items() if gguf == stem]
+    if not names:
+        return name
+    # Of several, one of a part of the layer that is there: attention's, or that with a state.
+    here = [n.tensor.name for n in found.values() if layer_of(n.name)[0] == layer]
+    parts = {hf: f".{hf.rpartition('.')[0]}." for hf in names}
+    own = next((hf for hf in names if any(parts[hf] in each for each in here)), names[0])
+    others = (n for n in found.values() if n.name != OUTPUT)
+    likes = (n.tensor.name for n in others if layer < 0 or layer_of(n.name)[0] >= 0)
+    sibling = next(likes, "model.")
+    return spelt_as(f"{own}.{kind}", sibling, layer)

@@ -1,0 +1,52 @@
+"""ChatGLM's vocabularies, whose code comes with the folder.
+
+ChatGLM 3 has a model of sentencepiece, GLM-4-9B a list of ranks. The code names two tokens that go
+before each text; the file does not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treadle.convert.hf.tokenizer.sentencepiece_model import read_sentencepiece
+from treadle.convert.hf.tokenizer.tiktoken import is_tiktoken, read_ranks
+from treadle.files.gguf_array import string_array
+from treadle.files.reader import read_head
+from treadle.tokenizer.vocab import TokenType
+
+CHATGLM = ("chatglm",)
+BEFORE = (("[gMASK]", "<sop>"), ("[gMASK]", "sop"))  # of GLM-4-9B, of ChatGLM 3
+# ChatGLM 3's code counts these up behind the last piece; an answer ends where another speaks.
+_NAMES = (
+    *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+)
+_LINE = 4096  # bytes that hold the first line of a list
+
+
+def read_chatglm(path: Path) -> dict[str, Any]:
+    """The fields of ``Pieces`` for a tokenizer.model. Raises FileError and UnsupportedError."""
+    if is_tiktoken(read_head(path, _LINE, "a tokenizer")):
+        letters, merges = read_ranks(path)
+        return {
+            "model": "gpt2",
+            "texts": [text.encode() for text in letters],
+            "types": [int(TokenType.NORMAL)] * len(letters),
+            "keys": {"pre": "chatglm-bpe", "merges": string_array([m.encode() for m in merges])},
+        }
+    model = read_sentencepiece(path)
+    return {
+        "model": "llama",
+        "texts": [*model.pieces, *(name.encode() for name in _NAMES)],
+        "types": [*model.types, *[int(TokenType.CONTROL)] * len(_NAMES)],
+        "scores": [*model.scores, *[0.0] * len(_NAMES)],
+        "keys": {
+            "pre": "chatglm-spm",
+            "add_space_prefix": model.add_dummy_prefix,
+            "remove_extra_whitespaces": model.remove_extra_whitespaces,
+            "eot_token_id": len(model.pieces) + _NAMES.index("<|user|>"),
+            "eom_token_id": len(model.pieces) + _NAMES.index("<|observation|>"),
+        },
+        "ids": model.ids,
+    }

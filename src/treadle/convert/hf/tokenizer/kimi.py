@@ -1,0 +1,29 @@
+"""Kimi's vocabulary: a list of ranks, ``tiktoken.model``, that code in the folder reads.
+
+Behind the last rank are special tokens, up to the last row of the embeddings. tokenizer_config.json
+names a few.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treadle.convert.hf.tokenizer.tiktoken import read_ranks
+from treadle.files.gguf_array import string_array
+from treadle.tokenizer.vocab import TokenType
+
+KIMI = ("kimi_linear",)
+RANKS = "tiktoken.model"
+
+
+def read_kimi(path: Path, n_vocab: int) -> dict[str, Any]:
+    """The fields of ``Pieces``. Raises FileError."""
+    letters, merges = read_ranks(path)
+    n, names = len(letters), [f"<|reserved_token_{i}|>" for i in range(len(letters), n_vocab)]
+    return {
+        "model": "gpt2",
+        "texts": [text.encode() for text in (*letters, *names)],
+        "types": [int(TokenType.NORMAL)] * n + [int(TokenType.CONTROL)] * len(names),
+        "keys": {"pre": "kimi-k2", "merges": string_array([m.encode() for m in merges])},
+    }

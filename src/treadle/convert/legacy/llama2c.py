@@ -1,0 +1,114 @@
+"""llama2.c checkpoints and their tokenizers.
+
+Version 2 is quantised: int8 codes with a float32 scale for every group of the flattened matrix.
+Where groups and rows are multiples of Q8_0's block this *is* Q8_0, scales rounded to 16 bits and
+every code as it stands; other matrices become F32.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.hf.tokenizer.spm_keys import fit_vocabulary, read_spm_keys, spelt_with_spaces
+from treadle.convert.sources.llama_names import EPS, check_llama, llama_keys
+from treadle.convert.sources.source import F32, Bytes, Source, SourceTensor
+from treadle.errors import FileError
+from treadle.files.llama2c import Llama2c, Llama2cTensor
+from treadle.files.reader import read_head
+from treadle.formats import by_name
+
+Q8_0 = by_name("Q8_0")
+MAX_BYTES = 64 << 20  # of a tokenizer
+HALF_MAX = float(np.finfo(np.float16).max)
+
+
+def open_llama2c(path: Path, tokenizer: Path | None = None) -> Source:
+    """A checkpoint, with the tokenizer given or found beside it. FileError, UnsupportedError."""
+    model = Llama2c(path)
+    n = model.sizes
+    vocabulary = tokenizer or find_tokenizer(path, n["n_vocab"])
+    tensors = {t.name: _tensor(t) for t in model.tensors.values()}
+    check_llama(path, tensors, n)
+    metadata = llama_keys(path, **n, eps=EPS["llama2"])
+    metadata |= read_tokenizer(vocabulary, n["n_vocab"])
+    fit_vocabulary(metadata, n["n_vocab"], vocabulary)
+    return Source(path, metadata, tensors, [model])
+
+
+def _tensor(t: Llama2cTensor) -> SourceTensor:
+    fits = t.group and t.group % Q8_0.block == 0 and t.shape[-1] % Q8_0.block == 0
+    reads: list[tuple[int, Callable[[], Bytes]]] = [
+        (F32.ggml_id, lambda: t.data if not t.group else _dequantized(t)),
+        (Q8_0.ggml_id, lambda: _as_q8_0(t)),
+    ]
+    ggml_type, read = reads[bool(fits)]
+    return SourceTensor(t.name, t.shape, ggml_type, read, f"{t.path}: {t.name}", (t,))
+
+
+def _dequantized(t: Llama2cTensor) -> Bytes:
+    codes = t.data.view(np.int8).reshape(-1, t.group)
+    return (codes * t.scales[:, None]).astype(np.float32).reshape(-1).view(np.uint8)
+
+
+def _as_q8_0(t: Llama2cTensor) -> Bytes:
+    """Blocks that share a group share its scale; every code is kept."""
+    scales = t.scales
+    if not bool(np.all(np.abs(scales) <= HALF_MAX)):
+        what = "a scale beyond 16 bits, or no finite number"
+        raise t.error(what, "up to 65504", offset=t.offset)
+    codes = t.data.view(np.int8).reshape(-1, Q8_0.block)
+    blocks = np.empty(len(codes), Q8_0.dtype)
+    blocks["qs"] = codes
+    blocks["d"] = np.repeat(scales, t.group // Q8_0.block)
+    return blocks.view(np.uint8)
+
+
+# -- tokenizers -------------------------------------------------------------------------------
+
+
+def find_tokenizer(path: Path, n_vocab: int) -> Path:
+    """The tokenizer beside a checkpoint, by the names that llama2.c gives it."""
+    names = [f"tok{n_vocab}.model", f"tok{n_vocab}.bin", "tokenizer.model", "tokenizer.bin"]
+    for name in names:
+        if (path.parent / name).is_file():
+            return path.parent / name
+    expected = f"{', '.join(names)}, or --tokenizer FILE"
+    raise FileError("no tokenizer beside it", path=path, expected=expected)
+
+
+def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
+    """GGUF's keys of a ``tokenizer.bin``, or of the sentencepiece model that it is made from.
+
+    ``tokenizer.bin``: the longest piece's length, then ``n_vocab`` x {score:f32 length:i32 bytes}.
+    """
+    raw = read_head(path, MAX_BYTES + 1, "a tokenizer")
+    try:
+        read = _pieces(raw, n_vocab)
+    except ValueError as e:
+        if raw[:1] == b"\x0a":  # the first field of a ModelProto
+            return read_spm_keys(path)
+        what = f"is no tokenizer of {n_vocab} pieces: {e}"
+        raise FileError(what, path=path, expected="llama2.c's tokenizer.bin") from None
+    pieces, scores = zip(*read, strict=True)
+    return spelt_with_spaces(pieces, scores)
+
+
+def _pieces(raw: bytes, n_vocab: int) -> list[tuple[bytes, float]]:
+    longest = int.from_bytes(raw[:4], "little")
+    found, at = [], 4
+    for i in range(n_vocab):
+        if at + 8 > len(raw):
+            raise ValueError(f"cut short at piece {i}")
+        score, n = struct.unpack_from("<fi", raw, at)
+        if not 0 <= n <= longest or at + 8 + n > len(raw):
+            raise ValueError(f"piece {i} of {n} bytes, where the longest has {longest}")
+        found.append((raw[at + 8 : at + 8 + n], score))
+        at += 8 + n
+    if at != len(raw):
+        raise ValueError(f"{len(raw) - at} bytes after the last piece")
+    return found

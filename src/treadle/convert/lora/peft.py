@@ -1,0 +1,260 @@
+"""PEFT's folders: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.hf.row_order import by_matrix
+from treadle.convert.lora.peft_experts import ALONE, Pair, by_module, stack
+from treadle.convert.lora.peft_modules import Modules
+from treadle.convert.lora.peft_parameters import (
+    ParameterPair,
+    find_parameters,
+    is_straight,
+    read_parameter,
+)
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.keys import Keys
+from treadle.files.safetensors import open_safetensors, read_json
+from treadle.formats import FORMATS
+from treadle.models.lora import LowRank, turned
+
+if TYPE_CHECKING:
+    from treadle.convert.lora.peft_modules import Part
+    from treadle.convert.sources.derived_tensors import Make
+    from treadle.files.gguf import GGUF
+    from treadle.files.safetensors import SafeTensor
+    from treadle.models.config import Config, Layer
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30}
+KEY = re.compile(
+    r"base_model\.model\.(?P<module>.+)\."
+    r"(?:lora_(?P<side>[AB])(?:\.\w+)?\.weight|lora_embedding_(?P<of_table>[AB])(?:\.\w+)?)"
+)
+NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and what they stand for
+    "use_dora": "DoRA, which scales rows of the sum",
+    "modules_to_save": "modules saved whole",
+    "trainable_token_indices": "token embeddings of its own",
+    "layer_replication": "layers that stand twice",
+    "lora_bias": "biases of its own",
+    "alora_invocation_tokens": "an activated LoRA, which begins within a text",
+    "use_qalora": "QA-LoRA, which pools its inputs",
+    "use_bdlora": "BD-LoRA, of block-diagonal matrices",
+    "arrow_config": "Arrow, which chooses adapters token by token",
+    "kasa_config": "KaSA, which takes singular values off the model's weights",
+}
+# Ways to begin for which PEFT changes the model's weights, whenever it loads the adapter: it takes
+# B A off, or rounds what is left.
+TAKEN_OFF = ("pissa", "olora", "corda", "loftq")
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass
+class Peft:
+    """A folder, read for models of one architecture: rows of B as transformers has them, but for
+    matrices that GGUF has in another order whole.
+    """
+
+    path: Path
+    ranks: dict[str, LowRank]  # by GGUF's names
+    paired: bool  # neighbours in a head turn together, as in GGUF
+    mark: bytes
+    types: dict[str, tuple[str, str]] = field(default_factory=dict)  # of A and B
+
+
+def is_peft(path: Path) -> bool:
+    """Whether it is such a folder, or a file in one."""
+    return ((path if path.is_dir() else path.parent) / CONFIG).is_file() and (
+        path.is_dir() or path.suffix == ".safetensors"
+    )
+
+
+def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
+    """Read a folder for the model ``gguf``. Raises FileError for what is damaged; UnsupportedError
+    for what is no plain sum, and for modules that no matrix of the model stands for.
+    """
+    folder = path if path.is_dir() else path.parent
+    keys = Keys(read_json(folder / CONFIG), folder / CONFIG)
+    _refuse(keys)
+    if not (folder / WEIGHTS).is_file():
+        others = sorted(p.name for p in folder.glob("adapter_model.*"))
+        if others:
+            raise UnsupportedError(f"{folder}: weights in {others[0]}: save them as safetensors")
+        raise FileError("is not there", path=folder / WEIGHTS)
+    try:
+        modules = Modules(gguf, config.arch.name)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{folder}: {error}") from None
+    weights = open_safetensors(folder / WEIGHTS)
+    state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
+    pairs: dict[str, dict[str, SafeTensor]] = {}
+    found: dict[str, Pair] = {}
+    tables: set[str] = set()  # modules that a token reads one row of
+    for name, tensor in weights.tensors.items():
+        match = KEY.fullmatch(name)
+        if match is None:
+            raise UnsupportedError(f"{tensor.path}: {name}: {_what(name)}")
+        side = match["side"] or match["of_table"]
+        pairs.setdefault(match["module"], {})[side] = tensor
+        if match["of_table"]:
+            tables.add(match["module"])
+        state.update(name.encode())
+        state.update(tensor.data.tobytes())
+    made = Peft(folder, {}, modules.families[0].paired, state.digest())
+    parameters: list[ParameterPair] = []
+    for module, pair in pairs.items():
+        for tensor in pair.values():
+            if tensor.dtype not in GGML_TYPE:
+                raise UnsupportedError(f"{tensor.path}: {tensor.name}: is {tensor.dtype}")
+        if len(pair) < 2:
+            (tensor,) = pair.values()
+            raise tensor.error("is one half of a pair", "lora_A and lora_B")
+        if modules.is_unread(module):
+            continue
+        a, b = pair["A"], pair["B"]
+        types = a.dtype, b.dtype
+        if (experts := find_parameters(module, gguf)) is None:
+            rank = a.shape[0] if len(a.shape) == 2 else 0
+            found[module] = Pair(a, b, _factor(keys, module, rank), types)
+            continue
+        parameters.append(ParameterPair(experts, a, b, _targets(keys)))
+    straight = is_straight(parameters, modules, keys.get("peft_version"))
+    for of in parameters:
+        for parameter, name, low in read_parameter(of, modules, _floats, straight=straight):
+            factor = _factor(keys, f"{of.of.module}.{parameter}", low.rank)
+            made.ranks[name] = replace(low, factor=factor)
+            made.types[name] = of.a.dtype, of.b.dtype
+    for module, each in by_module(found).items():
+        parts = _parts(module, modules, next(iter(each.values())).a)
+        whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))
+        for part in parts:
+            low, types = _pair(part, whole, config), whole.types
+            if module in tables:  # [rank, n_vocab] and [n_embd, rank]
+                low, types = turned(low), (types[1], types[0])
+            made.ranks[part.name], made.types[part.name] = low, types
+    if not made.ranks:
+        raise FileError("has no tensors", path=folder / WEIGHTS)
+    return made
+
+
+def _refuse(keys: Keys) -> None:
+    kind = keys.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedError(f"{keys.path}: peft_type {kind!r:.40}: treadle adds LORA alone")
+    for key, what in NOT_ADDED.items():
+        if keys.get(key):
+            raise UnsupportedError(f"{keys.path}: {key}: {what}, which treadle does not add")
+    begun = keys.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(TAKEN_OFF):
+        what = f"init_lora_weights {begun:.40}: what was taken off the model's weights"
+        raise UnsupportedError(f"{keys.path}: {what}: save it converted to a plain LoRA")
+    if keys.get("bias") not in (None, "none"):
+        raise UnsupportedError(f"{keys.path}: bias {keys.get('bias')!r:.40}: trained biases")
+
+
+def _what(name: str) -> str:
+    if "lora_magnitude_vector" in name:
+        return "is of DoRA, which scales rows of the sum"
+    return "is no lora_A and no lora_B"
+
+
+def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[Part]:
+    """The model's matrices that stand for a module."""
+    try:
+        return modules.find(module)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{tensor.path}: {tensor.name}: an adapter of {error}") from None
+
+
+def _n_expert(gguf: GGUF, part: Part, each: Mapping[int, Pair]) -> int:
+    """How many the matrix has; as many as are named, where the model has no such matrix."""
+    matrix = gguf.tensors.get(part.name)
+    return matrix.shape[0] if matrix is not None and len(matrix.shape) == 3 else max(each) + 1
+
+
+def _pair(part: Part, pair: Pair, config: Config) -> LowRank:
+    """A pair as the model's matrix has rows and columns."""
+    a, b = pair.a, pair.b
+    rank = a.shape[-2] if len(a.shape) > 1 else 0
+    own: dict[str, tuple[Callable[[], Floats], tuple[int, ...]]] = {
+        "A": (partial(_floats, a), a.shape),
+        "B": (partial(_floats, b), b.shape),
+    }
+    if part.make is not None:
+        tensor = {"A": a, "B": b}[part.side]
+        own[part.side] = partial(_made, tensor, part.make), _made_shape(tensor, part)
+    elif part.family.by_head and part.name.endswith("attn_qkv.weight"):
+        own["B"] = partial(_by_matrix, b, config.layers[0]), b.shape
+    (read_a, a_shape), (read_b, b_shape) = own["A"], own["B"]
+    return LowRank(rank, pair.factor, read_a, read_b, a_shape, b_shape)
+
+
+def _targets(keys: Keys) -> list[str]:
+    """Parameters that have adapters without being modules, by the ends of their names."""
+    given = keys.get("target_parameters")
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        keys.fail("target_parameters", f"is {given!r:.40}", "a list of names")
+    return [each.rpartition(".")[2] for each in given]
+
+
+def _factor(keys: Keys, module: str, rank: int) -> float:
+    return _alpha(keys, module) / (math.sqrt(max(rank, 1)) if _is_root(keys) else max(rank, 1))
+
+
+def _alpha(keys: Keys, module: str) -> float:
+    """PEFT looks a module up by the end of its name."""
+    patterns: Any = keys.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        keys.fail("alpha_pattern", f"is {patterns!r:.40}", "an object")
+    for pattern in patterns:
+        try:
+            fits = re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module)
+        except re.error as error:
+            keys.fail("alpha_pattern", f"{pattern!r:.40}: {error}", "regular expressions")
+        if fits:
+            return Keys(patterns, keys.path, prefix="alpha_pattern.").number(pattern, lo=0.0)
+    return keys.number("lora_alpha", 8.0, lo=0.0)
+
+
+def _is_root(keys: Keys) -> bool:
+    """rsLoRA: by the root of the rank."""
+    return keys.flag("use_rslora", False)
+
+
+def _floats(tensor: SafeTensor) -> Floats:
+    values = FORMATS[GGML_TYPE[tensor.dtype]].dequantize_rows(tensor.data)
+    if not np.isfinite(values).all():
+        raise tensor.error("holds a value that is not a finite number")
+    return values.reshape(tensor.shape)
+
+
+def _by_matrix(tensor: SafeTensor, layer: Layer) -> Floats:
+    return np.asarray(by_matrix(_floats(tensor), layer.n_head, layer.n_head_kv), np.float32)
+
+
+def _made(tensor: SafeTensor, make: Make) -> Floats:
+    return np.ascontiguousarray(make(_floats(tensor)), np.float32)
+
+
+def _made_shape(tensor: SafeTensor, part: Part) -> tuple[int, ...]:
+    """What ``_made`` has, without a look at the values."""
+    assert part.make is not None
+    try:
+        shape: tuple[int, ...] = part.make(np.zeros(tensor.shape, np.float32)).shape
+    except (ValueError, IndexError):
+        found = f"shape {list(tensor.shape)}: nothing that {part.name} can be made of"
+        raise tensor.error(found) from None
+    return shape

@@ -1,0 +1,83 @@
+"""Adapters of experts as PEFT has them, a module an expert, put together as GGUF has them: A of
+all is ``[E, rank, k]`` and B ``[E, m, rank]``. Experts without an adapter get zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.sources.derived_tensors import EXPERT, Made
+from treadle.files.safetensors import SafeTensor
+
+ALONE = -1  # in place of an expert's number: a matrix that is no expert's
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A module's; ``types``: how its numbers are stored, A's and B's."""
+
+    a: SafeTensor
+    b: SafeTensor
+    factor: float
+    types: tuple[str, str]
+
+
+def by_module(pairs: Mapping[str, Pair]) -> dict[str, dict[int, Pair]]:
+    """By modules without the numbers of experts, and by these."""
+    found: dict[str, dict[int, Pair]] = {}
+    for module, pair in pairs.items():
+        match = EXPERT.fullmatch(module)
+        at = match["before"] + match["rest"] if match else module
+        found.setdefault(at, {})[int(match["i"]) if match else ALONE] = pair
+    return found
+
+
+def stack(pairs: Mapping[int, Pair], n_expert: int) -> Pair:
+    """One of a whole matrix; where factors differ, they go into B. FileError for an expert that the
+    model does not have, and for experts that are not alike.
+    """
+    first, factors = pairs[min(pairs)], {pair.factor for pair in pairs.values()}
+    if max(pairs) >= n_expert:
+        raise pairs[max(pairs)].a.error("is of another model", f"experts 0 to {n_expert - 1}")
+    for pair in pairs.values():
+        for half, other in ((pair.a, first.a), (pair.b, first.b)):
+            if half.shape != other.shape:
+                expected = f"{list(other.shape)}, as {other.name}: one rank for all experts"
+                raise half.error(f"shape {list(half.shape)}", expected)
+    same = len(factors) == 1
+    scales = {i: 1.0 if same else pair.factor for i, pair in pairs.items()}
+    kinds = [set(each) for each in zip(*(pair.types for pair in pairs.values()), strict=True)]
+    a, b = ("F32" if len(each) > 1 else min(each) for each in kinds)
+    return Pair(
+        _stacked({i: pair.a for i, pair in pairs.items()}, n_expert, dict.fromkeys(pairs, 1.0)),
+        _stacked({i: pair.b for i, pair in pairs.items()}, n_expert, scales),
+        first.factor if same else 1.0,
+        (a, b if same else "F32"),
+    )
+
+
+def _stacked(halves: Mapping[int, SafeTensor], n: int, scales: Mapping[int, float]) -> Made:
+    first = halves[min(halves)]
+    shape, at = (n, *first.shape), (first.path, first.offset, first.file)
+    make = partial(_filled, halves, n, scales)
+    sources = tuple(halves.values())
+    return Made(first.name, "F32", shape, 4 * prod(shape), *at, sources, make, floats=True)
+
+
+def _filled(
+    halves: Mapping[int, SafeTensor], n: int, scales: Mapping[int, float], *rows: Floats
+) -> Floats:
+    made = np.zeros((n, *rows[0].shape), np.float32)
+    for (i, tensor), row in zip(halves.items(), rows, strict=True):
+        if not np.isfinite(row).all():
+            raise tensor.error("holds a value that is not a finite number")
+        made[i] = row * np.float32(scales[i])
+    return made

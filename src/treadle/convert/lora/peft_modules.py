@@ -1,0 +1,139 @@
+"""Which of a GGUF model's matrices a module of transformers is, and what that makes of its adapter.
+
+Most modules have a name in their family's table. Others become matrices by a ``Rule``: what moves,
+picks or scales rows is done to B, what moves columns to A, and two matrices of one module share A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.hf.families.registry import FAMILIES, VARIANTS
+from treadle.convert.hf.tensor_names import NAME, NOT_STATES
+from treadle.convert.hf.tensors import SCORING
+from treadle.errors import UnsupportedError
+from treadle.files.keys import Keys
+from treadle.models.archs import ARCHS
+from treadle.models.keys import Keys as ModelKeys
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.family import Family
+    from treadle.convert.sources.derived_tensors import Make, Rule, Side
+    from treadle.files.gguf import GGUF
+
+NO_SUCH = "a module that no matrix of the model stands for"
+OTHERWISE = "a matrix that models have in another form, by head say: treadle cannot map this one"
+
+# What rules ask of config.json, and GGUF's keys that say the same.
+_SAME: Mapping[str, str] = {
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "v_head_dim": "attention.value_length_mla",
+    "num_experts": "expert_count",
+    "n_groups": "ssm.group_count",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_d_ssm": "ssm.inner_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_key_head_dim": "ssm.state_size",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A matrix, or a part of one, that stands for a module; ``make``: of that ``side`` of a pair,
+    None for both as they are.
+    """
+
+    name: str
+    family: Family
+    make: Make | None = None
+    side: Side = ""
+
+
+class Modules:
+    """The modules of one model. Raises UnsupportedError for an architecture without any."""
+
+    def __init__(self, gguf: GGUF, arch: str) -> None:
+        every = (*FAMILIES.values(), *VARIANTS)
+        self._gguf, self._keys = gguf, ModelKeys(gguf, arch)
+        self._is_encoder = arch in ARCHS and ARCHS[arch].graph == "encoder"
+        self.families = [family for family in every if family.arch == arch]
+        if not self.families:
+            raise UnsupportedError(f"treadle knows no names of transformers' for {arch}")
+
+    def find(self, module: str) -> list[Part]:
+        """What stands for one. Raises UnsupportedError, which says why where nothing does."""
+        match = NAME.fullmatch(f"{module}.weight")
+        if match is None:
+            raise UnsupportedError(NO_SUCH)
+        stem, layer = match["stem"], match["layer"]
+        found = [
+            Part(gguf_name(family.names[stem], layer), family)
+            for family in self.families
+            if stem in family.names
+        ]
+        found.sort(key=lambda part: part.name not in self._gguf.tensors)  # of two spellings its own
+        if found:
+            return found[:1]
+        why = NO_SUCH
+        for family, rule in self.rules():
+            if rule.of != (f"{stem}.weight",):
+                continue
+            if not rule.side:
+                why = OTHERWISE
+                continue
+            if untold := [key for key in family.told if not self._keys.has(key)]:
+                raise UnsupportedError(_untold(untold[0]))
+            parts = [
+                Part(gguf_name(stem_of(family, to), layer), family, make, rule.side)
+                for to, make in rule.gives.items()
+            ]
+            if all(part.name in self._gguf.tensors for part in parts):
+                return parts
+        raise UnsupportedError(why)
+
+    def is_unread(self, module: str) -> bool:
+        """Whether it stands behind the states that an encoder gives, and nothing reads it."""
+        if any(name.startswith(SCORING) for name in self._gguf.tensors):
+            return False
+        return self._is_encoder and bool(NOT_STATES.fullmatch(f"{module}.weight"))
+
+    def rules(self) -> Iterator[tuple[Family, Rule]]:
+        """What becomes of tensors that GGUF has otherwise, and whose that is."""
+        for family in self.families:
+            for rule in self._rules(family):
+                yield family, rule
+
+    def _rules(self, family: Family) -> Sequence[Rule]:
+        said = {word: self._keys.get(key) for word, key in _SAME.items()}
+        said |= {key: _listed(self._keys.get(key)) for key in family.told}
+        n_inner, n_heads = said["mamba_d_ssm"], said["linear_num_value_heads"]
+        if n_inner and n_heads:
+            said["linear_value_head_dim"] = n_inner // n_heads
+        return family.made(Keys(said, self._gguf.path, family.defaults))
+
+
+def stem_of(family: Family, made: str) -> str:
+    """GGUF's, of what a rule gives."""
+    return family.names[made.removesuffix(".weight")]
+
+
+def gguf_name(stem: str, layer: str | None) -> str:
+    """Of a matrix, in a layer or outside."""
+    return f"{stem}.weight" if layer is None else f"blk.{layer}.{stem}.weight"
+
+
+def _listed(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float) else list(value)
+
+
+def _untold(key: str) -> str:
+    return (
+        f"a matrix that was multiplied by a number which this file does not say ({key}): load "
+        "transformers' folder of the model, or a file that treadle convert made of it"
+    )

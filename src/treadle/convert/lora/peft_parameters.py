@@ -1,0 +1,193 @@
+"""Adapters of all experts in one parameter, as transformers 5 has them (PEFT's
+``target_parameters``): A ``[E rank, k]`` expert by expert, and B ``[m, rank E]``, in which an
+expert's columns are E apart.
+
+A name in such a file says which module, and not which of its parameters: shapes tell. PEFT before
+0.19 took the parameter's last axis for what it gives, whichever it is; PEFT since then asks the
+module, which does not say so of Llama 4, and of gpt-oss in transformers 5 alone. Where PEFT is
+wrong, A and B are the other way round. Square matrices do not show it: others of the file do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.convert.hf.families.mixtures import PACKED_EXPERTS
+from treadle.convert.hf.tensor_names import NAME
+from treadle.convert.lora.peft_modules import gguf_name, stem_of
+from treadle.errors import UnsupportedError
+from treadle.models.lora import LowRank
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.family import Family
+    from treadle.convert.lora.peft_modules import Modules
+    from treadle.convert.sources.derived_tensors import Make, Rule
+    from treadle.files.gguf import GGUF
+    from treadle.files.safetensors import SafeTensor
+
+Floats = npt.NDArray[np.float32]
+Read = Callable[["SafeTensor"], Floats]
+# A parameter that is adapted around another one has it as its base layer.
+_MODULE = re.compile(r"(?P<module>.+\bexperts)(?:\.base_layer)*")
+_STEMS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+_BOTH = "gate_up_proj"
+
+
+class Parameters(NamedTuple):
+    """The experts of one layer. ``n_ff`` and ``n_embd``: what gates and ups give and are given."""
+
+    module: str
+    layer: str
+    n: int
+    n_ff: int
+    n_embd: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of each parameter that there may be: what it gives, and what it is given."""
+        one = self.n_ff, self.n_embd
+        each = {_BOTH: (2 * self.n_ff, self.n_embd), "gate_proj": one, "up_proj": one}
+        return {**each, "down_proj": (self.n_embd, self.n_ff)}
+
+
+def find_parameters(module: str, gguf: GGUF) -> Parameters | None:
+    """Those that a module has; None for one that is not all experts of a layer of the model."""
+    match = _MODULE.fullmatch(module)
+    name = NAME.fullmatch(f"{match['module']}.weight") if match else None
+    if match is None or name is None or name["layer"] is None:
+        return None
+    down = gguf.tensors.get(f"blk.{name['layer']}.{_STEMS['down_proj']}.weight")
+    if down is None or len(down.shape) != 3:
+        return None
+    n, n_embd, n_ff = down.shape
+    return Parameters(match["module"], name["layer"], n, n_ff, n_embd)
+
+
+class ParameterPair(NamedTuple):
+    """A and B of a parameter; ``targets``: those that the folder names."""
+
+    of: Parameters
+    a: SafeTensor
+    b: SafeTensor
+    targets: Sequence[str]
+
+    def fits(self) -> tuple[list[str], list[str]]:
+        """The parameters that they fit straight, and the other way round."""
+        given, gives = self.a.shape[-1:], self.b.shape[:1]
+        shapes = {name: shape for name, shape in self.of.shapes.items() if name in self.targets}
+        return (
+            [name for name, shape in shapes.items() if shape == (*gives, *given)],
+            [name for name, shape in shapes.items() if shape == (*given, *gives)],
+        )
+
+
+def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: object) -> bool:
+    """Whether A is of what a parameter is given, in a whole file; ``version``: PEFT's, which has
+    said it from 0.18 on. Raises UnsupportedError where nothing tells.
+    """
+    fits = [tuple(map(bool, pair.fits())) for pair in pairs]
+    told = {straight for straight, turned in fits if straight != turned}
+    if len(told) == 1:
+        return told.pop()
+    first = next((pair for pair, each in zip(pairs, fits, strict=True) if all(each)), None)
+    if first is None:  # each tells for itself, or fits nothing
+        return True
+    match = re.match(r"(\d+)\.(\d+)", str(version))
+    is_old = match is None or (int(match[1]), int(match[2])) < (0, 19)
+    (parameter, *_), _ = first.fits()
+    is_turned = _is_turned(parameter, modules)
+    if is_turned and not is_old:
+        why = f"a square matrix: nothing tells which of A and B is which (peft_version {version})"
+        raise UnsupportedError(f"{first.a.path}: {first.a.name}: {why}")
+    return is_turned if is_old else True
+
+
+def read_parameter(
+    pair: ParameterPair, modules: Modules, read: Read, *, straight: bool
+) -> Iterator[tuple[str, str, LowRank]]:
+    """The parameter that a pair adds to, and what it adds, with a factor of 1, by GGUF's names.
+    ``straight``: as ``is_straight`` says, where both ways fit.
+
+    Raises FileError for shapes of no parameter, UnsupportedError where these fit two.
+    """
+    of, a, b, targets = pair
+    (n_rows, given), (gives, n_columns) = (
+        each.shape if len(each.shape) == 2 else (0, 0) for each in (a, b)
+    )
+    rank = n_rows // of.n
+    shapes = {name: shape for name, shape in of.shapes.items() if name in targets}
+    ways = pair.fits()
+    straight = bool(ways[0]) and (straight or not ways[1])
+    found = ways[0] if straight else ways[1]
+    if not found or not rank or n_rows != n_columns or n_rows % of.n:
+        expected = f"{of.n} experts' matrices of one of {', '.join(shapes) or 'no parameters'}"
+        raise a.error(f"shapes {list(a.shape)} and {list(b.shape)}", expected)
+    if len(found) > 1:
+        why = f"{' and '.join(found)} are alike: nothing tells which of them it is of"
+        raise UnsupportedError(f"{a.path}: {a.name}: {why}")
+    (parameter,) = found
+    shape = shapes[parameter]
+
+    def by_expert() -> tuple[Floats, Floats]:
+        """``[E, rank, k]`` and ``[E, m, rank]``."""
+        first = read(a).reshape(of.n, rank, given)
+        second = read(b).reshape(gives, rank, of.n).transpose(2, 0, 1)
+        return (first, second) if straight else (second.swapaxes(1, 2), first.swapaxes(1, 2))
+
+    for name, rows in _matrices(of, parameter, shape, modules):
+        shapes_of = (of.n, rank, shape[1]), (of.n, len(rows), rank)
+        halves = partial(_half, by_expert, 0), partial(_half, by_expert, 1, rows)
+        yield parameter, name, LowRank(rank, 1.0, *halves, *shapes_of)
+
+
+def _half(read: Callable[[], tuple[Floats, Floats]], which: int, rows: Any = slice(None)) -> Floats:
+    """A's, or some rows of B's."""
+    return np.ascontiguousarray(read()[which][:, rows])
+
+
+def _matrices(
+    of: Parameters, parameter: str, shape: tuple[int, int], modules: Modules
+) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
+    """GGUF's names of what becomes of a parameter, and which of its rows each has."""
+    if own := _rule(parameter, modules):
+        family, rule = own
+        for to, make in rule.gives.items():
+            yield gguf_name(stem_of(family, to), of.layer), _rows(make, shape)
+        return
+    for rule in PACKED_EXPERTS:
+        if rule.of[0].endswith(f".{parameter}"):
+            for to, make in rule.gives.items():
+                stem = _STEMS[to.removesuffix(".weight").rpartition(".")[2]]
+                yield gguf_name(stem, of.layer), _rows(make, shape)
+            return
+    yield gguf_name(_STEMS[parameter], of.layer), np.arange(shape[0])
+
+
+def _rule(parameter: str, modules: Modules) -> tuple[Family, Rule] | None:
+    """What becomes of it in its family."""
+    for family, rule in modules.rules():
+        if len(rule.of) == 1 and rule.of[0].endswith(f"experts.{parameter}"):
+            return family, rule
+    return None
+
+
+def _is_turned(parameter: str, modules: Modules) -> bool:
+    """Whether the model has it ``[E, k, m]``."""
+    own = _rule(parameter, modules)
+    makes = own[1].gives.values() if own else ()
+    return any(np.asarray(make(np.zeros((1, 2, 6), np.float32))).shape[-1] == 2 for make in makes)
+
+
+def _rows(make: Make, shape: tuple[int, int]) -> npt.NDArray[np.intp]:
+    """Which rows of a matrix ``make`` gives: found by one whose rows hold their own numbers."""
+    numbers = np.repeat(np.arange(shape[0], dtype=np.float32)[:, None], shape[1], 1)[None]
+    found = np.asarray(make(numbers))
+    if (found != found[..., :1]).any():  # it turns what it is given
+        found = np.asarray(make(np.ascontiguousarray(numbers.swapaxes(1, 2))))
+    return found[0, :, 0].astype(np.intp)

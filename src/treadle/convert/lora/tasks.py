@@ -1,0 +1,97 @@
+"""Adapters inside a model's folder, one for each of its tasks (jina-embeddings-v3): a task's is
+called as if it were a file there, ``FOLDER/retrieval.query``.
+
+Beside a matrix ``NAME.parametrizations.weight.original`` are ``0.lora_A [n_tasks, rank, k]`` and
+``0.lora_B [n_tasks, m, rank]``; beside one that tokens read rows of, A and B the other way round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.convert.lora.peft_modules import Modules
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.keys import Keys
+from treadle.files.safetensors import open_safetensors, read_json
+from treadle.formats import by_name
+from treadle.models.lora import EMBEDDINGS, TYPES, Adapter, LowRank
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.files.safetensors import SafeTensor
+    from treadle.models.config import Config
+    from treadle.models.lora import Floats
+
+TASKS = "lora_adaptations"
+KEY = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<side>[AB])")
+
+
+def tasks_of(folder: Path) -> list[str]:
+    """Those that a model's folder has adapters for."""
+    config = folder / "config.json"
+    if not config.is_file():
+        return []
+    names = read_json(config).get(TASKS)
+    return [str(name) for name in names] if isinstance(names, Sequence) else []
+
+
+def is_task(path: Path) -> bool:
+    """Whether it is no file, and stands in the folder of a model that has tasks."""
+    return not path.exists() and bool(tasks_of(path.parent))
+
+
+def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
+    """Read one task's for the model ``gguf``. FileError for a task that the folder does not have,
+    and for what is damaged.
+    """
+    folder, tasks = path.parent, tasks_of(path.parent)
+    if path.name not in tasks:
+        what = f"has no adapter for a task {path.name!r:.60}"
+        raise FileError(what, path=folder, expected=", ".join(tasks))
+    i, modules = tasks.index(path.name), Modules(gguf, config.arch.name)
+    keys = Keys(read_json(folder / "config.json"), folder / "config.json")
+    alpha, state = keys.number("lora_alpha", 1.0, lo=0.0), hashlib.sha256(path.name.encode())
+    pairs: dict[str, dict[str, SafeTensor]] = {}
+    for name, tensor in open_safetensors(folder).tensors.items():
+        if match := KEY.fullmatch(name):
+            pairs.setdefault(match["module"], {})[match["side"]] = tensor
+    ranks = {}
+    for module, pair in pairs.items():
+        if modules.is_unread(module):
+            continue
+        for tensor in pair.values():
+            if len(pair) < 2:
+                raise tensor.error("is one half of a pair", "lora_A and lora_B")
+            if len(tensor.shape) != 3 or tensor.shape[0] != len(tasks):
+                expected = f"a matrix for each of {len(tasks)} tasks"
+                raise tensor.error(f"shape {list(tensor.shape)}", expected)
+            state.update(tensor.data.reshape(len(tasks), -1)[i].tobytes())
+        a, b = pair["A"], pair["B"]
+        try:
+            (part,) = modules.find(module)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{a.path}: {a.name}: an adapter of {error}") from None
+        if part.name in (EMBEDDINGS, TYPES):
+            a, b = b, a
+        rank, k = a.shape[1:]
+        read = partial(_floats, a, i), partial(_floats, b, i)
+        ranks[part.name] = LowRank(rank, alpha / max(rank, 1), *read, (rank, k), b.shape[1:])
+    if not ranks:
+        raise FileError("has no adapters of tasks", path=folder, expected=", ".join(tasks))
+    return Adapter(path.name, path, ranks, state.digest())
+
+
+def _floats(tensor: SafeTensor, i: int) -> Floats:
+    """A task's of all."""
+    own = tensor.data.reshape(tensor.shape[0], -1)[i]
+    values: Floats = by_name(tensor.dtype).dequantize_rows(own)
+    if not np.isfinite(values).all():
+        raise tensor.error("holds a value that is not a finite number")
+    return values.reshape(tensor.shape[1:])

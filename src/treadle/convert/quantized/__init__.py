@@ -1,0 +1,1 @@
+"""Checkpoints that are quantised already: their formats, kept or unpacked."""

@@ -1,0 +1,216 @@
+"""Quantised checkpoints of transformers': which tensors are one matrix, and what it becomes.
+
+``quantization_config`` in config.json names the method; how a matrix is packed is seen from the
+tensors that it has, for many checkpoints leave some as they are. In place of its parts there is
+one tensor then, made of them when it is asked for: blocks of ggml's with the same numbers where
+there are such, else floats. Scales of activations, and of keys and values, are left out: treadle
+quantises these itself.
+
+================== ===========================================================================
+fp8, fbgemm_fp8    ``weight`` in F8 with ``weight_scale`` or ``weight_scale_inv``
+compressed-tensors the same; ``weight`` in I8; ``weight_packed``: whole numbers, NVFP4 or MXFP4
+modelopt           ``weight`` in F8, or pairs of NVFP4
+gptq, auto-round   ``qweight`` in words along K, ``qzeros``, ``scales``, ``g_idx``
+awq                ``qweight`` in words along M, in an order of its own
+bitsandbytes       ``weight`` of four bits (NF4, FP4) with ``absmax``, of eight with ``SCB``
+================== ===========================================================================
+
+The facts are those of the packages that write them: transformers, compressed-tensors, NVIDIA
+ModelOpt, GPTQModel, AutoRound, AutoAWQ, bitsandbytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from treadle.convert.quantized.dequantized_tensor import INT8, INT32, Found, numbers
+from treadle.convert.quantized.float_formats import (
+    Sizes,
+    is_float8,
+    read_float4,
+    read_float8,
+    read_table,
+)
+from treadle.convert.quantized.integer_formats import (
+    Columns,
+    read_awq,
+    read_bytes,
+    read_columns,
+    read_rows,
+    read_scaled_rows,
+)
+from treadle.errors import UnsupportedError
+from treadle.files.keys import Keys
+from treadle.files.safetensors import SafeTensor, read_json
+from treadle.files.splits import MODELOPT
+
+KEY = "quantization_config"
+_OLDER = "compression_config"  # what compressed-tensors wrote before transformers read it
+_OF_ACTIVATIONS = re.compile(
+    r".*[._](?:(?:input|output|activation|[qkv]|kv|prob)_(?:global_)?scale(?:_ub)?"
+    r"|(?:input|output|[qkv])_zero_point|weight_format)"
+)
+_NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(?:nf4|fp4)")
+
+
+def find_settings(config: Keys, folder: Path) -> Keys | None:
+    """What the checkpoint says of its quantisation, where it is one of METHODS."""
+    if config.get(KEY) is None and (folder / MODELOPT).is_file():
+        found = Keys(read_json(folder / MODELOPT), folder / MODELOPT).within("quantization")
+        return found and Keys({**found.values, "quant_method": "modelopt"}, found.path)
+    settings = said_in(config)
+    return settings if settings and settings.get("quant_method") in METHODS else None
+
+
+def said_in(config: Keys) -> Keys | None:
+    """What config.json says of a quantisation, its own or its text part's, of any method."""
+    found = config.within(KEY) or config.within(_OLDER)
+    if found is None and (text := config.within("text_config")) is not None:
+        found = text.within(KEY)
+    return found
+
+
+def unquantised(tensors: Mapping[str, SafeTensor], settings: Keys) -> Found:
+    """The tensors, with matrices in place of what they are packed as.
+
+    Raises FileError for parts that are missing or do not fit each other, UnsupportedError for what
+    treadle does not unpack.
+    """
+    found = dict(tensors)
+    METHODS[settings.text("quant_method")](found, settings)
+    return {name: t for name, t in found.items() if not _OF_ACTIVATIONS.fullmatch(name)}
+
+
+def _fp8(found: Found, settings: Keys) -> None:
+    for name, tensor in list(found.items()):
+        if is_float8(tensor):
+            read_float8(found, name, tensor, _sizes(settings))
+
+
+def _compressed(found: Found, settings: Keys) -> None:
+    if settings.get("transform_config"):
+        settings.refuse("transform_config", "treadle turns no activations")
+    sparse = settings.within("sparsity_config")
+    if sparse and sparse.values and sparse.text("format", "dense") != "dense":
+        sparse.refuse("format", "treadle does not read sparse weights")
+    weights = _weights(settings)
+    said = [keys.integer("num_bits", hi=32) for keys in weights]
+    sizes = _sizes(*weights)
+    shifted = bool(weights) and all(keys.get("symmetric") is False for keys in weights)
+    for name, tensor in list(found.items()):
+        base = name.removesuffix("_packed")
+        whole = tensor.dtype in (INT8, INT32) and f"{base}_scale" in found
+        if whole and shifted and f"{base}_zero_point" not in found:
+            raise tensor.error("is quantised", f"{base}_zero_point beside it")
+        if name.endswith("weight_packed"):
+            del found[name]
+            if tensor.dtype == "U8":
+                read_float4(found, base, tensor, f"{base}_global_scale", divides=True)
+            else:
+                read_rows(found, base, tensor, said, sizes[1])
+        elif is_float8(tensor) and name.endswith("weight"):
+            read_float8(found, name, tensor, sizes)
+        elif tensor.dtype == INT8 and f"{name}_scale" in found:
+            read_bytes(found, name, tensor, sizes[1])
+
+
+def _modelopt(found: Found, settings: Keys) -> None:
+    sizes = _sizes(settings, *_weights(settings))
+    for name, tensor in list(found.items()):
+        if name.endswith(".pre_quant_scale"):
+            raise UnsupportedError(f"{tensor.path}: {name}: treadle scales no activations")
+        if tensor.dtype == "U8" and f"{name}_scale" in found:
+            read_float4(found, name, tensor, f"{name}_scale_2")
+        elif is_float8(tensor) and name.endswith("weight"):
+            read_float8(found, name, tensor, sizes)
+
+
+def _gptq(found: Found, settings: Keys) -> None:
+    if (kind := settings.text("checkpoint_format", "gptq")) not in ("gptq", "gptq_v2"):
+        settings.refuse("checkpoint_format", f"treadle does not unpack {kind!r:.60}")
+    _read_gptq(found, settings, kind == "gptq")
+
+
+def _read_gptq(found: Found, settings: Keys, first: bool) -> None:
+    """``first``: of the first version, whose zero points are less by one."""
+    meta = settings.within("meta")
+    words_lack = first and "gptqmodel" in str(meta.get("quantizer") if meta else None)
+    said = Columns(
+        settings.integer("bits", hi=32),
+        settings.integer("group_size", -1, lo=-1),
+        settings.flag("desc_act", False),
+        int(first and not words_lack),
+        words_lack,
+    )
+    for name, tensor in _words(found).items():
+        read_columns(found, name, tensor, said)
+
+
+def _awq(found: Found, settings: Keys) -> None:
+    if (version := settings.text("version", "gemm").lower()) != "gemm":
+        settings.refuse("version", f"is {version!r:.40}: treadle reads the order of 'gemm'")
+    if (bits := settings.integer("bits", 4, hi=32)) != 4:
+        settings.refuse("bits", f"are {bits}: treadle reads AWQ's weights of 4")
+    for name, tensor in _words(found).items():
+        read_awq(found, name, tensor)
+
+
+def _auto_round(found: Found, settings: Keys) -> None:
+    packing = settings.text("packing_format", "auto_round:auto_gptq")
+    if "awq" in packing:
+        _awq(found, settings)
+    elif "gptq" in packing:
+        _read_gptq(found, settings, "v2" not in packing)
+    else:
+        settings.refuse("packing_format", f"treadle does not unpack {packing!r:.60}")
+
+
+def _bitsandbytes(found: Found, settings: Keys) -> None:
+    for name in list(found):
+        if match := _NF4.fullmatch(name):
+            read_table(found, match[1], found.pop(name))
+        elif name.endswith(".SCB"):
+            read_scaled_rows(found, name.removesuffix("SCB") + "weight", found.pop(name))
+        elif name.endswith(".weight_format") and numbers(found[name]).any():
+            what = "rows that lie as a GPU wanted them: save them anew"
+            raise UnsupportedError(f"{found[name].path}: {name}: {what}")
+
+
+def _words(found: Found) -> Found:
+    """``qweight`` taken out, by the name that the matrix will have."""
+    names = [name for name in found if name.endswith(".qweight")]
+    return {f"{name.removesuffix('qweight')}weight": found.pop(name) for name in names}
+
+
+def _weights(settings: Keys) -> list[Keys]:
+    """What compressed-tensors says of weights, group by group."""
+    groups = settings.within("config_groups")
+    each = [groups.within(name) for name in groups.values] if groups else []
+    return [weights for keys in each if keys and (weights := keys.within("weights"))]
+
+
+def _sizes(*settings: Keys) -> Sizes:
+    """Rows and columns of a block that shares a scale, where they are said."""
+    rows, columns = list[int](), list[int]()
+    for keys in settings:
+        for key in ("weight_block_size", "block_structure"):
+            sizes = keys.get(key)
+            if isinstance(sizes, list) and [type(n) for n in sizes] == [int, int]:
+                rows, columns = [*rows, sizes[0]], [*columns, sizes[1]]
+        if keys.get("group_size") is not None:
+            columns.append(keys.integer("group_size", lo=-1))
+    return rows, columns
+
+
+METHODS: dict[str, Callable[[Found, Keys], None]] = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "gptq": _gptq,
+    "auto-round": _auto_round,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+}

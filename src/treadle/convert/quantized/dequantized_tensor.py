@@ -1,0 +1,114 @@
+"""A matrix of a quantised checkpoint, made of its parts when it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.sources.derived_tensors import Made, Make, block_of
+from treadle.files.safetensors import SafeTensor
+from treadle.formats import by_name
+
+Array = npt.NDArray[Any]
+Found = dict[str, SafeTensor]
+
+MULTIPLIED_OUT = frozenset(("F16", "BF16"))  # what weights become that no blocks hold
+INT8, INT32 = "I8", "I32"
+FLOATS = ("F32", "F16", "BF16")
+EXPONENTS = ("U8", "F8_E8M0")  # of powers of two
+_WHOLE = {"U32": "<u4", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
+_CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
+
+
+@dataclass(frozen=True, eq=False)
+class Unpacked(Made):
+    """What ``make`` gives of its sources as numbers: bytes in ``dtype``, of ggml's names."""
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """uint8 [n_bytes], in memory. FileError for numbers that ``dtype`` does not have."""
+        try:
+            made = self.make(*map(numbers, self.sources))
+        except OverflowError as error:
+            raise self.error(f"{error}", f"{self.name} in {self.dtype}") from error
+        return np.ascontiguousarray(made).reshape(-1).view(np.uint8)
+
+
+def unpacked(
+    name: str, dtype: str, shape: tuple[int, ...], sources: tuple[SafeTensor, ...], make: Make
+) -> Unpacked:
+    """``name``, weights [*shape] that will be in ``dtype``."""
+    first, (block, block_bytes) = sources[0], block_of(dtype)
+    size = math.prod(shape) // block * block_bytes
+    return Unpacked(name, dtype, shape, size, first.path, first.offset, first.file, sources, make)
+
+
+def numbers(tensor: SafeTensor) -> Array:
+    """[*shape], as its type says: whole numbers, or float32; floats of eight bits as bytes."""
+    if tensor.dtype in _CODES:
+        return tensor.data.reshape(tensor.shape)
+    if kind := _WHOLE.get(tensor.dtype):
+        found: Array = tensor.data.view(kind).reshape(tensor.shape)
+        return found
+    return by_name(tensor.dtype).dequantize_rows(tensor.data).reshape(tensor.shape)
+
+
+def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOATS) -> SafeTensor:
+    """The part of this name, taken out. FileError where ``first`` is without it, or it is in a type
+    that is none of ``kinds``.
+    """
+    if (part := take_if(found, name, kinds)) is None:
+        raise first.error("is quantised", f"{name} beside it")
+    return part
+
+
+def take_if(found: Found, name: str, kinds: Sequence[str]) -> SafeTensor | None:
+    """The same of a part that may be left out."""
+    part = found.pop(name, None)
+    return part and typed(part, kinds)
+
+
+def typed(tensor: SafeTensor, kinds: Sequence[str]) -> SafeTensor:
+    """Itself. FileError for one in another type."""
+    if tensor.dtype not in kinds:
+        raise tensor.error(f"is in {tensor.dtype}", ", ".join(kinds))
+    return tensor
+
+
+def floats_of(scale: SafeTensor) -> str:
+    """What products with these scales are kept in."""
+    return scale.dtype if scale.dtype in MULTIPLIED_OUT else "BF16"
+
+
+def matrix(tensor: SafeTensor) -> tuple[int, int]:
+    """Its rows and columns. FileError for what is no matrix, or one of nothing."""
+    if len(tensor.shape) != 2:
+        raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
+    m, k = matrices(tensor)
+    return m, k
+
+
+def matrices(tensor: SafeTensor) -> tuple[int, ...]:
+    """Its shape [.., M, K]. FileError for a vector, or for nothing."""
+    if len(tensor.shape) < 2 or 0 in tensor.shape:
+        raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
+    return tensor.shape
+
+
+def shared(n: int, parts: int, *said: int) -> int:
+    """Of ``n`` neighbours with so many scales, how many share one, of what is said; the last may
+    have fewer. 0: they do not fit.
+    """
+    return next((size for size in said if size > 0 and -(-n // size) == parts), 0)
+
+
+def one_number(tensor: SafeTensor) -> SafeTensor:
+    """Itself. FileError for one of several numbers."""
+    if math.prod(tensor.shape) != 1:
+        raise tensor.error(f"shape {list(tensor.shape)}", "one number")
+    return tensor

@@ -1,0 +1,192 @@
+"""Matrices of quantised checkpoints in floats of eight and of four bits, and by a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from treadle.convert.quantized.dequantized_tensor import (
+    EXPONENTS,
+    FLOATS,
+    Array,
+    Found,
+    matrices,
+    one_number,
+    shared,
+    take,
+    unpacked,
+)
+from treadle.convert.quantized.unpack import (
+    E4M3,
+    FLOAT8,
+    MX_GROUP,
+    NV_BLOCK,
+    NV_GROUP,
+    float4,
+    float8,
+    from_float8,
+    from_mxfp4,
+    from_nvfp4,
+    from_table,
+    is_nonfinite,
+    powers,
+    to_bytes,
+)
+from treadle.convert.sources.derived_tensors import FACTOR, Make
+from treadle.files.keys import Keys
+from treadle.files.safetensors import SafeTensor
+
+Sizes = tuple[Sequence[int], Sequence[int]]  # rows and columns that may share a scale; (): unsaid
+
+NO_POWER = 255  # the NaN of an exponent
+_MOST = 1e9  # of a number that is finite
+
+
+def is_float8(tensor: SafeTensor) -> bool:
+    """Whether it is in a type of eight bits that holds weights."""
+    return tensor.dtype in FLOAT8
+
+
+def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> None:
+    """Multiply by ``name``_scale or ``name``_scale_inv (which is the scale all the same): one
+    number, one a row, one a block, or one for each of several matrices, or the exponents of powers
+    of two; BF16 comes of it.
+    """
+    end = "_scale_inv" if f"{name}_scale_inv" in found else "_scale"
+    scale, shape = take(found, tensor, name + end, (*FLOATS, *EXPONENTS)), matrices(tensor)
+    grid = _grid(scale.shape, shape)
+    (n, k), (rows, columns) = shape[-2:], grid[-2:]
+    if (rows, columns) in ((1, 1), (n, 1)):
+        m = n // rows
+    else:
+        m, k = shared(n, rows, *said[0], 1), shared(k, columns, *said[1])
+    if not m or not k:
+        raise scale.error(f"shape {list(scale.shape)} for weights of shape {list(shape)}")
+
+    def make(codes: Array, scales: Array) -> Array:
+        if scale.dtype in EXPONENTS:
+            scales = powers(scales)
+        each = np.broadcast_to(scales.reshape(grid), (*shape[:-2], *grid[-2:]))
+        return from_float8(codes, each, (m, k), tensor.dtype)
+
+    found[name] = unpacked(name, "BF16", shape, (tensor, scale), make)
+
+
+def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Their shape with as many dimensions as the weights have; zeros if it is none."""
+    if math.prod(scales) == 1:
+        return (1,) * len(shape)
+    if scales == shape[:-1]:  # one a row
+        return *scales, 1
+    if scales == shape[:-2]:  # one a matrix
+        return *scales, 1, 1
+    if len(scales) == len(shape) and scales[:-2] in (shape[:-2], (1,) * (len(shape) - 2)):
+        return scales
+    return (0,) * len(shape)
+
+
+def read_float4(
+    found: Found, name: str, tensor: SafeTensor, whole: str = "", *, divides: bool = False
+) -> None:
+    """Pairs of E2M1 with scales ``name``_scale: powers of two are MXFP4; those in E4M3 are NVFP4,
+    and ``whole``, if it has one, is a number by which all is multiplied, or which divides it.
+    """
+    scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
+    *others, half = matrices(tensor)
+    shape = (*others, 2 * half)
+    group = NV_GROUP if scale.dtype == E4M3 else MX_GROUP
+    if scale.shape != (*others, shape[-1] // group) or shape[-1] % group:
+        said = f"one for every {group} of {list(shape)} weights"
+        raise scale.error(f"shape {list(scale.shape)}", said)
+    if group == MX_GROUP:
+        found[name] = unpacked(name, "MXFP4", shape, (tensor, scale), _packed(scale, from_mxfp4))
+        return
+    factors = (one_number(take(found, tensor, whole)),) if whole else ()
+    if shape[-1] % NV_BLOCK:
+        make: Make = partial(_multiplied, divides=divides)
+        found[name] = unpacked(name, "BF16", shape, (tensor, scale, *factors), make)
+        return
+    found[name] = unpacked(name, "NVFP4", shape, (tensor, scale), _packed(scale, from_nvfp4))
+    for factor in factors:
+        beside = name.removesuffix(".weight") + FACTOR
+        found[beside] = unpacked(beside, "F32", (1,), (factor,), partial(_factor, divides=divides))
+
+
+def _packed(scale: SafeTensor, pack: Make) -> Make:
+    """``pack`` for scales that are numbers: GGUF's types read the codes of NaN as 0 or 2**127."""
+
+    def make(pairs: Array, scales: Array) -> Array:
+        bad = is_nonfinite(scales, E4M3) if scale.dtype == E4M3 else scales == NO_POWER
+        if bad.any():
+            row = int(bad.reshape(-1, bad.shape[-1]).any(-1).argmax())
+            raise scale.error(f"has a scale that is no finite number, in row {row}")
+        return pack(pairs, scales)
+
+    return make
+
+
+def _factor(number: Array, divides: bool) -> Array:
+    value = number.reshape(1).astype(np.float32)
+    return 1 / value if divides else value
+
+
+def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> Array:
+    """NVFP4 in rows that are no whole blocks."""
+    each = float8(scales, E4M3)
+    for number in numbers:
+        each = each * _factor(number, divides)
+    return to_bytes(float4(pairs) * np.repeat(each, NV_GROUP, -1), "BF16")
+
+
+def read_table(found: Found, name: str, state: SafeTensor) -> None:
+    """bitsandbytes' four bits: a table of 16 values, and ``absmax`` by which every ``blocksize``
+    of them are multiplied, which may be looked up itself. ``state``: JSON that says which.
+    """
+    if name not in found:
+        raise state.error(f"is there without {name}")
+    tensor = found[name]
+    try:
+        said = json.loads(bytes(state.data))
+    except (ValueError, RecursionError) as error:
+        raise state.error(f"is no JSON: {error}") from error
+    keys = Keys(said if isinstance(said, dict) else {}, state.path, prefix=f"{state.name}: ")
+    shape, block = keys.get("shape"), keys.integer("blocksize")
+    if not (isinstance(shape, list) and [type(n) for n in shape] == [int, int] and min(shape) > 0):
+        keys.fail("shape", f"is {shape!r:.60}", "rows and columns")
+    m, k = shape
+    scale = take(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
+    table = take(found, tensor, f"{name}.quant_map")
+    n_scales, n_bytes = -(-m * k // block), -(-m * k // 2)  # the last ones may be cut
+    if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
+        what = f"{tensor.n_bytes} bytes, and {math.prod(scale.shape)} scales beside it"
+        raise tensor.error(what, f"{[m, k]} weights of four bits, with a scale for every {block}")
+    if table.shape != (16,):
+        raise table.error(f"shape {list(table.shape)}", "[16]")
+    # Whatever type they are kept in, they are bytes.
+    sources = [replace(tensor, dtype="U8", shape=(n_bytes,)), table, scale]
+    offset, a_scale = 0.0, 1
+    if scale.dtype == "U8":
+        parts = (f"{name}.nested_{part}" for part in ("quant_map", "absmax"))
+        sources += [take(found, tensor, part) for part in parts]
+        offset = keys.number("nested_offset", lo=-_MOST, hi=_MOST)
+        a_scale = keys.integer("nested_blocksize")
+        if (sources[-2].shape, sources[-1].shape) != ((256,), (-(-n_scales // a_scale),)):
+            raise sources[-1].error(f"shape {list(sources[-1].shape)} for {scale.n_bytes} scales")
+    dtype = "F16" if keys.text("dtype", "bfloat16") == "float16" else "BF16"
+    missing = n_scales * block // 2 - n_bytes
+
+    def make(pairs: Array, values: Array, scales: Array, *nested: Array) -> Array:
+        scales = scales.reshape(-1)
+        if nested:
+            values_of, each = nested
+            each = np.repeat(each.reshape(-1), a_scale)[: scales.size]
+            scales = values_of[scales] * each + np.float32(offset)
+        pairs = np.pad(pairs, (0, missing)) if missing else pairs
+        return from_table(pairs, values, scales, dtype)[: 2 * m * k]
+
+    found[name] = unpacked(name, dtype, (m, k), tuple(sources), make)

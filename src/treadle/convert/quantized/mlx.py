@@ -1,0 +1,245 @@
+"""MLX's quantised checkpoints: which modules config.json says are packed, and how.
+
+::
+
+    "quantization": {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"bits": 8, ..},
+                     "lm_head": false}
+
+A packed module has three tensors instead of its ``weight``: ``weight`` u32 [M, K * bits / 32],
+``scales`` and ``biases`` [M, K / group_size]; see ``formats/mlx.py``. (``bias`` is a linear layer's
+own, and no part of this.) A module is packed if its scales are there, and config.json is held to
+it. What the settings of a module by name say must fit its shapes; to the others, as mlx-lm has it,
+the shapes say the bits and the group.
+
+In the modes ``mxfp4``, ``nvfp4`` and ``mxfp8`` codes are floats, scales are a byte each, and there
+are no ``biases``: such a module becomes blocks of ggml's, or BF16, in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.quantized.dequantized_tensor import Array, Found, floats_of, matrices, unpacked
+from treadle.convert.quantized.float_formats import is_float8, read_float4, read_float8
+from treadle.convert.quantized.unpack import BLOCK, E4M3, MX_GROUP, affine, split_words
+from treadle.convert.sources.derived_tensors import Made
+from treadle.errors import UnsupportedError
+from treadle.files.keys import Keys
+from treadle.formats import Format, mlx
+from treadle.formats.mlx import BITS, GROUPS, SCALES
+
+if TYPE_CHECKING:
+    from treadle.files.safetensors import SafeTensor
+
+KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, alike
+CODES, WORD, BYTES = "U32", 32, "U8"
+AFFINE = "affine"  # the only mode of old
+FLOATS = {"mxfp4": ("U8", "U8"), "nvfp4": ("U8", E4M3), "mxfp8": (E4M3, "U8")}  # what bytes are
+BLOCKS = "blocks"
+_SETTINGS = ("group_size", "bits", "mode")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What config.json says of packed weights."""
+
+    keys: Keys
+    modules: Mapping[str, Any]  # those that have settings of their own, or are left as they are
+
+    def mode(self, module: str) -> str:
+        """How its codes are to be read. UnsupportedError for what treadle does not know."""
+        own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
+        keys = own or self.keys
+        mode = keys.text("mode", AFFINE)
+        if mode != AFFINE and mode not in FLOATS:
+            keys.refuse("mode", f"treadle has no reader for weights in MLX's mode {mode!r:.40}")
+        return mode
+
+    def settings(self, module: str) -> tuple[int, int, str]:
+        """Group size, bits, and where config.json says so."""
+        own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
+        keys = own or self.keys
+        self.mode(module)
+        # What a module's own settings leave out is MLX's default, not the model's.
+        group = keys.integer("group_size", 64 if own else None)
+        bits = keys.integer("bits", 4 if own else None)
+        return group, bits, f"{keys.path.name}: {keys.prefix.rstrip('.')}"
+
+
+def find_quantization(config: Keys) -> Quantization | None:
+    """MLX's settings, None where config.json has none; UnsupportedError for those of others."""
+    for key in KEYS:
+        keys = config.within(key)
+        if keys is None:
+            continue
+        if key == KEYS[1] and ("quant_method" in keys.values or "bits" not in keys.values):
+            return None
+        modules = {name: value for name, value in keys.values.items() if name not in _SETTINGS}
+        modules = {n: v for n, v in modules.items() if isinstance(v, (bool, Mapping))}
+        found = Quantization(keys, modules)
+        found.settings("")
+        return found
+    return None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The three tensors of a module, checked against each other."""
+
+    weight: SafeTensor
+    scales: SafeTensor
+    biases: SafeTensor
+    format: Format
+    shape: tuple[int, ...]  # of the weights
+
+    @property
+    def arrays(self) -> tuple[SafeTensor, SafeTensor, SafeTensor]:
+        """In the order of the format's parts."""
+        return self.weight, self.scales, self.biases
+
+    @property
+    def bits_and_group(self) -> tuple[int, int]:
+        """Of a code, and the weights that share a scale."""
+        group = self.shape[-1] // self.scales.shape[-1]
+        return self.weight.shape[-1] * WORD // self.shape[-1], group
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all three."""
+        return sum(tensor.n_bytes for tensor in self.arrays)
+
+
+def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
+    """The tensors with each module of FLOATS as one. FileError for parts that do not fit."""
+    made = dict(tensors)
+    for name, scales in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if kind != "scales" or (mode := found.mode(module)) not in FLOATS:
+            continue
+        weight, (codes_in, scales_in) = f"{module}.weight", FLOATS[mode]
+        if weight not in made:
+            raise scales.error(f"is there without {weight}")
+        codes = made[weight]
+        if codes.dtype != CODES or scales.dtype != BYTES:
+            what = f"is in {codes.dtype}, with scales in {scales.dtype}"
+            raise codes.error(what, f"{CODES} and {BYTES} ({mode})")
+        *others, n_words = matrices(codes)
+        codes = replace(codes, dtype=codes_in, shape=(*others, n_words * WORD // 8))
+        made[f"{weight}_scale"] = replace(made.pop(name), dtype=scales_in)
+        if is_float8(codes):
+            read_float8(made, weight, codes, ((), (MX_GROUP,)))
+        else:
+            read_float4(made, weight, codes)
+    return made
+
+
+def unpack(
+    tensors: Mapping[str, SafeTensor], found: Quantization, wanted: Callable[[str], str]
+) -> Found:
+    """The tensors with some affine modules as one. ``wanted`` says what becomes of one, by the name
+    of its ``weight``: "" nothing, a type, or BLOCKS: ggml's that hold the codes, and floats where
+    there are none such. Errors as ``find_packed``'s.
+    """
+    made = dict(tensors)
+    for name in tensors:
+        module, _, kind = name.rpartition(".")
+        scales, biases = f"{module}.scales", f"{module}.biases"
+        if kind != "weight" or not {scales, biases} <= made.keys() or not wanted(name):
+            continue
+        packed = _pack(made[name], made.pop(scales), made.pop(biases), found, None)
+        bits, group = packed.bits_and_group
+        dtype = wanted(name)
+        if dtype == BLOCKS:
+            blocks = bits <= 4 and group % BLOCK == 0
+            dtype = "Q4_1" if blocks else floats_of(packed.scales)
+        make = partial(_numbers, bits=bits, dtype=dtype)
+        made[name] = unpacked(name, dtype, packed.shape, packed.arrays, make)
+    return made
+
+
+def _numbers(words: Array, scales: Array, minimums: Array, bits: int, dtype: str) -> Array:
+    codes = split_words(words.reshape(-1, words.shape[-1]), bits)
+    each = [part.reshape(len(codes), -1) for part in (scales, minimums)]
+    return affine(dtype, codes, *each).reshape(*words.shape[:-1], -1)
+
+
+def find_packed(
+    tensors: Mapping[str, SafeTensor],
+    found: Quantization,
+    width: Callable[[SafeTensor], int | None],
+) -> dict[str, Packed]:
+    """Every packed matrix by the name of its ``weight``; ``width``: the K of one, where that is
+    known. FileError, UnsupportedError.
+    """
+    packed: dict[str, Packed] = {}
+    for name, tensor in tensors.items():
+        module, _, kind = name.rpartition(".")
+        if kind in ("scales", "biases") and f"{module}.weight" not in tensors:
+            raise tensor.error(f"is there without {module}.weight")
+        if kind != "weight":
+            continue
+        scales, biases = (tensors.get(f"{module}.{part}") for part in ("scales", "biases"))
+        said = found.modules.get(module)
+        if scales is None and biases is None:
+            if isinstance(tensor, Made):
+                continue
+            if tensor.dtype == CODES:
+                what = "holds packed codes, and has no scales"
+            elif said not in (None, False):
+                what = f"is not packed, but {found.keys.path.name} says that it is"
+            else:
+                continue
+            raise tensor.error(what, f"{module}.scales beside it")
+        if scales is None or biases is None:
+            missing, there = ("scales", biases) if scales is None else ("biases", scales)
+            assert there is not None
+            raise there.error(f"is there without {module}.{missing}", "both beside packed codes")
+        if said is False:
+            raise tensor.error(f"is packed, but {found.keys.path.name} says that it is not")
+        packed[name] = _pack(tensor, scales, biases, found, width(tensor))
+    return packed
+
+
+def _pack(
+    weight: SafeTensor,
+    scales: SafeTensor,
+    biases: SafeTensor,
+    found: Quantization,
+    width: int | None,
+) -> Packed:
+    """The shapes agree with each other and with the settings."""
+    module = weight.name.removesuffix(".weight")
+    group, bits, where = found.settings(module)
+    if weight.dtype != CODES:
+        raise weight.error(f"is in {weight.dtype}, beside scales", CODES)
+    if scales.dtype not in SCALES:
+        raise scales.error(f"is in {scales.dtype}", " or ".join(SCALES))
+    if len(weight.shape) not in (2, 3) or len(scales.shape) != len(weight.shape):
+        bad = weight if len(weight.shape) not in (2, 3) else scales
+        raise bad.error(f"shape {list(bad.shape)}", "a matrix, or one of each expert")
+    if width and not isinstance(found.modules.get(module), Mapping):
+        shown = width / max(1, scales.shape[-1]), weight.shape[-1] * WORD / width
+        if shown[0] in GROUPS and shown[1] in BITS:
+            group, bits = int(shown[0]), int(shown[1])
+    try:
+        fmt = mlx(bits, group, scales.dtype)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{found.keys.path}: {where}: {error}") from error
+    if biases.dtype != scales.dtype:
+        raise biases.error(f"is in {biases.dtype}", f"{scales.dtype}, as the scales are")
+    rows, k = weight.shape[:-1], scales.shape[-1] * group
+    if scales.shape[:-1] != rows:
+        said = " x ".join(map(str, rows))
+        raise scales.error(f"shape {list(scales.shape)}", f"{said} rows, as the codes have")
+    if weight.shape[-1] * WORD != k * bits:
+        raise weight.error(
+            f"shape {list(weight.shape)} does not fit {bits} bits in groups of {group} ({where})",
+            f"{k * bits / WORD:g} words a row, for scales of shape {list(scales.shape)}",
+        )
+    if biases.shape != scales.shape:
+        raise biases.error(f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
+    return Packed(weight, scales, biases, fmt, (*rows, k))

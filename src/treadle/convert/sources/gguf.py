@@ -1,0 +1,40 @@
+"""GGUF files of today as sources: shards to one file, one file to shards, another type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.convert.sources.source import Source, SourceTensor
+from treadle.files.gguf import GGUF, Tensor, open_gguf
+from treadle.files.gguf_array import DTYPES, ValueType
+
+
+def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Source:
+    """A GGUF file with all its shards; errors as ``open_gguf``'s."""
+    return gguf_source(open_gguf(path))
+
+
+def gguf_source(gguf: GGUF) -> Source:
+    """An open file as a source, which closes it."""
+    metadata = {key: _typed(gguf, key) for key in gguf.metadata}
+    tensors = {name: source_tensor(tensor) for name, tensor in gguf.tensors.items()}
+    return Source(gguf.path, metadata, tensors, [gguf], verbatim=True)
+
+
+def _typed(gguf: GGUF, key: str) -> Any:
+    """A value that the writer gives the type which it has here."""
+    value, kind = gguf.metadata[key], gguf.types[key]
+    if not isinstance(value, (int, float)) or kind is ValueType.BOOL:
+        return value
+    return np.array(value, DTYPES[kind])[()]
+
+
+def source_tensor(tensor: Tensor) -> SourceTensor:
+    """A tensor as it lies in its file."""
+    origin = f"{tensor.path}: {tensor.name}"
+    return SourceTensor(
+        tensor.name, tensor.shape, tensor.ggml_type, lambda: tensor.data, origin, (tensor,)
+    )

@@ -1,0 +1,145 @@
+"""What every reader of checkpoints hands over: GGUF metadata, and tensors read one at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.tensor import Stored
+from treadle.formats import FORMATS, GGMLType, by_name, type_of
+
+F32 = by_name("F32")
+ROPE_FREQS = "rope_freqs.weight"
+# llama.cpp's general.file_type, which says what most weights are in, by the name of the format.
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "BF16": 32,
+    "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9,
+    "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18,
+    "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26,
+    "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
+    "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
+}  # fmt: skip
+
+Bytes = npt.NDArray[np.uint8]
+Read = Callable[[], Bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class SourceTensor:
+    """One tensor as GGUF is to have it, with its data still in the checkpoint.
+
+    ``read()`` gives uint8 [n_bytes] in ``ggml_type``, rows of ``shape[-1]`` weights one after the
+    other; it may be a view of a mapped file. Nothing is read before it is called, and nothing
+    large is kept after: a converter holds one tensor at a time. It raises FileError. ``written``
+    is the ggml type to write where the user names none, None for that of ``read()``: a format that
+    GGUF does not have is read as F32, and need not become so large.
+    """
+
+    name: str  # GGUF's
+    shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
+    ggml_type: int  # what read() is in: F32, F16, BF16, or a quantised type
+    read: Read = field(repr=False)
+    origin: str  # the file and the tensor in it, for messages
+    ranges: tuple[Stored, ...] = ()  # what read() reads, where that is known
+    written: int | None = None
+
+    @property
+    def k(self) -> int:
+        """Weights in a row."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def n_bytes(self) -> int:
+        """What ``read()`` must give. UnsupportedError where rows are not whole blocks."""
+        kind = self.kind
+        if self.k % kind.block:
+            what = f"shape {list(self.shape)} in ggml type {self.ggml_type}"
+            raise UnsupportedError(f"{self.origin}: {what}")
+        return math.prod(self.shape) // kind.block * kind.n_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """What it gives for each row; 1 where rows are empty."""
+        return max(1, self.k // self.kind.block * self.kind.n_bytes)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows, of all matrices."""
+        return self.n_bytes // self.row_bytes
+
+    @property
+    def kind(self) -> GGMLType:
+        """The ggml type. UnsupportedError for one without a size."""
+        kind = type_of(self.ggml_type)
+        if kind is None:
+            raise UnsupportedError(f"{self.origin}: ggml type {self.ggml_type} has no size")
+        return kind
+
+    def error(self, what: str, expected: str | None = None, where: str = "") -> FileError:
+        """A FileError about it, or about ``where`` in it."""
+        path = self.ranges[0].path if self.ranges else self.origin
+        own = self.origin.removeprefix(f"{path}: ") if self.ranges else self.name
+        name = own if own == self.name else f"{own} ({self.name})"  # the checkpoint's comes first
+        where = f"{name}: {where}" if where else name
+        return FileError(what, path=path, where=where, expected=expected)
+
+    def as_f32(self) -> SourceTensor:
+        """The same in F32: what GGUF has vectors in, and every reader of it wants."""
+        fmt = FORMATS.get(self.ggml_type)
+        if fmt is None:
+            name = self.kind.name
+            raise UnsupportedError(f"{self.origin}: treadle cannot read {name} weights yet")
+        if fmt is F32:
+            return self
+
+        def read() -> Bytes:
+            return fmt.dequantize_rows(self.read()).reshape(-1).view(np.uint8)
+
+        return replace(self, ggml_type=F32.ggml_id, read=read)
+
+
+def f32_bytes(values: npt.NDArray[Any]) -> Bytes:
+    """Numbers as a file holds them in F32, uint8, read-only."""
+    data: Bytes = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8)
+    data.flags.writeable = False
+    return data
+
+
+def f32_tensor(name: str, values: npt.NDArray[np.float32], origin: str) -> SourceTensor:
+    """A tensor that the checkpoint has as something else."""
+    data = f32_bytes(values)
+    return SourceTensor(name, values.shape, F32.ggml_id, lambda: data, origin)
+
+
+@dataclass(eq=False)
+class Source:
+    """A checkpoint that can be written as one GGUF file.
+
+    ``metadata`` holds every key of the GGUF file (``general.*``, the architecture's,
+    ``tokenizer.*``), as Python values, numpy arrays or GGUFArrays, so that each has the type that
+    GGUFWriter infers. ``tensors``, by GGUF's names, are in the order in which they are to be
+    written. ``notes`` are for the user: what the checkpoint does not say and was assumed.
+    ``verbatim``: the source is a GGUF file already, whose keys and types are kept as they are.
+    """
+
+    path: Path  # the file or folder that the user named
+    metadata: dict[str, Any]
+    tensors: dict[str, SourceTensor]
+    files: Sequence[Any] = ()  # each with close()
+    notes: list[str] = field(default_factory=list)
+    verbatim: bool = False
+
+    def close(self) -> None:
+        """Let go of the files; views still in use keep theirs mapped."""
+        self.tensors = {}
+        for file in self.files:
+            file.close()
+        self.files = ()

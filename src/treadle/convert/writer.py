@@ -1,0 +1,348 @@
+"""From a checkpoint to one GGUF file (or shards of it), tensor by tensor.
+
+::
+
+    plan      what each tensor becomes, and where it goes: nothing is read yet
+    write     into hidden parts beside the target; bytes that stay the same the kernel copies
+    finish    to the disk, then renamed: the target is whole or as it was
+
+Memory holds one tensor at most, and of one that is only mapped a few strips.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.page_cache import PageCache
+from treadle.convert.partial_file import Journal, PartFile, is_full
+from treadle.convert.recipe import Entry, Options, Shard, plan_shards, too_large
+from treadle.convert.sources.check_finite import find_nonfinite, is_finite, said_of
+from treadle.convert.sources.source import Bytes, Source, SourceTensor
+from treadle.devices.cpu.mapping_faults import guard_mappings
+from treadle.devices.cpu.quantizer import quantize_rows
+from treadle.errors import FileError, TreadleError
+from treadle.files.mapping import mappings_of
+from treadle.files.target import check_room, check_target, files_of
+from treadle.files.tensor import Stored
+from treadle.formats import FORMATS
+from treadle.system import SYSTEM
+from treadle.version import __version__
+
+Progress = Callable[[str, int, int], None]
+Say = Callable[[str], None]
+Change = Callable[[Entry, Bytes, int], Bytes]
+
+STAGE = "converting"  # what the progress bar says
+TASK_WEIGHTS = 1 << 18  # weights that a thread takes at a time: its temporaries stay in cache
+AHEAD = 3  # strips that a thread may be ahead of the file
+COPY = 64 << 20  # bytes copied between two reports
+MAX_WORKERS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be written, and how.
+
+    ``encode(entry, rows, begin)`` makes of some rows of a tensor, uint8 [n_bytes] from byte
+    ``begin`` of it, those of the output, uint8 [n_bytes]; ``check`` looks at rows that stay as they
+    are. Both raise FileError. ``asked`` is a digest of what decides the bytes besides the sources,
+    the header and the types.
+    """
+
+    source: Source
+    shards: list[Shard]
+    encode: Change
+    check: Callable[[Entry, Bytes, int], None]
+    asked: bytes
+    workers: int
+    stage: str = STAGE
+    resume: bool = True
+
+
+def convert(
+    source: Source,
+    target: Path,
+    options: Options,
+    *,
+    progress: Progress = lambda stage, done, total: None,
+    say: Say = lambda text: None,
+    cache: PageCache | None = None,
+) -> list[Path]:
+    """Write ``source`` as ``target`` (or as its shards); the paths that were written.
+
+    ``cache`` knows what was in memory before ``source`` was opened; it is closed at the end.
+    Otherwise, and in what it raises, it is as ``write``. UnsupportedError for what cannot be done.
+    """
+    guard_mappings()
+    shards = plan_shards(source, target, options)
+    inputs = [*_files(source), *files_of(source.path)]
+    for shard in shards:
+        check_target(shard.path, inputs, force=options.force)
+    if options.split_max and (text := too_large(shards, options.split_max)):
+        say(text)
+    coder = _Coder(options.allow_nonfinite)
+    mine = len(SYSTEM.affinity())
+    work = Work(
+        source, shards, coder.encode, coder.check, str(options.allow_nonfinite).encode(),
+        min(MAX_WORKERS, mine), resume=options.resume,
+    )  # fmt: skip
+    cache = cache or PageCache(())
+    cache.add(part.path for t in source.tensors.values() for part in t.ranges)
+    try:
+        return write(work, progress, say, cache)
+    finally:
+        cache.close()
+
+
+class _Coder:
+    """From one format to another; infinities and NaNs are refused, or taken."""
+
+    def __init__(self, allow_nonfinite: bool) -> None:
+        self.allow_nonfinite = allow_nonfinite
+
+    def encode(self, entry: Entry, rows: Bytes, begin: int) -> Bytes:
+        self.check(entry, rows, begin)
+        target, tensor = entry.encode, entry.tensor
+        assert target is not None
+        weights = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
+        made = quantize_rows(target, weights).reshape(-1)
+        if not self.allow_nonfinite and not is_finite(target, made):
+            expected = "a wider type, or --allow-nonfinite"
+            raise tensor.error(f"has weights too large for {target.name}", expected)
+        return made
+
+    def check(self, entry: Entry, rows: Bytes, begin: int) -> None:
+        tensor = entry.tensor
+        fmt = FORMATS.get(tensor.ggml_type)
+        if self.allow_nonfinite or fmt is None or is_finite(fmt, rows):
+            return
+        block = begin // fmt.dtype.itemsize + find_nonfinite(fmt, rows)
+        what = said_of(fmt, block, tensor.k)
+        raise tensor.error(what, "finite weights, or --allow-nonfinite")
+
+
+def write(work: Work, progress: Progress, say: Say, cache: PageCache) -> list[Path]:
+    """Write all shards; their paths.
+
+    A run that was killed, or found the disk full, leaves its part beside the target, and the same
+    work continues it; ``say`` is told. ``progress(stage, done, total)`` counts bytes of the source.
+    What is read is not left in the page cache by the files that ``cache`` has. Raises FileError,
+    which names the tensor, or the file that shrank or was written to meanwhile; the target is then
+    as it was.
+    """
+    return _Writer(work, progress, say, cache).run()
+
+
+class _Writer:
+    def __init__(self, work: Work, progress: Progress, say: Say, cache: PageCache) -> None:
+        self.work, self.source, self.shards = work, work.source, work.shards
+        self.progress, self.say, self.cache = progress, say, cache
+        entries = [entry for shard in work.shards for entry in shard.entries]
+        self.n_total = sum(entry.tensor.n_bytes for entry in entries)
+        self.n_done = 0
+        self.mapped = mappings_of(_files(work.source))
+
+    def run(self) -> list[Path]:
+        parts: list[PartFile] = []
+        try:
+            for shard in self.shards:
+                parts.append(PartFile(shard.path, shard.layout.n_bytes))
+            return self._run(parts)
+        except OSError as e:
+            where = e.filename or self.shards[0].path
+            why = is_full(e) or f"cannot be written: {e.strerror or e}"
+            raise FileError(why, path=where) from e
+        finally:
+            for part in parts:
+                part.close(discard_empty=True)
+
+    def _run(self, parts: list[PartFile]) -> list[Path]:
+        journal = Journal(parts, self._job(), resume=self.work.resume)
+        if journal.discarded:
+            self.say("an unfinished part of another conversion was discarded")
+        n_tensors = sum(len(shard.entries) for shard in self.shards)
+        if journal.done:
+            self.say(f"continues: {len(journal.done)} of {n_tensors} tensors are there already")
+        try:
+            if not journal.done:  # else what is done would be thrown away for want of the rest
+                self._check_room(parts)
+            try:
+                self._write_all(parts, journal)
+            except (OSError, TreadleError):
+                self.mapped.check(now=True)  # bytes that are gone make other things fail first
+                raise
+            self.mapped.check(now=True)
+            journal.save()
+        except TreadleError:
+            journal.remove()
+            raise
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                journal.save()
+            why = is_full(e) or f"cannot be written: {e.strerror or e}"
+            raise FileError(
+                f"{why}; what is done is kept in {parts[0].path.name}: the same command continues",
+                path=self.shards[0].path,
+            ) from e
+        except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM
+            with contextlib.suppress(OSError):
+                journal.save()
+            self.say("what is done is kept: the same command continues")
+            raise
+        finally:
+            journal.close()
+        for part in parts:
+            part.take_place()
+        journal.path.unlink()
+        SYSTEM.sync_folder(parts[0].target.parent)
+        return [part.target for part in parts]
+
+    def _job(self) -> str:
+        """A digest of all that decides the bytes: sources, headers, and how weights change."""
+        digest = hashlib.sha256(f"{__version__} ".encode() + self.work.asked)
+        for path in _files(self.source):
+            about = path.stat()
+            told = (str(path.absolute()), about.st_size, about.st_mtime_ns, about.st_ino)
+            digest.update(repr(told).encode("utf-8", "surrogateescape"))
+        for shard in self.shards:
+            digest.update(hashlib.sha256(shard.layout.header).digest())
+            for entry in shard.entries:
+                told_of = (entry.tensor.origin, entry.tensor.ggml_type)
+                digest.update(repr(told_of).encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    def _check_room(self, parts: list[PartFile]) -> None:
+        """Better now than after hours. Blocks that can be shared with the source need no room."""
+        first = self.shards[0]
+        folder = first.path.parent
+        block, here = SYSTEM.block_bytes(folder), os.stat(folder).st_dev
+        shared = (
+            block > 0
+            and first.layout.alignment % block == 0
+            and any(path.stat().st_dev == here for path in _files(self.source))
+        )
+        shared = shared and not any(e.encode for shard in self.shards for e in shard.entries)
+        need = sum(part.n_bytes - SYSTEM.allocated(os.fstat(part.fd)) for part in parts)
+        if not shared:
+            check_room(first.path, need)
+
+    # -- tensors ------------------------------------------------------------------------------
+
+    def _write_all(self, parts: list[PartFile], journal: Journal) -> None:
+        index = 0
+        with ThreadPoolExecutor(self.work.workers) as pool:
+            for shard, part in zip(self.shards, parts, strict=True):
+                part.write(np.frombuffer(shard.layout.header, np.uint8), 0)
+                for entry in shard.entries:
+                    self._advance(0)
+                    if index not in journal.done:
+                        self.cache.expect(entry.tensor.ranges)
+                        self._write(entry, part, shard.layout.offsets[entry.tensor.name], pool)
+                        self.cache.drop(entry.tensor.ranges)
+                        journal.add(index, entry.n_bytes)
+                    else:
+                        self.n_done += entry.tensor.n_bytes
+                    index += 1
+        self._advance(0)
+
+    def _write(self, entry: Entry, part: PartFile, at: int, pool: ThreadPoolExecutor) -> None:
+        tensor = entry.tensor
+        data = tensor.read()
+        if data.dtype != np.uint8 or data.nbytes != tensor.n_bytes:
+            raise tensor.error(f"{data.nbytes} bytes of {data.dtype}")
+        data = data.reshape(-1)
+        if entry.encode is None:
+            self._copy(entry, data, part, at)
+            return
+        for n_read, made in self._encoded(entry, data, pool):
+            part.write(made, at)
+            at += len(made)
+            self._advance(n_read)
+
+    def _copy(self, entry: Entry, data: Bytes, part: PartFile, at: int) -> None:
+        """Bytes that stay the same: by the kernel, when they lie in a file in one piece."""
+        lies = mapped_range(entry.tensor, data)
+        whole = (file for file in self.mapped.files if not file.start)  # a bundle's is a part
+        files = (file.reopen() for file in whole if lies and file.path == lies.path)
+        fd = next(files, None)
+        start = lies.offset if lies else 0
+        step = COPY // entry.tensor.row_bytes * entry.tensor.row_bytes or entry.tensor.row_bytes
+        try:
+            for begin in range(0, len(data), step):
+                strip = data[begin : begin + step]
+                self.work.check(entry, strip, begin)
+                if fd is None or not part.copy(fd, start + begin, len(strip), at + begin):
+                    part.write(strip, at + begin)
+                self._advance(len(strip))
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _encoded(
+        self, entry: Entry, data: Bytes, pool: ThreadPoolExecutor
+    ) -> Iterator[tuple[int, Bytes]]:
+        """The tensor in its new format, strip by strip, and how many bytes each was made of; some
+        strips ahead, each in a thread.
+        """
+        step = max(1, TASK_WEIGHTS // max(entry.tensor.k, 1)) * entry.tensor.row_bytes
+
+        def encode(begin: int) -> tuple[int, Bytes]:
+            strip = data[begin : begin + step]
+            return len(strip), self.work.encode(entry, strip, begin)
+
+        ahead: deque[Future[tuple[int, Bytes]]] = deque()
+        try:
+            for begin in range(0, len(data), step):
+                ahead.append(pool.submit(encode, begin))
+                if len(ahead) > AHEAD * self.work.workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def _advance(self, n_bytes: int) -> None:
+        self.mapped.check()
+        self.n_done += n_bytes
+        self.progress(self.work.stage, self.n_done, self.n_total)
+
+
+def mapped_range(tensor: SourceTensor, data: Bytes) -> Stored | None:
+    """Where in a file the bytes of ``data`` lie just so; None for bytes that were made.
+
+    A tensor says what it reads, but not whether it changes that: so ``data`` itself is asked
+    whether it is a view of the mapping, and of that place in it.
+    """
+    if len(tensor.ranges) != 1 or tensor.ranges[0].n_bytes != data.nbytes:
+        return None
+    base: Any = data
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not data.flags.c_contiguous:
+        return None
+    start = np.frombuffer(base, np.uint8)
+    offset = data.ctypes.data - start.ctypes.data
+    return tensor.ranges[0] if offset == tensor.ranges[0].offset else None
+
+
+def _files(source: Source) -> list[Path]:
+    """Every file that the output may depend on."""
+    paths: set[Any] = {part.path for t in source.tensors.values() for part in t.ranges}
+    if source.path.is_dir():
+        beside = (p for p in source.path.iterdir() if not p.name.startswith("."))
+        paths |= {p for p in beside if p.suffix != ".gguf" and p.is_file()}
+    else:
+        paths.add(source.path)
+    return sorted(paths)

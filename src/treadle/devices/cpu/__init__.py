@@ -1,0 +1,1 @@
+"""The CPU: threads, the compiled step loop, and memory that files are mapped to."""

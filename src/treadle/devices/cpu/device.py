@@ -1,0 +1,158 @@
+"""This machine's processor: a team of threads walks a table of steps in this process's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.devices.cpu.abort_flag import Alarm
+from treadle.devices.cpu.step_loop import STEP, Work
+from treadle.devices.cpu.thread_team import Memory, Team, step_times
+from treadle.devices.cpu.tuned_rows import tuned_row
+from treadle.jit.cache import source_hash
+from treadle.jit.kernel import Progress, Tally, isa_key, load_kernels
+from treadle.kernels.spec import run_offset
+from treadle.plan.lowering.ops import build_plan
+from treadle.plan.plan import Buffer, Const, Plan
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.isa.isa import Isa
+    from treadle.kvcache.cache import KVCache
+    from treadle.models.config import Config
+    from treadle.plan.lowering.weights import Weights
+
+
+class Program:
+    """A plan as the compiled loop walks it: a STEP record for each step, and their arguments."""
+
+    def __init__(self, plan: Plan, kernels: dict[str, int], arena: Memory, inputs: Memory) -> None:
+        def place(arg: Any) -> int:
+            if type(arg) is Buffer:
+                return arena.address + plan.offsets[arg]
+            memory: Any = arg.memory if type(arg) is Const else None
+            return memory.address if memory else arg or 0
+
+        rows = [[place(arg) for arg in step.spec.args.slots(step.args)] for step in plan.steps]
+        self._args = np.array([slot for row in rows for slot in row] or [0], np.int64)
+        self.records = np.zeros(len(rows), STEP)
+        self._memory = arena, inputs
+        self.job = int(self.records.ctypes.data), len(rows), inputs.address
+        at = int(self._args.ctypes.data)
+        address_of = {spec: kernels[spec.name] for spec in plan.specs()}
+        for i, (step, row) in enumerate(zip(plan.steps, rows, strict=True)):
+            grid, count = step.grid, 0
+            if isinstance(counted := step.args.get(grid.count), Buffer):
+                count = place(counted)
+            elif grid.count != "one":
+                count = inputs.address + run_offset(grid.count)
+            self.records[i] = (
+                address_of[step.spec], at, grid.base, count, grid.per, grid.whole,
+            )  # fmt: skip
+            at += 8 * len(row)
+
+
+class Cpu:
+    """A device (``treadle/devices/protocol.py``) of ``n_threads`` threads, the caller's included.
+
+    ``progress``: see ``load_kernels``.
+    """
+
+    def __init__(self, isa: Isa, n_threads: int, progress: Progress | None = None) -> None:
+        self.isa, self.n_threads, self._progress = isa, n_threads, progress
+        self.table, self.kernels = tuned_row(isa).table, Tally()
+        self._team: Team | None = None
+        self._scarce: bool | None = None
+        # Kept until the team is gone: a late thread may look at a table whose run is long over, and
+        # at the counts that it names, before it discards what it read.
+        self._programs: list[Program] = []
+
+    @property
+    def variant(self) -> str:
+        return f"{isa_key(self.isa)}\0{source_hash()}\0{self.table}"
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
+        return Memory(n_bytes)
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        return Const(name, Memory.of(array), array)
+
+    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+        memory.write(to, memory.read(start, n_bytes))
+
+    def plan(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        deterministic: bool = False,
+        output: str = "logits",
+    ) -> Plan:
+        return build_plan(
+            config,
+            weights,
+            cache,
+            self.isa,
+            n_tokens,
+            n_outputs,
+            n_threads=self.n_threads,
+            deterministic=deterministic,
+            table=self.table,
+            output=output,
+            scarce=any(at.experts for at in config.layers) and self._is_scarce(weights.gguf),
+        )
+
+    def _is_scarce(self, gguf: GGUF) -> bool:
+        """Whether memory does not hold all of the file; asked for once."""
+        if self._scarce is None:
+            from treadle.devices.cpu.residence import shortage
+
+            self._scarce = shortage(gguf.paths) is not None
+        return self._scarce
+
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
+        kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
+        scratch = plan.scratch(self.isa.lanes)
+        if self._team is None or self._team.scratch < scratch:
+            load_kernels([Work()], self.isa, tally=self.kernels)  # the team's own
+            self.close()
+            self._team = Team(self.n_threads, self.isa, scratch)
+        program = Program(plan, kernels, arena, inputs)
+        self._programs.append(program)
+        return program
+
+    def run(
+        self,
+        ready: Any,
+        steps: range | None = None,
+        *,
+        times: list[float] | None = None,
+        stoppable: bool = False,
+    ) -> bool:
+        assert self._team is not None
+        at, n, inputs = ready.job
+        if steps is not None:
+            at, n = at + steps.start * STEP.itemsize, len(steps)
+        stamps, stamped, rung = None, 0, False
+        if times is not None:
+            stamps = np.zeros((n + 1, 2), np.int64)
+            stamped = int(stamps.ctypes.data)
+        if stoppable:
+            with Alarm() as alarm:
+                self._team.run(at, n, inputs, stamped, alarm.address)
+                rung = alarm.rung
+        else:
+            self._team.run(at, n, inputs, stamped)
+        if times is not None and stamps is not None and not rung:
+            times += step_times(stamps).tolist()
+        return not rung
+
+    def close(self) -> None:
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+        self._programs.clear()

@@ -1,0 +1,209 @@
+"""A mapped file that lost pages: what would end the process becomes zeros, and an error.
+
+A read beyond the end of a file that was cut shorter is answered with SIGBUS, in whatever thread it
+was: most likely a worker in compiled code, without the GIL. So the handler is compiled too, as the
+kernels are. Where the address lies in a row of ``FAULTS`` (``files/mapping.py``), it maps zeros
+over the rest of the file, notes the address there, and returns; the read is done again. Whoever
+used what was read asks ``check`` of the mapping. Any other SIGBUS goes to the handler that was
+there before, or ends the process as ever.
+
+As long as nothing happens, this costs nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import mmap
+import struct
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.fork_safety import free_lock
+from treadle.devices.cpu.thread_team import ENTRY, Memory
+from treadle.errors import CacheError, CompileError
+from treadle.files.mapping import FAULTS
+from treadle.isa.portable import PORTABLE
+from treadle.jit.kernel import load_kernels
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import i32, i64, ptr
+from treadle.kernels.spec import Spec
+from treadle.system import SYSTEM
+
+
+class Layout(NamedTuple):
+    """What a system's 64-bit C library says of signals; sigaction begins with the handler."""
+
+    number: int  # of SIGBUS
+    n_bytes: int  # of struct sigaction
+    flags_off: int  # of its sa_flags
+    flags: int  # SA_SIGINFO | SA_ONSTACK | SA_NODEFER
+    address_off: int  # of siginfo_t's si_addr
+    map_flags: int  # MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
+
+
+DEFAULT, IGNORE = 0, 1  # SIG_DFL, SIG_IGN
+PROT_READ = 1
+CODE_OFF = 8  # of siginfo_t's si_code
+NO_PAGE, LAST_CODE = 2, 5  # BUS_ADRERR; codes from 1 to the last are the processor's
+FIELDS = (
+    "faults",  # *row of FAULTS
+    "signal",  # SIGBUS
+    "previous",  # the handler before ours, DEFAULT or IGNORE
+    "default",  # *struct sigaction of SIG_DFL
+    "mmap",
+    "sigaction",
+    "raise",
+)
+
+
+@dataclass(frozen=True)
+class Handler(Spec):
+    """``void (int, siginfo_t *, void *)``: what these three are passed in is what a kernel's first
+    three arguments are. Called once before, without a siginfo_t, it is told where its ``FIELDS``
+    are.
+    """
+
+    op: ClassVar[str] = "sigbus"
+    address_off: int
+    map_flags: int
+    page: int  # bytes
+    rows: int  # of FAULTS
+    row_bytes: int
+
+    def emit(
+        self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
+    ) -> None:
+        own = k.static("own")
+        with k.if_else(run.eq(k.zero(ptr))) as (told, called):
+            with told:
+                k.store(own, args, align=8)
+            with called:
+                self._handle(k, k.load(own, ptr, align=8), run, begin)
+
+    def _handle(self, k: Builder, own: Val, info: Val, context: Val) -> None:
+        code = k.load(info, i32, offset=CODE_OFF)
+        address = k.load(info, i64, offset=self.address_off)
+        mended = k.var(k.i64(0))
+        with k.if_(code.eq(NO_PAGE)), k.loop(self.rows) as i:
+            row = _field(k, own, "faults", ptr) + i * self.row_bytes
+            first, stop = k.load(row, i64, align=8), k.load(row, i64, align=8, offset=8)
+            with k.if_((address >= first) & (address < stop)):
+                self._mend(k, own, row, address, stop, mended)
+        with k.if_(mended.v.eq(0)):
+            self._pass_on(k, own, info, context, code)
+
+    def _mend(self, k: Builder, own: Val, row: Val, address: Val, stop: Val, mended: Any) -> None:
+        """Zeros from the page of ``address`` on: what was read before stays what it was."""
+        at = address & -self.page
+        args = [at, stop - at, k.const(PROT_READ, i32), k.const(self.map_flags, i32)]
+        made = k.call_pointer(_field(k, own, "mmap", ptr), i64, [*args, k.const(-1, i32), k.i64(0)])
+        with k.if_(made.eq(at)):
+            k.atomic_set(row + 16, address)
+            mended.v = k.i64(1)
+
+    def _pass_on(self, k: Builder, own: Val, info: Val, context: Val, code: Val) -> None:
+        """To the handler before; else the default action ends the process: where the processor
+        raised the signal, when the instruction is run again, and where somebody sent it, now.
+        """
+        number, previous = _field(k, own, "signal").to(i32), _field(k, own, "previous")
+        is_sent = (code < 1) | (code > LAST_CODE)
+        with k.if_else(previous > IGNORE) as (handled, by_default):
+            with handled:
+                k.call_pointer(_field(k, own, "previous", ptr), None, [number, info, context])
+            with by_default, k.if_(previous.eq(DEFAULT) | (is_sent.eq(0))):
+                args = [number, _field(k, own, "default", ptr), k.zero(ptr)]
+                k.call_pointer(_field(k, own, "sigaction", ptr), i32, args)
+                with k.if_(is_sent):
+                    k.call_pointer(_field(k, own, "raise", ptr), i32, [number])
+
+
+def _field(k: Builder, own: Val, name: str, ty: Any = i64) -> Val:
+    return k.load(own, ty, align=8, offset=8 * FIELDS.index(name))
+
+
+class Guard:
+    """The handler of this process: compiled, told where everything is, and not yet in place."""
+
+    def __init__(self, layout: Layout) -> None:
+        table = len(FAULTS), FAULTS.itemsize
+        spec = Handler(layout.address_off, layout.map_flags, mmap.PAGESIZE, *table)
+        self.layout, self.libc = layout, ctypes.CDLL(None)
+        self.address = load_kernels([spec], PORTABLE)[spec.name]
+        self.memory, self.default = Memory(8 * len(FIELDS)), Memory(layout.n_bytes)
+        self.before: Any = None  # struct sigaction, once this was in place
+        self._set("faults", int(FAULTS.ctypes.data))
+        self._set("signal", layout.number)
+        self._set("default", self.default.address)
+        for name in ("mmap", "sigaction", "raise"):
+            self._set(name, ctypes.cast(getattr(self.libc, name), ctypes.c_void_p).value or 0)
+        ENTRY(self.address)(self.memory.address, 0, 0, 0, 0)
+
+    def _set(self, field: str, value: int) -> None:
+        self.memory.bytes.view(np.int64)[FIELDS.index(field)] = value
+
+    def install(self) -> None:
+        """Put it in place, before whatever handler there is. One that came later stays in front:
+        it was told of this one, and each would pass on to the other.
+        """
+        found = self._sigaction(None)
+        now = _handler_of(found)
+        if now == self.address or (self.before is not None and now > IGNORE):
+            return
+        self.before = found
+        self._set("previous", now)
+        made = ctypes.create_string_buffer(self.layout.n_bytes)
+        struct.pack_into("=q", made, 0, self.address)
+        struct.pack_into("=i", made, self.layout.flags_off, self.layout.flags)
+        self._sigaction(made)
+
+    def remove(self) -> None:
+        """Put back what was there before."""
+        if _handler_of(self._sigaction(None)) == self.address:
+            self._sigaction(self.before)
+
+    def _sigaction(self, new: Any) -> Any:
+        """Set what is done on SIGBUS, if ``new`` is something; what was done until now."""
+        old = ctypes.create_string_buffer(self.layout.n_bytes)
+        self.libc.sigaction(self.layout.number, new, old)
+        return old
+
+
+def _handler_of(action: Any) -> int:
+    handler: int = struct.unpack_from("=q", action)[0]
+    return handler
+
+
+@lru_cache(maxsize=1)
+def _guard() -> Guard | None:
+    found = SYSTEM.sigbus()
+    if found is None:
+        return None
+    try:
+        made = Guard(Layout(**found))
+    except (CacheError, CompileError) as error:
+        from logging import getLogger  # 4 ms of a start that mostly does without
+
+        getLogger("treadle").warning(
+            "%s; so a model's file that shrinks while it is read ends the process", error
+        )
+        return None
+    atexit.register(made.remove)  # compiled code goes as Python ends
+    return made
+
+
+def guard_mappings() -> None:
+    """From now on, missing pages of files that ``map_file`` maps are zeros, and ``check`` tells.
+
+    Where a handler cannot be compiled, a line says so once, and files are mapped without.
+    """
+    with _lock:
+        guard = _guard()
+        if guard is not None:
+            guard.install()
+
+
+_lock = free_lock()

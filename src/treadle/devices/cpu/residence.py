@@ -1,0 +1,147 @@
+"""Where a file's bytes are now: in memory or on disk, and in pages of which size.
+
+Linux keeps what a program wrote or read in pages of 4 KB or a few of them together, and gives pages
+of 2 MB to who maps a cold file and asks for them, as treadle does. Reading all weights for each
+token, a processor then spends a tenth of its time on finding the small ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from treadle.devices.cpu.mapping_faults import guard_mappings
+from treadle.errors import FileError
+from treadle.files.mapping import MappedFile, map_file, resident_pages
+from treadle.machine.memory import MemoryBound, page_bounds
+from treadle.machine.topology import CGROUP, PROC
+from treadle.system import SYSTEM
+
+HUGE = 2 << 20  # bytes
+
+
+def resident_bytes(path: Path) -> int | None:
+    """Bytes of a file that are in memory now; None where the system does not say."""
+    n_bytes = path.stat().st_size
+    if not n_bytes:
+        return 0
+    with contextlib.suppress(OSError, FileError):
+        return min(n_bytes, int(resident_pages(_map(path)).sum()) * mmap.PAGESIZE)
+    return None
+
+
+class Shortage(NamedTuple):
+    """A model's bytes, those of memory that there are for it, and what bounds these."""
+
+    n_bytes: int
+    for_it: int
+    bound: MemoryBound
+
+
+def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) -> Shortage | None:
+    """What memory lacks for a model's files; None where it holds all of them, or nobody says.
+
+    What they have of it already counts as theirs.
+    """
+    paths, bounds = list(paths), page_bounds(cgroup, proc)
+    try:
+        size = sum(path.stat().st_size for path in paths)
+    except OSError:  # named from another folder, or gone
+        return None
+    if all(size <= bound.free_bytes for bound in bounds):
+        return None
+    resident = sum(resident_bytes(path) or 0 for path in paths)
+    rooms = [(bound.free_bytes + min(resident, bound.file_bytes), bound) for bound in bounds]
+    for_it, bound = min(rooms, key=lambda room: room[0])
+    return Shortage(size, for_it, bound) if size > for_it else None
+
+
+def huge_bytes(path: Path) -> int | None:
+    """Bytes of a file that are in memory in pages of 2 MB; None where the system does not say.
+
+    Nothing is read from disk for it.
+    """
+    if not path.stat().st_size or not PROC.exists():
+        return None
+    with contextlib.suppress(OSError, FileError):
+        mapped, per = _map(path), HUGE // mmap.PAGESIZE
+        present = resident_pages(mapped)
+        for page in range(0, len(present), per):
+            if present[page : page + per].all():
+                mapped[page * mmap.PAGESIZE]  # maps it, and a huge page as a whole
+        at = int(np.frombuffer(mapped, np.uint8).ctypes.data)
+        for words, sizes in _mappings():
+            low, high = (int(word, 16) for word in words[0].split("-"))
+            if low <= at < high:
+                huge = [sizes[n] for n in ("FilePmdMapped:", "ShmemPmdMapped:") if n in sizes]
+                return sum(huge) if huge else None
+    return None
+
+
+def read_anew(path: Path) -> int | None:
+    """Drop a file's pages and read it from disk again, in huge pages where the system can; how many
+    bytes are in such pages then.
+
+    Pages that somebody else has mapped stay as they are. Raises OSError and FileError if the file
+    cannot be read.
+    """
+    with path.open("rb") as file:
+        SYSTEM.drop_pages(file.fileno(), 0, 0)
+    if path.stat().st_size:
+        guard_mappings()
+        mapped = _map(path)
+        np.frombuffer(mapped, np.uint8)[:: mmap.PAGESIZE].max()
+        mapped.check()
+    return huge_bytes(path)
+
+
+def _map(path: Path) -> MappedFile:
+    """The file's bytes, mapped as a model's are."""
+    return map_file(path, "a model's file")
+
+
+def peak_bytes(proc: Path = PROC) -> int | None:
+    """The most memory that this process has held at once; None where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    return SYSTEM.peak_bytes()
+
+
+def read_bytes(proc: Path = PROC) -> int | None:
+    """Bytes that this process had read from disks; None where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/io").read_text().splitlines():
+            if line.startswith("read_bytes:"):
+                return int(line.split()[1])
+    return None
+
+
+def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:
+    """Bytes of files that this process has mapped and are in memory; None as above."""
+    names = {os.path.realpath(path) for path in paths}
+    with contextlib.suppress(OSError):
+        ours = (sizes for words, sizes in _mappings(proc) if words[5:] and words[5] in names)
+        return sum(sizes.get("Rss:", 0) for sizes in ours)
+    return None
+
+
+def _mappings(proc: Path = PROC) -> list[tuple[list[str], dict[str, int]]]:
+    """This process's mappings by the kernel's own account: the words of each one's first line, and
+    its sizes in bytes by name. Raises OSError.
+    """
+    found: list[tuple[list[str], dict[str, int]]] = []
+    for line in (proc / "self/smaps").read_text("utf-8", "surrogateescape").splitlines():
+        words = line.split(None, 5)
+        if "-" in words[0]:
+            found.append((words, {}))
+        elif words[-1] == "kB":
+            found[-1][1][words[0]] = int(words[1]) << 10
+    return found

@@ -1,0 +1,264 @@
+"""The compiled step loop: what every thread of the team runs, from the first step of a plan to the
+last.
+
+One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and the next
+item of it. A thread takes items by moving that word on with a compare-and-swap, which fails if the
+step is no longer current; whoever finishes a step's last item moves the word to the next step. So a
+step ends when its items are done, not when all threads have come by: a thread that the kernel has
+put aside, or that is still waking up, delays nobody as long as it holds no item.
+
+Where a run is to be stopped (``abort_flag.py``), items are taken as ever and no kernel is called:
+it walks to its end at once.
+
+Between runs a worker spins for a while and then sleeps on a futex; an idle team costs nothing.
+
+All that two threads share is read and written here, by atomic operations: Python's own stores have
+no order on a CPU that is no x86. ``docs/flow.md`` says why they suffice ("The claim word").
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import i32, i64, ptr
+from treadle.kernels.spec import LINE, Frame, Spec
+
+ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
+MOST_ITEMS = (1 << ITEM_BITS) - 1
+# ``base`` items, or with ``count``, an address: base * ceil(what is there / per); ``whole`` of them
+# are not parted, if that is not 0.
+STEP_FIELDS = ("kernel", "args", "base", "count", "per", "whole")
+STEP = np.dtype([(name, "i8") for name in STEP_FIELDS])
+NEXT_FIELDS = (  # a run's own: Python writes them beside the job, the caller publishes them
+    "n_steps",
+    "steps",  # *STEP
+    "run",  # *RUN_STATE
+    "times",  # *timespec, where each step's start is noted, or 0
+    "alarm",  # *i64: once that is not 0, kernels are called no more
+)
+JOB_FIELDS = (
+    *NEXT_FIELDS,
+    "epoch",  # of the run's first step
+    "stop",  # workers leave
+    "share",  # a claim takes one part in so many of what is left
+    "spins",  # polls without work before a worker sleeps
+    "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
+    # What ``system/`` has for them; 0 for none.
+    "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): end their sleep
+    "futex",  # the system call that ``wake`` makes; 0: it is (*)(i32 *generation, i64 size, i64 0)
+    "how",  # what that call is to do
+    "offer",  # void (*)(): offer the processor to somebody else
+    "clock",  # int (*)(int clock_number, timespec *)
+    "clock_number",
+)
+# Claim, done, generation and sleepers have a cache line each.
+CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
+NEXT = JOB + 8 * len(JOB_FIELDS)
+TEAM_BYTES = NEXT + 8 * len(NEXT_FIELDS)
+# An epoch of no step, while a job is written: what a thread reads of it counts only if the claim
+# was the same before and after (a seqlock).
+CLOSED = -2
+WORKER, CALLER, STOP = range(3)  # what ``Work`` is called for
+EVERYONE = 1 << 30
+OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
+TIMESPEC = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Work(Spec):
+    """``args`` is the team; ``begin`` is WORKER for who works until it is told to stop, CALLER for
+    who publishes a job, works on it and returns at its end, STOP for who tells the workers.
+    """
+
+    op: ClassVar[str] = "work"
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        _Loop(k, isa, frame).emit()
+
+
+class _Loop:
+    def __init__(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        self.k, self.isa = k, isa
+        self.team, self.scratch = frame.args, frame.scratch
+        self.is_worker, self.is_caller = frame.begin.eq(WORKER), frame.begin.eq(CALLER)
+        names = ("poll", "look", "enter", "empty", "idle", "claim", "full", "finish", "leave")
+        self.at = {name: k.label(name) for name in names}
+        zero = k.i64(0)
+        self.epoch, self.polls = k.var(k.i64(-1)), k.var(zero)
+        self.step, self.run, self.first = k.var(self.team), k.var(self.team), k.var(zero)
+        self.total, self.seen = k.var(zero), k.var(k.const(0, i32))
+
+    def emit(self) -> None:
+        k, at = self.k, self.at
+        news = k.label("news")
+        k.branch(self.is_worker, at["poll"], news)
+        k.at(news)
+        with k.if_else(self.is_caller) as (run, stop):
+            with run:
+                self._publish()
+            with stop:
+                k.atomic_set(self._at("stop"), k.i64(1))
+        self._wake()
+        k.branch(self.is_caller, at["poll"], at["leave"])
+
+        k.at(at["poll"])
+        # Read before the claim: if a run starts in between, the futex sees another generation and
+        # does not sleep.
+        self.seen.v = k.atomic_load(self.team + GENERATION, i32)
+        word = k.atomic_load(self.team + CLAIM, i64)
+        epoch = word >> ITEM_BITS
+        k.branch(epoch.eq(self.epoch.v), at["look"], at["enter"])
+
+        k.at(at["enter"])
+        self._enter(epoch)
+
+        k.at(at["look"])
+        item = word & ((1 << ITEM_BITS) - 1)
+        k.branch(item < self.total.v, at["claim"], at["full"])
+
+        k.at(at["claim"])
+        # Large claims first, so that a thread reads on where it was and its prefetches serve it;
+        # small ones last, so that all threads end together.
+        part = (self.total.v - item) // self._job("share")
+        whole, most = self._step("whole"), self.total.v - item
+        wanted = k.var(k.min(k.max(part, 1), most))
+        with k.if_(whole > 1):  # a division that most steps do without
+            wanted.v = k.min((wanted.v + (whole - 1)) // whole * whole, most)
+        n = wanted.v
+        took = k.compare_swap(self.team + CLAIM, word, word + n)
+        execute = k.label("execute")
+        k.branch(took, execute, at["poll"])
+        k.at(execute)
+        self._execute(item, n)
+
+        k.at(at["full"])
+        self.isa.pause(k)
+        self.polls.v = self.polls.v + 1
+        with k.if_((self.polls.v % OFFER_EVERY).eq(0)):
+            self._call("offer", [])
+        k.goto(at["poll"])
+
+        k.at(at["idle"])
+        self._idle()
+        k.at(at["leave"])
+
+    def _at(self, field: str) -> Val:
+        return self.team + (JOB + 8 * JOB_FIELDS.index(field))
+
+    def _job(self, field: str, ty: Any = i64) -> Val:
+        # Atomic, so that no processor moves these loads past the second look at the claim.
+        return self.k.atomic_load(self._at(field), ty)
+
+    def _step(self, field: str, ty: Any = i64) -> Val:
+        return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
+
+    def _publish(self) -> None:
+        """What Python wrote at NEXT becomes the job. A thread that sees one of its fields sees that
+        the claim is closed; one that sees the claim open again sees all of them, and all that the
+        caller wrote before.
+        """
+        k = self.k
+        given = {
+            name: k.load(self.team + (NEXT + 8 * i), i64, align=8)
+            for i, name in enumerate(NEXT_FIELDS)
+        }
+        given["epoch"] = (k.atomic_load(self.team + CLAIM, i64) >> ITEM_BITS) + 1
+        k.atomic_set(self.team + CLAIM, k.i64(CLOSED << ITEM_BITS))
+        for name, value in given.items():
+            k.atomic_set(self._at(name), value)
+        with k.if_(given["times"] > 0):
+            self._call("clock", [self._job("clock_number", i32), self._job("times", ptr)])
+        k.atomic_set(self.team + CLAIM, given["epoch"] << ITEM_BITS)
+
+    def _wake(self) -> None:
+        """Wake those who sleep. Who looked for news too early to find them sees the generation
+        change, or is counted here; the claim, or ``stop``, was written before.
+        """
+        k = self.k
+        k.atomic_add(self.team + GENERATION, k.const(1, i32))
+        sleepers = k.atomic_load(self.team + SLEEPERS, i64)
+        with k.if_((sleepers > 0) & (self._job("wake") > 0)):
+            futex, generation = self._job("futex"), self.team + GENERATION
+            with k.if_else(futex > 0) as (by_number, by_address):
+                with by_number:
+                    self._call("wake", [futex, generation, self._job("how"), k.i64(EVERYONE)])
+                with by_address:
+                    self._call("wake", [generation, k.i64(i32.n_bytes), k.i64(0)])
+
+    def _enter(self, epoch: Val) -> None:
+        """A step not seen before: read it, unless there is none."""
+        k, at = self.k, self.at
+        first, n_steps, steps, run = (
+            self._job("epoch"),
+            self._job("n_steps"),
+            self._job("steps", ptr),
+            self._job("run", ptr),
+        )
+        # What was read belongs together only if the step it describes is still the current one.
+        again = k.atomic_load(self.team + CLAIM, i64) >> ITEM_BITS
+        index = epoch - first
+        whole, ready = k.label("whole"), k.label("ready")
+        k.branch(again.eq(epoch), whole, at["poll"])
+        k.at(whole)
+        k.branch((index >= 0) & (index < n_steps), ready, at["idle"])
+        k.at(ready)
+        self.epoch.v, self.first.v, self.run.v, self.polls.v = epoch, first, run, k.i64(0)
+        self.step.v = steps + index * STEP.itemsize
+        self.total.v = self._step("base")
+        with k.if_(self._step("count") > 0):
+            count, per = k.load(self._step("count", ptr), i64, align=8), self._step("per")
+            total = self.total.v * ((count + (per - 1)) // per)
+            # Where an alarm kept an earlier step from counting, anything may stand there: no thread
+            # could come to the end of it, and what is above ITEM_BITS would change the epoch.
+            self.total.v = k.min(k.max(total, 0), MOST_ITEMS)
+        k.branch(self.total.v.eq(0), at["empty"], at["poll"])
+        k.at(at["empty"])
+        # One thread alone takes the item that is not there, and passes on: a second one could be so
+        # late that the run, and the memory that its stamp goes to, are gone.
+        here = epoch << ITEM_BITS
+        k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
+
+    def _execute(self, item: Val, n: Val) -> None:
+        """Run the items claimed; if they were the step's last to end, go to the next step."""
+        k, at = self.k, self.at
+        args = [self._step("args", ptr), self.run.v, item, item + n, self.scratch]
+        with k.if_(k.atomic_load(self._job("alarm", ptr), i64).eq(0)):
+            k.call_pointer(self._step("kernel", ptr), None, args)
+        before = k.atomic_add(self.team + DONE, n)
+        k.branch((before + n).eq(self.total.v), at["finish"], at["poll"])
+        k.at(at["finish"])
+        self._stamp()
+        k.atomic_set(self.team + DONE, k.i64(0))
+        k.atomic_set(self.team + CLAIM, (self.epoch.v + 1) << ITEM_BITS)
+        k.goto(at["poll"])
+
+    def _idle(self) -> None:
+        """No step to work on: the caller's run is over; a worker waits, at first awake."""
+        k, at = self.k, self.at
+        wait, stay = k.label("wait"), k.label("stay")
+        k.branch(self.is_caller, at["leave"], wait)
+        k.at(wait)
+        k.branch(self._job("stop").eq(0), stay, at["leave"])
+        k.at(stay)
+        self.isa.pause(k)
+        self.polls.v = self.polls.v + 1
+        with k.if_(self.polls.v > self._job("spins")):
+            k.atomic_add(self.team + SLEEPERS, k.i64(1))
+            self._call("wait", [self.team + GENERATION, self.seen.v])
+            k.atomic_add(self.team + SLEEPERS, k.i64(-1))
+            self.polls.v = k.i64(0)
+        k.goto(at["poll"])
+
+    def _stamp(self) -> None:
+        """When profiling, note when the step after this one begins."""
+        k = self.k
+        with k.if_(self._job("times") > 0):
+            at = self._job("times", ptr) + (self.epoch.v + 1 - self.first.v) * TIMESPEC
+            self._call("clock", [self._job("clock_number", i32), at])
+
+    def _call(self, field: str, args: list[Val]) -> None:
+        self.k.call_pointer(self._job(field, ptr), None, args)

@@ -1,0 +1,160 @@
+"""The thread team: Python starts it, compiled code keeps it.
+
+Each worker is a ``threading.Thread`` that enters the compiled loop (``step_loop.py``) with the GIL
+released and stays there. A run is one call: the caller publishes the job and works beside its team
+until the last step is done.
+
+A forked child has none of its parent's threads: its first run starts workers of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+
+import numpy as np
+
+from treadle.devices.cpu.step_loop import (
+    CALLER,
+    JOB,
+    JOB_FIELDS,
+    NEXT,
+    STOP,
+    TEAM_BYTES,
+    TIMESPEC,
+    WORKER,
+    Work,
+)
+from treadle.errors import TreadleError
+from treadle.jit.kernel import load_kernels
+from treadle.jit.language import Isa
+from treadle.system import SYSTEM
+
+SPINS = 20_000  # polls (about a millisecond) a worker stays awake for: longer than a sampler takes
+ENTRY = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+)
+WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
+
+
+class Memory:
+    """Zeroed bytes on a cache-line boundary (``.address``), as numpy sees them (``.bytes``)."""
+
+    def __init__(self, n_bytes: int) -> None:
+        raw = np.zeros(n_bytes + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        self.bytes = raw[start : start + n_bytes]
+        self.address: int = self.bytes.ctypes.data
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Memory:
+        """Memory that is there already."""
+        made = cls.__new__(cls)
+        made.bytes, made.address = array, int(array.ctypes.data)
+        return made
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        return self.bytes[at : at + n_bytes]
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        self.bytes[at : at + len(data)] = data
+
+
+class _Shared:
+    """What a team's threads have in common: it lives as long as the last of them."""
+
+    def __init__(self, isa: Isa) -> None:
+        self.memory = Memory(TEAM_BYTES)
+        self.job, self.next = (
+            self.memory.bytes[start:stop].view(np.int64)
+            for start, stop in ((JOB, NEXT), (NEXT, TEAM_BYTES))
+        )
+        self.entry = ENTRY(load_kernels([Work()], isa)[Work().name])
+        # A Python callback sleeps for the worker: at most once a run, and ctypes drops the GIL.
+        self.wait = WAIT(SYSTEM.sleep)
+        self.workers: list[threading.Thread] = []
+
+    def set(self, field: str, value: int) -> None:
+        """While no worker is there: whoever starts one later hands it on."""
+        self.job[JOB_AT[field]] = value
+
+    def work(self, role: int, scratch: Memory) -> None:
+        """Enter the compiled code: see ``Work``."""
+        self.entry(self.memory.address, 0, role, 0, scratch.address)
+
+    def dismiss(self) -> None:
+        """Send the workers home and wait until they are gone."""
+        self.work(STOP, self.memory)
+        for worker in self.workers:
+            if worker is not threading.current_thread():
+                worker.join()
+        self.workers.clear()
+        self.set("stop", 0)
+
+
+class Team:
+    """``n_threads`` threads, the caller's included, each with ``scratch`` bytes for its kernels.
+
+    Its workers go home with ``close``, when nobody holds the team any more, or as Python ends.
+    """
+
+    def __init__(self, n_threads: int, isa: Isa, scratch: int) -> None:
+        self.n_threads, self.scratch = n_threads, scratch
+        self._shared = shared = _Shared(isa)
+        self._scratch = [Memory(scratch) for _ in range(n_threads)]
+        self._lock = threading.Lock()
+        shared.set("spins", SPINS if n_threads > 1 else 0)
+        # A first claim of two thirds of a fair share: a core half as slow again delays nobody, and
+        # streams are cut seldom (whole shares read memory 1 % faster still, halves 1 % slower).
+        shared.set("share", max(1, 3 * n_threads // 2))
+        for field, value in SYSTEM.calls().items():
+            shared.set(field, value)
+        shared.set("wait", ctypes.cast(shared.wait, ctypes.c_void_p).value or 0)
+        shared.set("epoch", 1)
+        self._calm = Memory(8)  # the alarm of a run that has none
+        weakref.finalize(self, shared.dismiss)
+
+    def _start_workers(self) -> None:
+        workers = self._shared.workers
+        workers.clear()
+        for i, scratch in enumerate(self._scratch[1:], 1):
+            worker = threading.Thread(
+                target=self._shared.work, args=(WORKER, scratch), name=f"treadle-{i}", daemon=True
+            )
+            try:
+                worker.start()
+            except RuntimeError as error:  # Python does not say why
+                self._shared.dismiss()
+                raise TreadleError(
+                    f"threads={self.n_threads}: the system starts {i} here and no more (ulimit -u, "
+                    "ulimit -v, a container's limit of processes)"
+                ) from error
+            workers.append(worker)
+
+    def run(self, steps: int, n_steps: int, run: int, times: int = 0, alarm: int = 0) -> None:
+        """Do the ``n_steps`` STEP records at ``steps`` for the RUN_STATE at ``run``, all of them.
+
+        ``times``, where not 0, is the address of ``n_steps + 1`` timespecs: the start of each step,
+        and the end. ``alarm``, where not 0, is that of 8 bytes: once they are not 0, what is left
+        is not done. Calls from several threads take turns.
+        """
+        shared = self._shared
+        with self._lock:
+            if self.n_threads > 1 and not (shared.workers and shared.workers[0].is_alive()):
+                self._start_workers()
+            shared.next[:] = n_steps, steps, run, times, alarm or self._calm.address
+            shared.work(CALLER, self._scratch[0])
+
+    def close(self) -> None:
+        """Send the workers home. A later run starts new ones."""
+        with self._lock:
+            self._shared.dismiss()
+
+
+def step_times(times: np.ndarray) -> np.ndarray:
+    """Seconds of each step from ``run``'s ``times`` (int64 ``[n_steps + 1, 2]``)."""
+    assert times.dtype.itemsize * 2 == TIMESPEC
+    at = times[:, 0] + times[:, 1] * 1e-9
+    return np.diff(at)

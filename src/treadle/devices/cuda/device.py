@@ -1,0 +1,269 @@
+"""An NVIDIA GPU: weights are uploaded once, and a plan is one graph of launches.
+
+A plan is the CPU's lowering for the GPU's row, with the kernels of ``devices/cuda/kernel_table.py``
+in it. A run is one upload of its inputs from pinned memory and one start of the graph, in which no
+size and no address changes: how many items there are a kernel reads as it begins
+(``devices/cuda/launch_args.py``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.base.humanize import n_bytes as in_words
+from treadle.devices.cuda.driver import Launch, Upload
+from treadle.devices.cuda.facts import copy_rate
+from treadle.devices.cuda.kernel_table import swap
+from treadle.devices.cuda.launch_args import (
+    PerBlock,
+    gpu_source_hash,
+    scratch_bytes,
+    shared_of,
+    threads_of,
+)
+from treadle.errors import NoMemoryError
+from treadle.jit.kernel import Tally, isa_key
+from treadle.kernels.spec import run_offset
+from treadle.plan.lowering.ops import build_plan
+from treadle.plan.plan import Buffer, Const, Plan, Step, counted
+
+if TYPE_CHECKING:
+    from treadle.devices.cuda.driver import Driver
+    from treadle.files.gguf import GGUF
+    from treadle.jit.kernel import Progress
+    from treadle.kvcache.cache import KVCache
+    from treadle.models.config import Config
+    from treadle.plan.lowering.weights import Weights
+
+CHUNK = 64 << 20  # bytes of weights between two looks at the progress bar
+BLOCKS = 16  # of a kernel at once on each multiprocessor, at most: the hardware takes turns
+THREADS = 2048  # that a multiprocessor holds: steps are cut into items for so many
+SCRATCH = 256 << 20  # bytes of all threads' own memory: more scratch, fewer threads
+UNKNOWN = 1 << 20  # items of a step whose number only an earlier step knows
+
+
+class DeviceMemory:
+    """Memory of the card, given back when nothing refers to it. ``bytes``: the host's pinned copy
+    of a run's inputs.
+    """
+
+    def __init__(self, driver: Driver, n_bytes: int, *, host: bool = False) -> None:
+        self._driver, self.n_bytes = driver, n_bytes
+        self.address = driver.alloc(n_bytes)
+        weakref.finalize(self, driver.free, self.address)
+        self.bytes = driver.pinned(n_bytes) if host else None
+        if self.bytes is not None:
+            weakref.finalize(self, driver.unpin, self.bytes)
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        assert 0 <= at <= at + n_bytes <= self.n_bytes
+        return self._driver.read(self.address + at, n_bytes)
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        assert 0 <= at <= at + data.nbytes <= self.n_bytes
+        self._driver.write(self.address + at, data)
+
+
+class Program:
+    """A plan as launches, and what they refer to."""
+
+    def __init__(self, device: Cuda, plan: Plan, arena: Any, inputs: DeviceMemory) -> None:
+        assert inputs.bytes is not None
+        self._driver = device.driver
+        self.upload = Upload(inputs.address, inputs.bytes)
+        kernels = device.load(plan)
+        rows = [[self._place(plan, arena, arg) for arg in step.spec.args.slots(step.args)]
+                for step in plan.steps]  # fmt: skip
+        table = np.array([slot for row in rows for slot in row] or [0], np.int64).view(np.uint8)
+        args = DeviceMemory(self._driver, table.nbytes)
+        args.write(0, table)
+        sizes = [device.size(plan, step) for step in plan.steps]
+        own = [
+            n * threads_of(step.spec) * scratch_bytes(step.spec, device.isa)
+            for n, step in zip(sizes, plan.steps, strict=True)
+        ]
+        scratch = device.scratch(max(own, default=0))
+        self.launches: list[Launch] = []
+        at = args.address
+        for step, row, blocks in zip(plan.steps, rows, sizes, strict=True):
+            grid, count = step.grid, 0
+            if isinstance(given := step.args.get(grid.count), Buffer):
+                count = self._place(plan, arena, given)
+            elif grid.count != "one":
+                count = inputs.address + run_offset(grid.count)
+            size = blocks, threads_of(step.spec), shared_of(step.spec)
+            where = at, inputs.address, count, grid.base, grid.per, scratch.address
+            self.launches.append(Launch(kernels[step.spec.name], *size, *where))
+            at += 8 * len(row)
+        self._kept = arena, inputs, args, scratch  # as long as launches name their addresses
+        self._graphs: dict[range, Any] = {}
+
+    @staticmethod
+    def _place(plan: Plan, arena: Any, arg: Any) -> int:
+        if type(arg) is Buffer:
+            return int(arena.address) + plan.offsets[arg]
+        memory: Any = arg.memory if type(arg) is Const else None
+        return int(memory.address if memory else arg or 0)
+
+    def graph(self, steps: range) -> Any:
+        """Of these steps, recorded when they are first wanted."""
+        if steps not in self._graphs:
+            launches = self.launches[steps.start : steps.stop]
+            made = self._graphs[steps] = self._driver.graph(self.upload, launches)
+            weakref.finalize(self, self._driver.drop, made)
+        return self._graphs[steps]
+
+
+class Cuda:
+    """A device (``treadle/devices/protocol.py``): the card behind ``driver``. ``n_threads``: of the
+    host, for what is done there beside runs.
+    """
+
+    def __init__(
+        self, driver: Driver, n_threads: int = 1, progress: Progress | None = None
+    ) -> None:
+        self.driver, self.isa, self.n_threads = driver, driver.isa, n_threads
+        self.kernels, self._progress = Tally(), progress
+        self._loaded: dict[str, Any] = {}
+        self._scratch: DeviceMemory | None = None
+        self._uploaded = self._n_weights = 0  # bytes, of so many
+        weakref.finalize(self, driver.close)
+
+    @property
+    def name(self) -> str:
+        """The card's, as its maker has it."""
+        return self.driver.facts.name
+
+    @property
+    def variant(self) -> str:
+        return f"{isa_key(self.isa)}\0{gpu_source_hash()}\0{self.name}"
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> DeviceMemory:
+        made = DeviceMemory(self.driver, n_bytes, host=host)
+        self.driver.clear(made.address, n_bytes)
+        return made
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        """A copy on the card, in chunks: never is all of a mapped file asked for at once."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        memory = DeviceMemory(self.driver, flat.nbytes)
+        for at in range(0, flat.nbytes, CHUNK):
+            memory.write(at, flat[at : at + CHUNK])
+            self._uploaded += min(CHUNK, flat.nbytes - at)
+            if self._progress and self._uploaded < self._n_weights:
+                self._progress("upload", self._uploaded, self._n_weights)
+        return Const(name, memory, array)
+
+    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+        self.driver.copy(memory.address + to, memory.address + start, n_bytes)
+
+    def scratch(self, n_bytes: int) -> DeviceMemory:
+        """At least so many bytes for threads' own use: one memory for all plans, for they run one
+        behind the other.
+        """
+        if self._scratch is None or self._scratch.n_bytes < n_bytes:
+            self._scratch = DeviceMemory(self.driver, n_bytes)
+        return self._scratch
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        deterministic: bool = False,
+        output: str = "logits",
+    ) -> Plan:
+        self._check_room(weights.gguf)
+        try:
+            plan = build_plan(
+                config,
+                weights,
+                cache,
+                self.isa,
+                n_tokens,
+                n_outputs,
+                n_threads=THREADS * self.driver.facts.n_units,
+                deterministic=deterministic,
+                output=output,
+            )
+        finally:
+            if self._progress:
+                self._progress("upload", self._n_weights, self._n_weights)
+        swap(plan, self.isa)
+        return plan
+
+    def _check_room(self, gguf: GGUF) -> None:
+        """Before the first weight is uploaded: refuse a model whose weights do not fit."""
+        if self._n_weights:
+            return
+        n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors.values())
+        free, total = self.driver.room()
+        if n_bytes > free:
+            raise NoMemoryError(
+                f"{gguf.path.name}: its weights take {in_words(n_bytes)}, and "
+                f"{self.name} has {in_words(free)} free of {in_words(total)}: weights "
+                "of so much would fit (a smaller format or model), or close what else is on it"
+            )
+        self._n_weights = n_bytes
+
+    def load(self, plan: Plan) -> dict[str, Any]:
+        """The plan's kernels by name."""
+        specs = {spec.name: spec for spec in plan.specs()}
+        for done, (name, spec) in enumerate(specs.items()):
+            if name not in self._loaded:
+                if self._progress:
+                    self._progress("compile", done, len(specs))
+                self._loaded[name] = self.driver.load(spec, self.driver.code(spec, self.kernels))
+        if self._progress:
+            self._progress("compile", len(specs), len(specs))
+        return self._loaded
+
+    def size(self, plan: Plan, step: Step) -> int:
+        """Blocks of a step's launch: for as many items as there may be, or as the card takes."""
+        grid, spec = step.grid, step.spec
+        given = plan.inputs.get(counted(grid.count))
+        most = 1 if grid.count == "one" else given.shape[0] if given else UNKNOWN
+        items = grid.base * -(-most // grid.per)
+        threads, own = threads_of(spec), scratch_bytes(spec, self.isa)
+        blocks = items if isinstance(spec, PerBlock) else -(-items // threads)
+        if own:
+            blocks = min(blocks, SCRATCH // (own * threads))
+        return max(1, min(blocks, BLOCKS * self.driver.facts.n_units))
+
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
+        return Program(self, plan, arena, inputs)
+
+    def run(
+        self,
+        ready: Any,
+        steps: range | None = None,
+        *,
+        times: list[float] | None = None,
+        stoppable: bool = False,
+    ) -> bool:
+        """See the protocol. What was started cannot be stopped: a run always ends."""
+        steps = range(len(ready.launches)) if steps is None else steps
+        if times is None:
+            self.driver.start(ready.graph(steps))
+        else:
+            times += self.driver.timed(ready.upload, ready.launches[steps.start : steps.stop])
+        return True
+
+    def peak_rates(self) -> dict[str, float]:
+        """What the card reaches at best, now: bytes a second; operations are not measured."""
+        return {"bytes_s": copy_rate(self.driver)}
+
+    def close(self) -> None:
+        self._loaded.clear()
+        self._scratch = None
+        self.driver.close()

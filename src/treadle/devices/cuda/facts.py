@@ -1,0 +1,67 @@
+"""What is known of the card: for ``treadle doctor``, and the peak that speeds are measured by."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import DeviceError
+
+if TYPE_CHECKING:
+    from treadle.devices.cuda.driver import Driver
+
+COPIED = 256 << 20  # bytes at once, at most: far beyond what a card caches
+COPIES = 10
+
+
+def copy_rate(driver: Driver) -> float:
+    """Bytes a second that a copy within the card reads and writes, taken together.
+
+    Of bytes that are no zeros: some cards move those faster. Raises NoMemoryError.
+    """
+    n_bytes = min(COPIED, driver.room()[0] // 4)
+    frm = driver.alloc(2 * n_bytes)
+    try:
+        driver.write(frm, _noise(n_bytes))
+        driver.copy(frm + n_bytes, frm, n_bytes)
+        driver.wait()
+        began = time.perf_counter()
+        for _ in range(COPIES):
+            driver.copy(frm + n_bytes, frm, n_bytes)
+        driver.wait()
+        return 2 * COPIES * n_bytes / (time.perf_counter() - began)
+    finally:
+        driver.free(frm)
+
+
+def _noise(n_bytes: int) -> Any:
+    import numpy as np
+
+    few = np.random.default_rng(1).integers(0, 256, min(n_bytes, 1 << 20), np.uint8)
+    return np.resize(few, n_bytes)
+
+
+def told() -> dict[str, Any]:
+    """The first card, as a section of ``treadle doctor``; why there is none, else."""
+    try:
+        from treadle.devices.cuda.libcuda import CudaDriver
+
+        driver = CudaDriver()
+    except DeviceError as error:
+        return {"cuda": str(error)}
+    try:
+        facts, (free, total) = driver.facts, driver.room()
+        return {
+            "cuda": facts.name,
+            "driver": "CUDA " + ".".join(map(str, facts.version)),
+            "compute_capability": ".".join(map(str, facts.capability)),
+            "multiprocessors": facts.n_units,
+            "memory_bytes": total,
+            "free_bytes": free,
+            "kernels_for": driver.isa.name,
+            "copy_bytes_s": copy_rate(driver),
+        }
+    except DeviceError as error:
+        return {"cuda": driver.facts.name, "problem": str(error)}
+    finally:
+        driver.close()

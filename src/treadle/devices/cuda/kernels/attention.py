@@ -1,0 +1,305 @@
+"""Attention by warps: each takes every so many pages of an item's keys, with an online softmax of
+its own; at the end theirs are joined.
+
+A lane is a key of the page while scores are made, for pages keep keys transposed; then dims of the
+values. So no sum crosses lanes but the softmax's. Which warp takes a page depends on where it is in
+the text: a query's sums depend neither on its tile nor on where an item's keys begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.kernels.attention_tile import TileAttention, fits
+from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.kernels.norm import aligned
+from treadle.devices.cuda.launch_args import PerBlock
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.types import f32, i32
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.work_item import ITEM, LOWEST, Item
+from treadle.kernels.spec import Frame
+
+if TYPE_CHECKING:
+    from treadle.plan.plan import Plan, Step
+
+WARPS = 4
+SUMS, MOST_ROWS = 64, 8  # f32 sums that a thread keeps, and of how many rows: more would spill
+MOST_SHARED = 48 << 10  # bytes that a launch gets without asking
+
+
+@dataclass(frozen=True)
+class SimtAttention(PerBlock, Attention):
+    """``Attention``; queries in f32. Items: work items x head groups."""
+
+    op: ClassVar[str] = "simt_attention"
+
+    @property
+    def threads(self) -> int:
+        return 32 * WARPS
+
+    @property
+    def columns(self) -> int:
+        """Dims of a value that a lane has."""
+        return -(-self.dims_v // 32)
+
+    @property
+    def at_once(self) -> int:
+        """Rows of queries that walk the keys together."""
+        n = max(1, min(self.rows, MOST_ROWS, SUMS // self.columns))
+        while n > 1 and self.bytes_of(n) > MOST_SHARED:
+            n -= 1
+        return n
+
+    def bytes_of(self, n: int) -> int:
+        """Shared memory for ``n`` rows: queries, weights of a page's keys, results of the warps."""
+        return 4 * n * (self.head_dim + WARPS * (PAGE + self.dims_v + 2))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.bytes_of(self.at_once)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
+        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
+        index = frame.begin
+        at = items + index % n_items * ITEM.itemsize
+        block = Block(k, isa, self.threads)
+        item = Item(k, isa, self, frame, at, index // n_items)
+        for first in range(0, self.rows, self.at_once):
+            if first:
+                block.simt.barrier(k)
+            Rows(self, block, item, first, min(self.at_once, self.rows - first)).run()
+
+
+class Rows:
+    """Rows of an item: ``n`` from ``first`` on."""
+
+    def __init__(self, spec: SimtAttention, block: Block, item: Item, first: int, n: int) -> None:
+        self.spec, self.block, self.item, self.k = spec, block, item, block.k
+        self.rows = [divmod(first + r, spec.heads) for r in range(n)]  # token, head
+        self.first = first
+        self.q = block.shared
+        self.p = self.q + 4 * n * spec.head_dim
+        self.p = self.p + block.warp * (4 * n * PAGE)
+        self.results = self.q + 4 * n * (spec.head_dim + WARPS * PAGE)
+        self.row_bytes = 4 * (spec.dims_v + 2)  # O, m and l, as a partial result has them
+        # A lane has runs of ``width`` dims, 32 of them side by side. A latent value's dims are rows
+        # of the page's keys: single ones, of several keys at once.
+        wide = () if spec.latent else (4, 2)
+        self.width = next((w for w in wide if spec.dims_v % (32 * w) == 0), 1)
+        self.slopes = [item.slope(g, f32 * 1) for _, g in self.rows if spec.alibi]
+
+    def run(self) -> None:
+        k, spec, item, n = self.k, self.spec, self.item.item, len(self.rows)
+        self._load_queries()
+        self.block.simt.barrier(k)
+        m = [k.var(k.const(LOWEST, f32)) for _ in range(n)]
+        total = [k.var(k.const(0.0, f32)) for _ in range(n)]  # of this lane's keys
+        n_vectors = -(-spec.dims_v // (32 * self.width))
+        o = [[k.var(k.zero(f32 * self.width)) for _ in range(n_vectors)] for _ in range(n)]
+        start, last = item["key_begin"] // PAGE, (item["key_end"] + (PAGE - 1)) // PAGE
+        mine = start + ((self.block.warp - start) & (WARPS - 1))
+        with k.loop(last, start=mine, step=WARPS) as page:
+            home = self.item.page(page)
+            for r, score in enumerate(self._scores(home, page * PAGE)):
+                top = k.max(m[r].v, self.block.over_warp(score, k.max))
+                correction = math.exp2(k, m[r].v - top)
+                weight = math.exp2(k, score - top)
+                m[r].v = top
+                total[r].v = k.fma(total[r].v, correction, weight)
+                for part in o[r]:
+                    part.v = part.v * k.splat(correction, part.ty)
+                k.store(self.p + self.block.lane * 4, weight, offset=4 * r * PAGE, align=4)
+            self.block.simt.warp_barrier(k)
+            n_keys = k.min(item["key_end"] - page * PAGE, PAGE)
+            if spec.latent:
+                self._add_latent(home, n_keys, o)
+            else:
+                self._add_values(home + spec.page.v_off, n_keys, o)
+            self.block.simt.warp_barrier(k)
+        self._keep(m, total, o)
+        self.block.simt.barrier(k)
+        self._join()
+
+    def _load_queries(self) -> None:
+        k, spec, block = self.k, self.spec, self.block
+        factor = 1.0 if spec.softcap else math.LOG2_E  # capped scores are scaled later
+        for r, (t, g) in enumerate(self.rows):
+            row = self.item.query(t, g)
+            with k.loop(spec.head_dim, start=block.tid, step=block.n_threads) as d:
+                q = k.load(row + d * 4, f32, align=4) * factor
+                k.store(self.q + d * 4, q, offset=4 * r * spec.head_dim, align=4)
+
+    def _scores(self, home: Val, first: Val) -> list[Val]:
+        """Of the key that is this lane's, with each row; those that it does not see, -infinity."""
+        k, spec, lane = self.k, self.spec, self.block.lane
+        fmt, dims = spec.page.fmt, spec.head_dim
+        sums = [k.var(k.const(0.0, f32)) for _ in self.rows]
+        step = 4 if dims % 4 == 0 else 1
+
+        def dots(begin: Val, end: Val, into: list[Var]) -> None:
+            with k.loop(end, start=begin, step=step) as d:
+                keys = [
+                    fmt.load(k, k.isa, home + ((d + i) * PAGE + lane) * fmt.n_bytes, 1)
+                    for i in range(step)
+                ]
+                for r, row in enumerate(into):
+                    at = self.q + d * 4 + 4 * r * dims
+                    q = k.load(at, f32 * step, align=4 * step)
+                    for i, key in enumerate(keys):
+                        row.v = k.fma(k.extract(q, i), k.extract(key, 0), row.v)
+
+        if fmt.scaled:
+            scales = home + spec.page.codes_bytes(dims)
+            with k.loop(dims // BLOCK) as b:
+                part = [k.var(k.const(0.0, f32)) for _ in self.rows]
+                dots(b * BLOCK, (b + 1) * BLOCK, part)
+                d_k = k.load(scales + (b * PAGE + lane) * 4, f32, align=4)
+                for row, of_block in zip(sums, part, strict=True):
+                    row.v = k.fma(of_block.v, d_k, row.v)
+        else:
+            dots(k.i64(0), k.i64(dims), sums)
+        key = first + lane
+        return [self._masked(row.v, key, r) for r, row in enumerate(sums)]
+
+    def _masked(self, score: Val, key: Val, r: int) -> Val:
+        k, spec, item, t = self.k, self.spec, self.item, self.rows[r][0]
+        here = item.item["position"] + item.token(t)
+        seen = (key >= item.item["key_begin"]) & (key < item.item["key_end"])
+        if spec.causal:
+            seen = seen & (key <= here)
+        elif spec.window:
+            seen = seen & (key < here + spec.window)
+        if spec.window:
+            seen = seen & (key > here - spec.window)
+        if spec.softcap:
+            score = math.tanh(k, score * (1 / spec.softcap)) * (spec.softcap * math.LOG2_E)
+        if spec.alibi:
+            far = k.abs((key - here).to(i32)).to(f32)
+            score = score - k.extract(self.slopes[r], 0) * far
+        if spec.reach:
+            number = item.beside(self.rows[r][1], key - here, 1)
+            score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
+        return k.select(seen, score, k.const(float("-inf"), f32))
+
+    def _column(self, vector: int) -> Val:
+        """The first dim of a lane's vector. Past the last dim: the last one again."""
+        at = (self.block.lane + 32 * vector) * self.width
+        return self.k.min(at, self.spec.dims_v - self.width)
+
+    def _add_values(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
+        """O += P V. Keys past the last one are not read: what lies there may be anything."""
+        k, spec, width = self.k, self.spec, self.width
+        fmt, dims = spec.page.fmt, spec.dims_v
+        scales = home + spec.page.codes_bytes(dims)
+        columns = [self._column(i) for i in range(len(o[0]))]
+
+        def add(j: Val, n: int) -> None:
+            weights = self._weights(j, n)
+            for i in range(n):
+                for c, column in enumerate(columns):
+                    at = home + ((j + i) * dims + column) * fmt.n_bytes
+                    v = fmt.load(k, k.isa, at, width)
+                    if fmt.scaled:
+                        at = scales + ((j + i) * (dims // BLOCK) + column // BLOCK) * 4
+                        v = v * k.splat(k.load(at, f32, align=4), v.ty)
+                    for row, weight in zip(o, weights, strict=True):
+                        row[c].v = k.fma(k.splat(k.extract(weight, i), v.ty), v, row[c].v)
+
+        self._by_fours(n_keys, add)
+
+    def _add_latent(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
+        """The same where values are the first dims of the keys, which are kept transposed."""
+        k, spec = self.k, self.spec
+        fmt = spec.page.fmt
+        scales = home + spec.page.codes_bytes(spec.head_dim)
+
+        def add(j: Val, n: int) -> None:
+            weights = self._weights(j, n)
+            for c in range(len(o[0])):
+                column = self._column(c)
+                v = fmt.load(k, k.isa, home + (column * PAGE + j) * fmt.n_bytes, n)
+                if fmt.scaled:
+                    at = scales + (column // BLOCK * PAGE + j) * 4
+                    v = v * k.load(at, v.ty, align=4 * n)
+                for row, weight in zip(o, weights, strict=True):
+                    for i in range(n):
+                        key, gain = (k.splat(k.extract(x, i), f32 * 1) for x in (v, weight))
+                        row[c].v = k.fma(gain, key, row[c].v)
+
+        self._by_fours(n_keys, add)
+
+    def _weights(self, j: Val, n: int) -> list[Val]:
+        """Each row's weights of ``n`` keys from the j-th on."""
+        return [
+            self.k.load(self.p + j * 4, f32 * n, offset=4 * r * PAGE, align=4 * n)
+            for r in range(len(self.rows))
+        ]
+
+    def _by_fours(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
+        """``add(j, n)`` for the keys of a page in their order, four at once as far as they go."""
+        k, fours = self.k, n_keys // 4 * 4
+        with k.loop(fours, step=4) as j:
+            add(j, 4)
+        with k.loop(n_keys, start=fours) as j:
+            add(j, 1)
+
+    def _keep(self, m: list[Var], total: list[Var], o: list[list[Var]]) -> None:
+        """This warp's results, where all can read them."""
+        k, spec = self.k, self.spec
+        for r in range(len(self.rows)):
+            at = self.results + (self.block.warp * len(self.rows) + r) * self.row_bytes
+            for c, part in enumerate(o[r]):
+                first = (self.block.lane + 32 * c) * self.width
+                with k.if_(first < spec.dims_v):
+                    for i in range(self.width):
+                        k.store(at + (first + i) * 4, k.extract(part.v, i), align=4)
+            whole = self.block.over_warp(total[r].v, plus)
+            with k.if_(self.block.lane.eq(0)):
+                k.store(at, m[r].v, offset=4 * spec.dims_v, align=4)
+                k.store(at, whole, offset=4 * spec.dims_v + 4, align=4)
+
+    def _join(self) -> None:
+        """The warps' results to one; a thread for each value."""
+        k, spec, n, dims = self.k, self.spec, len(self.rows), self.spec.dims_v
+        for r, (t, g) in enumerate(self.rows):
+            parts = [self.results + (w * n + r) * self.row_bytes for w in range(WARPS)]
+            tops = [k.load(part, f32, offset=4 * dims, align=4) for part in parts]
+            lowest, start = self.item.sink(g)
+            m = lowest
+            for top in tops:
+                m = k.max(m, top)
+            gains = [math.exp2(k, top - m) for top in tops]
+            total = start * math.exp2(k, lowest - m) if spec.sinks else start
+            for part, gain in zip(parts, gains, strict=True):
+                total = k.fma(k.load(part, f32, offset=4 * dims + 4, align=4), gain, total)
+            whole = self.item.item["partial"] < 0
+            factor = k.select(whole, 1.0 / total, k.const(1.0, f32))
+            # The part's record begins as a result's row does: O first.
+            to = k.select(whole, self.item.result(t, g), self.item.partial(self.first + r))
+            with k.loop(dims, start=self.block.tid, step=self.block.n_threads) as d:
+                o = k.const(0.0, f32)
+                for part, gain in zip(parts, gains, strict=True):
+                    o = k.fma(k.load(part + d * 4, f32, align=4), gain, o)
+                k.store(to + d * 4, o * factor, align=4)
+            first = self.block.tid.eq(0)
+            with k.if_(first & (self.item.item["partial"] >= 0)):
+                k.store(to, m, offset=4 * dims, align=4)
+                k.store(to, total, offset=4 * dims + 4, align=4)
+
+
+def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    spec = step.spec
+    assert isinstance(spec, Attention)
+    if spec.matrix or spec.page.fmt.packed or not aligned(step):
+        return None
+    many = isa.simt is not None and fits(spec, isa.simt)
+    return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))

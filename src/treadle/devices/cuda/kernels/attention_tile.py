@@ -1,0 +1,325 @@
+"""Attention of many tokens on tensor cores (Dao, "FlashAttention-2", 2023): a warp has 16 rows of
+queries, and all warps of a block walk the same keys, a page at a time, the next on its way.
+
+Queries and weights are rounded to what pages hold, f16 or bf16; pages of q8_0 become f16. Sums are
+f32. Pages keep keys by dims and values by keys: both are read as transposed matrices.
+
+A value of over 128 dims has more sums than a thread has registers: two warps have the same rows,
+each half of the dims, and make the same scores. Queries are in shared memory then, which leaves no
+room for a second page.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.kernels.block import Block
+from treadle.devices.cuda.launch_args import PerBlock
+from treadle.isa.isa import Simt
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.types import f32, i8, i32, u32
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.work_item import ITEM, Item
+from treadle.kernels.spec import Frame
+
+ROWS = 16  # of a warp
+PAD = 16  # bytes behind each row in shared memory: rows of one matrix lie in different banks
+WIDE = 128  # dims of a value that one warp adds up
+
+
+def fits(spec: Attention, simt: Simt) -> bool:
+    """Whether such heads, and so many rows, can be done here."""
+    dims = spec.head_dim, spec.dims_v // split_of(spec.dims_v)
+    sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
+    pages = spec.kv != "f32" and not spec.page.fmt.packed and not spec.latent
+    plain = not (spec.alibi or spec.reach)
+    return sizes and pages and plain and ROWS <= spec.rows <= simt.tile_rows
+
+
+def split_of(dims_v: int) -> int:
+    """Warps that share a value's dims."""
+    return 1 if dims_v <= WIDE else 2
+
+
+@dataclass(frozen=True)
+class TileAttention(PerBlock, Attention):
+    """``Attention``. Items: work items x head groups."""
+
+    op: ClassVar[str] = "simt_tile_attention"
+
+    @property
+    def threads(self) -> int:
+        return 32 * -(-self.rows // ROWS) * split_of(self.dims_v)
+
+    @property
+    def columns(self) -> int:
+        """Dims of a value that a warp has."""
+        return self.dims_v // split_of(self.dims_v)
+
+    @property
+    def key_pitch(self) -> int:
+        """Bytes of one dim of a page's keys."""
+        return 2 * PAGE + PAD
+
+    @property
+    def value_pitch(self) -> int:
+        """Bytes of one key's value."""
+        return 2 * self.dims_v + PAD
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.head_dim * self.key_pitch + PAGE * self.value_pitch
+
+    @property
+    def shared_bytes(self) -> int:
+        queries = self.threads // 64 * ROWS * self.query_pitch if self.wide else 0
+        return self.stages * self.stage_bytes + queries
+
+    @property
+    def wide(self) -> bool:
+        return self.columns < self.dims_v
+
+    @property
+    def stages(self) -> int:
+        """Pages in shared memory."""
+        return 1 if self.wide else 2
+
+    @property
+    def query_pitch(self) -> int:
+        """Bytes of a row's query there."""
+        return 2 * self.head_dim + PAD
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
+        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
+        at = items + frame.begin % n_items * ITEM.itemsize
+        block = Block(k, isa, self.threads)
+        Tile(self, block, Item(k, isa, self, frame, at, frame.begin // n_items)).run()
+
+
+class Row:
+    """One of the two rows that a lane has of its warp's: its maximum, and its sum so far."""
+
+    def __init__(self, spec: TileAttention, item: Item, r: Val) -> None:
+        k = item.k
+        self.r, self.inside = k.min(r, spec.rows - 1), r < spec.rows
+        self.token, self.head = self.r // spec.heads, self.r % spec.heads
+        self.here = item.item["position"] + item.token(self.token)
+        self.inside = self.inside & (self.token < item.item["n_tokens"])
+        m, total = item.sink(self.head)
+        self.m, self.total = k.var(m), k.var(total)
+
+
+class Tile:
+    """The code of one item."""
+
+    def __init__(self, spec: TileAttention, block: Block, item: Item) -> None:
+        self.spec, self.block, self.item, self.k = spec, block, item, block.k
+        self.narrow_bf16 = spec.kv == "bf16"
+        simt = block.simt
+        self.mma = simt.mma_bf16 if self.narrow_bf16 else simt.mma_f16
+        n_parts = split_of(spec.dims_v)
+        self.part = block.warp % n_parts
+        lane, first = block.lane, block.warp // n_parts * ROWS
+        self.pair = lane % 4 * 2  # the first of two columns that the lane has of 8
+        self.rows = [Row(spec, item, first + lane // 4 + i) for i in (0, 8)]
+        self.end = item.item["key_end"]
+        self.q = block.shared + spec.stages * spec.stage_bytes + first * spec.query_pitch
+
+    def run(self) -> None:
+        k, spec, simt = self.k, self.spec, self.block.simt
+        queries: list[list[Val]] = []
+        if spec.wide:
+            self._put_queries_away()
+        else:
+            queries = [self._query(dim) for dim in range(0, spec.head_dim, 16)]
+        o = [
+            [k.var(k.const(0.0, f32)) for _ in range(4)] for _ in range(spec.columns // 8)
+        ]  # 8 columns: of the first row two, of the second two
+        if spec.sinks:  # the sum of a row is that of its four lanes
+            for row in self.rows:
+                one = k.select(self.pair.eq(0), row.total.v, k.const(0.0, f32))
+                row.total.v = one
+        start, last = self.item.item["key_begin"] // PAGE, (self.end + (PAGE - 1)) // PAGE
+        ahead = spec.stages - 1
+        if ahead:
+            self._bring(start, self._stage(k.i64(0)))
+            simt.commit(k)
+        with k.loop(last, start=start) as page:
+            with k.if_(page + ahead < last):
+                self._bring(page + ahead, self._stage(page + ahead - start))
+            simt.commit(k)
+            simt.wait(k, ahead)
+            simt.barrier(k)
+            stage = self._stage(page - start)
+            weights = self._weights(page * PAGE, self._scores(queries, stage), o)
+            self._add_values(weights, stage + spec.head_dim * spec.key_pitch, o)
+            simt.barrier(k)  # the stage is free for another page
+        self._store(o)
+
+    def _stage(self, n: Val) -> Val:
+        return self.block.shared + n % self.spec.stages * self.spec.stage_bytes
+
+    def _narrow(self, a: Val, b: Val) -> Val:
+        """Two values in 32 bits."""
+        k = self.k
+        both = k.insert(k.insert(k.zero(f32 * 2), a, 0), b, 1)
+        narrow = k.isa.narrow_bf16 if self.narrow_bf16 else k.isa.narrow_f16
+        return narrow(k, both).bits(u32 * 1)
+
+    def _query(self, dim: Val | int) -> list[Val]:
+        """16 dims of the warp's 16 rows, as the left side of a product."""
+        k, made = self.k, []
+        factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
+        places = [self.item.query(row.token, row.head) + self.pair * 4 for row in self.rows]
+        for at in (0, 8):
+            for place in places:
+                q = k.load(place + dim * 4, f32 * 2, offset=4 * at, align=8) * factor
+                made.append(k.extract(self._narrow(k.extract(q, 0), k.extract(q, 1)), 0))
+        return made
+
+    def _put_queries_away(self) -> None:
+        """The rows' queries to shared memory, by the first of the warps that have them."""
+        k, pitch = self.k, self.spec.query_pitch
+        to = self.q + self.block.lane // 4 * pitch + self.pair * 2
+        with k.if_(self.part.eq(0)), k.loop(self.spec.head_dim, step=16) as dim:
+            for i, part in enumerate(self._query(dim)):
+                k.store(to + i % 2 * 8 * pitch + dim * 2, part, offset=i // 2 * 16, align=4)
+
+    def _bring(self, page: Val, stage: Val) -> None:
+        """A page's keys and values to shared memory, 16 bytes of them at a time for each thread.
+
+        Values of keys past the last one may be anything: zeros instead.
+        """
+        k, spec = self.k, self.spec
+        home, n_keys = self.item.page(page), self.end - page * PAGE
+        step = self.block.n_threads
+        pieces = PAGE // 8  # of 8 keys
+        with k.loop(spec.head_dim * pieces, start=self.block.tid, step=step) as i:
+            dim, key = i // pieces, i % pieces * 8
+            to = stage + dim * spec.key_pitch + key * 2
+            scale = dim // BLOCK * PAGE + key, 8  # f32, one for each key
+            self._bring_piece(home, spec.head_dim, dim * PAGE + key, to, scale)
+        values, pieces = stage + spec.head_dim * spec.key_pitch, spec.dims_v // 8
+        with k.loop(PAGE * pieces, start=self.block.tid, step=step) as i:
+            key, dim = i // pieces, i % pieces * 8
+            to = values + key * spec.value_pitch + dim * 2
+            with k.if_else(key < n_keys) as (there, nothing):
+                with there:
+                    scale = key * (spec.dims_v // BLOCK) + dim // BLOCK, 1  # one for all 8
+                    part = home + spec.page.v_off
+                    self._bring_piece(part, spec.dims_v, key * spec.dims_v + dim, to, scale)
+                with nothing:
+                    k.store(to, k.zero(i32 * 4), align=16)
+
+    def _bring_piece(self, part: Val, dims: int, at: Val, to: Val, scale: tuple[Val, int]) -> None:
+        """8 values of keys or values at ``part``, from the ``at``-th on."""
+        k, page = self.k, self.spec.page
+        if not page.fmt.scaled:
+            self.block.simt.copy_async(k, to, part + at * 2)
+            return
+        first, n = scale
+        d = k.load(part + page.codes_bytes(dims) + first * 4, f32 * n, align=4 * n)
+        d = k.splat(k.extract(d, 0), f32 * 8) if n == 1 else d
+        codes = k.load(part + at, i8 * 8, align=8).to(f32)
+        k.store(to, k.isa.narrow_f16(k, codes * d), align=16)
+
+    def _matrices(self, at: Val, pitch: int) -> list[Val]:
+        """The right sides of two products: 16 rows of 16 columns at ``at``, each column a row."""
+        lane = self.block.lane
+        place = at + lane % 16 * pitch + lane // 16 * 16
+        return self.block.simt.load_matrix_t(self.k, place)
+
+    def _scores(self, queries: list[list[Val]], keys: Val) -> list[list[Val]]:
+        """Q K^T of a page: by 8 keys, as ``mma`` gives them."""
+        k, spec, lane = self.k, self.spec, self.block.lane
+        sums = [[k.const(0.0, f32)] * 4 for _ in range(PAGE // 8)]
+        place = self.q + lane % 16 * spec.query_pitch + lane // 16 * 16
+        for step in range(spec.head_dim // 16):
+            q = self.block.simt.load_matrix(k, place + 32 * step) if spec.wide else queries[step]
+            rows = keys + step * 16 * spec.key_pitch
+            for n in range(0, len(sums), 2):
+                b = self._matrices(rows + n * 16, spec.key_pitch)
+                for i in range(2):
+                    sums[n + i] = self.mma(k, sums[n + i], q, b[2 * i : 2 * i + 2])
+        return sums
+
+    def _weights(self, first: Val, scores: list[list[Val]], o: list[list[Var]]) -> list[list[Val]]:
+        """2**(S - m) of a page, 16 keys at a time, as the left side of a product; corrects what was
+        summed before.
+        """
+        k = self.k
+        weights: list[list[Val]] = [[] for _ in scores]
+        for h, row in enumerate(self.rows):
+            seen = [
+                self._masked(part[2 * h + i], first + (8 * n + i) + self.pair, row)
+                for n, part in enumerate(scores)
+                for i in range(2)
+            ]
+            top = seen[0]
+            for score in seen[1:]:
+                top = k.max(top, score)
+            for lanes in (1, 2):
+                top = k.max(top, self.block.simt.shuffle(k, top, lanes))
+            top = k.max(row.m.v, top)
+            correction = math.exp2(k, row.m.v - top)
+            row.m.v = top
+            total = row.total.v * correction
+            for n in range(len(scores)):
+                a, b = (math.exp2(k, score - top) for score in seen[2 * n : 2 * n + 2])
+                total = total + (a + b)
+                weights[n].append(k.extract(self._narrow(a, b), 0))
+            row.total.v = total
+            for part in o:
+                for i in (2 * h, 2 * h + 1):
+                    part[i].v = part[i].v * correction
+        return [weights[n] + weights[n + 1] for n in range(0, len(weights), 2)]
+
+    def _masked(self, score: Val, key: Val, row: Row) -> Val:
+        k, spec = self.k, self.spec
+        seen = (key >= self.item.item["key_begin"]) & (key < self.end)
+        if spec.causal:
+            seen = seen & (key <= row.here)
+        elif spec.window:
+            seen = seen & (key < row.here + spec.window)
+        if spec.window:
+            seen = seen & (key > row.here - spec.window)
+        if spec.softcap:
+            score = math.tanh(k, score * (1 / spec.softcap)) * (spec.softcap * math.LOG2_E)
+        return k.select(seen, score, k.const(float("-inf"), f32))
+
+    def _add_values(self, weights: list[list[Val]], values: Val, o: list[list[Var]]) -> None:
+        """O += P V of a page."""
+        k, spec, pitch = self.k, self.spec, self.spec.value_pitch
+        for step, p in enumerate(weights):
+            rows = values + step * 16 * pitch + self.part * (2 * spec.columns)
+            for n in range(0, len(o), 2):
+                b = self._matrices(rows + n * 16, pitch)
+                for i in range(2):
+                    part = o[n + i]
+                    made = self.mma(k, [v.v for v in part], p, b[2 * i : 2 * i + 2])
+                    for v, new in zip(part, made, strict=True):
+                        v.v = new
+
+    def _store(self, o: list[list[Var]]) -> None:
+        k, spec, whole = self.k, self.spec, self.item.item["partial"] < 0
+        for h, row in enumerate(self.rows):
+            total = row.total.v
+            for lanes in (1, 2):
+                total = total + self.block.simt.shuffle(k, total, lanes)
+            with k.if_(row.inside):
+                factor = k.select(whole, 1.0 / total, k.const(1.0, f32))
+                to = k.select(
+                    whole, self.item.result(row.token, row.head), self.item.partial(row.r)
+                )
+                for n, part in enumerate(o):
+                    for i in range(2):
+                        at = to + (8 * n + i) * 4 + self.pair * 4 + self.part * (4 * spec.columns)
+                        k.store(at, part[2 * h + i].v * factor, align=4)
+                with k.if_((self.pair + self.part).eq(0) & (self.item.item["partial"] >= 0)):
+                    k.store(to, row.m.v, offset=4 * spec.dims_v, align=4)
+                    k.store(to, total, offset=4 * spec.dims_v + 4, align=4)

@@ -1,0 +1,126 @@
+"""gemm for blocks of threads: tiles of weight rows by tokens, see ``tile.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.kernels.block import instead
+from treadle.devices.cuda.kernels.gemv import with_items
+from treadle.devices.cuda.kernels.tile import THREADS, BlockTile, Shape
+from treadle.devices.cuda.launch_args import PerBlock
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32
+from treadle.kernels.activation_layout import Act
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.matmul import Matmul, Share, finish, n_strips, pick_segment, shares
+from treadle.kernels.spec import Frame
+
+if TYPE_CHECKING:
+    from treadle.plan.plan import Plan, Step
+
+# Rows, in sixteens, and tokens of a tile: for many tokens, and for so few that tiles of many rows
+# would leave most of a card idle. The first is what a row of ``isa/nvptx.py`` says.
+LARGE, SMALL = (8, 64), (2, 16)
+ABREAST = 8  # strips whose items follow each other, so that both operands stay in the cache
+
+
+def shape_of(spec: Matmul) -> Shape:
+    """The tile of a product that has ``16 mr`` rows and ``nr`` tokens in it."""
+    return Shape(16 * spec.mr, spec.nr, 2 if spec.act == "f32" else 1)
+
+
+def in_order(
+    k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
+) -> Callable[[Val], Share]:
+    """Which share is which item's: ABREAST strips with a chunk of tokens, then with the next."""
+    if spec.experts or spec.heads:
+        return shares(k, frame, spec, strips)
+    n, chunk, n_tokens = strips(), frame.tokens, frame.run(spec.count)
+    of_group = (n_tokens + (chunk - 1)) // chunk * ABREAST
+
+    def of_item(item: Val) -> Share:
+        first, place = item // of_group * ABREAST, item % of_group
+        width = k.min(n - first, ABREAST)
+        start = place // width * chunk
+        return Share(first + place % width, None, start, k.min(start + chunk, n_tokens), n_tokens)
+
+    return of_item
+
+
+@dataclass(frozen=True)
+class SimtGemm(PerBlock, Gemm):
+    """Any number of tokens, in rows of bf16 or f32: items are strips of ``16 mr`` rows times chunks
+    of tokens.
+    """
+
+    op: ClassVar[str] = "simt_gemm"
+
+    @property
+    def threads(self) -> int:
+        return THREADS
+
+    @property
+    def shared_bytes(self) -> int:
+        return shape_of(self).shared_bytes
+
+    def layout(self) -> Act:
+        return Act(self.act, self.k)
+
+    def rows_per_item(self, lanes: int) -> int:
+        return 16 * self.mr
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        rows, row_bytes = self.rows_per_item(isa.lanes), self.layout().row_bytes
+        share_of = in_order(k, frame, self, lambda: n_strips(k, frame, self, rows))
+        with k.loop(frame.end, start=frame.begin) as item:
+            share = share_of(item)
+            seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
+            x, here = frame.x, seg.rows
+            if self.heads and share.expert is not None:
+                x = x + share.expert * frame.x_pitch
+            with k.loop(share.stop, start=share.start, step=self.nr) as first:
+                tile = BlockTile(
+                    k,
+                    shape_of(self),
+                    self.fmt,
+                    self.k,
+                    lambda r: here.row(k, r),
+                    lambda t: x + k.min(first + t, share.stop - 1) * row_bytes,
+                )
+                for r, t, y in tile.results():
+                    row, token = here.first + r, first + t
+                    with k.if_((row < here.m) & (token < share.stop)):
+                        at = token * (frame.stride * 4) + (seg.column + row) * 4
+                        y = finish(k, seg, y, row)
+                        if self.residual:
+                            y = y + k.load(frame.residual, f32, offset=at)
+                        k.store(frame.y, y, offset=at)
+
+
+def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    spec = step.spec
+    assert isinstance(spec, Gemm)
+    if spec.layout() != Act(spec.act, spec.k) or spec.act == "q8":
+        return None
+    mr, nr = tile_of(spec)
+    return in_tiles(step, spec, replace(instead(SimtGemm, spec), mr=mr, nr=nr), isa)
+
+
+def tile_of(spec: Matmul) -> tuple[int, int]:
+    """Rows, in sixteens, and tokens: by what the plan was made with, for that is alike wherever
+    bits must be.
+    """
+    return LARGE if spec.mr == LARGE[0] else SMALL
+
+
+def in_tiles(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
+    """The step with a kernel of tiles: an item has the tokens of one, or an expert's."""
+    made = with_items(step, spec, other, isa)
+    if spec.experts:
+        return made
+    grid = replace(made.grid, per=other.nr)
+    return replace(made, grid=grid, args={**made.args, "tokens": other.nr})

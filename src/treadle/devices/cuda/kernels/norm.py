@@ -1,0 +1,176 @@
+"""Norms and packs, a block for each row or slice: rows of f32 or bf16, one token behind the
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.launch_args import PerBlock
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32, i64, ptr
+from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.activations import ACTIVATIONS
+from treadle.kernels.elementwise.elementwise import SLICE, Norm, Pack
+from treadle.kernels.spec import Frame, round_up
+
+if TYPE_CHECKING:
+    from treadle.plan.plan import Plan, Step
+
+WIDTH = 4  # f32 values that a thread loads at once: 16 bytes
+PLAIN = ("f32", "bf16")  # kinds of activations whose rows of one token are plain arrays
+
+
+@dataclass(frozen=True)
+class SimtNorm(PerBlock, Norm):
+    """``Norm``. The row is read twice, the second time from the first-level cache. Items: rows."""
+
+    op: ClassVar[str] = "simt_norm"
+
+    @property
+    def threads(self) -> int:
+        """A vector for each, up to four."""
+        return min(512, max(64, round_up(self.k // (4 * WIDTH), 64)))
+
+    @property
+    def shared_bytes(self) -> int:
+        return 2 * 4 * self.threads // 32  # of the mean, and of the squares
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block, n = Block(k, isa, self.threads), frame.begin
+        act, width = self.layout(), WIDTH if self.k % WIDTH == 0 else 1
+        n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
+        source = k.min(n, n_rows - 1)
+        if self.outputs:
+            source = k.load(frame.run("output_rows", ptr), i32, offset=source * 4).to(n.ty)
+        row = frame.x + source * frame.stride * 4
+        mean = None
+        if self.centred:
+            total = self._sum(block, row, width, lambda v: v)
+            mean = block.over_block([total], plus, block.shared)[0] * (1 / self.k)
+
+        def centred(v: Val) -> Val:
+            return v if mean is None else v - k.splat(mean, v.ty)
+
+        def square(v: Val) -> Val:
+            return centred(v) * centred(v)
+
+        room = block.shared + block.reduce_bytes()
+        squares = block.over_block([self._sum(block, row, width, square)], plus, room)[0]
+        scale = 1.0 / k.sqrt(squares * (1 / self.k) + self.eps)
+        plain = self.add or self.rows
+        to = frame.out + (n * frame.stride * 4 if plain else n * act.row_bytes)
+
+        def values(at: Val, have: Val | None = None) -> Val:
+            v = centred(_floats(k, row, at, width))
+            v = v * k.splat(scale, v.ty)
+            if self.weight:
+                v = v * _floats(k, frame.w, at, width)
+            if self.bias:
+                v = v + _floats(k, frame.bias, at, width)
+            if self.add:
+                v = _floats(k, frame.residual + n * frame.stride * 4, at, width) + v
+            if self.gain:
+                v = v * k.splat(k.load(frame.gain, f32), v.ty)
+            return v
+
+        start, step = block.tid * width, block.n_threads * width
+        with k.loop(self.k, start=start, step=step) as at:
+            if plain:
+                k.store(to + at * 4, values(at), align=4 * width)
+            else:
+                store_act(k, act, to, at, values(at))
+        if not plain:
+            fill(block, act, to)
+
+    def _sum(self, block: Block, row: Val, width: int, of: Callable[[Val], Val]) -> Val:
+        """This thread's part of the row's sum."""
+        k = block.k
+        total = k.var(k.zero(f32 * width))
+        with k.loop(self.k, start=block.tid * width, step=block.n_threads * width) as at:
+            total.v = total.v + of(_floats(k, row, at, width))
+        return k.sum(total.v)
+
+
+@dataclass(frozen=True)
+class SimtPack(PerBlock, Pack):
+    """``Pack``. Items: rows times slices."""
+
+    op: ClassVar[str] = "simt_pack"
+
+    @property
+    def threads(self) -> int:
+        return 128
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block, item = Block(k, isa, self.threads), frame.begin
+        act, width = self.layout(), WIDTH if self.k % WIDTH == 0 else 1
+        n_rows = k.load(frame.rows, i64, align=8) if self.counted else frame.run("n_tokens")
+        n, first = item // self.slices, item % self.slices * SLICE
+        source = k.min(n, n_rows * self.per - 1)
+        row, to = frame.x + source * frame.stride * 4, frame.out + n * act.row_bytes
+        gated = self.gated and self.fn != "copy"
+        ups = frame.apart + source * frame.apart_stride * 4 if self.apart else row
+        start, step = first + block.tid * width, block.n_threads * width
+        with k.loop(k.min(first + SLICE, self.k), start=start, step=step) as at:
+            v = _floats(k, row, at, width)
+            if gated:
+                v = ACTIVATIONS[self.fn].gate(k, v, _floats(k, ups + frame.up * 4, at, width))
+            elif self.fn != "copy":
+                v = ACTIVATIONS[self.fn].emit(k, v)
+            store_act(k, act, to, at, v)
+        with k.if_((item % self.slices).eq(self.slices - 1)):
+            fill(block, act, to)
+
+
+def _floats(k: Builder, row: Val, at: Val, width: int) -> Val:
+    """``width`` values of a row from ``at`` on, a multiple of it."""
+    return k.load(row + at * 4, f32 * width, align=4 * width)
+
+
+def store_act(k: Builder, act: Act, row: Val, at: Val, v: Val) -> None:
+    """Values of a row of plain activations, from the ``at``-th on."""
+    width = v.ty.lanes
+    if act.kind == "f32":
+        k.store(row + at * 4, v, align=4 * width)
+    else:
+        k.store(row + at * 2, k.isa.narrow_bf16(k, v), align=2 * width)
+
+
+def fill(block: Block, act: Act, row: Val) -> None:
+    """Zeros behind a row of plain activations, up to a whole block of BLOCK values."""
+    k, rest = block.k, round_up(act.k, BLOCK) - act.k
+    if rest:
+        with k.if_(block.tid < rest):
+            store_act(k, act, row, block.tid + act.k, k.zero(f32 * 1))
+
+
+def is_plain(act: Act) -> bool:
+    """Whether ``store_act`` writes this layout."""
+    return act.kind in PLAIN and act.group == 1
+
+
+def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    spec = step.spec
+    assert isinstance(spec, Norm)
+    fits = is_plain(spec.layout()) or spec.add or spec.rows
+    return replace(step, spec=instead(SimtNorm, spec)) if fits and aligned(step) else None
+
+
+def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    spec = step.spec
+    assert isinstance(spec, Pack)
+    fits = is_plain(spec.layout()) and aligned(step)
+    return replace(step, spec=instead(SimtPack, spec)) if fits else None
+
+
+def aligned(step: Step) -> bool:
+    """Whether every row and column begins at a multiple of WIDTH values."""
+    places = ("stride", "up", "apart_stride", "out_stride", "k_column", "v_column")
+    return not any((step.args.get(name) or 0) % WIDTH for name in places)

@@ -1,0 +1,181 @@
+"""Rotary positions, and keys and values into their pages: a block for a token and a key/value head,
+in which each query head, the key and the value are one warp's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.launch_args import PerBlock
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i64, ptr
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.spec import Frame, numbered, round_up
+
+if TYPE_CHECKING:
+    from treadle.plan.plan import Plan, Step
+
+WARPS = 4
+
+
+class Dim(NamedTuple):
+    """One of a head's values, in the lane that has it; ``inside`` is None where all lanes do."""
+
+    at: Val
+    value: Val
+    inside: Val | None
+
+
+@dataclass(frozen=True)
+class SimtRopeStore(PerBlock, RopeStore):
+    """``RopeStore``. Items: tokens x n_head_kv."""
+
+    op: ClassVar[str] = "simt_rope"
+
+    @property
+    def threads(self) -> int:
+        return 32 * WARPS
+
+    @property
+    def shared_bytes(self) -> int:
+        """The key's values, once it is turned."""
+        return round_up(4 * self.head_dim, 16)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block, item = Block(k, isa, self.threads), frame.begin
+        n, head = item // self.n_head_kv, item % self.n_head_kv
+        row, queries = frame.qkv + n * frame.stride * 4, self.n_head // self.n_head_kv
+
+        def table(index: int) -> Val:
+            return frame.run(numbered("rope", index), ptr) + n * (self.rope_dims * 4)
+
+        with k.loop(queries, start=block.warp, step=WARPS) as g:
+            q = row + (head * queries + g) * (self.head_dim * 4)
+            weight = frame.q_norm if self.eps is not None else q
+            turned = self._turned(block, q, table(self.queries_table), weight, self.scale)
+            _store(k, q, turned)
+        if self.queries_only:
+            return
+        slot = k.load(frame.run(numbered("kv_slots", self.pool), ptr), i64, offset=n * 8, align=8)
+        home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
+        home, place = home + head * self.page.head_bytes, slot % PAGE
+        # The last warps have a query less, if any has.
+        with k.if_(block.warp.eq(WARPS - 1)):
+            at = row + (frame.k_column + head * self.head_dim) * 4
+            weight = frame.k_norm if self.eps is not None else at
+            _store(k, block.shared, self._turned(block, at, table(self.table), weight, 1.0))
+            block.simt.warp_barrier(k)
+            self._keep(block, block.shared, home, place, self.head_dim, transposed=True)
+        with k.if_(block.warp.eq(WARPS - 2)):
+            value = row + (frame.v_column + head * self.dims_v) * 4
+            home = home + self.page.v_off
+            self._keep(block, value, home, place, self.dims_v, transposed=False)
+
+    def _turned(self, block: Block, x: Val, table: Val, weight: Val, scale: float) -> list[Dim]:
+        """One head's values, normed and turned."""
+        k, half, dims = block.k, self.rope_dims // 2, self.head_dim
+        neox = self.style == "neox"
+        pairs: list[tuple[Val, Dim, Dim]] = []
+        for at, inside in _lanes(block, 0, half):
+            places = (at, at + half) if neox else (at * 2, at * 2 + 1)
+            first, second = (Dim(i, k.load(x + i * 4, f32, align=4), inside) for i in places)
+            pairs.append((at, first, second))
+        rest = [
+            Dim(at, k.load(x + at * 4, f32, align=4), inside)
+            for at, inside in _lanes(block, 2 * half, dims)
+        ]
+        gain = None
+        if self.eps is not None and not self.norm_last:
+            known = [dim for _, *both in pairs for dim in both]
+            gain = _gain(block, [*known, *rest], dims, self.eps) * scale
+
+        def scaled(dim: Dim) -> Val:
+            if gain is not None:
+                return dim.value * gain * k.load(weight + dim.at * 4, f32, align=4)
+            return dim.value * scale if scale != 1.0 and not self.norm_last else dim.value
+
+        made = []
+        for at, first, second in pairs:
+            a, b = scaled(first), scaled(second)
+            cos, sin = (k.load(table + i * 4, f32, align=4) for i in (at, at + half))
+            made.append(first._replace(value=a * cos - b * sin))
+            made.append(second._replace(value=a * sin + b * cos))
+        made += [dim._replace(value=scaled(dim)) for dim in rest]
+        if self.norm_last:
+            assert self.eps is not None
+            last = _gain(block, made, dims, self.eps) * scale
+            weights = [k.load(weight + dim.at * 4, f32, align=4) for dim in made]
+            made = [
+                dim._replace(value=dim.value * last * w)
+                for dim, w in zip(made, weights, strict=True)
+            ]
+        return made
+
+    def _keep(
+        self, block: Block, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
+    ) -> None:
+        """A key or a value, narrowed, into its page; a block of dims at a time."""
+        k, fmt = block.k, self.page.fmt
+        values = [
+            Dim(at, k.load(x + at * 4, f32, align=4), inside)
+            for at, inside in _lanes(block, 0, dims)
+        ]
+        if self.v_eps is not None and not transposed:
+            gain = _gain(block, values, dims, self.v_eps)
+            values = [Dim(at, v * gain, inside) for at, v, inside in values]
+        for b, (at, v, inside) in enumerate(values):
+            if fmt.scaled:
+                d = block.over_warp(k.abs(v), k.max) * (1 / 127)
+                v = v * k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
+                where = place + b * PAGE if transposed else place * (dims // BLOCK) + b
+                with k.if_(block.lane.eq(0)):
+                    k.store(home + self.page.codes_bytes(dims) + where * 4, d, align=4)
+            narrow = fmt.narrow(k, k.isa, k.splat(v, f32 * 1))
+            where = at * PAGE + place if transposed else place * dims + at
+            _store(k, home, [Dim(where, k.extract(narrow, 0), inside)])
+
+
+def _lanes(block: Block, begin: int, end: int) -> list[tuple[Val, Val | None]]:
+    """Numbers from ``begin`` to ``end``, 32 at a time, one for each lane; past the end the last one
+    again, and whether it is inside.
+    """
+    made: list[tuple[Val, Val | None]] = []
+    for first in range(begin, end, 32):
+        at = block.lane + first
+        whole = first + 32 <= end
+        made.append((at, None) if whole else (block.k.min(at, end - 1), at < end))
+    return made
+
+
+def _gain(block: Block, values: list[Dim], n: int, eps: float) -> Val:
+    """What an RMS norm multiplies a head by."""
+    k, total = block.k, block.k.const(0.0, f32)
+    for _, v, inside in values:
+        v = v if inside is None else k.select(inside, v, k.const(0.0, f32))
+        total = k.fma(v, v, total)
+    mean = block.over_warp(total, plus) * (1 / n)
+    return 1.0 / k.sqrt(mean + eps)
+
+
+def _store(k: Builder, to: Val, values: list[Dim]) -> None:
+    """Values of an array at ``to``, by the lanes that have them."""
+    for at, v, inside in values:
+        n_bytes = v.ty.n_bytes
+        if inside is None:
+            k.store(to + at * n_bytes, v, align=n_bytes)
+        else:
+            with k.if_(inside):
+                k.store(to + at * n_bytes, v, align=n_bytes)
+
+
+def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    spec = step.spec
+    assert isinstance(spec, RopeStore)
+    # Those that are turned by a Hadamard matrix beside are not done here.
+    return None if spec.page.fmt.rotated else replace(step, spec=instead(SimtRopeStore, spec))

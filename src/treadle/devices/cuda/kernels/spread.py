@@ -1,0 +1,139 @@
+"""Kernels of the CPU as they are, a block an item: its threads share out the turns of loops that
+say that they can be (``Builder.shared_loop``). Recurrences: a thread for each column of a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.launch_args import PerBlock
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.sharing import Sharing
+from treadle.kernels.elementwise.add import Add, AddRows
+from treadle.kernels.elementwise.clamp import Clamp
+from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.elementwise import Embed
+from treadle.kernels.elementwise.pooling import Pooling
+from treadle.kernels.elementwise.softcap import Softcap
+from treadle.kernels.matmul.lora import Down, Up
+from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp
+from treadle.kernels.moe.dispatch import Combine, Gather
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.recurrent.gates import Gate, Rates, UnitHeads
+from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
+from treadle.kernels.recurrent.mamba1 import Selective
+from treadle.kernels.recurrent.rules import Delta, Mamba2
+from treadle.kernels.recurrent.scan import Scan
+from treadle.kernels.spec import Frame, Spec
+
+if TYPE_CHECKING:
+    from treadle.plan.plan import Plan, Step
+
+
+class Spread(PerBlock):
+    """The kernel that stands behind it among a class's bases. Items: that kernel's."""
+
+    n_threads: ClassVar[int] = 128
+
+    @property
+    def threads(self) -> int:
+        return self.n_threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.threads // 32  # what warps add up
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block = Block(k, isa, self.threads)
+
+        def total(v: Val) -> Val:
+            block.simt.barrier(k)  # the one before has been read
+            return block.over_block([v], plus, block.shared)[0]
+
+        k.sharing = Sharing(block.tid, self.threads, lambda: block.simt.barrier(k), total)
+        super().build(k, isa, frame)
+        k.sharing = None
+
+
+def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
+    """``kind``, a block of so many threads an item."""
+    own = {"op": f"simt_{kind.op}", "n_threads": n_threads, "__doc__": kind.__doc__}
+    return type(f"Simt{kind.__name__}", (Spread, kind), own)
+
+
+# An item is a row of the model's width, or a head's, or some channels.
+ROWS = (Add, AddRows, Clamp, Combine, Embed, Gate, Gather, Pooling, Softcap)
+LORAS = (Down, Up, ExpertDown, ExpertUp)
+PARTS = (ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
+SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
+    kind.op: spread(kind, 32) for kind in PARTS
+}
+
+
+@dataclass(frozen=True)
+class SimtMamba2(Mamba2):
+    """``Mamba2``. Items: parts x heads x columns."""
+
+    op: ClassVar[str] = "simt_mamba2"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class SimtDelta(Delta):
+    """``Delta``. Items: parts x heads x columns."""
+
+    op: ClassVar[str] = "simt_delta"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class SimtChannelDelta(ChannelDelta):
+    """``ChannelDelta``. Items: parts x heads x columns."""
+
+    op: ClassVar[str] = "simt_channel_delta"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class SimtSelective(Selective):
+    """``Selective``. Items: parts x channels."""
+
+    op: ClassVar[str] = "simt_selective"
+
+    @property
+    def tile(self) -> int:
+        return 1
+
+
+def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    return replace(step, spec=instead(SPREAD[step.spec.op], step.spec))
+
+
+SCANS = {
+    "channel_delta": SimtChannelDelta,
+    "delta": SimtDelta,
+    "mamba2": SimtMamba2,
+    "selective": SimtSelective,
+}
+
+
+def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    spec = step.spec
+    assert isinstance(spec, (Scan, Selective))
+    made: Scan | Selective = instead(SCANS[spec.op], spec)
+    base = step.grid.base // spec.items * made.items
+    return replace(step, spec=made, grid=replace(step.grid, base=base))

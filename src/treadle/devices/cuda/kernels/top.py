@@ -1,0 +1,262 @@
+"""The largest logits of rows: a block for each slice, and one for each row that joins its slices.
+
+A thread has N_TOP neighbours of a slice, or what is left of one slice. What the N_TOP-th largest
+is, the block finds bit by bit: how many keys reach a trial, counted by all. Equal ones are taken in
+their order, which is that of the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.launch_args import PerBlock
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.types import f32, f64, i32, i64, ptr, u32
+from treadle.kernels.elementwise.top_logits import (
+    IDS,
+    KEY_INF,
+    LOWEST,
+    MAX,
+    N_TOP,
+    NEVER,
+    NOBODY,
+    PARTIAL,
+    RESULT,
+    SAMPLED,
+    SLICE,
+    SLICE_ROWS,
+    TOTAL,
+    JoinTop,
+    Top,
+    to_float,
+    to_key,
+)
+from treadle.kernels.spec import Frame, load_record
+
+if TYPE_CHECKING:
+    from treadle.plan.plan import Plan, Step
+
+THREADS = SLICE_ROWS  # of a block: each has N_TOP keys
+WIDTH = 4  # keys that it loads at once
+WORD = 32  # values that a word of a mask is for
+# Of shared memory: two rooms of counts, by turns; each thread's counts, or sums; the chosen.
+ROOM = 4 * 2 * THREADS // 32
+EACH = 2 * ROOM
+CHOSEN = EACH + 8 * THREADS
+SHARED = CHOSEN + 8 * N_TOP
+
+
+class Looked(NamedTuple):
+    """What a SAMPLED record says; ``mask`` is 0 where there is none."""
+
+    row: Val
+    mask: Val
+    only: Val
+    total: Val
+
+
+def look_at(k: Builder, frame: Frame, i: Val) -> Looked:
+    """The i-th record."""
+    record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
+    return Looked(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
+
+
+class _TopBlock(Block):
+    """A block whose threads have N_TOP keys each, ``WIDTH`` a vector, in ``keys``."""
+
+    def __init__(self, k: Builder, isa: Isa) -> None:
+        super().__init__(k, isa, THREADS)
+        never = k.const(NEVER, i32 * WIDTH)
+        self.keys: list[Var] = [k.var(never) for _ in range(N_TOP // WIDTH)]
+
+    def count(self, reaches: Callable[[Val], Val]) -> Val:
+        """Of this thread's keys, those of which that is true."""
+        k = self.k
+        one, total = k.const(1, i32 * WIDTH), k.zero(i32 * WIDTH)
+        for key in self.keys:
+            total = total + k.select(reaches(key.v), one, k.zero(one.ty))
+        return k.sum(total)
+
+    def largest(self) -> Val:
+        """The block's largest key."""
+        k, top = self.k, self.keys[0].v
+        for key in self.keys[1:]:
+            top = k.max(top, key.v)
+        return self.over_block([k.reduce(top, k.max)], k.max, self.shared)[0]
+
+    def least_wanted(self) -> Val:
+        """The N_TOP-th largest key, as an unsigned number while it is looked for."""
+        k, bits = self.k, self.k.var(self.k.const(0, u32))
+        with k.loop(32) as b:
+            trial = bits.v | (k.const(1 << 31, u32) >> b.to(u32))
+            limit = k.splat((trial ^ (1 << 31)).bits(i32), i32 * WIDTH)
+            n = self.count(lambda key: key >= limit)
+            room = self.shared + (b + 1) % 2 * ROOM
+            enough = self.over_block([n], plus, room)[0] >= N_TOP
+            bits.v = k.select(enough, trial, bits.v)
+        return (bits.v ^ (1 << 31)).bits(i32)
+
+    def choose(self, looked: Looked, id_at: Callable[[Val], Val], to: Val) -> Val:
+        """Write the N_TOP largest keys to ``to``, and their ids behind them, in the order in which
+        they stand, or ``only`` those as large as the largest; gives that. ``id_at``: of a thread's
+        i-th key.
+        """
+        k = self.k
+        top = self.largest()
+        last = k.select(looked.only, top, self.least_wanted())
+        above = k.splat(last, i32 * WIDTH)
+        more, ties = self.count(lambda key: key > above), self.count(lambda key: key.eq(above))
+        with k.if_(self.tid < N_TOP):
+            k.store(to + self.tid * 4, k.const(NEVER, i32))
+            k.store(to + self.tid * 4, k.const(NOBODY, i32), offset=IDS)
+        here = self.shared + self.tid * 8 + EACH
+        k.store(here, more)
+        k.store(here, ties, offset=4)
+        # In the room that the last trial did not use; its barrier serves what is above, too.
+        all_more = self.over_block([more], plus, self.shared + ROOM)[0]
+        more_before, ties_before = k.var(k.const(0, i32)), k.var(k.const(0, i32))
+        with k.loop(self.tid) as t:
+            other = self.shared + t * 8 + EACH
+            more_before.v = more_before.v + k.load(other, i32)
+            ties_before.v = ties_before.v + k.load(other, i32, offset=4)
+        wanted = N_TOP - all_more  # of those as large as the last
+        place = k.var(more_before.v + k.min(ties_before.v, wanted))
+        left = k.var(k.max(wanted - ties_before.v, k.const(0, i32)))
+        with k.if_(more + k.min(ties, left.v) > 0):
+            for i in range(N_TOP):
+                key = k.extract(self.keys[i // WIDTH].v, i % WIDTH)
+                tie = key.eq(last) & (left.v > 0)
+                with k.if_((key > last) | tie):
+                    at = to + place.v.to(i64) * 4
+                    k.store(at, key)
+                    k.store(at, id_at(k.i64(i)), offset=IDS)
+                    place.v = place.v + 1
+                    left.v = left.v - k.select(tie, k.const(1, i32), k.const(0, i32))
+        self.simt.barrier(k)
+        return top
+
+    def sum_up(self, value: Val) -> Val:
+        """The sum of the threads' ``value`` in f64, in the first thread."""
+        k, here = self.k, self.shared + EACH
+        k.store(here + self.tid * 8, value)
+        self.simt.barrier(k)
+        total = k.var(k.const(0.0, f64))
+        with k.if_(self.tid.eq(0)), k.loop(THREADS) as t:
+            total.v = total.v + k.load(here + t * 8, f64)
+        return total.v
+
+
+class _PerTopBlock(PerBlock):
+    """A kernel of a ``_TopBlock`` an item."""
+
+    @property
+    def threads(self) -> int:
+        return THREADS
+
+    @property
+    def shared_bytes(self) -> int:
+        return SHARED
+
+
+@dataclass(frozen=True)
+class SimtTop(_PerTopBlock, Top):
+    """``Top``. Items: SAMPLED records x slices."""
+
+    op: ClassVar[str] = "simt_top"
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block, item = _TopBlock(k, isa), frame.begin
+        n_slices = (frame.n + (SLICE - 1)) // SLICE
+        looked = look_at(k, frame, item // n_slices)
+        start = item % n_slices * SLICE + block.tid * N_TOP
+        row = frame.x + (looked.row * frame.stride + start) * 4
+        self._load(block, row, frame.n - start)
+        with k.if_(looked.mask.eq(0).eq(0)):
+            self._rule_out(block, frame.block + looked.mask + start // 8, frame.n - start)
+        out = frame.out + item * PARTIAL.itemsize
+        top = block.choose(looked, lambda i: (start + i).to(i32), out)
+        highest = k.max(to_float(k, top), LOWEST)
+        with k.if_(block.tid.eq(0)):
+            k.store(out, highest, offset=MAX)
+        with k.if_(looked.total):
+            part = k.zero(f32 * WIDTH)
+            for key in block.keys:
+                part = part + math.exp(k, to_float(k, key.v) - k.splat(highest, part.ty))
+            total = block.sum_up(k.sum(part.to(f64)))
+            with k.if_(block.tid.eq(0)):
+                k.store(out, total, offset=TOTAL)
+
+    def _load(self, block: _TopBlock, row: Val, n: Val) -> None:
+        """The thread's keys, of which ``n`` are there; -infinity's behind them."""
+        k, index = block.k, block.k.const(range(WIDTH), i32 * WIDTH)
+        for i, key in enumerate(block.keys):
+            with k.if_(n > i * WIDTH):
+                found = to_key(k, k.load(row, f32 * WIDTH, offset=4 * WIDTH * i, align=4 * WIDTH))
+                here = index < k.splat(k.min(n - i * WIDTH, k.i64(WIDTH)).to(i32), index.ty)
+                key.v = k.select(here, found, key.v)
+
+    def _rule_out(self, block: _TopBlock, mask: Val, n: Val) -> None:
+        """-infinity's in place of those without a bit, but for what shows that something is
+        wrong.
+        """
+        k, ty = block.k, i32 * WIDTH
+        for i, key in enumerate(block.keys):
+            at, bit = divmod(i * WIDTH, WORD)
+            with k.if_(n > i * WIDTH):
+                word = k.splat(k.load(mask, u32, offset=4 * at), u32 * WIDTH)
+                bits = k.const([1 << bit + j for j in range(WIDTH)], word.ty)
+                ruled_out = (word & bits).eq(0) & (key.v < KEY_INF)
+                key.v = k.select(ruled_out, k.const(NEVER, ty), key.v)
+
+
+@dataclass(frozen=True)
+class SimtJoinTop(_PerTopBlock, JoinTop):
+    """``JoinTop``. Items: SAMPLED records."""
+
+    op: ClassVar[str] = "simt_top_join"
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        block, item, size = _TopBlock(k, isa), frame.begin, PARTIAL.itemsize
+        n_slices = (frame.n + (SLICE - 1)) // SLICE
+        looked = look_at(k, frame, item)
+        source = frame.partials + item * n_slices * size
+        mine = source + block.tid * size
+        with k.if_(block.tid < n_slices):
+            for i, key in enumerate(block.keys):
+                key.v = k.load(mine, i32 * WIDTH, offset=4 * WIDTH * i, align=4 * WIDTH)
+        chosen, out = block.shared + CHOSEN, frame.out + item * RESULT.itemsize
+
+        def id_at(i: Val) -> Val:
+            return k.load(mine + i * 4, i32, offset=IDS)
+
+        top = block.choose(looked, id_at, chosen)
+        with k.if_(block.tid < N_TOP):
+            own, rank = k.load(chosen + block.tid * 4, i32), k.var(k.i64(0))
+            with k.loop(N_TOP) as other:
+                its = k.load(chosen + other * 4, i32)
+                before = (its > own) | (its.eq(own) & (other < block.tid))
+                rank.v = rank.v + k.select(before, k.i64(1), k.i64(0))
+            k.store(out + rank.v * 4, to_float(k, own))
+            k.store(out + rank.v * 4, k.load(chosen + block.tid * 4, i32, offset=IDS), offset=IDS)
+        with k.if_(looked.total & block.tid.eq(0)):
+            highest, total = k.max(to_float(k, top), LOWEST), k.var(k.const(0.0, f64))
+            with k.loop(n_slices) as slice_:
+                part = source + slice_ * size
+                gain = math.exp(k, k.load(part, f32, offset=MAX) - highest)
+                total.v = total.v + k.load(part, f64, offset=TOTAL) * gain.to(f64)
+            k.store(out, total.v, offset=TOTAL)
+
+
+def swap_top(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    return replace(step, spec=instead(SimtTop, step.spec))
+
+
+def swap_join(step: Step, plan: Plan, isa: Isa) -> Step | None:
+    """A row of ``devices/cuda/kernel_table.py``."""
+    return replace(step, spec=instead(SimtJoinTop, step.spec))

@@ -1,0 +1,76 @@
+"""How a thread reads weights: some blocks of a row, as floats.
+
+A *unit* is what one thread reads at once: a block of codes, or several small ones, or a few floats.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import Format
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import f32, u32
+from treadle.kernels.format_blocks import At, scales_of, unpack_codes
+
+FLOATS = 8  # values of a unit of floats
+LEAST = 32  # values of a unit of codes
+SPAN = 64  # values that a thread unpacks at once: it has registers for them
+MAGIC, MAGIC_BITS = 8388608.0, 0x4B000000  # 2**23: a float whose lowest bits are a whole number
+
+
+def unit_of(fmt: Format, k: int) -> int:
+    """Values of a unit, in rows of ``k``."""
+    if fmt.codes is None:
+        return FLOATS
+    n = max(1, LEAST // fmt.block)
+    return fmt.block * (n if k // fmt.block % n == 0 else 1)
+
+
+@dataclass
+class Run:
+    """Codes that share a scale, and perhaps a minimum: fours of them, each a word, by the number
+    of its first value; ``w = scale * (code - offset) + minimum``.
+    """
+
+    scale: Val
+    minimum: Val | None
+    fours: list[tuple[int, Val]]
+
+
+def read_runs(k: Builder, at: At, unit: int) -> list[Run]:
+    """The codes of a unit that begins at ``at``."""
+    fmt, codes = at.fmt, at.codes
+    blocks = [at.block(i) for i in range(unit // fmt.block)]
+    d, m = scales_of(k, blocks)
+    held: dict[int, list[tuple[int, Val]]] = {}
+    vectors = unpack_codes(k, blocks)
+    for v, fours in zip(vectors, codes.groups(fmt.block, len(blocks)), strict=True):
+        words = v.bits(u32 * (v.ty.lanes // 4))
+        for i, four in enumerate(fours):
+            one = 4 * four, k.extract(words, i)
+            held.setdefault(4 * four // codes.sum_sub, []).append(one)
+    return [
+        Run(
+            k.extract(d, i * codes.sum_sub // codes.sub),
+            None if m is None else k.extract(m, i),
+            sorted(fours, key=lambda one: one[0]),
+        )
+        for i, fours in sorted(held.items())
+    ]
+
+
+def four_floats(k: Builder, word: Val, offset: int) -> list[Val]:
+    """The four codes of a word, less ``offset``: exact."""
+    wide = ((word >> 8 * i if i else word) & 0xFF for i in range(4))
+    return [(v | MAGIC_BITS).bits(f32) - (MAGIC + offset) for v in wide]
+
+
+def read_floats(k: Builder, at: At, row: int, n: int) -> list[Val]:
+    """Floats of a unit that begins at ``at``, zeros behind the first ``n``; rows have ``row``."""
+    load = at.fmt.load
+    assert load is not None, at.fmt.name
+    size = at.fmt.dtype.itemsize
+    align = gcd(row * size, FLOATS * size, k.isa.aligned)
+    v = load(k, k.isa, at.parts[0], FLOATS, n, align)
+    return [k.extract(v, i) for i in range(n)]

@@ -1,0 +1,76 @@
+"""Devices by the names that people give them: ``cpu``, ``cuda``, ``cuda:1`` for the second card,
+``wgpu``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from treadle.base.interrupts import in_main_interpreter
+from treadle.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.devices.protocol import Device
+    from treadle.jit.kernel import Progress
+
+
+def _open_cpu(which: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
+    from treadle.devices.cpu.device import Cpu
+    from treadle.isa import choose
+    from treadle.jit.compile import host_features
+
+    return Cpu(choose(host_features(), isa), n_threads, progress)
+
+
+def _open_cuda(which: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
+    from treadle.devices.cuda.device import Cuda
+    from treadle.devices.cuda.libcuda import CudaDriver
+
+    if isa is not None:
+        raise UnsupportedError(f"isa={isa!r}: instructions of a CPU; a GPU has its own")
+    return Cuda(CudaDriver(int(which or 0)), n_threads, progress)
+
+
+def _open_wgpu(which: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
+    from treadle.devices.wgpu.device import Wgpu
+
+    if isa is not None:
+        raise UnsupportedError(f"isa={isa!r}: instructions of a CPU; a GPU has its own")
+    return Wgpu(progress)
+
+
+Opener = Callable[[str, str | None, int, "Progress | None"], "Device"]
+# Each with what may stand behind a colon, and what to say of anything else.
+DEVICES: dict[str, tuple[Opener, str, str]] = {
+    "cpu": (_open_cpu, "", "the processors are one device, 'cpu'"),
+    "cuda": (_open_cuda, "[0-9]*", "expected a number, as in 'cuda:1'"),
+    "wgpu": (_open_wgpu, "", "the one adapter that WebGPU gives is 'wgpu'"),
+}
+
+
+def check_name(name: str) -> None:
+    """Raise UnsupportedError for what can be no device's name."""
+    kind, _, which = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if kind not in DEVICES:
+        raise UnsupportedError(f"device={name!r}: expected one of {', '.join(DEVICES)}")
+    _, allowed, expected = DEVICES[kind]
+    if not re.fullmatch(allowed, which):
+        raise UnsupportedError(f"device={name!r}: {expected}")
+
+
+def open_device(name: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
+    """The device called ``name``; ``isa``: which instruction set, None for the best.
+
+    Raises UnsupportedError for a name that there is not, and in a subinterpreter; DeviceError where
+    the device is missing.
+    """
+    check_name(name)
+    if not in_main_interpreter():
+        raise UnsupportedError(
+            "this is a subinterpreter of Python, where a model's signals and threads do not work: "
+            "load it in the main interpreter (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
+        )
+    kind, _, which = name.partition(":")
+    return DEVICES[kind][0](which, isa, n_threads, progress)

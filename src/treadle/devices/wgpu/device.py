@@ -1,0 +1,353 @@
+"""A GPU through WebGPU: Metal, Vulkan or DX12, whichever the ``wgpu`` package finds.
+
+A plan is the CPU's lowering for the row of ``devices/wgpu/row.py``, each of its steps one or more
+shaders (``devices/wgpu/dispatch.py``). Pipelines and bindings are made once per plan. The commands
+are encoded anew for each run, for WebGPU lets a command buffer be submitted once; so the number of
+workgroups is the run's own. A run is one submission.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.base.humanize import n_bytes as in_words
+from treadle.devices.wgpu.dispatch import calls_of
+from treadle.devices.wgpu.memory import STORAGE, GpuMemory, GpuWeights
+from treadle.devices.wgpu.row import WGSL
+from treadle.devices.wgpu.shader import WORD, Call, Groups
+from treadle.errors import DeviceError, NoMemoryError
+from treadle.jit.cache import hash_of_sources
+from treadle.jit.kernel import Tally
+from treadle.kernels.spec import round_up, run_offset
+from treadle.plan.lowering.ops import build_plan
+from treadle.plan.plan import Buffer, Const, Plan
+
+if TYPE_CHECKING:
+    from treadle.jit.kernel import Progress
+    from treadle.kvcache.cache import KVCache
+    from treadle.models.config import Config
+    from treadle.plan.lowering.weights import Weights
+
+ARGS_BYTES = 256  # of a call: what WebGPU aligns a binding to
+N_QUERIES = 4096  # that a set may have, at most
+
+
+class Program:
+    """A plan's calls: of each step pipelines, bindings, and how many workgroups they are."""
+
+    def __init__(self, device: Wgpu, plan: Plan, arena: GpuMemory, inputs: GpuMemory) -> None:
+        assert inputs.bytes is not None
+        self.inputs, self._words = inputs, inputs.bytes.view(np.int64)
+        self._offsets = plan.offsets
+        steps = [(step, calls_of(step)) for step in plan.steps]
+        n_calls = sum(len(calls) for _, calls in steps)
+        table = np.zeros((max(1, n_calls), ARGS_BYTES // WORD), np.uint32)
+        self._args = device.create(table.nbytes, "UNIFORM|COPY_DST")
+        self.steps: list[list[tuple[Any, Any, Any]]] = []
+        at = 0
+        for done, (_, calls) in enumerate(steps):
+            made = []
+            for call in calls:
+                values = [self._value(call.args[name]) for name in call.shader.args]
+                table[at, : len(values)] = values
+                pipeline, layout = device.pipeline(call)
+                group = self._bind(device, layout, call, at, arena)
+                made.append((pipeline, group, call.groups))
+                at += 1
+            self.steps.append(made)
+            device.tell("compile", done, len(steps))
+        device.tell("compile", len(steps), len(steps))
+        device.gpu.queue.write_buffer(self._args, 0, table)
+
+    def _value(self, arg: Any) -> int:
+        """As a word: a buffer is where it begins in the arena, a pair a place in a buffer."""
+        if isinstance(arg, tuple):
+            return self._value(arg[0]) + int(arg[1])
+        return self._offsets[arg] // WORD if isinstance(arg, Buffer) else int(arg)
+
+    def _bind(self, device: Wgpu, layout: Any, call: Call, at: int, arena: GpuMemory) -> Any:
+        shader, given = call.shader, call.consts
+        bound = [arena.buffer, self.inputs.buffer]
+        for name in (*shader.reads, *shader.writes):
+            const = given.get(name)
+            if const is None:
+                bound.append(device.unused[name in shader.writes])
+            else:
+                home: Any = const.memory if isinstance(const, Const) else const
+                bound.append(home.buffer)
+        args = {"buffer": self._args, "offset": ARGS_BYTES * at, "size": ARGS_BYTES}
+        whole = [{"buffer": buffer, "offset": 0, "size": buffer.size} for buffer in bound]
+        entries = [{"binding": i, "resource": given} for i, given in enumerate([args, *whole])]
+        return device.gpu.create_bind_group(layout=layout, entries=entries)
+
+    def count(self, name: str) -> int:
+        """A count of RUN_STATE, as the host has laid it out."""
+        return int(self._words[run_offset(name) // 8])
+
+
+class Wgpu:
+    """A device (``treadle/devices/protocol.py``). ``progress``: see ``load_kernels``.
+
+    Raises DeviceError where the package or an adapter is missing.
+    """
+
+    isa, n_threads = WGSL, 1
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._wgpu = _package()
+        adapter = find_adapter(self._wgpu)
+        limits = adapter.limits
+        self.most = int(limits["max-storage-buffer-binding-size"]) // WORD * WORD
+        self.most = min(self.most, int(limits["max-buffer-size"]) // WORD * WORD - WORD)
+        self.name, self._kind = str(adapter.info["device"]), str(adapter.info["description"])
+        wanted = "max-storage-buffer-binding-size", "max-buffer-size"
+        self.stamps = "timestamp-query" in adapter.features
+        self.gpu = adapter.request_device_sync(
+            required_limits={name: limits[name] for name in wanted},
+            required_features=["timestamp-query"] if self.stamps else [],
+        )
+        self.kernels, self._progress = Tally(), progress
+        self._pipelines: dict[str, tuple[Any, Any]] = {}
+        self.unused = self.create(ARGS_BYTES), self.create(ARGS_BYTES)
+
+    @property
+    def variant(self) -> str:
+        return f"{_source_hash()}\0{self.name}\0{self._kind}"
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """To whoever shows progress."""
+        if self._progress:
+            self._progress(what, done, total)
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
+        """A buffer of zeros, of whole words."""
+        size = max(round_up(n_bytes, WORD), WORD)
+        if usage == STORAGE and size > self.most + WORD:
+            raise NoMemoryError(
+                f"{self.name}: {in_words(n_bytes)} in one piece, and it binds "
+                f"{in_words(self.most)} at most"
+            )
+        try:
+            return self.gpu.create_buffer(size=size, usage=usage)
+        except self._wgpu.GPUError as error:
+            raise NoMemoryError(f"{self.name}: no memory for {in_words(n_bytes)}") from error
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> GpuMemory:
+        return GpuMemory(self, n_bytes, host=host)
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        return Const(name, GpuWeights(self, name, array), array)
+
+    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+        """By way of another buffer: WebGPU copies nothing within one."""
+        if not n_bytes:
+            return
+        between, encoder = self.create(n_bytes), self.gpu.create_command_encoder()
+        encoder.copy_buffer_to_buffer(memory.buffer, start, between, 0, n_bytes)
+        encoder.copy_buffer_to_buffer(between, 0, memory.buffer, to, n_bytes)
+        self.gpu.queue.submit([encoder.finish()])
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        deterministic: bool = False,
+        output: str = "logits",
+    ) -> Plan:
+        plan = build_plan(
+            config,
+            weights,
+            cache,
+            self.isa,
+            n_tokens,
+            n_outputs,
+            n_threads=self.n_threads,
+            deterministic=deterministic,
+            output=output,
+        )
+        for step in plan.steps:
+            calls_of(step)  # what cannot be run is refused here
+        return plan
+
+    def pipeline(self, call: Call) -> tuple[Any, Any]:
+        """A shader's pipeline, and the layout of its bindings."""
+        text, shader = call.shader.text, call.shader
+        if text not in self._pipelines:
+            began = time.perf_counter()
+            kinds = ["uniform", "storage", "read-only-storage"]
+            kinds += ["read-only-storage"] * len(shader.reads) + ["storage"] * len(shader.writes)
+            entries = [
+                {"binding": i, "visibility": "COMPUTE", "buffer": {"type": kind}}
+                for i, kind in enumerate(kinds)
+            ]
+            layout = self.gpu.create_bind_group_layout(entries=entries)
+            try:
+                module = self.gpu.create_shader_module(label=shader.name, code=text)
+                pipeline = self.gpu.create_compute_pipeline(
+                    layout=self.gpu.create_pipeline_layout(bind_group_layouts=[layout]),
+                    compute={"module": module, "entry_point": "main"},
+                )
+            except self._wgpu.GPUError as error:
+                raise DeviceError(f"{self.name}: {shader.name}: {error}") from error
+            self._pipelines[text] = pipeline, layout
+            self.kernels.n_compiled += 1
+            self.kernels.seconds += time.perf_counter() - began
+        return self._pipelines[text]
+
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
+        return Program(self, plan, arena, inputs)
+
+    def run(
+        self,
+        ready: Any,
+        steps: range | None = None,
+        *,
+        times: list[float] | None = None,
+        stoppable: bool = False,
+    ) -> bool:
+        """See the protocol. What was submitted cannot be stopped: a run always ends."""
+        inputs = ready.inputs
+        self.gpu.queue.write_buffer(inputs.buffer, 0, inputs.bytes)
+        chosen = ready.steps if steps is None else ready.steps[steps.start : steps.stop]
+        if times is not None:
+            times += self._timed(ready, chosen)
+            return True
+        encoder = self.gpu.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for calls in chosen:
+            _encode(compute, calls, ready)
+        compute.end()
+        self._submit(encoder)
+        return True
+
+    def _submit(self, encoder: Any) -> None:
+        """And wait: what is read behind it is there when it is done."""
+        try:
+            self.gpu.queue.submit([encoder.finish()])
+            self.gpu.queue.read_buffer(self.unused[0], 0, WORD)
+        except self._wgpu.GPUError as error:
+            raise DeviceError(f"{self.name}: {error}") from error
+
+    def _timed(self, ready: Program, steps: list[Any]) -> list[float]:
+        """Seconds of each step: by the adapter's clock where it has one, else by the host's, each
+        step submitted by itself.
+        """
+        made: list[float] = []
+        for at in range(0, len(steps), N_QUERIES // 2):
+            part = steps[at : at + N_QUERIES // 2]
+            made += self._stamped(ready, part) if self.stamps else self._clocked(ready, part)
+        return made
+
+    def _clocked(self, ready: Program, steps: list[Any]) -> list[float]:
+        made = []
+        for calls in steps:
+            began, encoder = time.perf_counter(), self.gpu.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            _encode(compute, calls, ready)
+            compute.end()
+            self._submit(encoder)
+            made.append(time.perf_counter() - began)
+        return made
+
+    def _stamped(self, ready: Program, steps: list[Any]) -> list[float]:
+        n = 2 * len(steps)
+        queries = self.gpu.create_query_set(type="timestamp", count=n)
+        stamps = self.gpu.create_buffer(size=8 * n, usage="QUERY_RESOLVE|COPY_SRC")
+        encoder = self.gpu.create_command_encoder()
+        for i, calls in enumerate(steps):
+            writes = {
+                "query_set": queries,
+                "beginning_of_pass_write_index": 2 * i,
+                "end_of_pass_write_index": 2 * i + 1,
+            }
+            compute = encoder.begin_compute_pass(timestamp_writes=writes)
+            _encode(compute, calls, ready)
+            compute.end()
+        encoder.resolve_query_set(queries, 0, n, stamps, 0)
+        self._submit(encoder)
+        pairs = np.frombuffer(self.gpu.queue.read_buffer(stamps), np.uint64).reshape(-1, 2)
+        return [float(end - begin) * 1e-9 for begin, end in pairs.astype(np.int64)]
+
+    def close(self) -> None:
+        self._pipelines.clear()
+
+
+def _encode(compute: Any, calls: list[tuple[Any, Any, Any]], ready: Program) -> None:
+    """A step's calls, where they have anything to do."""
+    for pipeline, group, groups_of in calls:
+        groups: Groups = groups_of(ready.count)
+        if 0 not in groups:
+            compute.set_pipeline(pipeline)
+            compute.set_bind_group(0, group)
+            compute.dispatch_workgroups(*groups)
+
+
+def _package() -> Any:
+    try:
+        import wgpu
+    except ImportError as error:
+        raise DeviceError(
+            "device wgpu: the package is not installed: pip install 'treadle[wgpu]'"
+        ) from error
+    return wgpu
+
+
+@contextmanager
+def _a_folder_for_displays() -> Iterator[None]:
+    """Vulkan's drivers look for a display in this one, and write an error where none is named."""
+    name = "XDG_RUNTIME_DIR"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = gettempdir()
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+def find_adapter(wgpu: Any) -> Any:
+    """The fastest there is, as WebGPU chooses; DeviceError where there is none."""
+    try:
+        with _a_folder_for_displays():
+            return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+    except (RuntimeError, wgpu.GPUError) as error:
+        raise DeviceError(
+            "device wgpu: no adapter: neither Metal, Vulkan nor DX12 is there (on Linux: the "
+            "card's Vulkan driver, or Mesa's lavapipe for tests)"
+        ) from error
+
+
+def told() -> dict[str, Any]:
+    """The adapter, as lines of ``treadle doctor``; why there is none, else."""
+    try:
+        adapter = find_adapter(_package())
+    except DeviceError as error:
+        return {"wgpu": str(error)}
+    return {
+        "wgpu": adapter.info["device"],
+        "wgpu_through": adapter.info["backend_type"],
+        "wgpu_binding_bytes": int(adapter.limits["max-storage-buffer-binding-size"]),
+    }
+
+
+@cache
+def _source_hash() -> str:
+    """Of all sources that can change a result: the shaders' and this file."""
+    return hash_of_sources("devices.wgpu")

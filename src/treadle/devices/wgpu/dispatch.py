@@ -1,0 +1,41 @@
+"""Which shaders a step becomes: the table of what the wgpu device computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.devices.wgpu import attention, products, rows, top
+from treadle.devices.wgpu.shader import Call, Printer
+from treadle.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.plan.plan import Step
+
+PRINTERS: dict[str, Printer] = {
+    "embed": rows.embed,
+    "norm": rows.norm,
+    "column_norm": rows.column_norm,
+    "pack": rows.pack,
+    "add": rows.add,
+    "add_rows": rows.add_rows,
+    "softcap": rows.softcap,
+    "pooling": rows.pooling,
+    "gemv": products.gemv,
+    "gemm": products.gemm,
+    "gated": products.gated,
+    "rope": attention.rope,
+    "attention": attention.attention,
+    "merge": attention.merge,
+    "top": top.top,
+    "top_join": top.join_top,
+}
+
+
+def calls_of(step: Step) -> list[Call]:
+    """Raises UnsupportedError, with the step's label, for what has no shader."""
+    if step.spec.op not in PRINTERS:
+        raise UnsupportedError(
+            f"{step.label}: the wgpu device has no {step.spec.op}; it runs dense decoders and "
+            "encoders alone: no experts, no states, no adapters"
+        )
+    return PRINTERS[step.spec.op](step)

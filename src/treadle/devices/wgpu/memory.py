@@ -1,0 +1,126 @@
+"""What lies in a GPU's memory: buffers, and weights, which are uploaded when they are first bound.
+
+WebGPU moves whole words of 4 bytes; these move any bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from treadle.base.humanize import n_bytes as in_words
+from treadle.devices.wgpu.shader import WORD
+from treadle.errors import NoMemoryError
+from treadle.kernels.spec import round_up
+
+CHUNK = 16 << 20  # bytes of weights that are handed over at a time
+STORAGE = "STORAGE|COPY_SRC|COPY_DST"
+
+
+class Maker(Protocol):
+    """What buffers are made by: ``most`` bytes may be bound as one; ``gpu`` is WebGPU's device."""
+
+    name: str
+    most: int
+    gpu: Any
+
+    def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
+        """A buffer of zeros, of whole words."""
+
+
+class GpuMemory:
+    """A buffer. ``bytes``: the host's copy of a run's inputs, which each run writes."""
+
+    def __init__(self, device: Maker, n_bytes: int, *, host: bool = False) -> None:
+        self._device, self.n_bytes = device, n_bytes
+        self.buffer = device.create(n_bytes)
+        self.bytes = np.zeros(self.buffer.size, np.uint8) if host else None
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        assert 0 <= at <= at + n_bytes <= self.n_bytes
+        start, end = at // WORD * WORD, round_up(at + n_bytes, WORD)
+        if not n_bytes:
+            return np.zeros(0, np.uint8)
+        data = self._device.gpu.queue.read_buffer(self.buffer, start, end - start)
+        return np.frombuffer(data, np.uint8)[at - start :][:n_bytes]
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        assert 0 <= at <= at + data.nbytes <= self.n_bytes
+        start, end = at // WORD * WORD, round_up(at + data.nbytes, WORD)
+        if not data.nbytes:
+            return
+        if (start, end) != (at, at + data.nbytes):  # whole words are written
+            whole = self.read(start, min(end, self.n_bytes) - start).copy()
+            whole = np.pad(whole, (0, end - start - len(whole)))
+            whole[at - start :][: data.nbytes] = data
+            data = whole
+        self._device.gpu.queue.write_buffer(self.buffer, start, np.ascontiguousarray(data))
+
+
+class Part:
+    """Rows of a tensor in a buffer of their own, uploaded when a plan first binds it."""
+
+    def __init__(self, device: Maker, data: np.ndarray) -> None:
+        self._device, self._data = device, data
+        self._buffer: Any = None
+
+    @property
+    def buffer(self) -> Any:
+        if self._buffer is None:
+            self._buffer = self._upload()
+        return self._buffer
+
+    def _upload(self) -> Any:
+        """A word more than there is: a shader puts words together from two."""
+        data = self._data
+        buffer = self._device.create(data.nbytes + WORD)
+        for at in range(0, data.nbytes, CHUNK):
+            part = data[at : at + CHUNK]
+            part = np.pad(part, (0, -part.nbytes % WORD)) if part.nbytes % WORD else part
+            self._device.gpu.queue.write_buffer(buffer, at, np.ascontiguousarray(part))
+        return buffer
+
+
+class GpuWeights:
+    """A tensor of the file: in one buffer, or where it is larger than a binding may be, whole rows
+    in several.
+    """
+
+    bytes = None
+
+    def __init__(self, device: Maker, name: str, array: np.ndarray) -> None:
+        self._device, self._name = device, name
+        self._array = array.reshape(-1).view(np.uint8)
+        self._parts: dict[int, list[tuple[Part, int, int]]] = {}
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        return self._array[at : at + n_bytes]
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        raise AssertionError(f"{self._name}: weights are not written")
+
+    @property
+    def buffer(self) -> Any:
+        """All of it, in one buffer."""
+        ((part, _, _),) = self.parts(self._array.nbytes)
+        return part.buffer
+
+    def parts(self, row_bytes: int) -> list[tuple[Part, int, int]]:
+        """Each part, the first of its rows, and how many it has."""
+        if row_bytes not in self._parts:
+            n_rows, most = self._array.nbytes // row_bytes, self._device.most // row_bytes
+            if not most:
+                raise NoMemoryError(
+                    f"{self._name}: a row takes {in_words(row_bytes)}, and {self._device.name} "
+                    f"binds {in_words(self._device.most)} at most"
+                )
+            self._parts[row_bytes] = [
+                (
+                    Part(self._device, self._array[first * row_bytes :][: most * row_bytes]),
+                    first,
+                    min(most, n_rows - first),
+                )
+                for first in range(0, n_rows, most)
+            ]
+        return self._parts[row_bytes]

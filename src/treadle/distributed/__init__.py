@@ -1,0 +1,1 @@
+"""A model on several engines or machines."""

@@ -1,0 +1,31 @@
+"""More than one machine, on Ray: the extra ``treadle[cluster]``.
+
+``load`` gives a model whose layers are split over Ray's actors; ``treadle cluster serve`` puts
+several models behind one address; ``treadle batch --cluster`` spreads a file of requests.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import TreadleError
+
+if TYPE_CHECKING:
+    from treadle.distributed.cluster.model import StagedModel
+
+__all__ = ["load"]
+
+
+def load(path: Any = None, *, stages: int, **settings: Any) -> StagedModel:
+    """A model in ``stages``, each an actor of Ray's with ``threads`` processors; the other settings
+    are those of ``treadle.load``. ``ray.init`` comes first, else Ray starts on this machine.
+
+    Every machine needs the file under the same path; it is mapped, and each reads its own layers.
+    Raises what ``treadle.load`` does, and TreadleError for more stages than layers, or without Ray.
+    """
+    if find_spec("ray") is None:
+        raise TreadleError("a cluster needs ray: pip install 'treadle[cluster]'")
+    from treadle.distributed.cluster.model import StagedModel
+
+    return StagedModel(path, stages=stages, **settings)

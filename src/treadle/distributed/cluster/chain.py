@@ -1,0 +1,145 @@
+"""Stages as Ray's actors: what one gives goes to the next, not through the engine in front."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from ray.exceptions import (
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    TaskUnschedulableError,
+)
+
+from treadle.distributed.stages.pipeline import StageLostError
+from treadle.distributed.stages.stage import Batch, Given, Stage
+from treadle.errors import TreadleError
+
+START_S = 300.0  # for an actor to find a place, and to open the model
+INLINE = 1 << 16  # bytes of a batch that are sent with each call; larger ones are stored once
+T = TypeVar("T")
+
+
+class StageActor:
+    """One stage, in a process of its own."""
+
+    def __init__(self, path: str, layers: range, settings: dict[str, Any]) -> None:
+        self._stage = Stage(path, layers, **settings)
+
+    def where(self) -> str:
+        """The machine that it is on."""
+        address: Any = ray.util.get_node_ip_address
+        return str(address())
+
+    def run(self, batch: Batch, given: Given) -> Given:
+        """See ``Stage.run_laid_out``."""
+        return self._stage.run_laid_out(batch, given)
+
+    def read(self, name: str) -> np.ndarray:
+        """See ``Stage.read``."""
+        return self._stage.read(name)
+
+
+class RayChain:
+    """A chain (``distributed/stages/pipeline.py``) of actors, spread over the machines that there
+    are.
+    """
+
+    def __init__(self, path: str, parts: list[range], settings: dict[str, Any]) -> None:
+        self._path, self._parts, self._settings = path, parts, settings
+        self.actors: list[Any] = [None] * len(parts)
+        self._where = [""] * len(parts)
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False)
+        try:
+            self.restart()
+        except BaseException:
+            self.close()
+            raise
+
+    def restart(self) -> None:
+        """See ``Chain``."""
+        kind: Any = ray.remote(StageActor)
+        options = {
+            "num_cpus": self._settings["n_threads"],
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,  # a new process has no pages: everything is read again, by the front
+        }
+        for i, actor in enumerate(self.actors):
+            if actor is not None and not self._is_alive(actor):
+                self.actors[i] = None
+        for i, part in enumerate(self._parts):
+            if self.actors[i] is None:
+                args = self._path, part, self._settings
+                self.actors[i] = kind.options(**options).remote(*args)
+        for i, actor in enumerate(self.actors):
+            try:
+                self._where[i] = ray.get(actor.where.remote(), timeout=START_S)
+            except GetTimeoutError:
+                raise TreadleError(
+                    f"{self._name(i)}: no machine has {self._settings['n_threads']} processors "
+                    f"free for it after {START_S:g} s"
+                ) from None
+            except RayError as error:
+                self._raise(error)
+
+    def _is_alive(self, actor: Any) -> bool:
+        try:
+            ray.get(actor.where.remote(), timeout=START_S)
+        except RayError:
+            return False
+        return True
+
+    def run(self, batch: Batch) -> Given:
+        """See ``Chain``."""
+        sent: Any = ray.put(batch) if len(batch.inputs) > INLINE else batch
+        given: Any = {}
+        for actor in self.actors:
+            given = actor.run.remote(sent, given)
+        made: Given = self._get(given)
+        return made
+
+    def read(self, name: str) -> np.ndarray:
+        """See ``Chain``."""
+        found: np.ndarray = self._get(self.actors[-1].read.remote(name))
+        return found
+
+    def _get(self, ref: Any) -> Any:
+        try:
+            return ray.get(ref)
+        except RayError as error:
+            self._raise(error)
+
+    def _raise(self, error: RayError) -> None:
+        """As an error of treadle's."""
+        cause: Any = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, TreadleError):
+            raise cause from None
+        if isinstance(cause, RayActorError | ObjectLostError | TaskUnschedulableError):
+            lost = [i for i, actor in enumerate(self.actors) if not self._is_alive(actor)]
+            names = " and ".join(map(self._name, lost)) or "a stage"
+            raise StageLostError(f"{names} ended: {_first_line(cause)}") from None
+        raise error
+
+    def _name(self, i: int) -> str:
+        layers, where = self._parts[i], self._where[i]
+        on = f" on {where}" if where else ""
+        return f"stage {i + 1} of {len(self._parts)} (layers {layers[0]} to {layers[-1]}{on})"
+
+    def close(self) -> None:
+        """See ``Chain``."""
+        actors, self.actors = self.actors, []
+        for actor in actors:
+            if actor is not None and ray.is_initialized():
+                with contextlib.suppress(Exception):
+                    ray.kill(actor)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]

@@ -1,0 +1,45 @@
+"""A model in stages as a library user sees it: any other model."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from treadle.api.model import Model, load
+from treadle.distributed.cluster.chain import RayChain
+from treadle.distributed.stages.front import FrontEngine
+from treadle.distributed.stages.pipeline import Pipeline
+from treadle.engine.engine import Engine
+from treadle.errors import UnsupportedError
+from treadle.isa import choose
+from treadle.jit.compile import host_features
+from treadle.models.stages import split, staged
+
+OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "kv_tokens", "deterministic")
+
+
+class StagedModel(Model):
+    """See ``treadle.distributed.cluster.load``. ``engine.n_lost`` counts the stages that had to be
+    replaced.
+    """
+
+    engine_type: ClassVar[type[Engine]] = FrontEngine
+
+    def __init__(self, path: Any, *, stages: int, **settings: Any) -> None:
+        plain = {**(load.__kwdefaults__ or {}), "threads": 1}
+        self._n_stages, self._settings = stages, {**plain, **settings}
+        if self._settings.get("cache_dir") is not None:
+            raise UnsupportedError("cache_dir: pages of a model in stages are not written to files")
+        super().__init__(path, **self._settings)
+
+    def device_type(self, name: str, isa: str | None, n_threads: int, progress: object) -> Pipeline:
+        """The device of its engine."""
+        if name != "cpu":
+            raise UnsupportedError(f"device={name!r}: stages of a model run on processors")
+        row = choose(host_features(), isa)
+        own = {name: self._settings[name] for name in OF_ENGINES}
+        own |= {"isa": row.name, "n_threads": n_threads, "n_ctx": self.n_ctx}
+        parts = split(self.gguf, self.config, self._n_stages)
+        for part in parts:
+            staged(self.config, part)  # what cannot be cut is told before anything is started
+        path = str(self.path.resolve())
+        return Pipeline(row, n_threads, RayChain(path, parts, own))

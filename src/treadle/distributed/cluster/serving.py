@@ -1,0 +1,148 @@
+"""Several models behind one address, on Ray Serve.
+
+The front reads a call's body, and gives it to the replica that has read its beginning. A replica is
+the whole server of ``treadle serve``, without its socket: keys, hosts, limits and errors are its.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from treadle.distributed.cluster.affinity import beginning
+from treadle.distributed.cluster.plan import Plan
+from treadle.distributed.cluster.router import PrefixRouter
+from treadle.errors import TreadleError
+from treadle.server.app import build_app
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.http_io import MAX_BODY, parse
+from treadle.server.requests.service import Service
+
+# Of a scope: what can be sent to another process.
+KEPT = (
+    *("type", "asgi", "http_version", "method", "path", "raw_path", "query_string", "headers"),
+    *("client", "server", "scheme"),
+)
+APP = "treadle"
+MAX_CALLS = 512  # in one replica; more wait in the front
+
+
+class Replica:
+    """One model and its server."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._model = plan.open()
+        self._service = Service(self._model, plan.settings)
+        self._service.engine.start()
+        self._service.engine.warmed.result()
+        self._app = build_app(self._service)
+
+    def check_health(self) -> None:
+        """Called by Ray Serve, which replaces a replica whose model cannot be used any more."""
+        if self._service.engine.state == "error":
+            raise TreadleError(self._service.engine.why)
+
+    async def call(
+        self, names: list[str], scope: dict[str, Any], body: bytes
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The messages that answer one call, as ASGI sends them. ``names`` are the router's."""
+        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        gone, asked = asyncio.Event(), False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal asked
+            if not asked:
+                asked = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            await messages.put(message)
+
+        task = asyncio.ensure_future(self._app(scope, receive, send))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+        finally:
+            gone.set()
+            with contextlib.suppress(Exception):
+                await task
+
+    def __del__(self) -> None:
+        service = getattr(self, "_service", None)
+        if service is not None:
+            service.close()
+            self._model.close()
+
+
+class Front:
+    """The address: reads bodies, and passes calls on."""
+
+    def __init__(self, replica: Any) -> None:
+        self._call = replica.options(stream=True).call
+
+    async def __call__(self, request: Request) -> Response:
+        """One call."""
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                error = ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB")
+                return JSONResponse(error.as_dict(), error.status)
+        try:
+            names = beginning(parse(bytes(body))) if body else []
+        except ApiError:  # the replica says what is wrong
+            names = []
+        scope = {name: request.scope[name] for name in KEPT if name in request.scope}
+        messages = self._call.remote(names, scope, bytes(body))
+        try:
+            head = await messages.__anext__()
+        except RayError:
+            error = ApiError(500, "the model's process ended with this call in hand; ask again")
+            return JSONResponse(error.as_dict(), error.status)
+        answer = StreamingResponse(_parts(messages), head["status"])
+        answer.raw_headers = [(bytes(name), bytes(value)) for name, value in head["headers"]]
+        return answer
+
+
+async def _parts(messages: Any) -> AsyncIterator[bytes]:
+    """The body, as it comes; a client that leaves is told to the replica."""
+    try:
+        async for message in messages:
+            if part := message.get("body"):
+                yield part
+    finally:
+        messages.cancel()
+
+
+def run(plan: Plan, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Start, or replace, the application on the Ray that ``ray.init`` has found; ``ready`` is told
+    its address.
+    """
+    serve.start(http_options={"host": host, "port": port})
+    chosen_by: Any = PrefixRouter
+    router = RequestRouterConfig(request_router_class=chosen_by)
+    replica: Any = serve.deployment(
+        Replica,
+        num_replicas=plan.replicas,
+        max_ongoing_requests=MAX_CALLS,
+        ray_actor_options={"num_cpus": plan.cpus},
+        request_router_config=router,
+        health_check_period_s=5,
+    )
+    front: Any = serve.deployment(
+        Front, max_ongoing_requests=4 * MAX_CALLS, ray_actor_options={"num_cpus": 0.1}
+    )
+    serve.run(front.bind(replica.bind(plan)), name=APP, route_prefix="/")
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    ready(f"http://{shown}:{port}")

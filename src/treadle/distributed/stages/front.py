@@ -1,0 +1,122 @@
+"""The engine before a pipeline: it goes on where a stage was lost, by reading everything again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from treadle.base.interrupts import interrupts_held
+from treadle.distributed.stages.pipeline import Pipeline, StageLostError
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
+from treadle.errors import UnsupportedError
+from treadle.kvcache.cache import KVCache, Sequence
+
+if TYPE_CHECKING:
+    from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.lora import Adapter
+
+TRIES = 3  # of one run, before its error is its callers'
+T = TypeVar("T")
+
+
+class LiveCache(KVCache):
+    """Knows every sequence that somebody refers to."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self.live: weakref.WeakSet[Sequence] = weakref.WeakSet()
+        super().__init__(*args, **settings)
+
+    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
+        """See ``KVCache``."""
+        made = super().sequence(ids, lora)
+        self.live.add(made)
+        return made
+
+    def fork(self, seq: Sequence) -> Sequence:
+        """See ``KVCache``."""
+        made = super().fork(seq)
+        self.live.add(made)
+        return made
+
+    def lose(self) -> list[tuple[Sequence, list[int]]]:
+        """All that was held is gone: every sequence is empty, and no beginning is known. What the
+        sequences held.
+        """
+        self.revive().close()
+        held = [(seq, list(seq.ids)) for seq in self.live if seq.ids]
+        for seq, _ in held:
+            self.truncate(seq, 0)
+        self.forget()
+        return held
+
+
+class FrontEngine(Engine):
+    """An engine on a ``Pipeline``. When a stage is lost it is replaced, what the sequences held is
+    read again, and the run is done anew: those who wait for it see nothing but the time it takes.
+
+    Raises StageLostError where that fails ``TRIES`` times.
+    """
+
+    cache_type: ClassVar[type[KVCache]] = LiveCache
+    has_states: ClassVar[bool] = False
+    n_lost = 0  # times that a stage was lost
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._owed: list[tuple[Sequence, list[int], int]] = []  # to be read again
+        super().__init__(*args, **settings)
+
+    def adapt(self, adapters: Ids[Adapter]) -> None:
+        """Stages have no adapters. Raises UnsupportedError."""
+        raise UnsupportedError("a model whose layers are split among processes takes no adapters")
+
+    def _run(
+        self,
+        parts: Ids[Part],
+        read: Callable[[Any], T],
+        times: list[float] | None = None,
+        output: str = "logits",
+    ) -> T:
+        with self.lock:
+            for left in reversed(range(TRIES)):
+                try:
+                    self._read_again()
+                    return super()._run(parts, read, times, output)
+                except StageLostError:
+                    if not left:
+                        raise
+                    self._lose()
+            raise AssertionError
+
+    def _walk(self, ready: Any, times: list[float] | None, *, stoppable: bool = False) -> bool:
+        """Stages run a batch as a whole, so masks are waited for before it."""
+        ready.run.write_late()
+        ready.run.late.clear()
+        return super()._walk(ready, times, stoppable=stoppable)
+
+    def _lose(self) -> None:
+        assert isinstance(self.device, Pipeline)
+        assert isinstance(self.cache, LiveCache)
+        self.n_lost += 1
+        owed = {seq: ids for seq, ids, changes in self._owed if seq.n_changes == changes}
+        with interrupts_held():
+            owed |= {seq: ids for seq, ids in self.cache.lose() if seq not in owed}
+            self._owed = [(seq, ids, seq.n_changes) for seq, ids in owed.items()]
+        self.device.restart()
+
+    def _read_again(self) -> None:
+        """Whoever has changed a sequence meanwhile has its own way to read it."""
+        while self._owed:
+            seq, ids, changes = self._owed[-1]
+            if seq.n_changes == changes:
+                with interrupts_held():
+                    at = self.cache.match(seq, [*ids, -1])
+                try:
+                    for start in range(at, len(ids), self.max_tokens):
+                        part = Part(seq, ids[start : start + self.max_tokens], 0)
+                        super()._run([part], lambda ready: None)
+                finally:
+                    self._owed[-1] = seq, ids, seq.n_changes
+            self._owed.pop()

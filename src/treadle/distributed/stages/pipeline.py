@@ -1,0 +1,189 @@
+"""A device whose plans run elsewhere: in stages, which hold some of the layers each.
+
+The engine in front knows it as any other device (``devices/protocol.py``). Its memory is the
+stages'; what a run reads reaches them in one block; the last stage's outputs come back. Whoever
+runs the stages is a ``Chain``: processes on other machines (``treadle.distributed.cluster``), or
+engines in this one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from treadle.devices.cpu.thread_team import Memory
+from treadle.devices.cpu.tuned_rows import tuned_row
+from treadle.distributed.stages.stage import Batch, Copy, Given
+from treadle.errors import TreadleError, UnsupportedError
+from treadle.jit.cache import source_hash
+from treadle.jit.kernel import Tally, isa_key
+from treadle.plan.lowering.ops import build_plan
+from treadle.plan.plan import Const, Plan
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.kvcache.cache import KVCache
+    from treadle.kvcache.page_pool import Cells
+    from treadle.models.config import Config
+    from treadle.plan.lowering.weights import Weights
+
+
+class StageLostError(TreadleError):
+    """A stage has ended, and its keys and values with it."""
+
+
+class Chain(Protocol):
+    """Stages in their order."""
+
+    def run(self, batch: Batch) -> Given:
+        """What the last stage gives. Raises StageLostError, and what stages raise."""
+
+    def read(self, name: str) -> np.ndarray:
+        """An output of the last run, which ``run`` did not give: the logits."""
+
+    def restart(self) -> None:
+        """Replace the stages that have ended. Raises TreadleError where that cannot be."""
+
+    def close(self) -> None:
+        """End the stages. Idempotent."""
+
+
+class Far:
+    """Memory of the stages. An arena's outputs are here once a run has given them."""
+
+    bytes: np.ndarray | None = None
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self.arena: Outputs | None = None
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        """See ``plan.Memory``."""
+        if self.arena is None:
+            raise UnsupportedError("pages of a model in stages are not read or written by files")
+        return self.arena.read(at, n_bytes)
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        """See ``plan.Memory``."""
+        raise UnsupportedError("pages of a model in stages are not read or written by files")
+
+
+class Outputs:
+    """What the last run has given, and the logits if somebody asks for them."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain, self._plan = chain, Plan(0, 0)
+        self._given: Given = {}
+
+    def set(self, plan: Plan, given: Given) -> None:
+        """A run of ``plan`` is over."""
+        self._plan, self._given = plan, given
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        """The bytes of an output, by its place in the plan's arena."""
+        for name, buffer in self._plan.outputs.items():
+            start = self._plan.offsets[buffer]
+            if start <= at < start + buffer.n_bytes:
+                if name not in self._given:
+                    self._given[name] = self._chain.read(name)
+                return self._given[name][at - start : at - start + n_bytes]
+        raise AssertionError(f"byte {at} of an arena is no output's")
+
+
+class Program(NamedTuple):
+    """A plan, and the memory of its runs."""
+
+    plan: Plan
+    output: str
+    arena: Far
+    inputs: Memory
+
+
+class Pipeline:
+    """A device that runs plans through ``chain``."""
+
+    def __init__(self, isa: Isa, n_threads: int, chain: Chain) -> None:
+        self.isa, self.n_threads, self.chain = isa, n_threads, chain
+        self.kernels, self._table = Tally(), tuned_row(isa).table
+        self._outputs = Outputs(chain)
+        self._cells: list[Cells] = []
+        self._copies: list[Copy] = []
+
+    @property
+    def variant(self) -> str:
+        return f"{isa_key(self.isa)}\0{source_hash()}\0{self._table}"
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> Any:
+        return Memory(n_bytes) if host else Far(n_bytes)
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        return Const(name, Far(0), array)
+
+    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+        """Remember it: it is done before the next run."""
+        if n_bytes:
+            which = [cells.const.memory for cells in self._cells].index(memory)
+            self._copies.append(Copy(which, start // n_bytes, to // n_bytes))
+
+    def plan(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        deterministic: bool = False,
+        output: str = "logits",
+    ) -> Plan:
+        """The whole model's steps; the arena has its outputs alone."""
+        self._cells = [*cache.pools, *cache.states]
+        plan = build_plan(
+            config,
+            weights,
+            cache,
+            self.isa,
+            n_tokens,
+            n_outputs,
+            n_threads=self.n_threads,
+            deterministic=deterministic,
+            table=self._table,
+            output=output,
+        )
+        plan.offsets, plan.arena_bytes = {}, 0
+        for buffer in plan.outputs.values():
+            plan.offsets[buffer] = plan.arena_bytes
+            plan.arena_bytes += buffer.n_bytes
+        return plan
+
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
+        arena.arena = self._outputs
+        names = [name for name in plan.outputs if name not in ("top", "pooled")]
+        return Program(plan, names[0], arena, inputs)
+
+    def run(
+        self,
+        ready: Any,
+        steps: range | None = None,
+        *,
+        times: list[float] | None = None,
+        stoppable: bool = False,
+    ) -> bool:
+        """A run is not stopped on its way: a signal waits for its end."""
+        if steps is not None or times is not None:
+            raise UnsupportedError("steps of a model in stages are not run or timed one by one")
+        plan, output, _, inputs = ready
+        assert inputs.bytes is not None
+        copies, self._copies = tuple(self._copies), []
+        batch = Batch(plan.n_tokens, plan.n_outputs, output, inputs.bytes.tobytes(), copies)
+        self._outputs.set(plan, self.chain.run(batch))
+        return True
+
+    def restart(self) -> None:
+        """Replace stages that have ended: nothing that was kept is there any more."""
+        self._copies = []
+        self.chain.restart()
+
+    def close(self) -> None:
+        self.chain.close()

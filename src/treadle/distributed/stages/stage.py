@@ -1,0 +1,132 @@
+"""One stage: an engine of some layers, which runs batches that another engine has laid out.
+
+The engine in front decides everything: which sequences run, in which pages their tokens go, what is
+copied. A stage has the pages of its own layers, under the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treadle.convert.open import open_model
+from treadle.devices.cpu.device import Cpu
+from treadle.devices.cpu.mapping_faults import guard_mappings
+from treadle.engine.engine import Engine
+from treadle.errors import TreadleError
+from treadle.isa import choose
+from treadle.jit.compile import host_features
+from treadle.models.load import load_config
+from treadle.models.stages import staged
+
+Given = dict[str, np.ndarray]  # rows of f32 as bytes, by name
+
+
+class Copy(NamedTuple):
+    """A page or a state that is copied before a run: cells of one pool, by number."""
+
+    pool: int
+    cell: int
+    to: int
+
+
+class Batch(NamedTuple):
+    """A run as the engine in front has laid it out."""
+
+    n_tokens: int  # of the plan
+    n_outputs: int
+    output: str
+    inputs: bytes  # the block of engine/batch.py
+    copies: tuple[Copy, ...] = ()
+
+
+class Stage(Engine):
+    """Computes ``layers`` of the model in a file; settings as in ``treadle.load``.
+
+    Raises what ``treadle.load`` does, and UnsupportedError for layers that cannot be apart.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        layers: range,
+        *,
+        isa: str,
+        n_threads: int,
+        n_ctx: int,
+        **settings: Any,
+    ) -> None:
+        guard_mappings()
+        gguf = open_model(path)
+        config = staged(load_config(gguf), layers)
+        device = Cpu(choose(host_features(), isa), n_threads)
+        super().__init__(gguf, config, device, n_ctx=n_ctx, **settings)
+        self.layers = layers
+        self._last: Any = None  # what ran last, whose logits may be asked for
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing comes behind it."""
+        return self.layers.stop == self.config.n_layer
+
+    def run_laid_out(self, batch: Batch, given: Given) -> Given:
+        """One run. ``given``: what the stage before gives, nothing for the first; gives ``stream``,
+        or the last stage's outputs without the logits, for which see ``read``.
+        """
+        with self.lock:
+            self._copy(batch.copies)
+            output = batch.output if self.is_last else "stream"
+            ready = self._last = self.plan_for(batch.n_tokens, batch.n_outputs, output)
+            block = ready.run.block
+            block[:] = np.frombuffer(batch.inputs, np.uint8, len(block))
+            for name, buffer in ready.plan.takes.items():
+                ready.arena.write(ready.plan.offsets[buffer], given[name])
+            self.device.run(ready.program)
+            self.check_files()
+            return {name: self._rows_of(name) for name in ready.plan.outputs if name != "logits"}
+
+    def read(self, name: str) -> np.ndarray:
+        """An output of the last run, the rows that it has made, as bytes."""
+        with self.lock:
+            return self._rows_of(name)
+
+    def _rows_of(self, name: str) -> np.ndarray:
+        plan, run, arena = self._last.plan, self._last.run, self._last.arena
+        counts = {"top": "n_sampled", "logits": "n_outputs", "stream": "n_tokens"}
+        n = run[counts.get(name, "n_tokens" if name == "states" else "n_parts")]
+        buffer = plan.outputs[name]
+        return np.array(arena.read(plan.offsets[buffer], n * buffer.row_bytes))
+
+    def _copy(self, copies: Iterable[Copy]) -> None:
+        """Copy the parts of its own layers; the others' have never been written."""
+        cells = (*self.cache.pools, *self.cache.states)
+        for which, cell, to in copies:
+            pool = cells[which]
+            if not pool.layers:
+                continue
+            n_bytes = pool.cell_bytes // len(pool.layers)
+            for layer in set(pool.layers) & set(self.layers):
+                at = pool.layer_off(layer)
+                self.device.copy(
+                    pool.const.memory,
+                    to * pool.cell_bytes + at,
+                    cell * pool.cell_bytes + at,
+                    n_bytes,
+                )
+
+    def close(self) -> None:
+        """Stop the threads and let go of the file."""
+        super().close()
+        self.gguf.close()
+
+
+def run_chain(stages: Iterable[Stage], batch: Batch) -> Given:
+    """A run through all stages in this process."""
+    given: Given = {}
+    for stage in stages:
+        given = stage.run_laid_out(batch, given)
+    if not given:
+        raise TreadleError("no stage")
+    return given

@@ -1,0 +1,390 @@
+"""One run's inputs: what the compiled steps read of it, in one block of memory.
+
+A batch mixes chunks of prompts and single decoding tokens of any number of sequences; each part
+says of how many of its last tokens logits are wanted.
+
+Between two tokens nothing else of treadle's runs in Python, with caches that the weights have just
+swept clean. So a plan's block is made once, and a batch is laid out by writing numbers into it,
+through memoryviews: numpy takes twice as long to put one number in its place.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Ids
+from math import prod
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from treadle.kernels.attention.merge_splits import MERGE
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.work_item import ITEM, SPLIT
+from treadle.kernels.elementwise.top_logits import SAMPLED, LateMask, Look
+from treadle.kernels.spec import EACH, LINE, LORA, LORA_ROWS, PART, numbered, round_up, run_offset
+
+if TYPE_CHECKING:
+    from treadle.kvcache.cache import KVCache, Sequence
+    from treadle.kvcache.page_pool import Pool
+    from treadle.plan.plan import Input, Plan, Storage
+
+ROPE_ROWS = 64  # positions that a table of rotations grows by
+NO_STATE = 0, 0
+NEVER = 1 << 62  # a position that no token has
+COUNTS = Struct("=4q")  # of RUN_STATE, at its beginning
+COUNT = Struct("=q")
+PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
+    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED, LORA)
+)
+
+
+class Part(NamedTuple):
+    """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted,
+    and of each the largest, as each of ``looks`` says. Tokens at position ``second`` and behind it
+    are of the second type, in a model that has types.
+    """
+
+    seq: Sequence
+    ids: Ids[int]
+    n_outputs: int = 1
+    looks: tuple[Look, ...] = ()
+    second: int = NEVER
+
+
+def of_runs(pooled: Ids[np.ndarray], n: int, step: int, pooling: str, unit: bool) -> np.ndarray:
+    """The vector ``[1, n_embd]`` of a text of ``n`` tokens from what runs of ``step`` have pooled;
+    ``unit``: of length 1.
+    """
+    rows = [row.astype(np.float64) for row in pooled]
+    mean = np.average(rows, 0, [min(step, n - at) for at in range(0, n, step)])
+    vector = {"mean": mean, "first": rows[0], "last": rows[-1]}[pooling]
+    length = np.linalg.norm(vector) if unit else 1.0
+    return np.asarray(vector / (length or 1.0), np.float32)
+
+
+def in_runs(texts: Iterable[Ids[int]], max_tokens: int, max_texts: int) -> Iterator[list[Ids[int]]]:
+    """``texts`` in order, in lists of as many as a run takes; a longer text is alone in its own."""
+    batch: list[Ids[int]] = []
+    for ids in texts:
+        if batch and (sum(map(len, batch)) + len(ids) > max_tokens or len(batch) == max_texts):
+            yield batch
+            batch = []
+        batch.append(ids)
+    if batch:
+        yield batch
+
+
+class RopeTable:
+    """Cosines and sines by position, computed when first reached; ``gains`` gives what they are
+    multiplied by beside ``factor``, of positions.
+    """
+
+    def __init__(
+        self,
+        inverse: np.ndarray,
+        factor: float,
+        n_ctx: int,
+        gains: Callable[[np.ndarray], np.ndarray] = np.ones_like,
+    ) -> None:
+        self._inverse, self._factor, self._gains = inverse, np.float32(factor), gains
+        self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)  # memory is used when written
+        self._filled = 0
+
+    def upto(self, n: int) -> np.ndarray:
+        """The first ``n`` positions' at least: f32 ``[n, 2, rope_dims / 2]``, exact to f32."""
+        if n > self._filled:
+            start = self._filled
+            self._filled = min(-(-n // ROPE_ROWS) * ROPE_ROWS, len(self._rows))
+            positions = np.arange(start, self._filled)
+            angles = positions[:, None] * self._inverse
+            rows = np.stack([np.cos(angles), np.sin(angles)], 1)
+            rows = rows * self._gains(positions)[:, None, None]
+            self._rows[start : self._filled] = rows.astype(np.float32) * self._factor
+        return self._rows
+
+
+class Inputs:
+    """A block of inputs (uint8) as the numpy twins take them."""
+
+    def __init__(self, block: np.ndarray) -> None:
+        self.block = block
+
+    def __getitem__(self, field: str) -> int:
+        return int(self._array_at(run_offset(field), 1, "i8")[0])
+
+    def _array_at(self, at: int, n: int, dtype: Any) -> np.ndarray:
+        return self.block[at : at + n * np.dtype(dtype).itemsize].view(dtype)
+
+    def _array(self, field: str, count: str, dtype: Any, width: int = 1) -> np.ndarray:
+        return self._array_at(self[field], self[count] * width, dtype)
+
+    @property
+    def parts(self) -> np.ndarray:
+        return self._array("parts", "n_parts", PART)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._array("tokens", "n_tokens", "i4")
+
+    @property
+    def output_rows(self) -> np.ndarray:
+        return self._array("output_rows", "n_outputs", "i4")
+
+    def sampled(self, n_vocab: int) -> Iterator[tuple[int, np.ndarray | bool, bool, bool]]:
+        """Rows of the logits; what of each may be chosen, bool ``[n_vocab]`` or True for all; and
+        ``Look.first``, ``Look.total``.
+        """
+        for record in self._array("sampled", "n_sampled", SAMPLED):
+            row, mask, first, total = map(int, record.tolist())
+            allowed: np.ndarray | bool = True
+            if mask:
+                bits = self._array_at(mask, -(-n_vocab // 8), "u1")
+                allowed = np.unpackbits(bits, count=n_vocab, bitorder="little").astype(bool)
+            yield row, allowed, bool(first), bool(total)
+
+    def rope(self, table: int, rope_dims: int) -> np.ndarray:
+        """f32 ``[n_tokens, 2, rope_dims / 2]``."""
+        rows = self._array(numbered("rope", table), "n_tokens", "f4", rope_dims)
+        return rows.reshape(-1, 2, rope_dims // 2)
+
+    def kv_slots(self, pool: int) -> np.ndarray:
+        return self._array(numbered("kv_slots", pool), "n_tokens", "i8")
+
+    def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
+        """A pool's attention items, those of parts of few tokens or of the others; each with its
+        sequence's pages.
+        """
+        field = "attn_few" if few else "attn_items"
+        name, count = numbered(field, pool), numbered(f"n_{field}", pool)
+        made = []
+        for i, item in enumerate(self._array(name, count, ITEM)):
+            at = self[name] + i * ITEM.itemsize + int(item["pages"])
+            made.append((item, self._array_at(at, -(-int(item["key_end"]) // PAGE), "i8")))
+        return made
+
+    @property
+    def loras(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Rows of a sequence: the first, how many, and their scales, f32 from that of the first
+        adapter on.
+        """
+        for i, record in enumerate(self._array("loras", "n_loras", LORA)):
+            token, n, scales = record.tolist()
+            at = self["loras"] + i * LORA.itemsize + scales
+            yield token, n, self._array_at(at, (len(self.block) - at) // 4, "f4")
+
+    def attn_merges(self, pool: int) -> np.ndarray:
+        names = numbered("attn_merges", pool), numbered("n_attn_merges", pool)
+        return self._array(*names, MERGE)
+
+
+class Run(Inputs):
+    """The inputs of a plan's runs: filled anew by each ``lay_out``. The run before is over by then;
+    a late thread discards what it read.
+    """
+
+    def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], storage: Storage) -> None:
+        pools, inputs = [pool for pool in cache.pools if pool.layers], plan.inputs
+        offsets, at = {}, round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
+        for field, given in inputs.items():
+            offsets[field], at = at, round_up(at + given.n_bytes, LINE)
+        self.memory = storage.memory(at, host=True)
+        assert self.memory.bytes is not None
+        super().__init__(self.memory.bytes)
+        self.n_outputs = 0
+        self.late: list[tuple[int, LateMask]] = []  # masks to come, and where they are written
+        self._bytes = self.block.data
+        self._words, self._ints = self._bytes.cast("q"), self._bytes.cast("i")
+        self._pages, self._masks = offsets.pop("pages") // 8, offsets.pop("masks", 0)
+        self._mask_bytes = 8 * inputs["masks"].shape[1] if self._masks else 0
+        scales = offsets.pop("lora_scales", 0)
+        for field, offset in offsets.items():
+            self._words[run_offset(field) // 8] = offset
+        self._tokens, self._outputs = offsets["tokens"] // 4, offsets["output_rows"] // 4
+        self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs) if scales else None
+        self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
+        self._ropes = []
+        for i, table in enumerate(ropes):
+            given = inputs[field := numbered("rope", i)]
+            rows = self._array_at(offsets[field], prod(given.shape), given.dtype)
+            self._ropes.append((table, rows.reshape(given.shape)))
+        self._pools = [
+            _Pool(self._bytes, self._words, i, offsets, plan, pool) for i, pool in enumerate(pools)
+        ]
+
+    def _write_mask(self, at: int, mask: bytes) -> None:
+        n = self._mask_bytes
+        self._bytes[at : at + n] = mask[:n].ljust(n, b"\0")
+
+    def write_late(self) -> None:
+        """Wait for the masks that were not there when the batch was laid out, and write them."""
+        for at, mask in self.late:
+            self._write_mask(at, mask.wait())
+
+    def lay_out(self, parts: Ids[Part], starts: Ids[int]) -> None:
+        """Write down a batch: each part's tokens go behind the ``starts`` that its sequence had,
+        whose pages are there already.
+        """
+        row, first, at_output = 0, self._tokens, self._outputs
+        at_part, at_pages = self._parts, self._pages
+        at_sampled, at_mask = self._sampled, self._masks
+        block, words, ints, pools = self._bytes, self._words, self._ints, self._pools
+        self.late.clear()
+        for pool in pools:
+            pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
+        for (seq, ids, n_outputs, looks, second), start in zip(parts, starts, strict=True):
+            n = len(ids)
+            end, n_held = row + n, start + n
+            ints[first + row : first + end] = array("i", ids)
+            for table, rope in self._ropes:
+                rope[row:end] = table.upto(n_held)[start:n_held]
+            for pool, pages in zip(pools, seq.pages, strict=False):
+                behind = at_pages + len(pages)
+                words[at_pages:behind] = pages
+                pool.add(pages, 8 * at_pages, row, start, n)
+                at_pages = behind
+            state, next_ = seq.slots or NO_STATE
+            PART_RECORD.pack_into(block, at_part, row, n, start, state, next_, second)
+            at_part += PART_RECORD.size
+            for output in range(end - n_outputs, end):
+                for mask, only, total in looks:
+                    where = 0
+                    if mask is not None:
+                        where, at_mask = at_mask, at_mask + self._mask_bytes
+                        if isinstance(mask, bytes):
+                            self._write_mask(where, mask)
+                        else:
+                            self.late.append((where, mask))
+                    index = at_output - self._outputs
+                    SAMPLED_RECORD.pack_into(block, at_sampled, index, where, only, total)
+                    at_sampled += SAMPLED_RECORD.size
+                ints[at_output] = output
+                at_output += 1
+            row = end
+        self.n_outputs = at_output - self._outputs
+        n_sampled = (at_sampled - self._sampled) // SAMPLED_RECORD.size
+        COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts), n_sampled)
+        if self._loras is not None:
+            self._loras.lay_out(parts)
+        for pool in pools:
+            at = pool.counts
+            words[at], words[at + 1], words[at + 2] = pool.n_items, pool.n_few, pool.n_merges
+
+
+class _Loras:
+    """How much of which adapter the rows of a batch want: parts that want none have no record."""
+
+    def __init__(
+        self, block: memoryview, records: int, scales: int, inputs: Mapping[str, Input]
+    ) -> None:
+        self._block, self._records, self._scales = block, records, scales
+        self._floats = block.cast("f")
+        self._n_adapters = inputs["lora_scales"].shape[1]
+
+    def lay_out(self, parts: Ids[Part]) -> None:
+        """Write the records of a batch."""
+        row, at, scales, n_adapters = 0, self._records, self._scales, self._n_adapters
+        for seq, ids, *_ in parts:
+            end = row + len(ids)
+            if seq.lora:
+                first = scales // 4
+                for i in range(n_adapters):
+                    self._floats[first + i] = 0.0
+                for adapter, scale in seq.lora:
+                    self._floats[first + adapter] = scale
+                for token in range(row, end, LORA_ROWS):
+                    n = min(LORA_ROWS, end - token)
+                    LORA_RECORD.pack_into(self._block, at, token, n, scales - at)
+                    at += LORA_RECORD.size
+                scales += 4 * n_adapters
+            row = end
+        n = (at - self._records) // LORA_RECORD.size
+        COUNT.pack_into(self._block, run_offset("n_loras"), n)
+
+
+class _Pool:
+    """What one pool's layers are to do: where to write, and the attention items.
+
+    A part of few tokens has items of one query token and SPLIT keys at most; others of ``tile``
+    query tokens and all keys that these see.
+    """
+
+    def __init__(
+        self,
+        block: memoryview,
+        words: memoryview,
+        index: int,
+        offsets: dict[str, int],
+        plan: Plan,
+        pool: Pool,
+    ) -> None:
+        self._bytes, self._words = block, words
+        self._slots = offsets[numbered("kv_slots", index)] // 8
+        self._items = offsets[numbered("attn_items", index)]
+        self._few_items = offsets[numbered("attn_few", index)]
+        self._merges = offsets[numbered("attn_merges", index)]
+        self.counts = run_offset(numbered("n_attn_items", index)) // 8
+        self._tile, self._few = plan.query_tile, plan.few_tokens
+        (n_items,) = plan.inputs[numbered("attn_few", index)].shape
+        self._max_partials = n_items - plan.n_tokens
+        self._window, self._chunk, self._causal = pool.window, pool.chunk, pool.causal
+        self.n_items = self.n_few = self.n_merges = self.n_partials = 0
+
+    def add(self, pages: array[int], table: int, token: int, start: int, n: int) -> None:
+        """``n`` tokens of one sequence, rows ``token`` and on of the batch, behind ``start``; its
+        pages are written down at ``table``, a byte offset.
+        """
+        for position in range(start, start + n):
+            page = pages[position // PAGE]
+            self._words[self._slots + token - start + position] = page * PAGE + position % PAGE
+        if n <= self._few:
+            self._add_few(table, token, start, n)
+            return
+        end, tile, window, causal = start + n, self._tile, self._window, self._causal
+        block, at, chunk = self._bytes, self._items + self.n_items * ITEM_RECORD.size, self._chunk
+        position = start
+        while position < end:
+            last = min(position + tile, end)
+            begin = max(0, position - window + 1) if window else 0
+            if chunk:  # no tile has queries of two
+                begin = position // chunk * chunk
+                last = min(last, begin + chunk)
+            ahead = min(end, last + window - 1) if window else end
+            row, seen = token - start + position, last if causal else ahead
+            ITEM_RECORD.pack_into(
+                block, at, row, last - position, position, begin, seen, table - at, -1, 0
+            )
+            at, position = at + ITEM_RECORD.size, last
+        self.n_items = (at - self._items) // ITEM_RECORD.size
+
+    def _add_few(self, table: int, token: int, start: int, n: int) -> None:
+        """Each token's keys are split into runs that begin at multiples of SPLIT: where there is
+        more than one, a merge joins them.
+        """
+        end, window, causal = start + n, self._window, self._causal
+        block, at, chunk = self._bytes, self._few_items + self.n_few * ITEM_RECORD.size, self._chunk
+        for position in range(start, end):
+            begin = max(0, position - window + 1) if window else 0
+            begin = position // chunk * chunk if chunk else begin
+            row, seen, partial = token - start + position, position + 1 if causal else end, -1
+            cut = begin // SPLIT * SPLIT
+            n_cuts = -(-(seen - cut) // SPLIT)
+            if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
+                n_cuts = 1  # as many items as could be wanted: the rest stay whole
+                cut = seen - SPLIT
+            elif n_cuts > 1:
+                partial = self.n_partials
+                to = self._merges + self.n_merges * MERGE_RECORD.size
+                MERGE_RECORD.pack_into(block, to, row, 1, partial, n_cuts)
+                self.n_merges += 1
+                self.n_partials += n_cuts
+            for _ in range(n_cuts):
+                cut += SPLIT
+                stop = min(cut, seen)
+                ITEM_RECORD.pack_into(
+                    block, at, row, 1, position, begin, stop, table - at, partial, 0
+                )
+                at += ITEM_RECORD.size
+                begin, partial = stop, partial + 1
+        self.n_few = (at - self._few_items) // ITEM_RECORD.size

@@ -1,0 +1,441 @@
+"""The engine: token ids in, logits out. It knows plans, pages and a device, and nothing of text."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Sequence as Ids
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import numpy as np
+
+from treadle.base.fork_safety import UseLock
+from treadle.base.interrupts import interrupts_held
+from treadle.engine.batch import NEVER, Part, RopeTable, Run, in_runs, of_runs
+from treadle.engine.logits import Rows
+from treadle.engine.prepared_plan import Ready, plan_sizes
+from treadle.errors import ContextFullError, TreadleError
+from treadle.kernels.elementwise.top_logits import RESULT
+from treadle.kernels.matmul.select import GEMV_TOKENS, batch_sizes
+from treadle.kvcache.cache import KVCache, Sequence
+from treadle.models.config import N_BATCH
+from treadle.models.graphs import GRAPHS, main_output
+from treadle.plan.lowering.weights import Weights
+from treadle.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from treadle.devices.protocol import Device
+    from treadle.files.gguf import GGUF
+    from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.config import Config
+    from treadle.models.lora import Adapter
+
+CHUNK = N_BATCH  # tokens of short texts that one run takes
+OUTPUTS = 128  # rows of logits that one run gives at most
+OF_ROWS = "logits", "ahead"  # outputs with a row for each that is wanted; others have texts'
+T = TypeVar("T")
+
+
+class Engine:
+    """Runs batches of sequences through one model.
+
+    ``run([Part(seq, ids)])`` puts ids behind what each sequence holds and gives logits float32
+    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError when a part does
+    not fit, FileError when the model's file shrank or was written to; then no sequence has changed.
+    Several threads may call it: they take turns.
+    """
+
+    cache_type: ClassVar[type[KVCache]] = KVCache
+    has_states: ClassVar[bool] = True  # a run leaves its tokens' states where they can be read
+
+    def __init__(
+        self, gguf: GGUF, config: Config, device: Device, *, n_ctx: int, kv: str = "f16",
+        n_sequences: int = 1, kv_bytes: int | None = None, kv_tokens: int | None = None,
+        deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        if config.n_positions and n_ctx > config.n_positions:
+            have = f"the model has learned positions for {config.n_positions}"
+            raise TreadleError(f"a context of {n_ctx} tokens: {have}")
+        self.config, self.device, self.n_ctx = config, device, n_ctx
+        self.deterministic, self.kernels = deterministic, device.kernels
+        pools, n_batch = GRAPHS[config.arch.graph].pools(config), config.n_batch
+        limits = n_sequences, kv_bytes, n_batch, kv_tokens
+        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits)
+        self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
+        self._adapted: Weights | None = None  # with what adapters add
+        self.adapters: tuple[Adapter, ...] = ()
+        self._ready: dict[tuple[int, int, str, bool], Ready] = {}
+        self._arena, self._arena_bytes = device.memory(0), 0
+        self._rows: weakref.ref[Rows] | None = None  # of the last run, for samplers
+        self._closed, self.sampled = False, "logits"  # the output that ``sample`` runs
+        self.watch: Callable[[Ids[Part], Ready], None] | None = None  # sees each run of it
+        self.beside: Callable[[], object] = int  # as a run begins, for Python to do meanwhile
+        self.lock = UseLock()  # for whoever must find the cache as they left it
+        self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
+        room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
+        self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run
+        sizes = batch_sizes(device.isa, self._weights.are_floats)
+        self.few = [size for size in sizes if size < self.max_tokens]
+        self._sizes = *self.few, *(CHUNK << i for i in range(16))
+
+    # -- plans ----------------------------------------------------------------------------------
+
+    def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
+        """The plan that serves such batches and gives ``output``, or the graph's main one."""
+        made, adapted = output or main_output(self.config), bool(self.cache.lora)
+        return self.plan_for(n_tokens, n_outputs, made, adapted).plan
+
+    def adapt(self, adapters: Ids[Adapter]) -> None:
+        """Let sequences be read with these (``Sequence.lora``); before anything is run. Batches
+        without any run the plans that they ran before, but for a ``deterministic`` engine's.
+
+        Raises UnsupportedError for a matrix that takes part in no plain product.
+        """
+        self.adapters, ranks = tuple(adapters), [adapter.ranks for adapter in adapters]
+        self._adapted = replace(self._weights, adapters=ranks)
+        self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
+        made = main_output(self.config)
+        self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=made)
+        for adapter in adapters:
+            adapter.check(self._adapted.met)
+
+    def plan_for(self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False) -> Ready:
+        """The same, ready to run, with adapters or without."""
+        ready = self._ready.get((n_tokens, n_outputs, output, adapted))
+        if ready is None:
+            sizes = plan_sizes(n_tokens, n_outputs, self._sizes, (self.max_tokens, OUTPUTS), CHUNK)
+            ready = self._ready.get((*sizes, output, adapted))
+            ready = ready or self._make(*sizes, output, adapted)
+            self._ready[n_tokens, n_outputs, output, adapted] = ready
+        return ready
+
+    def _make(self, n_tokens: int, n_outputs: int, output: str, adapted: bool) -> Ready:
+        began, device = time.perf_counter(), self.device
+        plan = device.plan(
+            self.config,
+            self._adapted if adapted and self._adapted else self._weights,
+            self.cache,
+            n_tokens,
+            n_outputs,
+            deterministic=self.deterministic,
+            output=output,
+        )
+        # One arena serves all plans; where one needs more, all are placed in a new one.
+        if self._arena_bytes < plan.arena_bytes:
+            self._arena, self._arena_bytes = device.memory(plan.arena_bytes), plan.arena_bytes
+            for other in set(self._ready.values()):
+                other.place(self._arena, device)
+        ready = Ready(plan, Run(plan, self.cache, self._ropes, device))
+        ready.place(self._arena, device)
+        self._ready[n_tokens, n_outputs, output, adapted] = ready
+        self.kernels.seconds += time.perf_counter() - began
+        return ready
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def run(self, parts: Ids[Part]) -> np.ndarray:
+        """One pass over at most ``max_tokens`` tokens; see the class."""
+        return self._run(parts, lambda ready: self._logits(ready)().copy())
+
+    def sample(self, parts: Ids[Part]) -> Rows:
+        """The same for samplers: of each output the largest logits, as its part's looks say."""
+        return self._run(parts, partial(self._read_rows, parts), None, self.sampled)
+
+    def run_timed(self, parts: Ids[Part]) -> list[tuple[str, float]]:
+        """The same, giving each step's label and seconds; of what writes no text, of a vector."""
+        times: list[float] = []
+        plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
+        return list(zip([step.label for step in plan], times, strict=True))
+
+    def run_reference(self, parts: Ids[Part], until: str | None = None) -> tuple[Plan, np.ndarray]:
+        """The same through the kernels' numpy twins, up to and with the step labelled ``until``.
+
+        Gives the plan and its arena, to compare step by step.
+        """
+        with self.lock:
+            ready = self._plan_of(parts)
+            self._prepare(ready, parts)
+            ready.run.write_late()
+            arena = np.zeros(ready.plan.arena_bytes, np.uint8)
+            ready.plan.run_reference(arena, ready.run, until)
+            return ready.plan, arena
+
+    def together(self, texts: Iterable[Ids[int]]) -> Iterator[list[Ids[int]]]:
+        """``texts`` in order, in lists that ``embed`` takes: of one run each."""
+        return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
+
+    def embed(
+        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True,
+        lora: Lora | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
+        the output norm, pooled as ``config.pool`` says; without ``unit`` as pooled. Texts that
+        fit a run, or one text. ``seconds``: ``Part.second`` of each; ``lora``: the adapters that
+        they are read with, None for those of new texts.
+
+        Raises ContextFullError when one does not fit, TreadleError for one without tokens.
+        """
+        with (
+            self.lock,
+            closing(self.embed_runs(texts, seconds, unit=unit, lora=lora)) as runs,
+        ):
+            *_, made = runs
+        assert made is not None
+        return made
+
+    def embed_runs(
+        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True,
+        lora: Lora | None = None,
+    ) -> Generator[np.ndarray | None, None, None]:  # fmt: skip
+        """The vectors of ``embed``, last; None behind each run before the last of a text that takes
+        several. Others may use the engine meanwhile. Close it: it holds pages.
+        """
+        if not all(len(ids) for ids in texts):
+            raise TreadleError("no tokens")
+        if len(texts) == 1 and len(texts[0]) > self.max_tokens:
+            yield from self._embed_long(texts[0], unit, lora)
+        else:
+            yield self._embed_together(texts, seconds or [NEVER] * len(texts), unit, lora)
+
+    def _embed_together(
+        self, texts: Ids[Ids[int]], seconds: Ids[int], unit: bool, lora: Lora | None
+    ) -> np.ndarray:
+        """Vectors of texts that fit a run; of each by itself where there is no room for all."""
+
+        def run(seqs: Ids[Sequence]) -> np.ndarray:
+            each = zip(seqs, texts, seconds, strict=True)
+            parts = [Part(seq, ids, 0, (), second) for seq, ids, second in each]
+            read = partial(self._read, "embedding" if unit else "pooled", "n_parts")
+            return self._run(parts, read, None, "embedding")
+
+        with self.lock:
+            try:
+                return self._of_new(len(texts), lora, run)
+            except ContextFullError:
+                if len(texts) == 1:
+                    raise
+            alone = zip(texts, seconds, strict=True)  # not all at once, then
+            rows = [self.embed([ids], [at], unit=unit, lora=lora) for ids, at in alone]
+            return np.concatenate(rows)
+
+    def states(self, ids: Ids[int]) -> np.ndarray:
+        """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
+        TreadleError for no tokens.
+        """
+        with self.lock, closing(self.states_runs(ids)) as runs:
+            return np.concatenate([*runs])
+
+    def states_runs(
+        self, ids: Ids[int], lora: Lora | None = None
+    ) -> Generator[np.ndarray, None, None]:
+        """The same, run by run. Others may use the engine meanwhile. Close it: it holds pages."""
+        if not len(ids):
+            raise TreadleError("no tokens")
+        yield from self._in_runs(ids, partial(self._read, "states", "n_tokens"), "states", lora)
+
+    def _embed_long(
+        self, ids: Ids[int], unit: bool, lora: Lora | None
+    ) -> Generator[np.ndarray | None, None, None]:
+        """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
+        read, step = partial(self._read, "pooled", "n_parts"), self.max_tokens
+        pooled: list[np.ndarray] = []
+        with closing(self._in_runs(ids, read, "embedding", lora)) as runs:
+            for made in runs:
+                pooled.append(made)
+                if len(pooled) * step < len(ids):
+                    yield None
+        yield of_runs(pooled, len(ids), step, self.config.pool, unit)
+
+    def _in_runs(
+        self, ids: Ids[int], read: Callable[[Ready], np.ndarray], output: str,
+        lora: Lora | None = None,
+    ) -> Generator[np.ndarray, None, None]:  # fmt: skip
+        """Read a text in as many runs as it takes, in a sequence of its own, whose pages are
+        reserved: what each run gives.
+        """
+        with interrupts_held() as held:  # around all, as in ``_of_new``
+            with self.lock:
+                seq = self.cache.sequence(lora=lora)
+            try:
+                with self.lock:
+                    self.cache.check_context(len(ids))
+                    self.cache.reserve(seq, len(ids))
+                with held.allow():
+                    for at in range(0, len(ids), self.max_tokens):
+                        part = Part(seq, ids[at : at + self.max_tokens], 0)
+                        yield self._run([part], read, None, output)
+            finally:
+                with self.lock:
+                    seq.close()
+
+    def _of_new(self, n: int, lora: Lora | None, use: Callable[[Ids[Sequence]], T]) -> T:
+        """What ``use`` makes of ``n`` new sequences, which are closed then, whatever it raises."""
+        with interrupts_held() as held:  # around all: behind ``use`` a signal would leave them open
+            seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
+            try:
+                with held.allow():
+                    return use(seqs)
+            finally:
+                for seq in seqs:
+                    seq.close()
+
+    def match(self, seq: Sequence, ids: Ids[int]) -> int:
+        """Make ``seq`` hold the longest beginning of ``ids`` that the cache and its files have; its
+        length.
+        """
+        with self.lock:
+            with interrupts_held():
+                self.cache.match(seq, ids)
+            store, n = self.cache.store, 1
+            while store is not None and n:
+                with interrupts_held():
+                    n = store.fetch(seq, ids)
+            return len(seq.ids)
+
+    def truncate(self, seq: Sequence, n: int) -> None:
+        """Make ``seq`` forget all but its first ``n`` tokens.
+
+        Where a layer's window no longer reaches back so far, they are read again.
+        """
+        with self.lock:
+            again: list[int] = []
+            with interrupts_held():
+                if self.cache.visible(seq, n) < n:
+                    again = seq.ids[:n]
+                    n = self.cache.match(seq, [*again, -1])
+                self.cache.truncate(seq, n)
+            for at in range(n, len(again), self.max_tokens):
+                self.run([Part(seq, again[at : at + self.max_tokens], n_outputs=0)])
+
+    def _run(
+        self, parts: Ids[Part], read: Callable[[Ready], T], times: list[float] | None = None,
+        output: str = "logits",
+    ) -> T:  # fmt: skip
+        with self.lock:
+            ready = self._plan_of(parts, output)  # compiling takes seconds, and may be interrupted
+            with interrupts_held() as held:
+                starts = self._prepare(ready, parts)
+                try:
+                    if not self._walk(ready, times, stoppable=True):
+                        held.let()
+                        # No handler raised: the run is wanted, and now nothing stops it, or a
+                        # program with a signal every moment would never see its end.
+                        self._walk(ready, times)
+                    self.check_files()
+                # Ctrl-C, a file that shrank, a signal handler of the user's own.
+                except BaseException:
+                    for part, start in zip(parts, starts, strict=True):
+                        self.cache.truncate(part.seq, start)
+                    raise
+                for part in parts:
+                    self.cache.commit(part.seq)
+            return read(ready)
+
+    def _walk(self, ready: Ready, times: list[float] | None, *, stoppable: bool = False) -> bool:
+        """Do the steps of a plan; False where a signal stopped it. Masks that come late are waited
+        for when all is done that needs none.
+        """
+        run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
+        self.beside()
+        if not ready.run.late:
+            return run()
+        first, end = ready.first_masked, len(ready.plan.steps)
+        if not run(range(first)):
+            return False
+        ready.run.write_late()
+        return run(range(first, end))
+
+    def steps(self, parts: Ids[Part]) -> tuple[Plan, Run]:
+        """The plan for a batch, and its inputs laid out, for whoever runs a plan piece by piece:
+        hold ``lock``, and let the cache commit each sequence afterwards. It gives the logits
+        that a part wants, else the main output.
+        """
+        wanted = any(part.n_outputs for part in parts)
+        ready = self._plan_of(parts, "logits" if wanted else main_output(self.config))
+        self._prepare(ready, parts)
+        ready.run.write_late()
+        return ready.plan, ready.run
+
+    def _plan_of(self, parts: Ids[Part], output: str = "logits") -> Ready:
+        """The plan for a batch, once its sizes and ids are known to be sound."""
+        if self._closed:
+            raise TreadleError("the model is closed")
+        n_tokens, n_outputs, seqs = 0, 0, set()
+        adapted = self.deterministic and self._adapted is not None  # then always: its bits
+        for seq, ids, n_wanted, *_ in parts:
+            n = len(ids)
+            if not n:
+                raise TreadleError("a part of a batch without tokens")
+            if not 0 <= n_wanted <= n:
+                raise TreadleError("a part of a batch that wants more logits than it has tokens")
+            self.check_ids(ids)
+            n_tokens, n_outputs = n_tokens + n, n_outputs + n_wanted
+            adapted = adapted or bool(seq.lora)
+            seqs.add(id(seq))
+        if len(seqs) < len(parts):
+            raise TreadleError("two parts of a batch for one sequence")
+        if not 0 < n_tokens <= self.max_tokens or n_outputs > OUTPUTS:
+            raise TreadleError(
+                f"a batch of {n_tokens} tokens and {n_outputs} outputs; "
+                f"at most {self.max_tokens} and {OUTPUTS}"
+            )
+        n_outputs = n_outputs if output in OF_ROWS else len(parts)
+        return self.plan_for(n_tokens, n_outputs, output, adapted)
+
+    def check_ids(self, ids: Ids[int]) -> None:
+        """Raise TreadleError where one is no token of the model."""
+        n_vocab = self.config.n_vocab
+        if len(ids) and not (min(ids) >= 0 and max(ids) < n_vocab):
+            raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
+
+    def _prepare(self, ready: Ready, parts: Ids[Part]) -> list[int]:
+        """Make room for a batch, all of it or nothing, and lay out what its steps read; gives how
+        many tokens each part's sequence held.
+        """
+        if self._rows is not None and (rows := self._rows()) is not None:
+            rows.keep()  # somebody has not looked at all of the run before
+        starts = [len(part.seq) for part in parts]
+        done: list[tuple[Sequence, int]] = []
+        try:
+            for part, start in zip(parts, starts, strict=True):
+                self.cache.extend(part.seq, part.ids)
+                done.append((part.seq, start))
+            ready.run.lay_out(parts, starts)
+        except BaseException:  # ids that are no whole numbers, say
+            for seq, start in done:
+                self.cache.truncate(seq, start)
+            raise
+        return starts
+
+    def _logits(self, ready: Ready) -> Callable[[], np.ndarray]:
+        """Reads the logits of the last run, float32 ``[n_outputs, n_vocab]``."""
+        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
+
+    def _read_rows(self, parts: Ids[Part], ready: Ready) -> Rows:
+        if self.watch is not None:
+            self.watch(parts, ready)
+        at, n = ready.plan.offsets[ready.plan.outputs["top"]], ready.run["n_sampled"]
+        data = ready.arena.read(at, n * RESULT.itemsize).tobytes()
+        looks = [part.looks for part in parts for _ in range(part.n_outputs)]
+        rows = Rows(self._logits(ready), data, looks, self.lock)
+        self._rows = weakref.ref(rows)
+        return rows
+
+    def _read(self, name: str, count: str, ready: Ready) -> np.ndarray:
+        """An output with a row of ``n_embd`` values for each of the run's ``count``."""
+        return ready.rows(ready.plan.outputs[name], ready.run[count], self.config.n_embd).copy()
+
+    def close(self) -> None:
+        """Stop the threads and let go of the weights. The engine may not run again."""
+        with self.lock:
+            if not self._closed and self.cache.store is not None:
+                self.cache.store.save()
+                self.cache.store.close()
+            self._closed = True
+            self.device.close()
+            self._ready.clear()
+            self._weights.consts.clear()

@@ -1,0 +1,110 @@
+"""What a run gives to samplers: of each output row its largest logits, and the rest when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
+from contextlib import AbstractContextManager
+from struct import Struct
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.kernels.elementwise.top_logits import N_TOP, RESULT, TOTAL, Look
+
+Tokens = Ids[int] | npt.NDArray[np.intp]
+_FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")
+
+
+class Top:
+    """The N_TOP largest logits of a row, the largest first, of equal ones the lowest id; there is a
+    NaN or an infinity among them if there is one in the row. Where a row has fewer, or where the
+    first alone was wanted, -infinity fills it up.
+    """
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+
+    @property
+    def first(self) -> tuple[float, int]:
+        """The largest logit, and its token."""
+        value, token = _FIRST.unpack_from(self._data, self._at)
+        return value, token
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """float32 ``[N_TOP]``."""
+        return np.frombuffer(self._data, np.float32, N_TOP, self._at)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """int32 ``[N_TOP]``."""
+        return np.frombuffer(self._data, np.int32, N_TOP, self._at + 4 * N_TOP)
+
+    @property
+    def total(self) -> float:
+        """The sum of ``exp(logit - largest)`` over the row, to a relative error of TOTAL_ERROR;
+        nothing where it was not wanted.
+        """
+        total: float = _TOTAL.unpack_from(self._data, self._at + TOTAL)[0]
+        return total
+
+
+class Row:
+    """The logits of one output. ``top``: the largest as the last of its looks wanted them, None
+    where there was none; ``raw``: those without a mask, with their sum, where they were wanted.
+    """
+
+    __slots__ = ("_index", "_rows", "raw", "top")
+
+    def __init__(self, rows: Rows, index: int, tops: list[Top], looks: tuple[Look, ...]) -> None:
+        self._rows, self._index = rows, index
+        self.top = tops[-1] if tops else None
+        self.raw = tops[0] if tops and looks[0].total and looks[0].mask is None else None
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """All of them, ``[n_vocab]``: a copy."""
+        return self._rows.copy(self._index, slice(None))
+
+    def take(self, ids: Tokens) -> npt.NDArray[np.float32]:
+        """Those of some tokens."""
+        return self._rows.copy(self._index, ids)
+
+
+class Rows:
+    """The rows of one run, in order. The whole ones lie where the run has left them, until the
+    engine's next run: it has them copied if somebody still holds this.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], npt.NDArray[np.float32]],
+        data: bytes,
+        looks: Ids[tuple[Look, ...]],
+        lock: AbstractContextManager[object],
+    ) -> None:
+        self._read, self._lock = read, lock  # the engine's
+        self._data, self._looks = data, looks
+        self._kept: npt.NDArray[np.float32] | None = None
+
+    def __iter__(self) -> Iterator[Row]:
+        at = 0
+        for index, looks in enumerate(self._looks):
+            tops = [Top(self._data, at + i * RESULT.itemsize) for i in range(len(looks))]
+            yield Row(self, index, tops, looks)
+            at += len(looks) * RESULT.itemsize
+
+    def copy(self, row: int, columns: slice | Tokens) -> npt.NDArray[np.float32]:
+        """Some logits of a row. Waits for a run of somebody else's that is going on."""
+        if self._kept is None:
+            with self._lock:
+                if self._kept is None:
+                    return self._read()[row, columns].copy()
+        return self._kept[row, columns].copy()
+
+    def keep(self) -> None:
+        """Copy them: the next run is about to write over them. The caller holds the lock."""
+        if self._kept is None:
+            self._kept = self._read().copy()

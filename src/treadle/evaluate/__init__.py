@@ -1,0 +1,25 @@
+"""How well a model predicts a text, and how far its predictions are from another's."""
+
+from __future__ import annotations
+
+from treadle.evaluate.measure import N_SEQUENCES, Beside, Measured, Reference, measure
+from treadle.evaluate.saved import SavedLogits, is_saved, save_logits
+from treadle.evaluate.score import Comparison, Estimate, Summary, summarize
+from treadle.evaluate.windows import Windows, cut
+
+__all__ = [
+    "N_SEQUENCES",
+    "Beside",
+    "Comparison",
+    "Estimate",
+    "Measured",
+    "Reference",
+    "SavedLogits",
+    "Summary",
+    "Windows",
+    "cut",
+    "is_saved",
+    "measure",
+    "save_logits",
+    "summarize",
+]

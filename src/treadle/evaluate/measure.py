@@ -1,0 +1,179 @@
+"""Running the windows of a text through a model, and through a reference beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.engine.batch import Part
+from treadle.engine.engine import OUTPUTS
+from treadle.errors import TreadleError
+from treadle.evaluate.score import (
+    Comparison,
+    Doubles,
+    Floats,
+    Summary,
+    compare,
+    summarize,
+    surprise,
+)
+from treadle.evaluate.windows import Piece, Windows, schedule
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.kvcache.cache import Sequence
+
+N_SEQUENCES = 2  # windows that are in the cache at once: load the model with as many
+
+
+class Reference(Protocol):
+    """Whose predictions are the standard: `SavedLogits`, or `Beside`."""
+
+    cut_off: bool  # predictions are log-probabilities that end at a floor, else logits
+
+    n_vocab: int  # columns of ``read``
+
+    def read(self, window: int, begin: int, end: int) -> Floats:
+        """Scored predictions ``begin`` to ``end`` of a window, in the order of ``schedule``."""
+        ...
+
+
+class Beside:
+    """Another model, run on the same windows side by side with the one that is measured."""
+
+    cut_off = False
+
+    def __init__(self, engine: Engine, windows: Windows) -> None:
+        self.n_vocab, self._first = engine.config.n_vocab, windows.first
+        self._runs = _runs(engine, windows)
+
+    def read(self, window: int, begin: int, end: int) -> Floats:
+        """Run on to these predictions, and give their logits."""
+        for piece, _, logits in self._runs:
+            if piece is not None:
+                found = piece.window, piece.start - self._first, piece.end - self._first
+                assert found == (window, begin, end), "references are read in order"
+                assert logits is not None
+                return logits
+        raise AssertionError("read past the last window")
+
+
+@dataclass(eq=False)
+class Measured:
+    """What has been scored so far."""
+
+    nll: list[Doubles] = field(default_factory=list)
+    compared: list[Comparison] = field(default_factory=list)
+
+    def summary(self) -> Summary:
+        """Over all of it."""
+        if self.compared:
+            joined = Comparison.join(self.compared)
+            return summarize(joined.nll, joined)
+        return summarize(np.concatenate(self.nll))
+
+    @property
+    def perplexity(self) -> float:
+        """The running estimate."""
+        return float(np.exp(np.mean(np.concatenate(self.nll))))
+
+
+Progress = Callable[[int, int, Measured], None]
+
+
+def measure(
+    engine: Engine,
+    windows: Windows,
+    *,
+    against: Reference | None = None,
+    save: Callable[[Floats], None] | None = None,
+    progress: Progress | None = None,
+    as_written: bool = False,
+) -> Measured:
+    """Score ``windows`` with ``engine``; ``against`` is whose predictions to compare with;
+    ``as_written``: scored tokens are run one by one, by the kernels that write a text.
+
+    Engines must hold N_SEQUENCES sequences of ``windows.n_ctx`` tokens each. Predictions of at most
+    OUTPUTS tokens are in memory at once, of both. ``progress(done, total, so_far)`` counts tokens.
+
+    Raises TreadleError for a reference with another vocabulary, or a logit that is no number.
+    """
+    n_vocab = engine.config.n_vocab
+    if against is not None and against.n_vocab != n_vocab:
+        raise TreadleError(
+            f"the reference has a vocabulary of {against.n_vocab} tokens, the model one of "
+            f"{n_vocab}: their predictions cannot be compared"
+        )
+    out, done, total = Measured(), 0, len(windows) * (windows.n_ctx - 1)
+    with ThreadPoolExecutor(engine.device.n_threads, "perplexity") as pool:
+        for piece, n_tokens, logits in _runs(engine, windows, as_written=as_written):
+            done += n_tokens
+            if piece is not None:
+                assert logits is not None
+                begin, end = piece.start - windows.first, piece.end - windows.first
+                _score(out, logits, windows, piece.window, slice(begin, end), against, pool)
+                if save is not None:
+                    save(logits)
+            if progress is not None:
+                progress(done, total, out)
+    return out
+
+
+def _score(
+    out: Measured,
+    logits: Floats,
+    windows: Windows,
+    window: int,
+    at: slice,
+    against: Reference | None,
+    pool: ThreadPoolExecutor,
+) -> None:
+    targets = windows.targets(window)[at]
+    if against is None:
+        out.nll.append(surprise(logits, targets, pool))
+    else:
+        base = against.read(window, at.start, at.stop)
+        out.compared.append(compare(logits, base, targets, pool, cut_off=against.cut_off))
+        out.nll.append(out.compared[-1].nll)
+    if not np.isfinite(out.nll[-1]).all():
+        raise TreadleError("the model's predictions are not finite numbers: its file is damaged")
+
+
+def _runs(
+    engine: Engine, windows: Windows, *, as_written: bool = False
+) -> Iterator[tuple[Piece | None, int, Floats | None]]:
+    """Run the windows: of each run the scored piece, how many tokens, and the piece's logits."""
+    held: dict[int, Sequence] = {}  # by window
+    ids: dict[int, list[int]] = {}
+    try:
+        for scored, others in schedule(windows, engine.max_tokens, OUTPUTS):
+            pieces = [*others, *([scored] if scored else [])]
+            parts = []
+            for piece in pieces:
+                if piece.window not in held:
+                    held[piece.window] = engine.cache.sequence()
+                    ids[piece.window] = windows.run_ids(piece.window)
+                tokens = ids[piece.window][piece.start : piece.end]
+                parts.append(Part(held[piece.window], tokens, len(tokens) * piece.scored))
+            logits = _written(engine, parts) if scored and as_written else engine.run(parts)
+            yield scored, sum(len(part.ids) for part in parts), logits if scored else None
+            if scored and scored.end == windows.n_ctx - 1:
+                held.pop(scored.window).close()
+    finally:
+        for seq in held.values():
+            seq.close()
+
+
+def _written(engine: Engine, parts: list[Part]) -> Floats:
+    """The logits of the last part, whose tokens are run one by one; the others are read as usual,
+    as prompts are.
+    """
+    *others, scored = parts
+    if others:
+        engine.run(others)
+    return np.concatenate([engine.run([Part(scored.seq, [token], 1)]) for token in scored.ids])

@@ -1,0 +1,1 @@
+"""Grammars that an answer must follow: GBNF, Lark, JSON schema and regular expressions."""

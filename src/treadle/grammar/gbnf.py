@@ -1,0 +1,319 @@
+"""GBNF, llama.cpp's grammar notation: text into rules.
+
+A rule's body is a tree of five kinds of node. Character classes are sorted ranges of code points.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import GrammarError
+
+MAX_SOURCE = 1 << 20  # characters
+MAX_DEPTH = 100  # parentheses inside each other
+MAX_ITEMS = 50_000  # characters, classes and names of rules; llguidance has 65,536 symbols
+MAX_COUNT = 1 << 30  # of a repetition; llguidance counts in 32 bits
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_BLANK = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_TOKEN = re.compile(r"<(?:\[\d+\]|[^<>\s\[\]]+)>")
+_COUNTS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
+
+Ranges = tuple[tuple[int, int], ...]  # first and last code point of each, sorted, apart
+
+
+@dataclass(frozen=True)
+class Chars:
+    """One character out of these."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class Special:
+    """One token by its name or number, as llguidance writes it: ``<name>``, ``<[12]>``."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A rule by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Seq:
+    """One after the other; without items, the empty text."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Alt:
+    """One of these."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``least`` to ``most`` times, None for any number."""
+
+    item: Node
+    least: int
+    most: int | None
+
+
+Node = Chars | Special | Ref | Seq | Alt | Repeat
+EMPTY = Seq(())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A grammar that begins at rule ``root``: body and line of each rule, by name."""
+
+    body: dict[str, Node]
+    line: dict[str, int]
+
+
+def parse_gbnf(source: str) -> Rules:
+    """Read a grammar. Raises GrammarError with line and column."""
+    return _Parser(source).grammar()
+
+
+def normalized(ranges: list[tuple[int, int]], *, negated: bool = False) -> Ranges:
+    """Sorted ranges that do not touch, without the surrogates, which no text has."""
+    if negated:
+        ends = [-1, *(x for pair in normalized(ranges) for x in pair), 0x110000]
+        gaps = zip(ends[::2], ends[1::2], strict=True)
+        ranges = [(low + 1, high - 1) for low, high in gaps if low + 1 < high]
+    whole: list[tuple[int, int]] = []
+    for low, high in sorted(_without_surrogates(ranges)):
+        if whole and low <= whole[-1][1] + 1:
+            whole[-1] = (whole[-1][0], max(high, whole[-1][1]))
+        else:
+            whole.append((low, high))
+    return tuple(whole)
+
+
+def _without_surrogates(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    below = [(low, min(high, 0xD7FF)) for low, high in ranges if low <= 0xD7FF]
+    return below + [(max(low, 0xE000), high) for low, high in ranges if high >= 0xE000]
+
+
+ANY = Chars(normalized([(0, 0x10FFFF)]))
+
+
+class _Parser:
+    """Recursive descent."""
+
+    def __init__(self, source: str) -> None:
+        self._text = source
+        self._at = 0
+        self._depth = 0
+        self._n_items = 0
+        self._rules: dict[str, Node] = {}
+        self._line: dict[str, int] = {}
+        self._used: dict[str, int] = {}  # where each name was first used
+        if len(source) > MAX_SOURCE:
+            self._fail(f"the grammar has {len(source)} characters (at most {MAX_SOURCE})")
+
+    def grammar(self) -> Rules:
+        self._skip(_BLANK_LINES)
+        while self._at < len(self._text):
+            self._rule()
+            self._skip(_BLANK_LINES)
+        for name, at in self._used.items():
+            if name not in self._rules:
+                self._fail(f"rule {name!r} is used but not defined", at)
+        if "root" not in self._rules:
+            self._fail("there is no rule 'root'")
+        return Rules(self._rules, self._line)
+
+    # -- rules --------------------------------------------------------------------------
+
+    def _rule(self) -> None:
+        at = self._at
+        name = self._name()
+        if name in self._rules:
+            self._fail(f"rule {name!r} is defined twice", at)
+        self._line[name] = self._text.count("\n", 0, at) + 1
+        self._skip(_BLANK)
+        if not self._take("::="):
+            self._fail("expected '::='")
+        self._skip(_BLANK_LINES)
+        self._rules[name] = self._alternatives(nested=False)
+        if self._at < len(self._text) and self._text[self._at] not in "\r\n":
+            self._fail(f"unexpected {self._text[self._at]!r}")
+
+    def _alternatives(self, *, nested: bool) -> Node:
+        found = [self._sequence(nested=nested)]
+        while self._bar(nested):
+            self._skip(_BLANK_LINES)
+            found.append(self._sequence(nested=nested))
+        return Alt(tuple(found)) if len(found) > 1 else found[0]
+
+    def _bar(self, nested: bool) -> bool:
+        """Take the next '|'; it may also begin the line after, which no rule can."""
+        at = self._at
+        self._skip(_BLANK_LINES)
+        if self._take("|"):
+            return True
+        if not nested:
+            self._at = at
+        return False
+
+    def _sequence(self, *, nested: bool) -> Node:
+        blank = _BLANK_LINES if nested else _BLANK
+        found: list[Node] = []
+        while (item := self._item()) is not None:
+            self._skip(blank)
+            if (counts := self._repetition()) is not None:
+                item = Repeat(item, *counts)
+                self._skip(blank)
+            found.append(item)
+        return Seq(tuple(found)) if len(found) != 1 else found[0]
+
+    def _count(self, n: int) -> None:
+        self._n_items += n
+        if self._n_items > MAX_ITEMS:
+            self._fail(f"more than {MAX_ITEMS} characters, classes and names")
+
+    def _item(self) -> Node | None:
+        self._count(1)
+        head = self._text[self._at : self._at + 1]
+        if head == '"':
+            return self._literal()
+        if head == "[":
+            return self._class()
+        if head == "(":
+            return self._group()
+        if head == ".":
+            self._at += 1
+            return ANY
+        if token := _TOKEN.match(self._text, self._at):
+            self._at = token.end()
+            return Special(token.group())
+        if _NAME.match(self._text, self._at):
+            at, name = self._at, self._name()
+            self._used.setdefault(name, at)
+            return Ref(name)
+        return None
+
+    def _group(self) -> Node:
+        at = self._at
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._fail(f"more than {MAX_DEPTH} parentheses inside each other")
+        self._at += 1
+        self._skip(_BLANK_LINES)
+        body = self._alternatives(nested=True)
+        self._skip(_BLANK_LINES)
+        if not self._take(")"):
+            self._fail("this '(' is not closed", at)
+        self._depth -= 1
+        return body
+
+    def _repetition(self) -> tuple[int, int | None] | None:
+        for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._take(sign):
+                return counts
+        if self._text[self._at : self._at + 1] != "{":
+            return None
+        found = _COUNTS.match(self._text, self._at)
+        if found is None:
+            self._fail("expected {n}, {n,} or {n,m}")
+        for count in found.group(1, 3):
+            if len((count or "").lstrip("0")) > 10 or int(count or 0) > MAX_COUNT:
+                self._fail(f"{count:.20} times (at most {MAX_COUNT})")
+        least = int(found[1])
+        most = int(found[3]) if found[3] else None if found[2] else least
+        if most is not None and most < least:
+            self._fail(f"at least {least} and at most {most}")
+        self._at = found.end()
+        return least, most
+
+    # -- characters ---------------------------------------------------------------------
+
+    def _literal(self) -> Node:
+        at = self._at
+        self._at += 1
+        found: list[Node] = []
+        while not self._take('"'):
+            if self._at >= len(self._text):
+                self._fail("this text is not closed", at)
+            found.append(Chars(((code := ord(self._character()), code),)))
+        self._count(len(found) - 1)
+        return Seq(tuple(found)) if len(found) != 1 else found[0]
+
+    def _class(self) -> Node:
+        at = self._at
+        self._at += 1
+        negated = self._take("^")
+        found: list[tuple[int, int]] = []
+        while not self._take("]"):
+            if self._at >= len(self._text):
+                self._fail("this '[' is not closed", at)
+            first = last = self._character()
+            if self._text[self._at : self._at + 1] == "-" and self._text[self._at + 1 :][:1] != "]":
+                self._at += 1
+                last = self._character()
+            if last < first:
+                self._fail(f"the range {first}-{last} runs backwards", at)
+            found.append((ord(first), ord(last)))
+        if not found:
+            self._fail("an empty class", at)
+        if not (ranges := normalized(found, negated=negated)):
+            self._fail("a class without a character", at)
+        return Chars(ranges)
+
+    def _character(self) -> str:
+        character = self._text[self._at : self._at + 1]
+        if not character:
+            self._fail("the grammar ends inside a text or class")
+        self._at += 1
+        if character != "\\":
+            return character
+        if code := _HEX.match(self._text, self._at):
+            self._at = code.end()
+            number = int(code[1] or code[2] or code[3], 16)
+            if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+                self._fail(f"U+{number:04X} is no character", code.start())
+            return chr(number)
+        escape = self._text[self._at : self._at + 1]
+        if escape not in _ESCAPES or not escape:
+            self._fail(f"unknown escape '\\{escape}'")
+        self._at += 1
+        return _ESCAPES[escape]
+
+    # -- text ---------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        name = _NAME.match(self._text, self._at)
+        if name is None:
+            self._fail("expected the name of a rule")
+        self._at = name.end()
+        return name.group()
+
+    def _skip(self, blank: re.Pattern[str]) -> None:
+        found = blank.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+
+    def _take(self, text: str) -> bool:
+        if not self._text.startswith(text, self._at):
+            return False
+        self._at += len(text)
+        return True
+
+    def _fail(self, message: str, at: int | None = None) -> NoReturn:
+        at = min(self._at if at is None else at, len(self._text))
+        line = self._text.count("\n", 0, at) + 1
+        column = at - (self._text.rfind("\n", 0, at) + 1) + 1
+        raise GrammarError(f"grammar, line {line}, column {column}: {message}")

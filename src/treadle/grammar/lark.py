@@ -1,0 +1,133 @@
+"""Grammars in the Lark notation of ``llguidance``.
+
+Names in capitals are terminals: regular expressions, of which the lexer takes the longest text.
+Other names are rules, which the parser tries in every way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from treadle.grammar.gbnf import Alt, Chars, Node, Ranges, Ref, Repeat, Rules, Seq, Special
+
+MAX_LEAD = 300  # names that lead into each other; llguidance's own stack ends at some 1,500
+MAX_NESTED = 8  # parentheses inside each other; llguidance has 30, at about 4 steps for each
+
+_TEXTS = re.compile(r'/(?:[^/\\]|\\.)*/|"[^"]*"|<[^>]*>')
+_NAMES = re.compile(r"[A-Za-z]\w*")
+
+
+class Writer:
+    """Collects rules and terminals; equal terminals become one."""
+
+    def __init__(self) -> None:
+        self._terminals: dict[str, str] = {}
+        self._bodies: dict[str, str] = {}
+
+    def rule(self, name: str, alternatives: Sequence[str]) -> None:
+        """Define a rule or a terminal."""
+        self._bodies[name] = " | ".join(alternatives)
+
+    def terminal(self, text: str) -> str:
+        """The name of the terminal with this body."""
+        if text not in self._terminals:
+            self._terminals[text] = f"T{len(self._terminals)}"
+            self._bodies[self._terminals[text]] = text
+        return self._terminals[text]
+
+    def lead(self) -> int:
+        """How many names lead into each other, as llguidance walks them."""
+        edges = {name: _NAMES.findall(_TEXTS.sub(" ", body)) for name, body in self._bodies.items()}
+        seen = {"start"}
+        path = [iter(edges["start"])]
+        deepest = 1
+        while path:
+            name = next((name for name in path[-1] if name not in seen), None)
+            if name is None:
+                path.pop()
+            else:
+                seen.add(name)
+                path.append(iter(edges[name]))
+                deepest = max(deepest, len(path))
+        return deepest
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {body}" for name, body in self._bodies.items())
+
+
+def by_characters(rules: Rules) -> Writer:
+    """The grammar as it is written. Every character is a lexeme of its own, and the parser
+    decides alone.
+    """
+    names = {name: rule_name(i, name) for i, name in enumerate(rules.body)} | {"root": "start"}
+    return _Plain(rules, names, "n").writer
+
+
+def as_one_regex(rules: Rules) -> Writer:
+    """A grammar without recursion and special tokens as one lexeme."""
+    writer = _Plain(rules, {name: f"R{i}" for i, name in enumerate(rules.body)}, "N").writer
+    writer.rule("start", [f"R{list(rules.body).index('root')}"])
+    return writer
+
+
+class _Plain:
+    """Writes each rule's tree."""
+
+    def __init__(self, rules: Rules, names: dict[str, str], prefix: str) -> None:
+        self.writer = Writer()
+        self._names = names
+        self._prefix = prefix  # of the names that parts of a rule get
+        self._n_parts = 0
+        for name, body in rules.body.items():
+            self.writer.rule(names[name], [self._text(body)[0]])
+
+    def _text(self, node: Node) -> tuple[str, int]:
+        """The text of a node, and how many parentheses are inside each other in it."""
+        match node:
+            case Chars(ranges):
+                return f"/{class_of(ranges)}/", 0
+            case Special(text):
+                return text, 0
+            case Ref(name):
+                return self._names[name], 0
+            case Repeat(_, _, 0):
+                return '""', 0
+            case Repeat(item, least, most):
+                text, depth = self._text(item)
+                text = f"({text})" if isinstance(item, Repeat) else text
+                return text + counts(least, most), depth + 1
+            case Seq(items) | Alt(items):
+                parts = [self._text(item) for item in items]
+                between = " " if isinstance(node, Seq) else " | "
+                text = between.join(text for text, _ in parts) or '""'
+                depth = 1 + max((depth for _, depth in parts), default=0)
+                if depth <= MAX_NESTED:
+                    return f"({text})", depth
+                self._n_parts += 1
+                name = f"{self._prefix}{self._n_parts}"
+                self.writer.rule(name, [text])
+                return name, 0
+
+
+def rule_name(i: int, name: str) -> str:
+    """Lark's name for rule ``i``; its names have fewer letters than GBNF's."""
+    return f"r{i}_{re.sub('[^a-z0-9]', '_', name.lower())}"
+
+
+def counts(least: int, most: int | None) -> str:
+    """How often, after what is repeated."""
+    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return signs.get((least, most)) or f"{{{least},{'' if most is None else most}}}"
+
+
+def class_of(ranges: Ranges) -> str:
+    """A regular expression for one character out of these."""
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _escaped(ranges[0][0])
+    return f"[{''.join(f'{_escaped(low)}-{_escaped(high)}' for low, high in ranges)}]"
+
+
+def _escaped(code: int) -> str:
+    """One character in a regular expression, whatever it means there."""
+    return chr(code) if code < 128 and chr(code).isalnum() else f"\\x{{{code:X}}}"

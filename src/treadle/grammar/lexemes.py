@@ -1,0 +1,338 @@
+"""The lexemes of a grammar: as long as can be, where that changes nothing.
+
+llguidance reads a text by a lexer, which takes the longest lexeme, and a parser, which decides
+what may come next. The lexer is quick and the parser slow, but only a parser can read GBNF, where
+``[a-z]+ "s"`` matches "cats". So lexemes are cut where the two could disagree.
+
+Think of all the ways to read a text that are still open after some of its characters: each is at a
+state of some rule's automaton. If one of them may end a rule or call another one before the next
+character, while for another way this character lies in the middle of a lexeme, the lexer would lose
+one of them. Then the second lexeme must end here too: this edge of its automaton is a *break*.
+Which states can be open at once is found by walking pairs of states through equal characters;
+where a rule returns to is taken to be anywhere that it is called, which only adds breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
+
+from treadle.errors import GrammarError
+from treadle.grammar.automaton import Automaton, build_automata
+from treadle.grammar.char_classes import Alphabet
+from treadle.grammar.gbnf import Rules, Special
+from treadle.grammar.lark import MAX_LEAD, Writer, as_one_regex, by_characters, rule_name
+from treadle.grammar.regex import EMPTY_TEXT, ENDLESS, Regexes, TooLargeError
+from treadle.grammar.rule_graph import components, expanded, nodes, reachable, recursive
+
+MAX_STATES = 4_000  # of all automata
+MAX_EXPANDED = 100_000  # parts of a grammar that is written as one regular expression
+MAX_PAIRS = 100_000  # of states that may be open at once
+MAX_LOOP = 30  # states on common loops: the expression grows by the cube of them
+MAX_ALTERNATIVES = 5_000  # of all rules that are written
+
+Edges = Sequence[tuple[int, int]]  # characters, next state
+Calls = tuple[tuple[str | Special, int], ...]
+Key = tuple[bool, Calls, tuple[tuple[int, int], ...]]  # whether the rule may end, calls, edges
+
+
+def larks(rules: Rules) -> Iterator[str]:
+    """The grammar in the forms that llguidance may be able to read, the quickest first.
+
+    All mean the same. The last is the grammar as it is written. Raises GrammarError where none
+    is possible, or where no text fulfils the grammar.
+    """
+    bodies = reachable(rules.body)
+    rules = Rules(bodies, rules.line)
+    special = any(isinstance(node, Special) for body in bodies.values() for node in nodes(body))
+    if special or recursive(bodies) or expanded(bodies) > MAX_EXPANDED:
+        quick = _by_lexemes(rules)
+    else:
+        quick = iter([as_one_regex(rules)])
+    forms = chain(quick, [by_characters(rules)])
+    leads = []
+    for form in forms:
+        leads.append(form.lead())
+        if leads[-1] <= MAX_LEAD:
+            yield str(form)
+    if min(leads) > MAX_LEAD:
+        raise GrammarError(f"grammar: {min(leads)} rules lead into each other (at most {MAX_LEAD})")
+
+
+def hard_rules(rules: Rules) -> str:
+    """The rules that need a parser, because they name themselves, for a message; or nothing."""
+    names = sorted(recursive(reachable(rules.body)), key=rules.line.__getitem__)
+    texts = [f"{name!r} (line {rules.line[name]})" for name in names[:4]]
+    return f"rule {', '.join(texts)}{' ...' * (len(names) > 4)}" if names else ""
+
+
+def special_tokens(rules: Rules) -> list[tuple[str, int]]:
+    """The special tokens that are asked for, as they are written, and the lines of their rules."""
+    return [
+        (node.text, rules.line[name])
+        for name, body in rules.body.items()
+        for node in nodes(body)
+        if isinstance(node, Special)
+    ]
+
+
+def _by_lexemes(rules: Rules) -> Iterator[Writer]:
+    try:
+        automata, alphabet = build_automata(rules)
+        if "root" not in automata:
+            line = rules.line["root"]
+            raise GrammarError(
+                f"grammar, line {line}: rule 'root' only leads back to itself: no text fulfils it"
+            )
+        threads = Threads(automata, alphabet)
+    except TooLargeError:
+        return
+    # Where expressions grow too large, lexemes are cut more often.
+    for cut in (None, threads.keep_loops, threads.keep_nothing):
+        if cut is not None:
+            cut()
+        try:
+            yield by_lexemes(automata, threads, alphabet)
+        except TooLargeError:
+            continue
+        return
+
+
+class Threads:
+    """Where lexemes must end. The states of all rules are numbered in one row.
+
+    ``chars`` [states]: edges; ``breaks`` [states]: the characters before which a lexeme ends.
+    """
+
+    def __init__(self, automata: dict[str, Automaton], alphabet: Alphabet) -> None:
+        self.first: dict[str, int] = {}
+        n = 0
+        for name, automaton in automata.items():
+            self.first[name] = n
+            n += len(automaton)
+        if n > MAX_STATES:
+            raise TooLargeError
+        self.breaks = [0] * n
+        self.chars: list[Edges] = []
+        self._free: list[list[int]] = []  # by state: where a rule that begins or ends there leads
+        self._alphabet = alphabet
+        returns: dict[str, list[int]] = {name: [] for name in automata}
+        for name, automaton in automata.items():
+            for call, to in (edge for edges in automaton.calls for edge in edges):
+                if isinstance(call, str):
+                    returns[call].append(self.first[name] + to)
+        for name, automaton in automata.items():
+            at = self.first[name]
+            for state in range(len(automaton)):
+                self.chars.append([(mask, at + to) for mask, to in automaton.chars[state]])
+                calls = [self.first[c] for c, _ in automaton.calls[state] if isinstance(c, str)]
+                self._free.append(calls + returns[name] * automaton.accepts[state])
+        self._fresh: dict[int, dict[int, int]] = {}
+        self._pairs = self._open_pairs(self.first["root"])
+        self._settle()
+
+    def keep_loops(self) -> None:
+        """Every lexeme is one character, or that and a repetition behind it."""
+        self._break(lambda state, to: to != state)
+
+    def keep_nothing(self) -> None:
+        """Every lexeme is one character."""
+        self._break(lambda state, to: True)
+
+    def _break(self, which: Callable[[int, int], bool]) -> None:
+        for state, edges in enumerate(self.chars):
+            for mask, to in edges:
+                if which(state, to):
+                    self.breaks[state] |= mask
+        self._settle()
+
+    def _begun(self, state: int) -> dict[int, int]:
+        """Where a new lexeme may lead that begins here because a rule begins or ends: characters
+        by next state.
+        """
+        if state not in self._fresh:
+            seen = set(self._free[state])
+            waiting = list(seen)
+            found: dict[int, int] = {}
+            while waiting:
+                at = waiting.pop()
+                for mask, to in self.chars[at]:
+                    found[to] = found.get(to, 0) | mask
+                new = [to for to in self._free[at] if to not in seen]
+                seen.update(new)
+                waiting += new
+            self._fresh[state] = found
+        return self._fresh[state]
+
+    def _open_pairs(self, root: int) -> set[tuple[int, int]]:
+        """The pairs of states, smaller first, that the same text may lead to."""
+        steps: dict[int, dict[int, int]] = {}
+        for state in range(len(self.chars)):
+            steps[state] = dict(self._begun(state))
+            for mask, to in self.chars[state]:
+                steps[state][to] = steps[state].get(to, 0) | mask
+        found = {(root, root)}
+        waiting = [(root, root)]
+        while waiting:
+            one, other = waiting.pop()
+            for to, mask in steps[one].items():
+                for to_other, mask_other in steps[other].items():
+                    pair = (to, to_other) if to <= to_other else (to_other, to)
+                    if mask & mask_other and pair not in found:
+                        found.add(pair)
+                        waiting.append(pair)
+            if len(found) > MAX_PAIRS:
+                raise TooLargeError
+        return found
+
+    def _settle(self) -> None:
+        """Add breaks until no two ways through a text disagree."""
+        begun = [0] * len(self.chars)
+        for state in {state for pair in self._pairs for state in pair}:
+            for mask in self._begun(state).values():
+                begun[state] |= mask
+        changed = True
+        while changed:
+            changed = False
+            for pair in self._pairs:
+                for state, other in (pair, pair[::-1]):
+                    inside = sum(mask for mask, _ in self.chars[state]) & ~self.breaks[state]
+                    both = inside & self._alphabet.like(begun[other] | self.breaks[other])
+                    self.breaks[state] |= both
+                    changed = changed or both != 0
+
+
+class Lexemes:
+    """The lexemes of one rule's automaton, between the states at which one may end.
+
+    States at which the same can follow the end of a lexeme have the same key.
+    """
+
+    def __init__(self, automaton: Automaton, at: int, threads: Threads, regexes: Regexes) -> None:
+        self._automaton = automaton
+        self._regexes = regexes
+        self.chars = automaton.chars
+        breaks = threads.breaks[at : at + len(automaton)]
+        self.breaking = [_cut(edges, mask) for edges, mask in zip(self.chars, breaks, strict=True)]
+        self._inside = [_cut(edges, ~mask) for edges, mask in zip(self.chars, breaks, strict=True)]
+        self.keys = [self._key(state) for state in range(len(automaton))]
+        self._parts = [
+            [state for state in part]
+            for part in components({i: [to for _, to in e] for i, e in enumerate(self._inside)})
+        ]
+        self._rests: dict[Key, list[int | None]] = {}
+
+    def _key(self, state: int) -> Key | None:
+        """What may follow a lexeme that ends here; None where none ends."""
+        calls, accepts = self._automaton.calls[state], self._automaton.accepts[state]
+        if not (calls or accepts or self.breaking[state]):
+            return None
+        return accepts, tuple(calls), tuple(sorted(self.breaking[state]))
+
+    def out_of(self, edges: Edges) -> Iterator[tuple[Key, int]]:
+        """The lexemes that begin with these edges, by the key that they lead to."""
+        for key in dict.fromkeys(self.keys):
+            if key is None:
+                continue
+            rest = self._rest(key)
+            ways = (self._regexes.seq(self._regexes.chars(mask), rest[to]) for mask, to in edges)
+            if (regex := self._regexes.alt(ways)) is not None:
+                yield key, regex
+
+    def _rest(self, key: Key) -> list[int | None]:
+        """From each state on to those with the key, inside a lexeme; None where none is."""
+        if key not in self._rests:
+            rest: list[int | None] = [None] * len(self.keys)
+            self._rests[key] = rest
+            for part in self._parts:
+                self._solve(part, key, rest)
+        return self._rests[key]
+
+    def _solve(self, part: list[int], key: Key, rest: list[int | None]) -> None:
+        """Gauss's elimination with Arden's rule: ``x = a x | b`` is ``x = a* b``."""
+        if len(part) > MAX_LOOP:
+            raise TooLargeError
+        r = self._regexes
+        inside: dict[tuple[int, int], int | None] = {}
+        for state in part:
+            out = [r.seq(r.chars(m), rest[to]) for m, to in self._inside[state] if to not in part]
+            rest[state] = r.alt([*out, EMPTY_TEXT if self.keys[state] == key else None])
+            for other in part:
+                ways = (r.chars(mask) for mask, to in self._inside[state] if to == other)
+                inside[state, other] = r.alt(ways)
+        for i, state in enumerate(part):
+            loop = r.repeat(inside[state, state], 0, ENDLESS)
+            rest[state] = r.seq(loop, rest[state])
+            for other in part[i + 1 :]:
+                inside[state, other] = r.seq(loop, inside[state, other])
+            for one in part[i + 1 :]:
+                way = inside[one, state]
+                rest[one] = r.alt([rest[one], r.seq(way, rest[state])])
+                for other in part[i + 1 :]:
+                    inside[one, other] = r.alt(
+                        [inside[one, other], r.seq(way, inside[state, other])]
+                    )
+        for i, state in reversed(list(enumerate(part))):
+            ways = (r.seq(inside[state, other], rest[other]) for other in part[i + 1 :])
+            rest[state] = r.alt([rest[state], *ways])
+
+
+def _cut(edges: Edges, mask: int) -> Edges:
+    return [(m & mask, to) for m, to in edges if m & mask]
+
+
+def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alphabet) -> Writer:
+    """Rules that go from lexeme to lexeme.
+
+    What is read of a rule so far is a rule as well, one for each key and for each state after a
+    call: left recursion, which takes the parser the same time wherever it is in a text.
+    """
+    regexes = Regexes(alphabet)
+    names = {name: rule_name(i, name) for i, name in enumerate(automata)} | {"root": "start"}
+    bodies: dict[str, list[list[str | int]]] = {}
+    for name, automaton in automata.items():
+        lexemes = Lexemes(automaton, threads.first[name], threads, regexes)
+        bodies |= _parts(automaton, lexemes, names[name], names)
+        if sum(map(len, bodies.values())) > MAX_ALTERNATIVES:
+            raise TooLargeError
+    writer = Writer()
+    ways = [way for body in bodies.values() for way in body]
+    wanted = list(dict.fromkeys(item for way in ways for item in way if isinstance(item, int)))
+    terminals: dict[str | int, str] = dict(zip(wanted, regexes.write(wanted, writer), strict=True))
+    for part, body in bodies.items():
+        texts = [" ".join(terminals.get(item, str(item)) for item in way) for way in body]
+        writer.rule(part, [text or '""' for text in texts])
+    return writer
+
+
+def _parts(
+    automaton: Automaton, lexemes: Lexemes, rule: str, names: dict[str, str]
+) -> dict[str, list[list[str | int]]]:
+    """A rule and what may be read of it so far: ways to write each, of names and regexes."""
+    bodies: dict[str, list[list[str | int]]] = {rule: []}
+    parts: dict[tuple[str, Hashable], str] = {}
+    waiting: list[tuple[list[str | int], Key]] = [
+        ([], _follow(automaton, 0))  # what is read, and what may follow it
+    ]
+
+    def add(key: tuple[str, Hashable], follow: Key, way: list[str | int]) -> None:
+        if key not in parts:
+            parts[key] = f"{rule}_{len(parts)}"
+            bodies[parts[key]] = []
+            waiting.append(([parts[key]], follow))
+        bodies[parts[key]].append(way)
+
+    for read, (accepts, calls, edges) in waiting:
+        if accepts:
+            bodies[rule].append(read)
+        for call, to in calls:
+            name = names[call] if isinstance(call, str) else call.text
+            add(("after", to), _follow(automaton, to), [*read, name])
+        for key, regex in lexemes.out_of(edges):
+            add(("end", key), key, [*read, regex])
+    return bodies
+
+
+def _follow(automaton: Automaton, state: int) -> Key:
+    """What may follow where a new lexeme begins in any case: anything."""
+    return automaton.accepts[state], tuple(automaton.calls[state]), tuple(automaton.chars[state])

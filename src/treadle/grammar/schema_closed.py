@@ -1,0 +1,122 @@
+"""Which objects of a schema have no other keys than it names.
+
+A schema that does not say ``additionalProperties`` allows every key besides those it names. What a
+model writes under them is of no use to who asks for an answer, and may go on until its length is
+used up. So such objects are closed here, as in llama.cpp's grammars: what is written fulfils the
+schema all the same. ``"additionalProperties": true`` leaves one open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treadle.grammar.llguidance_limits import Parts
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+VALUES = ("enum", "const", "default", "examples", "example")
+
+# What says something of an object's keys, and what leaves none to be closed.
+_OF_KEYS = ("properties", "required", "minProperties", "dependentRequired")
+_OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
+
+_NOTES = ("type", "title", "description", "$comment", "examples")  # beside what names are
+
+
+def in_other_words(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
+    """An object's schema without ``propertyNames``, where other keywords say the same; llguidance
+    has none of that name. zod writes it for each ``record``: that names are texts, which says
+    nothing, or one of some texts.
+    """
+    if "propertyNames" not in schema:
+        return schema
+    names, others = _names_of(schema["propertyNames"], parts), dict(schema)
+    del others["propertyNames"]
+    if names is None or names.keys() <= {"type"}:
+        return schema if names is None else others
+    if "patternProperties" in schema or "unevaluatedProperties" in schema:
+        return schema
+    known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+    required = schema.get("required", [])
+    if not isinstance(known, Mapping) or not isinstance(required, list | tuple):
+        return schema
+    if "pattern" in names and not known and not required:
+        return {**others, "patternProperties": {names["pattern"]: rest}} | _CLOSED
+    allowed = names.get("enum", [names.get("const")])
+    if "pattern" in names or any(name not in allowed for name in required):
+        return schema
+    own = {n: known.get(n, rest) for n in allowed if n in known or rest is not False}
+    return {**others, "properties": own} | _CLOSED
+
+
+_CLOSED = {"additionalProperties": False}
+
+
+def _names_of(names: Any, parts: Parts) -> Mapping[str, Any] | None:
+    """What ``propertyNames`` says: nothing, or a pattern or texts alone; None for anything else."""
+    for _ in range(8):  # references
+        if isinstance(names, Mapping) and names.keys() == {"$ref"}:
+            ref = names["$ref"]
+            names = parts.at(ref) if isinstance(ref, str) and parts.leads(ref) else None
+    if names is True:
+        return {}
+    if not isinstance(names, Mapping) or names.get("type", "string") != "string":
+        return None
+    said = {key: value for key, value in names.items() if key not in _NOTES}
+    texts = said.get("enum", [said["const"]] if "const" in said else [])
+    fine = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+    return said if fine and [*said] in ([], ["enum"], ["const"], ["pattern"]) else None
+
+
+class ClosedObjects:
+    """Those of one schema. An object that several parts describe together (``allOf``, or
+    ``properties`` beside ``anyOf``) stays open: each part knows its own keys alone.
+    """
+
+    def __init__(self, root: Mapping[str, Any], parts: Parts) -> None:
+        self._parts = parts
+        self._shared: set[int] = set()  # parts, by identity, that describe an object with others
+        for part in _parts_of(root):
+            if self._is_shared(part):
+                self._share(part)
+
+    def has(self, part: Mapping[str, Any]) -> bool:
+        """Whether the objects that a part of the schema describes have its keys alone."""
+        names = part.get("properties")
+        if not isinstance(names, Mapping) or id(part) in self._shared:
+            return False
+        if any(key in part for key in _OPEN):
+            return False
+        required, least = part.get("required", ()), part.get("minProperties", 0)
+        if not isinstance(required, list | tuple) or not isinstance(least, int):
+            return False
+        known = all(isinstance(name, str) and name in names for name in required)
+        return known and least <= len(names)
+
+    def _is_shared(self, part: Mapping[str, Any]) -> bool:
+        """Whether more than one part describes the same object; alternatives do not."""
+        own = any(key in part for key in (*_OF_KEYS, *_OPEN))
+        others = sum(key in part for key in ("anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
+        together = part.get("allOf")
+        return own + others + (len(together) if isinstance(together, list) else 0) > 1
+
+    def _share(self, part: Any) -> None:
+        """With all that it has and leads to: its properties may be described together, too."""
+        for each in _parts_of(part):
+            if id(each) not in self._shared:
+                self._shared.add(id(each))
+                if isinstance(each.get("$ref"), str):
+                    self._share(self._parts.at(each["$ref"]))
+
+
+def _parts_of(part: Any, *, is_map: bool = False) -> Iterator[Mapping[str, Any]]:
+    """A schema and all schemas within it; ``is_map``: its keys are names."""
+    if isinstance(part, list | tuple):
+        for each in part:
+            yield from _parts_of(each)
+    elif isinstance(part, Mapping):
+        if not is_map:
+            yield part
+        for key, value in part.items():
+            if is_map or key not in VALUES:
+                yield from _parts_of(value, is_map=not is_map and key in MAPS)

@@ -1,0 +1,57 @@
+"""Parts of a schema that nothing fulfils, by what they say outright.
+
+llguidance leaves out an optional property, or an alternative, that nothing fulfils; but where a
+reference leads to such a part, it refuses the whole schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treadle.grammar.llguidance_limits import Parts
+
+_BOUNDS = {  # keywords of a least and of a most, by the types that they are about
+    ("integer", "number"): ("minimum", "maximum"),
+    ("string",): ("minLength", "maxLength"),
+    ("array",): ("minItems", "maxItems"),
+    ("object",): ("minProperties", "maxProperties"),
+}
+
+
+class Never:
+    """Those of one schema."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._known: dict[str, bool] = {}  # by references
+
+    def at(self, ref: str) -> bool:
+        """Whether nothing fulfils the part that a reference leads to."""
+        if ref not in self._known:
+            self._known[ref] = False  # where it leads back to itself: llguidance sees that
+            self._known[ref] = self.is_never(self._parts.at(ref))
+        return self._known[ref]
+
+    def is_never(self, schema: Any) -> bool:
+        """Whether nothing fulfils a part."""
+        if not isinstance(schema, Mapping):
+            return schema is False
+        ref, kind = schema.get("$ref"), schema.get("type")
+        if schema.get("enum") == [] or (isinstance(ref, str) and self.at(ref)):
+            return True
+        if any(kind in kinds and _crossed(schema, *pair) for kinds, pair in _BOUNDS.items()):
+            return True
+        for key, enough in (("allOf", any), ("anyOf", all), ("oneOf", all)):
+            each = schema.get(key)
+            if isinstance(each, list) and each and enough(map(self.is_never, each)):
+                return True
+        names, properties = schema.get("required"), schema.get("properties")
+        if kind != "object" or not isinstance(names, list) or not isinstance(properties, Mapping):
+            return False
+        return any(self.is_never(value) for name, value in properties.items() if name in names)
+
+
+def _crossed(schema: Mapping[str, Any], least: str, most: str) -> bool:
+    low, high = schema.get(least), schema.get(most)
+    return isinstance(low, int | float) and isinstance(high, int | float) and low > high

@@ -1,0 +1,383 @@
+"""Activations as a matrix product reads them: rows of one ``kind``, ``group`` tokens interleaved.
+
+The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. In ``bf16x2`` a
+value is two bf16, ``high = bf16(x)`` and ``low = bf16(x - high)``, 16 bits together: of every 32
+values the 16 dwords of their high parts, then those of their low parts. ``bf16x3`` has a third part
+of what is left, and all 24 bits of an f32. A group of g tokens
+is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
+neighbouring addresses; g = 1 is plain row-major. Where products take two tokens of eight values
+each (``Isa.pairs``), ``unit`` is 8 and two dwords of a token stand together.
+
+``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, kept as ``[KB, g]`` behind
+the dwords, then for every ``sub`` of them the compensation of the weights' zero point, ``comp =
+MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``: where a weight's code is its value + 128,
+an accumulator that starts there ends as MAGIC_BITS + the true dot product, which are the bits of
+the float MAGIC + dot.
+
+``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, kept as
+``[KB, g]`` behind the dwords. Weights that meet it have such scales of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import f32, i8, i16, i32, i64, u16, u32
+from treadle.kernels.spec import Grid, round_up
+from treadle.kernels.transpose import transpose
+
+DWORD = 4  # bytes of one, or codes
+BLOCK = 32  # values that share a q8 scale
+SPAN = 256  # values that share a q16 scale; a row's last ones are what is left
+DWORDS = {"q8": 8, "q16": 16, "bf16": 16, "bf16x2": 32, "bf16x3": 48, "f32": 32}  # of a block
+NARROW = {"bf16": 1, "bf16x2": 2, "bf16x3": 3}  # how many bf16 a value is
+N_PRODUCTS = {"bf16x2": 3, "bf16x3": 6}  # of two such values: products that are made for one
+TOGETHER = 16  # tokens of such a group that are written at once
+# 1.5 * 2**23: floats of this size are whole numbers, so an integer of up to 22 bits that is added
+# to the bits is added to the value. MAGIC times a scale of up to 22 bits is exact.
+MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
+OFFSET = 128  # of the codes that ``comp`` serves
+# The largest of a q16 span, of activations and of weights: SPAN products of two such are a sum
+# below 2**31, whatever they are.
+WORD_TOP = 2895
+STEP_BITS = 10  # behind the point, of the words that one step of a weight's code is
+LEAST = 1e-34  # of a span's largest value: below it all are as good as zero
+
+
+@dataclass(frozen=True)
+class Act:
+    """The layout of one activation buffer for rows of ``k`` values."""
+
+    kind: str  # one of DWORDS
+    k: int
+    group: int = 1
+    sub: int = BLOCK  # values that share a compensation: 16 or 32
+    unit: int = DWORD  # bytes of a token that stand together in a group: 4, of q8 perhaps 8
+
+    @property
+    def kd(self) -> int:
+        """Dwords a row; rows are filled up to whole blocks with zeros."""
+        return -(-self.k // BLOCK) * DWORDS[self.kind]
+
+    @property
+    def kb(self) -> int:
+        """Scales a row: of q8's blocks or of q16's spans."""
+        share = {"q8": BLOCK, "q16": SPAN}.get(self.kind)
+        return -(-self.k // share) if share else 0
+
+    @property
+    def ks(self) -> int:
+        """q8 compensations a row."""
+        return self.kb * (BLOCK // self.sub) if self.kind == "q8" else 0
+
+    @property
+    def row_bytes(self) -> int:
+        return round_up(4 * (self.kd + self.kb + self.ks), 64)
+
+    @property
+    def group_bytes(self) -> int:
+        return self.row_bytes * self.group
+
+    @property
+    def d_off(self) -> int:
+        """Byte offset of the scales in a group."""
+        return 4 * self.kd * self.group
+
+    @property
+    def comp_off(self) -> int:
+        return self.d_off + 4 * self.kb * self.group
+
+    @property
+    def together(self) -> int:
+        """Tokens that are written at once, for the sake of whole vectors: a part of a group."""
+        scaled = self.kind in ("q8", "q16")
+        return TOGETHER if not scaled and self.group % TOGETHER == 0 else 1
+
+    @property
+    def store_scratch(self) -> int:
+        """Scratch that ``emit_store`` needs."""
+        if self.kind == "q16":
+            return 4 * (SPAN + BLOCK)  # and their largest
+        return 4 * DWORDS[self.kind] * self.together if self.together > 1 else 0
+
+    def n_bytes(self, n_tokens: int) -> int:
+        return round_up(n_tokens, self.group) * self.row_bytes
+
+    def grid(self, base: int, count: str) -> Grid:
+        """``base`` items for each row of whole groups, or for each ``together``.
+
+        What stands in a group beside the real rows is multiplied too, and must be ordinary numbers:
+        the remains of another buffer, read as floats, can be denormal and a hundred times slower.
+        """
+        each = self.group // self.together
+        return Grid(base * each, count, self.group, each)
+
+    # -- numpy's view ---------------------------------------------------------------------------
+
+    def write_ref(self, out: np.ndarray, x: np.ndarray) -> None:
+        """Write f32 ``x [N, k]`` into the bytes ``out`` in this layout."""
+        n, g = x.shape[0], self.group
+        if not n:
+            return
+        groups = out[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        values: np.ndarray
+        if self.kind == "q8":
+            values, d = quantize_ref(x)
+        elif self.kind == "q16":
+            values, d = words_ref(x)
+            values = values[:, : 2 * self.kd]
+        elif self.kind in NARROW:
+            whole = np.zeros((n, -(-self.k // BLOCK), BLOCK), np.float32)
+            whole.reshape(n, -1)[:, : self.k] = x
+            values = np.concatenate(bf16_bits(whole, NARROW[self.kind]), axis=-1)
+        else:
+            values = x.astype(np.float32)
+        row = np.zeros((groups.shape[0] * g, 4 * self.kd), np.uint8)
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(n, -1)
+        row[:n, : raw.shape[1]] = raw
+        per = self.unit // DWORD
+        dwords = row.view(np.int32).reshape(-1, g, self.kd // per, per).transpose(0, 2, 1, 3)
+        groups[:, : self.d_off].view(np.int32)[:] = dwords.reshape(len(groups), -1)
+        if self.kb:
+            scale = np.zeros((groups.shape[0] * g, self.kb), np.float32)
+            total = np.zeros((len(scale), self.ks), np.int32)
+            scale[:n] = d
+            if self.ks:
+                sums = values.reshape(n, -1, self.sub).sum(-1, dtype=np.int32)
+                total[:n] = MAGIC_BITS - OFFSET * sums
+            for off, part in ((self.d_off, scale), (self.comp_off, total)):
+                part = part.reshape(len(groups), g, -1).transpose(0, 2, 1).reshape(len(groups), -1)
+                groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
+
+    def dwords_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
+        """The dwords of the first ``n`` tokens, i32 ``[n, KD]``."""
+        groups, per = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes), self.unit // DWORD
+        dwords = np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32)
+        dwords = dwords.reshape(-1, self.kd // per, self.group, per).transpose(0, 2, 1, 3)
+        return np.ascontiguousarray(dwords).reshape(-1, self.kd)[:n]
+
+    def read_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
+        """The values of the first ``n`` tokens, float64 ``[n, k]``."""
+        if not n:
+            return np.zeros((0, self.k))
+        g, groups = self.group, buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        rows = self.dwords_ref(buffer, n)
+        if self.kind == "f32":
+            return rows.view(np.float32)[:, : self.k].astype(np.float64)
+        if self.kind in NARROW:
+            shape = n, self.kd // DWORDS[self.kind], NARROW[self.kind], BLOCK
+            values = from_bf16_bits(rows.view(np.uint16)).reshape(shape).sum(-2)
+            return np.asarray(values.reshape(n, shape[1] * BLOCK)[:, : self.k])
+        raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
+        d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
+        each, q = (SPAN, np.int16) if self.kind == "q16" else (BLOCK, np.int8)
+        return rows.view(q)[:, : self.k] * d.repeat(each, 1)[:, : self.k].astype(np.float64)
+
+
+def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 ``[N, K]`` to int8 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| / 127``, ``q =
+    round(x / d)``.
+    """
+    blocks = x.astype(np.float32).reshape(x.shape[0], -1, BLOCK)
+    top = np.abs(blocks).max(-1)
+    d = top * np.float32(1 / 127)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    q = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
+    return q.reshape(x.shape), d
+
+
+def words_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 ``[N, K]`` to int16 and scales f32 ``[N, K/256]``: ``d = max|x| / 2895``, ``q = round(x /
+    d)``; K is filled up to whole spans with zeros.
+    """
+    spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
+    spans.reshape(len(x), -1)[:, : x.shape[1]] = x
+    inverse, d = word_scales_ref(np.abs(spans).max(-1))
+    # Products are not rounded before they are made whole numbers: they are fused with that.
+    q = np.rint(spans * inverse[:, :, None].astype(np.float64)).astype(np.int16)
+    return q.reshape(len(x), -1), d
+
+
+def word_scales_ref(top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What spans of at most ``top``, f32, are multiplied by to be words, and the words' scales."""
+    top = np.maximum(top, np.float32(LEAST))
+    return np.float32(WORD_TOP) / top, top * np.float32(1 / WORD_TOP)
+
+
+def to_bf16_bits(x: np.ndarray) -> np.ndarray:
+    """f32 to the 16 bits of bf16, rounding to nearest even."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
+    """The 16 bits of bf16 to float64."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
+    """f32 to the bits of so many bf16, the highest first: each of what the ones before it leave."""
+    parts = [to_bf16_bits(x)]
+    for _ in range(1, n_parts):
+        x = x - from_bf16_bits(parts[-1]).astype(np.float32)
+        parts.append(to_bf16_bits(x))
+    return parts
+
+
+def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
+    """The same in a kernel: parts in the order of ``x``, ``i16 * n``."""
+    parts = [k.isa.narrow_bf16(k, x)]
+    for _ in range(1, n_parts):
+        last = parts[-1]
+        x = x - (last.bits(u16.like(last.ty)).to(u32) << 16).bits(x.ty)
+        parts.append(k.isa.narrow_bf16(k, x))
+    return parts
+
+
+def narrowed(k: Builder, kind: str, x: Val) -> list[Val]:
+    """The dwords of a block of a token's values, ``x``, in ``kind`` of NARROW: of each part."""
+    return [part.bits(i32 * DWORDS["bf16"]) for part in in_bf16(k, x, NARROW[kind])]
+
+
+def scaled_comp(offset: int, comp: Val) -> Val:
+    """``-offset * sum of x`` from ``comp``: offsets are 0 and powers of two up to OFFSET."""
+    if not offset:
+        return comp & 0
+    assert offset.bit_count() == 1, offset
+    return (comp - MAGIC_BITS) >> (OFFSET.bit_length() - offset.bit_length())
+
+
+def block_sums(k: Builder, comp: Val, d: Val) -> Val:
+    """The sum of each block's values, from ``comp`` and the scale ``d``."""
+    return (comp - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
+
+
+def emit_store(
+    k: Builder,
+    act: Act,
+    out: Val,
+    n: Val,
+    block: Val,
+    values_of: Callable[[Val], list[Val]],
+    scratch: Val,
+) -> None:
+    """Write block ``block`` of the ``together`` tokens from ``n`` on: of each, 32 f32 values
+    (vectors, in order), zeros past K. All other tokens are left alone. Blocks of a q16 span must
+    come one after the other, for they are written with the last of them.
+    """
+    group, place = out + n // act.group * act.group_bytes, n % act.group
+    if act.kind == "q16":
+        _store_span(k, act, group, place, block, values_of(n), scratch)
+        return
+    if act.together == 1:
+        _store_one(k, act, group, place, block, values_of(n))
+        return
+    pitch, ty = 4 * DWORDS[act.kind], i32 * DWORDS["bf16"]
+    with k.loop(act.together) as t:
+        for part, dwords in enumerate(_dwords(k, act.kind, values_of(n + t))):
+            k.store(scratch + t * pitch, dwords, offset=part * ty.n_bytes)
+    at = group + (block * (pitch * act.group) + place * 4)
+    for part in range(pitch // ty.n_bytes):
+        first = part * ty.lanes
+        rows = [k.load(scratch, ty, offset=t * pitch + 4 * first) for t in range(act.together)]
+        for c, column in enumerate(transpose(k, rows, k.isa.lanes)):
+            for i, v in enumerate(column):
+                k.store(at, v, offset=4 * ((first + c) * act.group + i * v.ty.lanes))
+
+
+def _dwords(k: Builder, kind: str, values: list[Val]) -> list[Val]:
+    """A block of a token's values, in ``kind``, as dwords, ``i32 * 16`` each."""
+    whole = k.concat(*values)
+    if kind in NARROW:
+        return narrowed(k, kind, whole)
+    return list(k.split(whole.bits(i32.like(whole.ty)), DWORDS["bf16"]))
+
+
+def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
+    """Block ``block`` of the token at ``place`` in the group at ``group``."""
+    stride = 4 * act.group
+    if act.kind == "q8":
+        top = largest(k, values).bits(f32)
+        inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
+        scale = k.splat(inverse, values[0].ty)
+        # Beside MAGIC, the nearest whole number stands in the low bits; of MAGIC's own bits, OFFSET
+        # times a block's sum keeps none.
+        rounded = [(v * scale + MAGIC).bits(i32.like(v.ty)) for v in values]
+        at = (block * act.group + place) * 4
+        k.store(group + act.d_off, top * (1 / 127), offset=at)
+        per = BLOCK // act.sub
+        for i in range(per):
+            part = rounded[i * len(rounded) // per : (i + 1) * len(rounded) // per]
+            at = ((block * per + i) * act.group + place) * 4
+            k.store(group + act.comp_off, MAGIC_BITS - k.sum(reduce(add, part)) * OFFSET, offset=at)
+        parts = [k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)]
+    elif act.kind in NARROW:
+        parts = narrowed(k, act.kind, k.concat(*values))
+    else:
+        parts = [k.concat(*values).bits(i32 * 32)]
+    at = group + (block * DWORDS[act.kind] * stride + place * act.unit)
+    for i, dwords in enumerate(parts):
+        to = at + i * dwords.ty.n_bytes * act.group
+        if act.group == 1:
+            k.store(to, dwords)
+            continue
+        units = dwords if act.unit == DWORD else dwords.bits(i64 * (dwords.ty.n_bytes // act.unit))
+        for lane in range(units.ty.lanes):
+            k.store(to, k.extract(units, lane), offset=lane * act.unit * act.group)
+
+
+def _store_span(
+    k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val], scratch: Val
+) -> None:
+    """The same in q16: f32 in ``scratch``, and their largest, until the span's last block comes."""
+    per, last, ty = SPAN // BLOCK, -(-act.k // BLOCK) - 1, values[0].ty
+    top_at, here = scratch + 4 * SPAN, block % per
+    for i, v in enumerate(values):
+        k.store(scratch + here * (4 * BLOCK), v, offset=i * ty.n_bytes)
+    top = largest(k, values)
+    top = k.select(here.eq(0), top, k.max(top, k.load(top_at, i32)))
+    k.store(top_at, top)
+    with k.if_(here.eq(per - 1) | block.eq(last)):
+        inverse, d = word_scale(k, top)
+        k.store(group + act.d_off, d, offset=(block // per * act.group + place) * 4)
+        with k.loop(here + 1) as b:
+            at = scratch + b * (4 * BLOCK)
+            some = [k.load(at, ty, offset=i * ty.n_bytes) for i in range(len(values))]
+            dwords = in_words(k, some, inverse)
+            to = group + ((block - here + b) * (DWORDS["q16"] * act.group) + place) * 4
+            if act.group == 1:
+                k.store(to, dwords)
+            else:
+                for lane in range(dwords.ty.lanes):
+                    k.store(to, k.extract(dwords, lane), offset=lane * 4 * act.group)
+
+
+def largest(k: Builder, values: list[Val]) -> Val:
+    """The bits of the largest magnitude of f32 values: they are in the magnitudes' order, and a
+    NaN's above all, so as integers none is lost.
+    """
+    bits = [k.abs(v).bits(i32.like(v.ty)) for v in values]
+    return k.reduce(reduce(k.max, bits), k.max)
+
+
+def word_scale(k: Builder, top: Val) -> tuple[Val, Val]:
+    """What values of at most ``top`` (``largest``, or several such) are multiplied by to be words,
+    and the words' scale.
+    """
+    top = k.reduce(top, k.max) if top.ty.lanes > 1 else top
+    top = k.max(top, k.const(LEAST, f32).bits(i32)).bits(f32)
+    return WORD_TOP / top, top * (1 / WORD_TOP)
+
+
+def in_words(k: Builder, values: list[Val], inverse: Val) -> Val:
+    """Some of a span's values as dwords of two i16 each."""
+    whole = k.concat(*values)
+    # Beside MAGIC, the nearest whole number stands in the low bits.
+    words = (whole * k.splat(inverse, whole.ty) + MAGIC).bits(i32.like(whole.ty)).to(i16)
+    return words.bits(i32 * (words.ty.lanes // 2))

@@ -1,0 +1,124 @@
+"""Activation functions: how a kernel computes each, and what it is in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import erfc
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Val
+
+F64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One function of one value, and in a gated network one of what it gates; ``exact`` ones in
+    float64.
+    """
+
+    emit: Callable[[Builder, Val], Val]
+    exact: Callable[[F64Array], F64Array]
+    emit_up: Callable[[Builder, Val], Val] | None = None  # None: as it is
+    exact_up: Callable[[F64Array], F64Array] | None = None
+
+    def gate(self, k: Builder, gate: Val, up: Val) -> Val:
+        """What the gate lets through."""
+        return self.emit(k, gate) * (self.emit_up(k, up) if self.emit_up else up)
+
+
+def _silu(y: F64Array) -> F64Array:
+    return np.asarray(y * np.exp(-np.logaddexp(0, -y)))
+
+
+def _gelu(y: F64Array) -> F64Array:
+    return np.asarray(0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))))
+
+
+def _gelu_erf(y: F64Array) -> F64Array:
+    return np.asarray(0.5 * y * np.vectorize(erfc, otypes=[float])(-y / np.sqrt(2)))
+
+
+def _relu(y: F64Array) -> F64Array:
+    return np.maximum(y, 0.0)
+
+
+def _relu2(y: F64Array) -> F64Array:
+    return np.maximum(y, 0.0) ** 2
+
+
+def _silu_clamped(y: F64Array) -> F64Array:
+    y = np.minimum(y, math.SWIGLU_LIMIT)
+    return np.asarray(y * np.exp(-np.logaddexp(0, -math.SWIGLU_ALPHA * y)))
+
+
+def _clamped_plus_one(y: F64Array) -> F64Array:
+    return np.asarray(np.clip(y, -math.SWIGLU_LIMIT, math.SWIGLU_LIMIT) + 1)
+
+
+def _sigmoid(y: F64Array) -> F64Array:
+    return np.asarray(np.exp(-np.logaddexp(0, -y)))
+
+
+_ROWS = {
+    "silu": Activation(math.silu, _silu),
+    "gelu": Activation(math.gelu, _gelu),  # the tanh form
+    "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # as it is defined
+    "relu": Activation(math.relu, _relu),
+    "relu2": Activation(math.relu2, _relu2),
+    "swiglu_clamped": Activation(
+        math.silu_clamped, _silu_clamped, math.clamped_plus_one, _clamped_plus_one
+    ),
+    "sigmoid": Activation(math.sigmoid, _sigmoid),
+    "tanh": Activation(math.tanh, lambda y: np.tanh(y)),
+    "softplus": Activation(math.softplus, lambda y: np.logaddexp(0, y)),
+}
+
+
+class Activations(dict[str, Activation]):
+    """By name. Behind a name there may be a limit: of silu_to_7 a gate is at most 7, and what it
+    gates between -7 and 7.
+    """
+
+    def __missing__(self, name: str) -> Activation:
+        fn, _, limit = name.rpartition("_to_")
+        if not fn:
+            raise KeyError(name)
+        return _limited(self[fn], float(limit))
+
+
+@cache
+def _limited(of: Activation, limit: float) -> Activation:
+    def emit(k: Builder, x: Val) -> Val:
+        # What is computed comes second: where it is NaN, so is the result.
+        return k.min(k.const(limit, x.ty), of.emit(k, x))
+
+    def emit_up(k: Builder, x: Val) -> Val:
+        return k.max(k.const(-limit, x.ty), k.min(k.const(limit, x.ty), x))
+
+    def exact(y: F64Array) -> F64Array:
+        return np.minimum(of.exact(y), limit)
+
+    def exact_up(y: F64Array) -> F64Array:
+        return np.clip(y, -limit, limit)
+
+    return Activation(emit, exact, emit_up, exact_up)
+
+
+ACTIVATIONS = Activations(_ROWS)
+
+
+def activated(fn: str, y: F64Array) -> F64Array:
+    """An activation, by its name, in numpy."""
+    return ACTIVATIONS[fn].exact(y)
+
+
+def gated(fn: str, gate: F64Array, up: F64Array) -> F64Array:
+    """What a gate of that activation lets through, in numpy."""
+    row = ACTIVATIONS[fn]
+    return row.exact(gate) * (row.exact_up(up) if row.exact_up else up)

@@ -1,0 +1,358 @@
+"""Attention in vectors whose products are of 16-bit numbers, two to a lane of 32 bits: twice as
+many at a time as of floats.
+
+A row of queries q, and a key k, are whole numbers times a scale, which is their length by LIMIT::
+
+    q = q_i |q| / LIMIT,  k = k_i |k| / LIMIT:    q k = (q_i k_i) |q| |k| / LIMIT**2
+
+so that a score's sum of whole numbers is at most LIMIT**2 (Cauchy and Schwarz), below 2**31. A
+value is whole numbers times what is largest in it by LIMIT; that scale is multiplied into the key's
+weight, and a span's weights become whole numbers that are LIMIT together::
+
+    w_j = p_j d_j,  w = w_i (sum over j of w_j) / LIMIT:    |sum over j of w_i v_i| <= LIMIT**2
+
+Scratch, for R rows and D dims: queries i16 ``[R, D]``, O f32 ``[R, D]``; the span's keys ``[SPAN,
+PAGE/W, D/2, W]`` and values ``[D/W, KEYS/2, W]``, pairs of i16, for W columns of a product. Of ROWS
+rows: scores f32 ``[ROWS, KEYS]``, and weights i16.
+"""
+
+from __future__ import annotations
+
+import operator
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
+
+from treadle.jit import math
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import Ty, f32, i16, i32
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.wide import DIMS, KEYS, ROWS, WideTile, tree
+from treadle.kernels.attention.work_item import Queries
+from treadle.kernels.reduce import reduce_all
+from treadle.kernels.spec import LINE, round_up
+
+LIMIT = 32000.0  # with what rounding adds, 2**15 hold a number, 2**31 a sum
+LEAST = 2.0**-40  # a length, or a largest value, is at least this: scales are numbers
+FAINT = 2.0**-100  # the same, of weights together
+VECTORS = 2  # of a product's columns
+TALL = 8  # rows of a product, of a machine with 32 registers; half of them with 16
+
+
+class Places(NamedTuple):
+    """Where things are in scratch: ``d_`` what each number of theirs is multiplied by."""
+
+    q: int
+    d_q: int
+    keys: int
+    d_keys: int
+    values: int
+    d_values: int
+    scores: int
+    weights: int
+    d_weights: int
+    less: int  # what results of before are multiplied by
+    o: int
+    m: int
+    total: int
+    end: int
+
+    @classmethod
+    def of(cls, spec: Queries) -> Places:
+        """For this kernel."""
+        rows, dims, dims_v = round_up(spec.rows, ROWS), spec.head_dim, spec.dims_v
+        sizes = [
+            *(2 * rows * dims, 4 * rows, 2 * KEYS * dims, 4 * KEYS, 2 * KEYS * dims_v, 4 * KEYS),
+            *(4 * ROWS * KEYS, 2 * ROWS * KEYS, 4 * ROWS, 4 * ROWS),
+            *(4 * rows * dims_v, 4 * rows, 4 * rows),
+        ]
+        return cls(*accumulate((round_up(size, LINE) for size in sizes), initial=0))
+
+
+def words_scratch(spec: Queries) -> int:
+    """Bytes of scratch a thread needs."""
+    return Places.of(spec).end
+
+
+class WordTile(WideTile):
+    """Rows in products of TALL rows and VECTORS of columns."""
+
+    places: ClassVar[Any] = Places
+    at: Places
+
+    @property
+    def tall(self) -> int:
+        """Rows of a product."""
+        return TALL if self.isa.regs >= 32 else TALL // 2
+
+    @property
+    def width(self) -> int:
+        """Its columns."""
+        return VECTORS * self.isa.lanes
+
+    @property
+    def line(self) -> int:
+        """Bytes of a pair of numbers for each of them."""
+        return 4 * self.width
+
+    # -- to whole numbers -----------------------------------------------------------------------
+
+    def _load_queries(self) -> None:
+        k, at, lanes = self.k, self.at, self.isa.lanes
+        dims, dims_v = self.spec.head_dim, self.spec.dims_v
+        factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
+        k.store(self.scratch + at.d_values, k.zero(f32 * KEYS))  # where there are no pages
+        with k.loop(_up_to(self.n_rows, self.tall)) as r:
+            query = self.query(*self.row(r))
+            squares = k.var(k.zero(f32 * lanes))
+            with k.loop(dims, step=lanes) as d:
+                x = k.load(query, f32 * lanes, offset=d * 4)
+                squares.v = k.fma(x, x, squares.v)
+            length = k.sqrt(k.max(k.const(LEAST**2, f32), k.sum(squares.v)))
+            by = k.splat(LIMIT / length, f32 * DIMS)
+            with k.loop(dims, step=DIMS) as d:
+                x = k.load(query, f32 * DIMS, offset=d * 4)
+                whole = _narrow(k, _rounded(k, x, by))
+                k.store(self.scratch + at.q, whole, offset=(r * dims + d) * 2)
+            k.store(self.scratch + at.d_q, length * (factor / LIMIT**2), offset=r * 4)
+            with k.loop(dims_v, step=DIMS) as d:
+                k.store(self.o, k.zero(f32 * DIMS), offset=(r * dims_v + d) * 4)
+            for place, value in zip((self.m, self.total), self.sink(self.row(r)[1]), strict=True):
+                k.store(place, value, offset=r * 4)
+
+    def _load_page(self, p: Val, i: Val) -> None:
+        home = self.page(p)
+        self._load_keys(home, i)
+        n_keys = self.k.min(self.item["key_end"] - p * PAGE, PAGE)
+        self._load_values(home + self.spec.page.v_off, i, n_keys)
+
+    def _load_keys(self, home: Val, i: Val) -> None:
+        """Keys lie in the lanes: their lengths are a vector."""
+        k, at, lanes, dims = self.k, self.at, self.isa.lanes, self.spec.head_dim
+        fmt, ty = self.spec.page.fmt, f32 * lanes
+        scales = home + self.spec.page.codes_bytes(dims)
+
+        def row(d: Val, c: int) -> Val:
+            """Dim ``d`` of a vector of keys."""
+            v = fmt.load(k, self.isa, home + (d * PAGE + c) * fmt.n_bytes, lanes)
+            if not fmt.scaled:
+                return v
+            return v * k.load(scales, ty, offset=(d // BLOCK * PAGE + c) * 4)
+
+        columns = range(0, PAGE, lanes)
+        squares = [k.var(k.zero(ty)) for _ in columns]
+        with k.loop(dims) as d:
+            for c, total in zip(columns, squares, strict=True):
+                x = row(d, c)
+                total.v = k.fma(x, x, total.v)
+        lengths = [k.sqrt(k.max(k.const(LEAST**2, ty), total.v)) for total in squares]
+        by = [k.const(LIMIT, ty) / length for length in lengths]
+        for c, length in zip(columns, lengths, strict=True):
+            k.store(self.scratch + at.d_keys, length, offset=(i * PAGE + c) * 4)
+        with k.loop(dims // 2) as pair:
+            to = self.scratch + at.keys + (i * (PAGE // self.width * dims // 2) + pair) * self.line
+            for c, b in zip(columns, by, strict=True):
+                both = (_rounded(k, row(pair * 2 + j, c), b) for j in range(2))
+                column, within = divmod(c, self.width)
+                k.store(to, _paired(*both), offset=column * (dims // 2 * self.line) + within * 4)
+
+    def _load_values(self, home: Val, i: Val, n_keys: Val) -> None:
+        """Two keys at a time. Those past the last one are not read."""
+        k, at, dims = self.k, self.at, self.spec.dims_v
+        fmt, lanes = self.spec.page.fmt, self.isa.lanes
+        scales, ty = home + self.spec.page.codes_bytes(dims), f32 * lanes
+        starts = range(0, dims, lanes)
+
+        def row(key: Val, start: int) -> Val:
+            """Dims of a key from ``start`` on."""
+            v = fmt.load(k, self.isa, home + (key * dims + start) * fmt.n_bytes, lanes)
+            if not fmt.scaled:
+                return v
+            place = (key * (dims // BLOCK) + start // BLOCK) * 4
+            return v * k.splat(k.load(scales, f32, offset=place), ty)
+
+        with k.loop(PAGE // 2) as pair:
+            by = []
+            keys = [k.min(pair * 2 + j, n_keys - 1) for j in range(2)]
+            for j, key in enumerate(keys):
+                inside = pair * 2 + j < n_keys
+                top = k.reduce(tree([k.abs(row(key, d)) for d in starts], k.max), k.max)
+                top = k.max(k.const(LEAST, f32), top)
+                by.append(k.splat(k.select(inside, LIMIT / top, k.const(0.0, f32)), ty))
+                d_value = top * (1 / LIMIT)
+                place = (i * PAGE + pair * 2 + j) * 4
+                k.store(self.scratch + at.d_values, d_value, offset=place)
+            to = self.scratch + at.values + (i * (PAGE // 2) + pair) * self.line
+            for d in starts:
+                both = (_rounded(k, row(key, d), b) for key, b in zip(keys, by, strict=True))
+                column, within = divmod(d, self.width)
+                offset = column * (KEYS // 2 * self.line) + within * 4
+                k.store(to, _paired(*both), offset=offset)
+
+    # -- products -------------------------------------------------------------------------------
+
+    def _multiply(self, a: Val, pitch: int, b: Val, n: Val | int) -> list[list[Val]]:
+        """Sums, i32, of ``tall`` rows of pairs at ``a`` with ``n`` lines of ``width`` pairs."""
+        k, isa, lanes = self.k, self.isa, self.isa.lanes
+        assert isa.dot_words is not None
+        ty = i32 * lanes
+        sums = [[k.var(k.zero(ty)) for _ in range(VECTORS)] for _ in range(self.tall)]
+        with k.loop(n) as pair:
+            columns = [
+                k.load(b + pair * self.line, ty, offset=4 * lanes * c) for c in range(VECTORS)
+            ]
+            for r, row in enumerate(sums):
+                x = k.splat(k.load(a, i32, offset=pair * 4 + r * pitch), ty)
+                for c, total in enumerate(row):
+                    total.v = isa.dot_words(
+                        k, total.v, x.bits(i16 * (2 * lanes)), columns[c].bits(i16 * (2 * lanes))
+                    )
+        return [[total.v for total in row] for row in sums]
+
+    def _groups(self, block: Val) -> Val:
+        """Products that a block's rows are."""
+        left = self.k.min(self.n_rows - block * ROWS, ROWS)
+        return (left + (self.tall - 1)) // self.tall
+
+    def _scores(self, block: Val, i: Val) -> None:
+        k, at, dims, lanes = self.k, self.at, self.spec.head_dim, self.isa.lanes
+        with k.loop(PAGE // self.width) as column:
+            place = i * PAGE + column * self.width
+            d = [
+                k.load(self.scratch + at.d_keys, f32 * lanes, offset=(place + c * lanes) * 4)
+                for c in range(VECTORS)
+            ]
+            with k.loop(self._groups(block)) as g:
+                rows = self.scratch + at.q + (block * ROWS + g * self.tall) * (2 * dims)
+                keys = i * (PAGE // self.width) + column
+                keys = self.scratch + at.keys + keys * (dims // 2 * self.line)
+                sums = self._multiply(rows, 2 * dims, keys, dims // 2)
+                to = self.scratch + at.scores + g * (self.tall * KEYS * 4) + place * 4
+                for r, row in enumerate(sums):
+                    for c, total in enumerate(row):
+                        k.store(to, total.to(f32) * d[c], offset=(r * KEYS + c * lanes) * 4)
+
+    def _values(self, block: Val, n_pages: Val) -> None:
+        k, at, dims, lanes = self.k, self.at, self.spec.dims_v, self.isa.lanes
+        ty = f32 * lanes
+        with k.loop(dims // self.width) as column, k.loop(self._groups(block)) as g:
+            weights = self.scratch + at.weights + g * (self.tall * KEYS * 2)
+            values = self.scratch + at.values + column * (KEYS // 2 * self.line)
+            sums = self._multiply(weights, 2 * KEYS, values, n_pages * (PAGE // 2))
+            first = block * ROWS + g * self.tall
+            o = self.o + (first * dims + column * self.width) * 4
+            for r, row in enumerate(sums):
+                less, d = (
+                    k.splat(self._number(place, g * self.tall + r), ty)
+                    for place in (at.less, at.d_weights)
+                )
+                for c, total in enumerate(row):
+                    offset = (r * dims + c * lanes) * 4
+                    before = k.load(o, ty, offset=offset) * less
+                    k.store(o, k.fma(total.to(f32), d, before), offset=offset)
+
+    # -- between them ---------------------------------------------------------------------------
+
+    def _softmax(self, block: Val, first_key: Val) -> None:
+        with self.k.loop(self._groups(block)) as g:
+            first = block * ROWS + g * self.tall
+            row = self.scratch + self.at.scores + g * (self.tall * KEYS * 4)
+            with self.k.loop(self.tall) as r:
+                if self.spec.softcap:
+                    self._cap(row + r * (KEYS * 4), first + r)
+                self._hide(row + r * (KEYS * 4), first + r, first_key)
+            self._shift(row, first, g * self.tall)
+            with self.k.loop(self.tall) as r:
+                self._weigh(row + r * (KEYS * 4), first + r, g * self.tall + r)
+
+    def _shift(self, row: Val, first: Val, r: Val) -> None:
+        """m, and what is left of what was summed before, of a group's rows together: one alone
+        would wait for each of its steps.
+        """
+        k, at, starts = self.k, self.at, range(0, 4 * KEYS, 4 * self.isa.lanes)
+        ty, group = f32 * self.isa.lanes, f32 * self.tall
+        tops = [
+            tree([k.load(row, ty, offset=i * (4 * KEYS) + c) for c in starts], k.max)
+            for i in range(self.tall)
+        ]
+        top = k.split(reduce_all(k, tops, k.max), self.tall)[0]
+        m = self.m + first * 4
+        old = k.load(m, group)
+        new = k.max(old, top * self._scale(first, group))
+        k.store(m, new)
+        k.store(self.scratch + at.less, math.exp2(k, old - new), offset=r * 4)
+
+    def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
+        """A row's P, and its weights as whole numbers."""
+        k, at, lanes = self.k, self.at, self.isa.lanes
+        ty, starts = f32 * lanes, range(0, KEYS, lanes)
+        shift, by = (k.splat(v, ty) for v in (-self._number(at.m, at_m), self._scale(at_m, f32)))
+        powers = [
+            math.exp2(k, k.fma(k.load(row, ty, offset=4 * c), by, shift), math.EXP2_SHORT)
+            for c in starts
+        ]
+        sum_ = k.sum(tree(powers, operator.add))
+        total = k.fma(self._number(at.total, at_m), self._number(at.less, r), sum_)
+        k.store(self.total, total, offset=at_m * 4)
+        weights = [
+            p * k.load(self.scratch + at.d_values, ty, offset=4 * c)
+            for p, c in zip(powers, starts, strict=True)
+        ]
+        whole = k.max(k.const(FAINT, f32), k.sum(tree(weights, operator.add)))
+        by = k.splat(LIMIT / whole, ty)
+        to = self.scratch + at.weights + r * (KEYS * 2)
+        for c in range(0, len(weights), 2):
+            pair = k.concat(*(_rounded(k, w, by) for w in weights[c : c + 2]))
+            k.store(to, _narrow(k, pair), offset=2 * lanes * c)
+        k.store(self.scratch + at.d_weights, whole * (1 / LIMIT), offset=r * 4)
+
+    def _number(self, place: int, r: Val) -> Val:
+        """Of row ``r``."""
+        return self.k.load(self.scratch + place, f32, offset=r * 4)
+
+    def _scale(self, r: Val, ty: Ty) -> Val:
+        """What scores of rows from ``r`` on are multiplied by."""
+        if self.spec.softcap:
+            return self.k.const(1.0, ty)
+        return self.k.load(self.scratch + self.at.d_q, ty, offset=r * 4)
+
+    def _cap(self, row: Val, r: Val) -> None:
+        """A row's scores, whole."""
+        k, cap, ty = self.k, self.spec.softcap, f32 * self.isa.lanes
+        by = k.splat(self._number(self.at.d_q, r) * (1 / cap), ty)
+        with k.loop(KEYS, step=self.isa.lanes) as c:
+            score = math.tanh(k, k.load(row, ty, offset=c * 4) * by) * (cap * math.LOG2_E)
+            k.store(row, score, offset=c * 4)
+
+    def _hide(self, row: Val, r: Val, first_key: Val) -> None:
+        """Keys that a row does not see are infinitely far: of few spans."""
+        k, lanes = self.k, self.isa.lanes
+        first, last = self.seen(r)
+        hides = (first > first_key) | (last < first_key + (KEYS - 1))
+        with k.if_(hides), k.loop(KEYS, step=lanes) as c:
+            iota = k.const(range(lanes), i32 * lanes)
+            position = iota + k.splat((first_key + c).to(i32), iota.ty)
+            low, high = (k.splat(v.to(i32), iota.ty) for v in (first, last))
+            score = k.load(row, f32 * lanes, offset=c * 4)
+            seen = (position >= low) & (position <= high)
+            k.store(row, k.select(seen, score, k.const(float("-inf"), score.ty)), offset=c * 4)
+
+
+def _up_to(n: Val, step: int) -> Val:
+    """The next multiple."""
+    return (n + (step - 1)) // step * step
+
+
+def _rounded(k: Builder, x: Val, by: Val) -> Val:
+    """``x * by`` as the nearest whole number, in the low 16 bits of each lane."""
+    return k.fma(x, by, k.const(math.WHOLE, x.ty)).bits(i32.like(x.ty))
+
+
+def _paired(even: Val, odd: Val) -> Val:
+    """Low halves of lanes, side by side in one."""
+    return (even & 0xFFFF) | (odd << 16)
+
+
+def _narrow(k: Builder, whole: Val) -> Val:
+    """Low halves of lanes, one after the other."""
+    return whole.to(i16.like(whole.ty))

@@ -1,0 +1,186 @@
+"""Latent attention's own steps: heads apart for their products, and the row into its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, ptr
+from treadle.kernels.activation_layout import BLOCK, DWORD, Act, emit_store
+from treadle.kernels.attention.page_layout import PAGE, Paged
+from treadle.kernels.attention.rope import store_head, turn_pairs
+from treadle.kernels.attention.rope import turned as turned_pairs
+from treadle.kernels.elementwise.elementwise import map_row, mean_square
+from treadle.kernels.spec import Args, Frame, Spec, numbered
+
+
+@dataclass(frozen=True)
+class PackHeads(Spec):
+    """Some columns of each head, times ``scale``, as activations of that head alone.
+
+    Head ``h`` has the ``k`` columns of f32 ``x`` from ``column + h * pitch`` on; its activations
+    are ``head_bytes`` from those of the head before. Items: rows times heads.
+    """
+
+    op: ClassVar[str] = "pack_heads"
+    args = Args("x:in out:out stride column pitch head_bytes")
+    act: str
+    k: int
+    group: int
+    heads: int
+    sub: int = BLOCK
+    scale: float = 1.0
+    unit: int = DWORD  # of the activations
+
+    def layout(self) -> Act:
+        return Act(self.act, self.k, self.group, self.sub, self.unit)
+
+    def scratch(self, lanes: int) -> int:
+        return self.layout().store_scratch
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        act, lanes, stride = self.layout(), isa.lanes, frame.stride * 4
+        last = frame.run("n_tokens") - 1
+        each = self.group // act.together
+        with k.loop(frame.end, start=frame.begin) as item:
+            # All heads of a group's tokens before the next group's.
+            first = item // (self.heads * each) * self.group + item % each * act.together
+            head = item // each % self.heads
+            x = frame.x + (frame.column + head * frame.pitch) * 4
+            out = frame.out + head * frame.head_bytes
+
+            def block(b: Val, count: int, first: Val = first, x: Val = x, out: Val = out) -> None:
+                def values_of(n: Val) -> list[Val]:
+                    row = x + k.min(n, last) * stride + b * (BLOCK * 4)  # see Act.grid
+                    return [
+                        k.load_first(row + i * 4, f32 * lanes, min(max(count - i, 0), lanes))
+                        * self.scale
+                        for i in range(0, BLOCK, lanes)
+                    ]
+
+                emit_store(k, act, out, first, b, values_of, frame.scratch)
+
+            k.runs(self.k, BLOCK, block)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
+        for head in range(self.heads):
+            column = args.column + head * args.pitch
+            y = rows[:, column : column + self.k].astype(np.float64) * self.scale
+            self.layout().write_ref(args.out[head * args.head_bytes :], y)
+
+
+@dataclass(frozen=True)
+class LatentStore(Paged):
+    """Turn what of queries and keys knows positions, and keep the latent row: its norm, behind it
+    the key's turned dims. Of the style ``none`` nothing turns, and there is no table.
+
+    A head of ``q`` is ``head_dim_q`` wide, the last ``rope_dims`` of which are turned and scaled,
+    and become the last of that head's in ``out``, which is ``head_dim`` wide. ``kv`` is ``[N,
+    head_dim]``, its last ``rope_dims`` the key's. Where pages want dims rotated, both parts of a
+    query and of a key are, each for itself: attention sums the first alone. Items: tokens.
+    """
+
+    op: ClassVar[str] = "latent"
+    args = Args(
+        "q:in kv:in out:inout norm:const pool:const stride kv_stride out_stride q_column kv_column"
+        " page_bytes layer_off"
+    )
+    latent = True
+    style: str
+    kv: str
+    n_head: int
+    head_dim: int
+    head_dim_v: int  # the latent part of ``head_dim``
+    head_dim_q: int
+    rope_dims: int
+    scale: float
+    eps: float
+    pool: int = 0
+    table: int = 0
+    n_head_kv: int = 1
+
+    def scratch(self, lanes: int) -> int:
+        return 4 * (self.head_dim + 64)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        tables = frame.run(numbered("rope", self.table), ptr) if self.turns else None
+        slots = frame.run(numbered("kv_slots", self.pool), ptr)
+        half, rank, tmp = self.rope_dims // 2, self.dims_v, frame.scratch
+        stride, kv_stride, out_stride = (
+            n * 4 for n in (frame.stride, frame.kv_stride, frame.out_stride)
+        )
+        with k.loop(frame.end, start=frame.begin) as n:
+            table = None if tables is None else tables + n * (self.rope_dims * 4)
+            q = frame.q + n * stride + (frame.q_column + (self.head_dim_q - self.rope_dims)) * 4
+            out = frame.out + n * out_stride + rank * 4
+            with k.loop(self.n_head) as head:
+                x, to = q + head * (self.head_dim_q * 4), out + head * (self.head_dim * 4)
+                self._turn(k, half, x, to, table, lambda v, i=0: v * self.scale)
+                self._rotate(k, to)
+            row = frame.kv + n * kv_stride + frame.kv_column * 4
+            gain = 1.0 / k.sqrt(mean_square(k, row, rank, isa.lanes) + self.eps)
+            map_row(k, rank, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm)
+            behind = tmp + rank * 4
+            self._turn(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
+            self._rotate(k, behind)
+            slot = k.load(slots, n.ty, offset=n * 8)
+            home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
+            store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
+
+    @property
+    def turns(self) -> bool:
+        return self.style != "none"
+
+    def _turn(
+        self, k: Builder, half: int, x: Val, to: Val, table: Val | None, scaled: Callable[..., Val]
+    ) -> None:
+        """As ``turn_pairs``; without a table only scaled."""
+        if table is None:
+            map_row(k, 2 * half, to, scaled, x)
+        else:
+            turn_pairs(k, self.style, half, x, to, table, scaled)
+
+    def _rotate(self, k: Builder, behind: Val) -> None:
+        """A query or key as pages want it, in place; ``behind``: its last ``rope_dims``."""
+        if self.page.fmt.rotated:
+            from treadle.kernels.attention.hadamard import rotate  # few pages are of such a format
+
+            x = behind + self.dims_v * -4
+            rotate(k, x, x, self.dims_v)
+            rotate(k, behind, behind, self.rope_dims)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n, dims, rank, turn = int(run["n_tokens"]), self.head_dim, self.dims_v, self.rope_dims
+        rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
+        if self.page.fmt.rotated:
+            from treadle.kernels.attention.hadamard import rotate_ref as rotated
+
+        def turned(x: np.ndarray) -> np.ndarray:
+            if not self.turns:
+                return x
+            return turned_pairs(x, run.rope(self.table, turn), self.style)
+
+        def columns(x: np.ndarray, stride: int, column: int, width: int) -> np.ndarray:
+            rows: np.ndarray = x.reshape(-1, stride)[:n, column : column + width]
+            return rows
+
+        q = columns(args.q, args.stride, args.q_column, self.n_head * self.head_dim_q)
+        q = q.reshape(n, self.n_head, -1)[..., -turn:].astype(np.float64)
+        out = columns(args.out, args.out_stride, 0, self.n_head * dims)
+        for head in range(self.n_head):
+            plain, to = np.split(out[:, head * dims : (head + 1) * dims], [rank], axis=1)
+            plain[:], to[:] = rotated(plain), rotated(turned(q)[:, head] * self.scale)
+        kv = columns(args.kv, args.kv_stride, args.kv_column, dims).astype(np.float64)
+        keys = kv.copy()
+        square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
+        keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
+        keys[:, :rank] = rotated(keys[:, :rank])
+        keys[:, rank:] = rotated(turned(kv[:, None, rank:])[:, 0])
+        for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
+            home = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off, 0
+            self.page.write_ref(self.page.head_ref(*home), int(slot) % PAGE, keys[i], keys[i])

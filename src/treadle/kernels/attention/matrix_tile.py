@@ -1,0 +1,283 @@
+"""Attention on matrix registers: many rows of queries meet a page of keys, then of values.
+
+bf16 has 8 bits, too few for a score. So every number x is two of them, ``high = bf16(x)`` and ``low
+= bf16(x - high)``, 16 bits together (an f16 has 11), and a product of two is three products::
+
+    x y = high high + low high + high low      the fourth, low low, is below 2**-18 of the whole
+
+Scratch, for R rows (whole registers) and D dims: queries high and low ``[R/16, D/32, 16]`` lines of
+64 bytes; O ``[R, D]``, m and l f32; the span's keys ``[SPAN, D/32, 2, 16]`` and values ``[SPAN,
+D/16, 16]`` lines, high and low, in pairs of rows as the product wants them. For 32 rows at a time:
+scores ``[32, SPAN * PAGE]`` f32, their powers, high and low, ``[32, SPAN]`` lines.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from itertools import product
+from typing import Any, ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import f32, i32, u32
+from treadle.kernels.activation_layout import BLOCK, in_bf16
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.wide import KEYS, WideTile, tree
+from treadle.kernels.attention.work_item import SPAN, Queries
+from treadle.kernels.matmul.matrix import EDGE, REGISTER, SIDE
+from treadle.kernels.matmul.matrix_registers import paired, turn
+from treadle.kernels.spec import LINE, round_up
+
+BOTH = range(2)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are in scratch; those with a high and a low part: the high one, and how far on
+    the low one is.
+    """
+
+    q: int
+    q_low: int
+    s: int
+    p: int
+    p_low: int
+    o: int
+    m: int
+    total: int
+    keys: int
+    keys_low: int
+    values: int
+    values_low: int
+    end: int
+
+    @classmethod
+    def of(cls, spec: Queries) -> Places:
+        """For this kernel."""
+        rows, dims, dims_v = round_up(spec.rows, EDGE), spec.head_dim, spec.dims_v
+        q, p, keys, values = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims, 2 * KEYS * dims_v
+        sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims_v, 4 * rows, 4 * rows]
+        at = [LINE]  # behind what the registers are set up by
+        for size in (*sizes, 2 * keys, 2 * values):
+            at.append(round_up(at[-1] + size, LINE))
+        o, m, total = at[3:6]
+        return cls(at[0], q, at[1], at[2], p, o, m, total, at[6], keys, at[7], values, at[8])
+
+
+def matrix_scratch(spec: Queries) -> int:
+    """Bytes of scratch a thread needs."""
+    return Places.of(spec).end
+
+
+class MatrixTile(WideTile):
+    """Two registers of rows have scores at a time."""
+
+    places: ClassVar[Any] = Places
+    at: Places
+
+    @property
+    def low(self) -> bool:
+        """What is kept in bf16 has no low part."""
+        return self.spec.page.fmt.name != "bf16"
+
+    # -- to bf16 --------------------------------------------------------------------------------
+
+    def _paired(self, even: Val, odd: Val) -> tuple[Val, Val]:
+        """High and low, each of ``even`` beside that of ``odd``: ``i16 * 2n``."""
+        k, n = self.k, even.ty.lanes
+        high = paired(k, even, odd)
+        pairs = high.bits(u32 * n)
+        less = (pairs << 16).bits(even.ty), (pairs & 0xFFFF0000).bits(odd.ty)
+        return high, paired(k, even - less[0], odd - less[1])
+
+    def _load_queries(self) -> None:
+        k, dims, dims_v, at = self.k, self.spec.head_dim, self.spec.dims_v, self.at
+        factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
+        with k.loop(self.spec.rows) as r:
+            query = self.query(*self.row(r))
+            to = self.scratch + (at.q + r // SIDE * (2 * dims * SIDE) + r % SIDE * LINE)
+
+            def load(b: Val, query: Val = query, to: Val = to) -> None:
+                x = k.load(query, f32 * BLOCK, offset=b * (4 * BLOCK)) * factor
+                for part, offset in zip(in_bf16(self.k, x, 2), (0, at.q_low), strict=True):
+                    k.store(to + b * REGISTER, part, offset=offset)
+
+            def clear(b: Val, r: Val = r) -> None:
+                k.store(self.o + (r * dims_v + b * BLOCK) * 4, k.zero(f32 * BLOCK))
+
+            self.each_dim(BLOCK, 1, load, clear)
+            for place, value in zip((self.m, self.total), self.sink(self.row(r)[1]), strict=True):
+                k.store(place, value, offset=r * 4)
+        n_queries = round_up(self.spec.rows, EDGE) * dims // (SIDE * BLOCK)  # registers of them
+        self._turn("queries", self.scratch + at.q, 2 * n_queries, 1)
+
+    def _load_page(self, p: Val, i: Val) -> None:
+        k, spec, at = self.k, self.spec, self.at
+        fmt, dims, dims_v, home = spec.page.fmt, spec.head_dim, spec.dims_v, self.page(p)
+        lanes = f32 * SIDE
+
+        def store(to: Val, rows: list[Val], low: int) -> None:
+            for part, offset in zip(self._paired(*rows), (0, low), strict=True):
+                if self.low or not offset:
+                    k.store(to, part, offset=offset)
+
+        scales = home + spec.page.codes_bytes(dims)
+        with k.loop(dims // 2) as pair:
+            to = self.scratch + (at.keys + i * (2 * PAGE * dims))
+            to = to + (pair // SIDE * (2 * REGISTER) + pair % SIDE * LINE)
+            for half in BOTH:
+                start = pair * (2 * PAGE) + half * SIDE
+                rows = [
+                    fmt.load(k, self.isa, home + (start + j * PAGE) * fmt.n_bytes, SIDE)
+                    for j in BOTH
+                ]
+                if fmt.scaled:
+                    block = pair // (BLOCK // 2) * PAGE + half * SIDE
+                    d = k.load(scales, lanes, offset=block * 4)
+                    rows = [row * d for row in rows]
+                store(to + half * REGISTER, rows, at.keys_low)
+        home = home + spec.page.v_off
+        scales = home + spec.page.codes_bytes(dims_v)
+        n_keys = self.item["key_end"] - p * PAGE
+        values = self.scratch + (at.values + i * (2 * PAGE * dims_v))
+        with k.loop(PAGE // 2) as pair:
+            keys = [pair * 2 + j for j in BOTH]
+            masks = [
+                k.splat(k.select(key < n_keys, k.const(-1, i32), k.const(0, i32)), i32 * SIDE)
+                for key in keys
+            ]
+            with k.loop(dims_v // SIDE, step=BLOCK // SIDE) as first:
+                for c in (first + i for i in range(BLOCK // SIDE)):
+                    rows = []
+                    for key, mask in zip(keys, masks, strict=True):
+                        at_row = home + (key * dims_v + c * SIDE) * fmt.n_bytes
+                        row = fmt.load(k, self.isa, at_row, SIDE)
+                        if fmt.scaled:
+                            place = (key * (dims_v // BLOCK) + c // (BLOCK // SIDE)) * 4
+                            row = row * k.splat(k.load(scales, f32, offset=place), lanes)
+                        rows.append((row.bits(mask.ty) & mask).bits(lanes))
+                    store(values + (c * REGISTER + pair * LINE), rows, at.values_low)
+
+    # -- products -------------------------------------------------------------------------------
+
+    def _turn(self, name: str, at: Val, n: int, n_side: int) -> None:
+        """Turn ``n`` groups of ``n_side`` registers side by side, where the machine wants it so."""
+        turn(self.k, name, at, n, n_side)
+
+    def _multiply(
+        self,
+        k: Builder,
+        a: Callable[[int, int], tuple[Val, int]],
+        b: Callable[[int, int], tuple[Val, int]],
+    ) -> None:
+        """Four registers of sums get two of rows times two of columns: ``a(part, m)`` and ``b(part,
+        n)`` tell where high (0) and low parts are, and their strides.
+        """
+        matrix = self.isa.matrix
+        assert matrix is not None
+
+        def load(first: int, side: Callable[[int, int], tuple[Val, int]], part: int) -> None:
+            for i in BOTH:
+                matrix.load(k, first + i, *side(part, i))
+
+        load(6, b, 0)
+        load(4, a, 1)
+        matrix.dots_bf16(k)
+        load(4, a, 0)
+        matrix.dots_bf16(k)
+        if self.low:
+            load(6, b, 1)
+            matrix.dots_bf16(k)
+
+    def _scores(self, block: Val, i: Val) -> None:
+        at, dims, matrix = self.at, self.spec.head_dim, self.isa.matrix
+        assert matrix is not None
+
+        def multiply(k: Builder, scratch: Val, block: Val, i: Val) -> None:
+            for c in range(4):
+                matrix.zero(k, c)
+            with k.loop(dims // BLOCK) as b:
+                q = scratch + (at.q + block * (4 * dims * SIDE) + b * REGISTER)
+                keys = scratch + (at.keys + i * (2 * PAGE * dims) + b * (2 * REGISTER))
+                self._multiply(
+                    k,
+                    lambda part, m: (q + (part * at.q_low + m * (2 * dims * SIDE)), LINE),
+                    lambda part, n: (keys + (part * at.keys_low + n * REGISTER), LINE),
+                )
+            to = scratch + (at.s + i * (4 * PAGE))
+            for m, n in product(BOTH, BOTH):
+                place = to + (m * (4 * SIDE * KEYS) + n * LINE)
+                matrix.store(k, 2 * m + n, place, 4 * KEYS)
+
+        matrix.scope(self.k, "scores", (self.scratch, block, i), multiply)
+
+    def _values(self, block: Val, n_pages: Val) -> None:
+        with self.k.loop(self.spec.dims_v // EDGE) as column:
+            self._some_values(block, column, n_pages)
+
+    def _some_values(self, block: Val, column: Val, n_pages: Val) -> None:
+        """Of 32 dims."""
+        at, dims, matrix = self.at, self.spec.dims_v, self.isa.matrix
+        assert matrix is not None
+
+        def multiply(k: Builder, scratch: Val, block: Val, column: Val, n_pages: Val) -> None:
+            home = scratch + (at.o + block * (4 * EDGE * dims) + column * (4 * EDGE))
+            o = [
+                (home + (m * (4 * SIDE * dims) + n * LINE), 4 * dims)
+                for m, n in product(BOTH, BOTH)
+            ]
+            for c, place in enumerate(o):
+                matrix.load(k, c, *place)
+            with k.loop(n_pages) as i:
+                p = scratch + (at.p + i * LINE)
+                values = scratch + (at.values + i * (2 * PAGE * dims) + column * (2 * REGISTER))
+                self._multiply(
+                    k,
+                    lambda part, m: (p + (part * at.p_low + m * (LINE * SIDE * SPAN)), LINE * SPAN),
+                    lambda part, n: (values + (part * at.values_low + n * REGISTER), LINE),
+                )
+            for c, place in enumerate(o):
+                matrix.store(k, c, *place)
+
+        matrix.scope(self.k, "values", (self.scratch, block, column, n_pages), multiply)
+
+    # -- between them ---------------------------------------------------------------------------
+
+    def _softmax(self, block: Val, first_key: Val) -> None:
+        """Corrects O, too; P is in two parts."""
+        k, at, spec, ty = self.k, self.at, self.spec, f32 * SIDE
+        lowest = k.const(float("-inf"), ty)
+        iota = k.const(range(SIDE), i32 * SIDE) + k.splat(first_key.to(i32), i32 * SIDE)
+        begin = block * EDGE
+        with k.loop(k.min(begin + EDGE, self.n_rows), start=begin) as r:
+            low, high = (k.splat(v.to(i32), iota.ty) for v in self.seen(r))
+            scores = []
+            for c in range(0, KEYS, SIDE):
+                position = iota + c
+                score = k.load(self.scratch + (at.s + r % EDGE * (4 * KEYS)), ty, offset=4 * c)
+                if spec.softcap:
+                    capped = math.tanh(k, score * (1 / spec.softcap))
+                    score = capped * (spec.softcap * math.LOG2_E)
+                seen = (position >= low) & (position <= high)
+                scores.append(k.select(seen, score, lowest))
+            m, total = (place + r * 4 for place in (self.m, self.total))
+            old = k.load(m, f32)
+            top = k.reduce(tree(scores, k.max), k.max)
+            new = k.max(old, top)
+            shift = k.splat(new, ty)
+            powers = [math.exp2(k, score - shift) for score in scores]
+            correction = math.exp2(k, k.splat(old - new, ty))
+            sums = k.sum(tree(powers, operator.add))
+            k.store(total, k.fma(k.load(total, f32), k.extract(correction, 0), sums))
+            k.store(m, new)
+            to = self.scratch + (at.p + r % EDGE * (LINE * SPAN))
+            for j in range(SPAN):
+                both = k.concat(powers[2 * j], powers[2 * j + 1])
+                for part, offset in zip(in_bf16(self.k, both, 2), (0, at.p_low), strict=True):
+                    k.store(to, part, offset=offset + LINE * j)
+            with k.if_(new > old), k.loop(spec.dims_v, step=SIDE) as d:
+                o = self.o + (r * spec.dims_v + d) * 4
+                k.store(o, k.load(o, ty) * correction)
+        self._turn("powers", self.scratch + at.p, 2 * 2, SPAN)

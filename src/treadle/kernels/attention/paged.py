@@ -1,0 +1,166 @@
+"""Attention over pages of keys and values, with an online softmax (Milakov and Gimelshein, 2018).
+
+A tile of queries (tokens x the heads that share one key/value head) walks its keys SPAN pages at a
+time::
+
+    S = log2(e) Q K^T, masked;  m' = max(m, rowmax S);  P = 2**(S - m');  c = 2**(m - m')
+    l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
+
+With a sink, a score s of each head that no value belongs to, m begins as log2(e) s and l as 1. With
+ALiBi each score loses its key's distance times the head's slope; with numbers by distance it gains
+that of its head and distance (``relative_bias.py``).
+
+A part of few tokens (a text that is being written) has items of one token each, whatever else is
+in the batch. A long history is cut into runs of SPLIT keys, each an item of its own, so that every
+core has work; ``Merge`` joins their (O, m, l). The cuts depend on the batch's positions alone, so
+the thread count never changes a sum. In vectors spans depend on the query's own position, and a
+hidden key adds exactly 0: so what a query gets does not depend on those that share its tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import i64
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.relative_bias import row_values
+from treadle.kernels.attention.work_item import ITEM, LOWEST, SPAN, Queries, alibi_slopes
+from treadle.kernels.spec import Args, Frame, numbered, run_offset
+
+
+@dataclass(frozen=True)
+class Attention(Queries):
+    """Attention, whole. Items: work items x head groups.
+
+    ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]`` (O, then m and l). Without
+    ``causal`` queries see the keys behind them too, as far as their item's go. ``few``: 1 where
+    the items are those of parts of few tokens, 0 where they are the others.
+    """
+
+    op: ClassVar[str] = "attention"
+    args = Args(
+        "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few "
+        "sinks:const? distances:const?"
+    )
+
+    @property
+    def needs(self) -> set[str]:
+        asked = {"sinks": self.sinks, "distances": self.reach}
+        return self.args.required | {name for name, there in asked.items() if there}
+
+    def scratch(self, lanes: int) -> int:
+        if self.matrix:
+            from treadle.kernels.attention.matrix_tile import matrix_scratch
+
+            return matrix_scratch(self)
+        if self.words:
+            from treadle.kernels.attention.int16_tile import words_scratch
+
+            return words_scratch(self)
+        o_rows = self.row_lanes if self.latent else self.rows
+        return 4 * (self.rows * (self.head_dim + SPAN * PAGE) + o_rows * self.dims_v) + 256
+
+    def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
+        """Every visible key and its value once, for the tiles of a batch find them in cache; a
+        multiplication and an addition for each value of each that a query sees.
+        """
+        end = n_before + n_tokens
+        reach = self.window or end
+        n_keys = min(end, n_tokens - 1 + reach)
+        ahead = 1 if self.causal else reach  # where the first key that is not seen lies
+        n_seen = sum(min(end, p + ahead) - max(0, p + 1 - reach) for p in range(n_before, end))
+        n_bytes = n_keys * self.page.layer_bytes // PAGE
+        return n_bytes, 2 * n_seen * self.n_head * (self.head_dim + self.dims_v)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        items = frame.block + self._of_run(frame, "attn_items", "attn_few")
+        n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
+        tile = self._tile()
+        if self.matrix:
+            assert isa.matrix is not None, isa.name
+            isa.matrix.begin(k, frame.scratch)
+        with k.loop(frame.end, start=frame.begin) as index:
+            # One group after the other: its keys and values stay in cache from tile to tile.
+            item = items + index % n_items * ITEM.itemsize
+            tile(k, isa, self, frame, item, index // n_items).run()
+        if isa.matrix and self.matrix:
+            isa.matrix.end(k)
+
+    def _tile(self) -> Any:
+        """How an item is built; imported here, for most runs find their kernels built."""
+        if self.matrix:
+            from treadle.kernels.attention.matrix_tile import MatrixTile
+
+            return MatrixTile
+        if self.words:
+            from treadle.kernels.attention.int16_tile import WordTile
+
+            return WordTile
+        if self.latent:
+            from treadle.kernels.attention.latent_tile import LatentTile
+
+            return LatentTile
+        from treadle.kernels.attention.vector_tile import VectorTile
+
+        return VectorTile
+
+    def _of_run(self, frame: Frame, field: str, few: str) -> Val:
+        """A field of the pool's, or where items of few tokens are meant the other one."""
+        many_off, few_off = (run_offset(numbered(name, self.pool)) for name in (field, few))
+        at = frame.block + frame.few * (few_off - many_off)
+        return frame.k.load(at, i64, align=8, offset=many_off)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        dims, dims_v, per = self.head_dim, self.dims_v, self.n_head // self.n_head_kv
+        q_all, out_all = args.qkv.reshape(-1, args.stride), args.out.reshape(-1, args.out_stride)
+        for item, pages in run.attn_items(self.pool, few=bool(args.few)):
+            first, last = int(item["key_begin"]), int(item["key_end"])
+            keys = np.arange(first // PAGE * PAGE, -(-last // PAGE) * PAGE)
+            for head in range(self.n_head):
+                cached = [
+                    self.page.read_ref(
+                        self.page.head_ref(
+                            args.pool, int(page), args.page_bytes, args.layer_off, head // per
+                        )
+                    )
+                    for page in pages[first // PAGE : -(-last // PAGE)]
+                ]
+                keep = (keys >= first) & (keys < last)
+                kk = np.concatenate([c[0] for c in cached])[keep]
+                vv = np.concatenate([c[1] for c in cached])[keep]
+                for t in range(int(item["n_tokens"])):
+                    token, pos = int(item["token"]) + t, int(item["position"]) + t
+                    q = q_all[token, head * dims : (head + 1) * dims].astype(np.float64)
+                    score = kk @ q
+                    if self.softcap:
+                        score = self.softcap * np.tanh(score / self.softcap)
+                    kept = keys[keep]
+                    if self.alibi:
+                        score -= alibi_slopes(self.n_head, self.alibi)[head] * abs(kept - pos)
+                    if self.reach:
+                        end = self.reach + PAGE
+                        row = args.distances.reshape(self.n_head, row_values(self.reach))[head]
+                        score += row[np.clip(kept - pos, -end, end - 1) + end]
+                    hidden = (kept > pos) & self.causal
+                    if self.window:
+                        hidden |= abs(kept - pos) >= self.window
+                    score = np.where(hidden, -np.inf, score)
+                    m = max(score.max(), LOWEST)
+                    p = np.exp(score - m)
+                    if item["partial"] < 0:
+                        total = p.sum()
+                        if self.sinks:
+                            with np.errstate(over="ignore"):  # infinite: nothing else weighs
+                                total += np.exp(args.sinks[head] - m)
+                        out_all[token, head * dims_v : (head + 1) * dims_v] = p @ vv / total
+                    else:
+                        group, member = divmod(head, self.heads)
+                        row = args.partials[int(item["partial"]) * self.partial_values :]
+                        row = row[: self.partial_values].reshape(self.n_groups, self.rows, -1)
+                        row = row[group, t * self.heads + member]
+                        row[:dims_v], row[dims_v:] = p @ vv, (m * math.LOG2_E, p.sum())

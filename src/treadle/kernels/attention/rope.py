@@ -1,0 +1,254 @@
+"""Rotary positions, and the keys and values into their pages: all that happens between qkv and
+attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, ptr
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.page_layout import PAGE, Paged, PageLayout
+from treadle.kernels.elementwise.elementwise import map_row, mean_square
+from treadle.kernels.spec import Args, Frame, numbered, widest
+
+
+@dataclass(frozen=True)
+class RopeStore(Paged):
+    """For every token and key/value head: norm (if any) and rotate its queries and its key; put key
+    and value into the cache.
+
+    Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair;
+    pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
+    ``scale`` and stay, f32, where they were. With ``queries_only`` nothing else is done: the layer
+    uses another one's keys and values. With ``norm_last`` the norm is of the rotated values. Values
+    have a norm of their own, without weight, if ``v_eps`` is given, and may be the keys as they
+    came: ``v_column`` is ``k_column``. Items: tokens x n_head_kv.
+    """
+
+    op: ClassVar[str] = "rope"
+    args = Args(
+        "qkv:inout q_norm:const? k_norm:const? pool:const? stride k_column:? v_column:?"
+        " page_bytes:? layer_off:?"
+    )
+    style: str
+    kv: str
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    rope_dims: int  # 0: nothing is rotated
+    scale: float
+    eps: float | None = None  # of the q/k norm; None: there is none
+    pool: int = 0
+    table: int = 0
+    head_dim_v: int = 0  # of a value; 0: head_dim
+    queries_only: bool = False
+    norm_last: bool = False
+    q_table: int = -1  # of queries; -1: that of keys
+    v_eps: float | None = None
+
+    @property
+    def needs(self) -> set[str]:
+        keys = {"pool", "k_column", "v_column", "page_bytes", "layer_off"}
+        keys |= {"k_norm"} if self.eps is not None else set()
+        asked = set() if self.queries_only else keys
+        return self.args.required | asked | ({"q_norm"} if self.eps is not None else set())
+
+    @property
+    def queries_table(self) -> int:
+        return self.table if self.q_table < 0 else self.q_table
+
+    def scratch(self, lanes: int) -> int:
+        return 2 * 4 * (max(self.head_dim, self.dims_v) + 64)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        qkv, q_norm, k_norm, pool = frame.qkv, frame.q_norm, frame.k_norm, frame.pool
+        stride, k_column, v_column = frame.stride, frame.k_column, frame.v_column
+        page_bytes, layer_off = frame.page_bytes, frame.layer_off
+        tables = frame.run(numbered("rope", self.table), ptr)
+        of_queries = frame.run(numbered("rope", self.queries_table), ptr)
+        slots = frame.run(numbered("kv_slots", self.pool), ptr)
+        queries = self.n_head // self.n_head_kv
+        tmp = frame.scratch
+        if self.page.fmt.rotated:
+            from treadle.kernels.attention.hadamard import rotate  # few pages are of such a format
+        n_tokens = frame.run("n_tokens")
+        with k.loop(frame.end, start=frame.begin) as item:
+            # A page's worth of tokens of one head, before the next one: a line of transposed keys
+            # has a place for each of them, and is this thread's alone.
+            first = item // (PAGE * self.n_head_kv) * PAGE
+            each, place = k.min(n_tokens - first, PAGE), item - first * self.n_head_kv
+            n, head = first + place % each, place // each
+            row = qkv + n * stride * 4
+            table, q_table = (at + n * (self.rope_dims * 4) for at in (tables, of_queries))
+            with k.loop(queries) as g:
+                q = row + (head * queries + g) * (self.head_dim * 4)
+                self._rotate(k, isa, q, q, q_table, q_norm, self.scale)
+                if self.page.fmt.rotated:
+                    rotate(k, q, q, self.head_dim)
+            if not self.queries_only:
+                at = row + (k_column + head * self.head_dim) * 4
+                self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
+                if self.page.fmt.rotated:
+                    rotate(k, tmp, tmp, self.head_dim)
+                slot = k.load(slots, n.ty, offset=n * 8)
+                home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
+                store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
+                value, home = row + (v_column + head * self.dims_v) * 4, home + self.page.v_off
+                if self.v_eps is not None:
+                    square = mean_square(k, value, self.dims_v, isa.lanes)
+                    gain = 1.0 / k.sqrt(square + self.v_eps)
+                    map_row(k, self.dims_v, tmp, lambda v, g=gain: v * k.splat(g, v.ty), value)
+                    value = tmp  # the key is in its page
+                if self.page.fmt.rotated:
+                    rotate(k, value, tmp, self.dims_v)
+                    value = tmp
+                store_head(k, self.page, value, home, slot % PAGE, self.dims_v, transposed=False)
+
+    def _rotate(
+        self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
+    ) -> None:
+        """One head, ``x`` to ``out`` (which may be the same)."""
+        half, dims = self.rope_dims // 2, self.head_dim
+        gain = None
+        if self.eps is not None and not self.norm_last:
+            gain = 1.0 / k.sqrt(mean_square(k, x, dims, isa.lanes) + self.eps) * scale
+
+        def scaled(v: Val, at: int) -> Val:
+            if gain is not None:
+                return v * k.splat(gain, v.ty) * k.load(weight, v.ty, offset=at * 4)
+            return v * scale if scale != 1.0 and not self.norm_last else v
+
+        turn_pairs(k, self.style, half, x, out, table, scaled)
+        width = widest(isa.lanes, dims - 2 * half) if dims > 2 * half else 1
+        for i in range(2 * half, dims, width):
+            k.store(out, scaled(k.load(x, f32 * width, offset=i * 4), i), offset=i * 4)
+        if self.norm_last:
+            assert self.eps is not None
+            last = 1.0 / k.sqrt(mean_square(k, out, dims, isa.lanes) + self.eps) * scale
+            width = widest(isa.lanes, dims)
+            for i in range(0, dims, width):
+                v = k.load(out, f32 * width, offset=i * 4)
+                v = v * k.splat(last, v.ty) * k.load(weight, v.ty, offset=i * 4)
+                k.store(out, v, offset=i * 4)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n, dims, half = int(run["n_tokens"]), self.head_dim, self.rope_dims // 2
+        rows = args.qkv.reshape(-1, args.stride)[:n]
+
+        def normed(x: np.ndarray, weight: Any) -> np.ndarray:
+            y: np.ndarray = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * weight[:dims]
+            return y
+
+        def turn(x: np.ndarray, weight: Any, table: int) -> np.ndarray:
+            x = x.astype(np.float64)
+            if self.eps is not None and not self.norm_last:
+                x = normed(x, weight)
+            y = turned(x, run.rope(table, self.rope_dims), self.style) if half else x
+            return normed(y, weight) if self.norm_last else y
+
+        def heads(column: int, n_heads: int, dims: int) -> Any:
+            return rows[:, column : column + n_heads * dims].reshape(n, n_heads, dims)
+
+        q = turn(heads(0, self.n_head, dims), args.q_norm, self.queries_table) * self.scale
+        rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
+        if self.page.fmt.rotated:
+            from treadle.kernels.attention.hadamard import rotate_ref as rotated
+        q = rotated(q)
+        rows[:, : self.n_head * dims] = q.reshape(n, -1)
+        if self.queries_only:
+            return
+        keys = rotated(turn(heads(args.k_column, self.n_head_kv, dims), args.k_norm, self.table))
+        value = heads(args.v_column, self.n_head_kv, self.dims_v)
+        if self.v_eps is not None:
+            value = value.astype(np.float64)
+            value = value / np.sqrt((value**2).mean(-1, keepdims=True) + self.v_eps)
+        value = rotated(value)
+        for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
+            page = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off
+            for head in range(self.n_head_kv):
+                home = self.page.head_ref(*page, head)
+                self.page.write_ref(home, int(slot) % PAGE, keys[i, head], value[i, head])
+
+
+def turn_pairs(
+    k: Builder,
+    style: str,
+    half: int,
+    x: Val,
+    out: Val,
+    table: Val,
+    scaled: Callable[[Val, int], Val],
+) -> None:
+    """Turn ``half`` pairs of one head, ``x`` to ``out`` (which may be the same). ``scaled(v, i)``:
+    what values from the i-th on become before.
+    """
+    width = widest(k.isa.lanes, half)
+    pairs = f32 * width
+    for i in range(0, half, width):
+        cos = k.load(table, pairs, offset=i * 4)
+        sin = k.load(table, pairs, offset=(half + i) * 4)
+        if style == "neox":
+            a = scaled(k.load(x, pairs, offset=i * 4), i)
+            b = scaled(k.load(x, pairs, offset=(half + i) * 4), half + i)
+        else:
+            both = scaled(k.load(x, f32 * (2 * width), offset=i * 8), 2 * i)
+            a = k.shuffle(both, both, range(0, 2 * width, 2))
+            b = k.shuffle(both, both, range(1, 2 * width, 2))
+        first, second = a * cos - b * sin, a * sin + b * cos
+        if style == "neox":
+            k.store(out, first, offset=i * 4)
+            k.store(out, second, offset=(half + i) * 4)
+        else:
+            order = [j + width * odd for j in range(width) for odd in range(2)]
+            k.store(out, k.shuffle(first, second, order), offset=i * 8)
+
+
+def store_head(
+    k: Builder, page: PageLayout, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
+) -> None:
+    """One head's key or value, narrowed, into its page."""
+    fmt, isa = page.fmt, k.isa
+    width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
+    scales = home + page.codes_bytes(dims)
+    with k.loop(dims // width) as b:
+        v = k.load(x, f32 * width, offset=b * (4 * width))
+        if fmt.scaled:
+            if fmt.packed:  # the largest has the code that no other sign has
+                top, low = k.reduce(v, k.max), k.reduce(v, k.min)
+                d = k.select(top > -low, top, low) * (-1 / 8)
+                inverse = k.select(k.abs(d) > 1e-38, 1.0 / d, k.const(0.0, f32))
+            else:
+                d = k.reduce(k.abs(v), k.max) * (1 / 127)
+                inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
+            v = v * k.splat(inverse, v.ty)
+            at = b * PAGE + place if transposed else place * (dims // BLOCK) + b
+            k.store(scales, d, offset=at * 4)
+        narrow = fmt.narrow(k, isa, v)
+        n = narrow.ty.lanes
+        if not transposed:
+            per = len(fmt.halves)
+            k.store(home, narrow, offset=(place * (dims // per) + b * n) * fmt.n_bytes)
+        else:
+            to = home + (b * (n * PAGE) + place) * fmt.n_bytes
+            for lane in range(n):
+                k.store(to, k.extract(narrow, lane), offset=lane * PAGE * fmt.n_bytes)
+
+
+def turned(
+    x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
+) -> npt.NDArray[np.float64]:
+    """``x [N, heads, dims]`` with its first pairs turned by ``table [N, 2, pairs]``."""
+    y, half = x.copy(), table.shape[-1]
+    ia = np.arange(half) if style == "neox" else np.arange(0, 2 * half, 2)
+    ib = ia + (half if style == "neox" else 1)
+    cos, sin = table[:, None, 0].astype(np.float64), table[:, None, 1].astype(np.float64)
+    y[..., ia] = x[..., ia] * cos - x[..., ib] * sin
+    y[..., ib] = x[..., ia] * sin + x[..., ib] * cos
+    return y

@@ -1,0 +1,128 @@
+"""Attention of many rows of queries: what its two kinds (``matrix_tile.py``,
+``int16_tile.py``) have in common.
+
+A page's keys and values are put once into the form that products want, for all rows of an item,
+whose results lie in the second-level cache. BLOCK rows at a time have scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.work_item import SPAN, Item, Queries
+from treadle.kernels.spec import Frame
+
+KEYS = SPAN * PAGE  # of a span
+ROWS = 32  # that have scores at a time
+DIMS = 32  # dims of queries and of values are a multiple
+
+
+class WideTile(Item):
+    """``o``, ``m`` and ``total``: where rows' results are, f32 ``[rows, dims_v]``, and what belongs
+    to them, f32 ``[rows]`` (``paged.py``).
+    """
+
+    places: ClassVar[Any]  # ``places.of(spec)``: where things are in scratch, these among them
+
+    def __init__(
+        self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
+    ) -> None:
+        super().__init__(k, isa, spec, frame, item, group)
+        assert spec.head_dim % DIMS == spec.dims_v % DIMS == 0, spec.name
+        self.scratch, self.at = frame.scratch, self.places.of(spec)
+        self.o, self.m, self.total = (
+            self.scratch + place for place in (self.at.o, self.at.m, self.at.total)
+        )
+        self.n_rows = self.item["n_tokens"] * spec.heads
+
+    def run(self) -> None:
+        k = self.k
+        self._load_queries()
+        begin, end = self.item["key_begin"], self.item["key_end"]
+        last = (end + (PAGE - 1)) // PAGE
+        with k.loop(last, start=begin // PAGE, step=SPAN) as first:
+            n_pages = k.min(last - first, SPAN)
+            with k.loop(n_pages) as i:
+                self._load_page(first + i, i)
+            with k.loop((self.n_rows + (ROWS - 1)) // ROWS) as block:
+                _, last_key = self.seen(k.min(block * ROWS + (ROWS - 1), self.n_rows - 1))
+                n_seen = k.min(last_key // PAGE + 1 - first, n_pages)
+                with k.if_(n_seen > 0):
+                    with k.loop(n_seen) as i:
+                        self._scores(block, i)
+                    self._softmax(block, first * PAGE)
+                    self._values(block, n_seen)
+        self._store()
+
+    def _load_queries(self) -> None:
+        """The item's queries, and nothing yet for its results."""
+        raise NotImplementedError
+
+    def _load_page(self, p: Val, i: Val) -> None:
+        """The p-th page's keys, and its values, as the span's i-th. Values past the last key are
+        zeros: what lies there may be anything.
+        """
+        raise NotImplementedError
+
+    def _scores(self, block: Val, i: Val) -> None:
+        """S of a block's rows and the keys of the span's i-th page."""
+        raise NotImplementedError
+
+    def _softmax(self, block: Val, first_key: Val) -> None:
+        """P = 2**(S - m') of them; updates m and l."""
+        raise NotImplementedError
+
+    def _values(self, block: Val, n_pages: Val) -> None:
+        """O = O c + P V."""
+        raise NotImplementedError
+
+    def row(self, r: Val) -> tuple[Val, Val]:
+        """Row r's token and head."""
+        return r // self.spec.heads, r % self.spec.heads
+
+    def seen(self, r: Val) -> tuple[Val, Val]:
+        """The first key that row r sees, and the last."""
+        k, item, window = self.k, self.item, self.spec.window
+        here = item["position"] + self.token(self.row(r)[0])
+        first, last = item["key_begin"], item["key_end"] - 1
+        if window:
+            first = k.max(first, here - (window - 1))
+        if self.spec.causal or window:
+            last = k.min(here if self.spec.causal else here + (window - 1), last)
+        return first, last
+
+    def _store(self) -> None:
+        """The results, or the parts of them."""
+        k, dims = self.k, self.spec.dims_v
+        with k.loop(self.n_rows) as r:
+            m, total = (k.load(p, f32, offset=r * 4) for p in (self.m, self.total))
+            whole = self.item["partial"] < 0
+            factor = k.splat(k.select(whole, 1.0 / total, k.const(1.0, f32)), f32 * DIMS)
+            to = self.result(*self.row(r))
+            with k.if_else(whole) as (yes, no):
+                with yes:
+                    self._copy(r, to, factor)
+                with no:
+                    to = self.partial(r)
+                    self._copy(r, to, factor)
+                    k.store(to, m, offset=4 * dims)
+                    k.store(to, total, offset=4 * dims + 4)
+
+    def _copy(self, r: Val, to: Val, factor: Val) -> None:
+        k, dims = self.k, self.spec.dims_v
+        with k.loop(dims, step=DIMS) as d:
+            o = k.load(self.o + (r * dims + d) * 4, factor.ty)
+            k.store(to, o * factor, offset=d * 4)
+
+
+def tree(values: Sequence[Val], op: Callable[[Val, Val], Val]) -> Val:
+    """All of them, element by element."""
+    level = list(values)
+    while len(level) > 1:
+        rest = level[len(level) & ~1 :]
+        level = [op(a, b) for a, b in zip(level[:-1:2], level[1::2], strict=False)] + rest
+    return level[0]

@@ -1,0 +1,72 @@
+"""Sums of f32 rows: two buffers', or tokens' and those of a small matrix."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa
+from treadle.jit.types import ptr
+from treadle.kernels.elementwise.elementwise import map_row
+from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+
+
+@dataclass(frozen=True)
+class Add(Spec):
+    """``out[n] = x[n] + h[n]``, ``k`` values each, for what no product and no norm adds by itself.
+    Items: tokens.
+    """
+
+    op: ClassVar[str] = "add"
+    args = Args("x:in h:in out:out stride")
+    k: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        x, h, out, stride = frame.x, frame.h, frame.out, frame.stride * 4
+        with k.loop(frame.end, start=frame.begin) as n:
+            row = n * stride
+            map_row(k, self.k, out + row, operator.add, x + row, h + row)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n = int(run["n_tokens"])
+        x, h, out = (a.reshape(-1, args.stride)[:n, : self.k] for a in (args.x, args.h, args.out))
+        out[:] = x.astype(np.float64) + h
+
+
+@dataclass(frozen=True)
+class AddRows(Spec):
+    """``x[n] += w[row]``, rows of ``k`` values: ``by`` "position" that of the token's position,
+    "type" that of its type, "first" the first. Items: the batch's parts.
+    """
+
+    op: ClassVar[str] = "add_rows"
+    args = Args("x:inout w:const stride")
+    k: int
+    by: str
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        parts, stride = frame.run("parts", ptr), frame.stride * 4
+        with k.loop(frame.end, start=frame.begin) as part:
+            record = load_record(k, parts + part * PART.itemsize, PART)
+            token, position = record["token"], record["position"]
+            with k.loop(record["n_tokens"]) as t:
+                x = frame.x + (token + t) * stride
+                row = frame.w
+                if self.by == "position":
+                    row = row + (position + t) * (4 * self.k)
+                if self.by == "type":
+                    is_second = position + t >= record["second"]
+                    row = row + k.select(is_second, k.i64(4 * self.k), k.i64(0))
+                map_row(k, self.k, x, operator.add, x, row)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        x, w = args.x.reshape(-1, args.stride), args.w
+        for part in run.parts:
+            for t in range(int(part["n_tokens"])):
+                position = int(part["position"]) + t
+                second = position >= int(part["second"])
+                row = {"position": position, "type": int(second), "first": 0}[self.by]
+                x[int(part["token"]) + t, : self.k] += w[row * self.k :][: self.k]

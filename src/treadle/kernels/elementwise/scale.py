@@ -1,0 +1,90 @@
+"""Rows times one number each: the temperature of attention, and what an expert reads."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, ptr
+from treadle.kernels.activations import activated
+from treadle.kernels.elementwise.elementwise import map_row
+from treadle.kernels.spec import Args, Frame, Spec, numbered
+
+
+@dataclass(frozen=True)
+class Temper(Spec):
+    """``k`` columns of each row from ``column`` on, times the cosine of the rope table ``table``,
+    which has one pair; in place. Items: tokens.
+    """
+
+    op: ClassVar[str] = "temper"
+    args = Args("x:inout stride column")
+    k: int
+    table: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        gains = frame.run(numbered("rope", self.table), ptr)
+        with k.loop(frame.end, start=frame.begin) as n:
+            x, gain = frame.x + (n * frame.stride + frame.column) * 4, k.load(gains + n * 8, f32)
+            map_row(k, self.k, x, times(k, gain), x)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
+        rows[:, args.column : args.column + self.k] *= run.rope(self.table, 2)[:, 0]
+
+
+@dataclass(frozen=True)
+class Times(Spec):
+    """``k`` columns of each row from ``column`` on, times ``gain``, in place. Items: tokens."""
+
+    op: ClassVar[str] = "times"
+    args = Args("x:inout stride column")
+    k: int
+    gain: float
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        with k.loop(frame.end, start=frame.begin) as n:
+            x = frame.x + (n * frame.stride + frame.column) * 4
+            map_row(k, self.k, x, times(k, k.const(self.gain, f32)), x)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
+        rows[:, args.column : args.column + self.k] *= np.float32(self.gain)
+
+
+@dataclass(frozen=True)
+class Weigh(Spec):
+    """``out = x * sigmoid(max(scores))``: a token's states, times what its best expert weighs.
+
+    ``x`` and ``out`` are rows of ``k``, ``scores`` of ``n``. Items: tokens.
+    """
+
+    op: ClassVar[str] = "weigh"
+    args = Args("x:in scores:in out:out stride scores_stride out_stride")
+    k: int
+    n: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        with k.loop(frame.end, start=frame.begin) as token:
+            scores = frame.scores + token * frame.scores_stride * 4
+            best = k.var(k.load(scores, f32))
+            with k.loop(self.n, start=1) as i:
+                best.v = k.max(best.v, k.load(scores, f32, offset=i * 4))
+            x, out = frame.x + token * frame.stride * 4, frame.out + token * frame.out_stride * 4
+            map_row(k, self.k, out, times(k, math.sigmoid(k, best.v)), x)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n = int(run["n_tokens"])
+        x = args.x.reshape(-1, args.stride)[:n, : self.k]
+        out = args.out.reshape(-1, args.out_stride)[:n, : self.k]
+        best = args.scores.reshape(-1, args.scores_stride)[:n, : self.n].max(-1, keepdims=True)
+        out[:] = x * activated("sigmoid", best.astype(np.float64))
+
+
+def times(k: Builder, gain: Val) -> Any:
+    """What multiplies vectors by ``gain``."""
+    return lambda v: v * k.splat(gain, v.ty)

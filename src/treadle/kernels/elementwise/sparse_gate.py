@@ -1,0 +1,101 @@
+"""A gate that few values of a row pass: those far above its mean (Gaussian top-k, You and others,
+2025).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32
+from treadle.kernels.activation_layout import BLOCK, DWORD, Act, emit_store
+from treadle.kernels.activations import ACTIVATIONS, gated
+from treadle.kernels.elementwise.elementwise import (
+    SCALES_BYTES,
+    SLICE,
+    blocks_of_slice,
+    mean_square,
+    row_mean,
+)
+from treadle.kernels.spec import Args, Frame, Spec, round_up
+
+
+@dataclass(frozen=True)
+class SparseGate(Spec):
+    """``out = fn(max(0, x - c)) * up``, with ``c = mean(x) + cut * deviation(x)`` of the row, that
+    of the whole population; written as activations. ``up``: the column where it begins.
+
+    Items: rows times slices of SLICE values, or with ``whole`` rows. Each finds ``c`` of the row.
+    """
+
+    op: ClassVar[str] = "sparse_gate"
+    args = Args("x:in out:out stride up")
+    fn: str
+    act: str
+    k: int
+    group: int
+    cut: float
+    sub: int = BLOCK
+    unit: int = DWORD  # of the activations
+    whole: bool = False
+
+    def layout(self) -> Act:
+        return Act(self.act, self.k, self.group, self.sub, self.unit)
+
+    def scratch(self, lanes: int) -> int:
+        return SCALES_BYTES + self.layout().store_scratch
+
+    @property
+    def slice(self) -> int:
+        """Values of a row that an item handles."""
+        return round_up(self.k, SLICE) if self.whole else SLICE
+
+    @property
+    def slices(self) -> int:
+        return -(-self.k // self.slice)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        act, lanes = self.layout(), isa.lanes
+        n_rows = frame.run("n_tokens")
+
+        def row_of(n: Val) -> Val:  # a group's last row fills it up: see Act.grid
+            return frame.x + k.min(n, n_rows - 1) * frame.stride * 4
+
+        with k.loop(frame.end, start=frame.begin) as item:
+            # A slice of all of a group's tokens, which share lines of ``out``, before the next one.
+            each = self.group // act.together
+            first = item // (self.slices * each) * self.group + item % each * act.together
+            part = item // each % self.slices
+            with k.loop(act.together) as t:
+                row = row_of(first + t)
+                mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
+                deviation = k.sqrt(mean_square(k, row, self.k, lanes, mean))
+                k.store(frame.scratch + t * 4, mean + deviation * self.cut)
+
+            def block(b: Val, count: int, first: Val = first) -> None:
+                def values_of(n: Val) -> list[Val]:
+                    row, values = row_of(n), []
+                    least = k.load(frame.scratch + (n - first) * 4, f32)
+                    for i in range(0, BLOCK, lanes):
+                        at = row + (b * (BLOCK * 4) + i * 4)
+                        have = min(max(count - i, 0), lanes)
+                        v = k.load_first(at, f32 * lanes, have)
+                        v = k.max(v - k.splat(least, v.ty), k.zero(v.ty))
+                        up = k.load_first(at + frame.up * 4, f32 * lanes, have)
+                        values.append(ACTIVATIONS[self.fn].gate(k, v, up))
+                    return values
+
+                emit_store(k, act, frame.out, first, b, values_of, frame.scratch + SCALES_BYTES)
+
+            blocks_of_slice(k, self.k, self.slice, part, block)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n = int(run["n_tokens"])
+        rows = args.x.view(np.float32).reshape(-1, args.stride)[:n].astype(np.float64)
+        x, up = rows[:, : self.k], rows[:, args.up : args.up + self.k]
+        least = x.mean(-1, keepdims=True) + self.cut * x.std(-1, keepdims=True)
+        y = gated(self.fn, np.maximum(x - least, 0.0), up)
+        self.layout().write_ref(args.out, y)

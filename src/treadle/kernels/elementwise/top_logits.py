@@ -1,0 +1,385 @@
+"""The N_TOP largest logits of a row, and what its softmax divides by: all that most samplers ask.
+
+A row is cut into slices of SLICE values, so that a long one has work for several threads. ``Top``
+finds the largest of each slice, ``JoinTop`` those of the row. Slices have one size and are joined
+in their order: the bits do not depend on the number of threads.
+
+Floats are compared as integers, their *keys*: the order of keys is that of the floats, both zeros
+are one key, and every NaN is above infinity. So a row with a NaN or an infinity shows it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import boolean, f32, f64, i32, i64, ptr, u32
+from treadle.kernels.spec import Args, Frame, Spec
+
+N_TOP = 64  # above the top_k that people use, and the alternatives that APIs may be asked for
+WORD_KEYS = 32  # keys that are compared at once: as many as a word of a mask has bits
+SLICE_ROWS = 256  # a slice as a grid: so many rows of N_TOP values
+SLICE = SLICE_ROWS * N_TOP  # shorter ones cost more to join than other threads would save
+N_VOCAB_MAX = SLICE_ROWS * SLICE  # what is left of so many slices is as much as a slice
+FLUSH = 16  # rows that are summed in f32; then the sums go to f64
+
+
+class LateMask(Protocol):
+    """A mask that is still being computed when the run begins."""
+
+    def wait(self) -> bytes:
+        """It, as soon as it is there."""
+
+
+class Look(NamedTuple):
+    """How a row's largest logits are wanted. ``mask``: bits, one for each token, set where it may
+    be chosen, the lowest first; they may come late. ``first``: the largest alone; ``total``: with
+    the sum.
+    """
+
+    mask: bytes | LateMask | None = None
+    first: bool = False
+    total: bool = False
+
+
+LOOKS = 2  # at one row, at most; one at most has a mask
+# A row of the logits; how many bytes behind the run's block its mask begins, 0 for none.
+SAMPLED = np.dtype([(name, "i8") for name in ("row", "mask", "first", "total")])
+# Of a slice: keys and ids of the largest, in the order of ids; the sum of exp(x - max); max.
+PARTIAL = np.dtype(
+    {
+        "names": ["keys", "ids", "total", "max"],
+        "formats": [("i4", N_TOP), ("i4", N_TOP), "f8", "f4"],
+        "offsets": [0, 4 * N_TOP, 8 * N_TOP, 8 * N_TOP + 8],
+        "itemsize": 8 * N_TOP + 64,
+    }
+)
+# Of a row: values and ids, the largest first, of equal ones the lowest id; the sum of
+# exp(x - values[0]).
+RESULT = np.dtype(
+    {
+        "names": ["values", "ids", "total"],
+        "formats": [("f4", N_TOP), ("i4", N_TOP), "f8"],
+        "offsets": [0, 4 * N_TOP, 8 * N_TOP],
+        "itemsize": 8 * N_TOP + 64,
+    }
+)
+# Relative error of ``total``, in u = 2**-24: exp is right to 2 units (2u), its argument to u times
+# its distance from the maximum, whose mean under the softmax is below ln(n_vocab) + 1 < 17; a sum
+# of FLUSH terms adds 15u; joining has another exp, and an argument that is right to 17u.
+TOTAL_ERROR = 64 * 2.0**-24
+IDS, TOTAL, MAX = 4 * N_TOP, 8 * N_TOP, 8 * N_TOP + 8
+NEVER = -(1 << 31)  # the key of -infinity: the least of all
+SHIFT = 1 << 23
+KEY_INF = 0x7F800000 - SHIFT
+NOBODY = -1  # the id of what fills up
+LOWEST = -3.0e38  # a maximum is taken for no less: -infinity less -infinity is no number
+CANDIDATES = 8 * (SLICE + WORD_KEYS)  # bytes for keys and their ids: WORD_KEYS keys, then their ids
+
+
+def slices(n: int) -> int:
+    """Slices of a row of ``n`` values."""
+    return -(-n // SLICE)
+
+
+@dataclass(frozen=True)
+class Top(Spec):
+    """The largest of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``, of which each row has
+    ``n`` values; ``stride`` a multiple of WORD_KEYS. What the mask rules out counts as -infinity,
+    but for NaN and infinity, which show that something is wrong.
+
+    Items: SAMPLED records x slices.
+    """
+
+    op: ClassVar[str] = "top"
+    args = Args("x:in out:out stride n")
+
+    def scratch(self, lanes: int) -> int:
+        return 4 * SLICE + CANDIDATES
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        sampled, length, keys = frame.run("sampled", ptr), frame.n, frame.scratch
+        n_slices = (length + (SLICE - 1)) // SLICE
+        with k.loop(frame.end, start=frame.begin) as item:
+            record = sampled + item // n_slices * SAMPLED.itemsize
+            first = item % n_slices * SLICE
+            row = frame.x + (k.load(record, i64) * frame.stride + first) * 4
+            n, mask = k.min(k.i64(SLICE), length - first), k.load(record, i64, offset=8)
+            with k.if_else(mask.eq(0)) as (free, bound):
+                with free:
+                    emit_keys(k, row, n, keys)
+                with bound:
+                    emit_keys(k, row, n, keys, frame.block + mask + first // 8)
+            rest = (n + (WORD_KEYS - 1)) // WORD_KEYS
+            with k.loop((n + (N_TOP - 1)) // N_TOP * (N_TOP // WORD_KEYS), start=rest) as b:
+                k.store(keys + b * (4 * WORD_KEYS), k.const(NEVER, i32 * WORD_KEYS))
+
+            def id_at(i: Val, column: Val, first: Val = first) -> Val:
+                return (first + i * N_TOP + column).to(i32)
+
+            out, n_rows = frame.out + item * PARTIAL.itemsize, (n + (N_TOP - 1)) // N_TOP
+            only = k.load(record, i64, offset=16) > 0
+            found = Found(lambda i: keys + i * (4 * N_TOP), id_at, keys + 4 * SLICE)
+            highest = k.max(to_float(k, emit_largest(k, n_rows, found, only, out)), LOWEST)
+            k.store(out, highest, offset=MAX)
+            with k.if_(k.load(record, i64, offset=24) > 0):
+                k.store(out, emit_total(k, isa, keys, n_rows, highest), offset=TOTAL)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n_slices = slices(args.n)
+        x = args.x.view(np.float32).reshape(-1, args.stride)
+        out = args.out[: run["n_sampled"] * n_slices * PARTIAL.itemsize].view(PARTIAL)
+        looks = run.sampled(args.n)
+        for made, (row, allowed, first, total) in zip(
+            out.reshape(-1, n_slices), looks, strict=True
+        ):
+            whole = np.full(n_slices * SLICE, -np.inf, np.float32)
+            values = x[row, : args.n]
+            whole[: args.n] = np.where(allowed | ~(values < np.inf), values, -np.inf)
+            for i, part in enumerate(whole.reshape(-1, SLICE)):
+                keys = keys_ref(part)
+                at = np.sort(largest_ref(keys, N_TOP))
+                keys, ids = keys[at], at + i * SLICE
+                top = keys.max()
+                if first:
+                    ids, keys = ids[keys == top], keys[keys == top]
+                made["keys"][i], made["ids"][i] = NEVER, NOBODY
+                made["keys"][i, : len(keys)], made["ids"][i, : len(keys)] = keys, ids
+                made["max"][i] = max(part.max(), np.float32(LOWEST))
+                if total:
+                    with np.errstate(all="ignore"):  # of NaN and infinity there is no sum
+                        made["total"][i] = np.exp(part.astype("f8") - made["max"][i]).sum()
+
+
+@dataclass(frozen=True)
+class JoinTop(Spec):
+    """A row's RESULT of its slices' PARTIALs; ``n``: values of a row. Items: SAMPLED records."""
+
+    op: ClassVar[str] = "top_join"
+    args = Args("partials:in out:out n")
+
+    def scratch(self, lanes: int) -> int:
+        return PARTIAL.itemsize + CANDIDATES
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        sampled, size, made = frame.run("sampled", ptr), PARTIAL.itemsize, frame.scratch
+        n_slices = (frame.n + (SLICE - 1)) // SLICE
+        with k.loop(frame.end, start=frame.begin) as item:
+            source = frame.partials + item * (n_slices * size)
+            out, record = frame.out + item * RESULT.itemsize, sampled + item * SAMPLED.itemsize
+
+            def key_at(i: Val, source: Val = source) -> Val:
+                return source + i * size
+
+            def id_at(i: Val, column: Val, source: Val = source) -> Val:
+                return k.load(source + i * size, i32, offset=column * 4 + IDS)
+
+            only = k.load(record, i64, offset=16) > 0
+            found = Found(key_at, id_at, made + size)
+            highest = k.max(to_float(k, emit_largest(k, n_slices, found, only, made)), LOWEST)
+            with k.if_else(only) as (equal, several):
+                with equal:
+                    for at in range(0, 4 * N_TOP, 4 * WORD_KEYS):
+                        keys = k.load(made, i32 * WORD_KEYS, offset=at)
+                        k.store(out, to_float(k, keys), offset=at)
+                        k.store(out, k.load(made, keys.ty, offset=at + IDS), offset=at + IDS)
+                with several:
+                    emit_sorted(k, made, out)
+            with k.if_(k.load(record, i64, offset=24) > 0):
+                total = k.var(k.const(0.0, f64))
+                with k.loop(n_slices) as i:
+                    part = source + i * size
+                    gain = math.exp(k, k.load(part, f32, offset=MAX) - highest)
+                    total.v = total.v + k.load(part, f64, offset=TOTAL) * gain.to(f64)
+                k.store(out, total.v, offset=TOTAL)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n, n_slices = run["n_sampled"], slices(args.n)
+        parts = args.partials[: n * n_slices * PARTIAL.itemsize].view(PARTIAL).reshape(n, n_slices)
+        out = args.out[: n * RESULT.itemsize].view(RESULT)
+        looks = run.sampled(args.n)
+        for made, part, (_, _, first, total) in zip(out, parts, looks, strict=True):
+            keys, ids = part["keys"].reshape(-1), part["ids"].reshape(-1)
+            at = largest_ref(keys, N_TOP)
+            at = at[keys[at] == keys[at[0]]] if first else at
+            made["values"], made["ids"] = -np.inf, NOBODY
+            made["values"][: len(at)], made["ids"][: len(at)] = floats_ref(keys[at]), ids[at]
+            if total:
+                top = max(part["max"].max(), np.float32(LOWEST))
+                with np.errstate(all="ignore"):
+                    gain = np.exp(part["max"].astype(np.float64) - top)
+                    made["total"] = (part["total"] * gain).sum()
+
+
+class Found(NamedTuple):
+    """Rows of N_TOP keys, and ``free`` memory, CANDIDATES bytes."""
+
+    key_at: Callable[[Val], Val]  # where a row's keys are
+    id_at: Callable[[Val, Val], Val]  # the id of a row's column
+    free: Val
+
+
+def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) -> None:
+    """Write the keys of ``n`` values, with -infinity's to the end of the last block, and where the
+    mask has no bit.
+    """
+    ty = i32 * WORD_KEYS
+    never, index = k.const(NEVER, ty), k.const(range(WORD_KEYS), ty)
+    bit = k.const([1 << j for j in range(WORD_KEYS)], u32 * WORD_KEYS)
+    with k.loop((n + (WORD_KEYS - 1)) // WORD_KEYS) as b:
+        at = b * (4 * WORD_KEYS)
+        key = to_key(k, k.load(row + at, f32 * WORD_KEYS))
+        if mask is not None:
+            word = k.splat(k.load(mask, u32, offset=b * 4), bit.ty)
+            key = k.select((word & bit).eq(0) & (key < KEY_INF), never, key)
+        here = index < k.splat((n - b * WORD_KEYS).to(i32), ty)
+        k.store(keys + at, k.select(here, key, never))
+
+
+def emit_largest(k: Builder, n_rows: Val, found: Found, only: Val, out: Val) -> Val:
+    """Write the N_TOP largest to ``out``, keys and then ids, in the order in which they stand, or
+    ``only`` those as large as the largest; gives the largest key.
+
+    Each of the N_TOP columns has one maximum, so N_TOP keys at least reach the least of these: few
+    others do. Of those that do, the N_TOP-th largest is found bit by bit.
+    """
+    ty = i32 * WORD_KEYS
+    never, one, zero = k.const(NEVER, ty), k.const(1, ty), k.zero(ty)
+    low, high = k.var(never), k.var(never)
+    with k.loop(n_rows) as i:
+        low.v = k.max(low.v, k.load(found.key_at(i), ty))
+        high.v = k.max(high.v, k.load(found.key_at(i), ty, offset=4 * WORD_KEYS))
+    top = k.reduce(k.max(low.v, high.v), k.max)
+    floor = k.select(only, top, k.reduce(k.min(low.v, high.v), k.min))
+    n = _gather(k, n_rows, found, k.splat(floor, ty))
+    n_blocks = (n + (WORD_KEYS - 1)) // WORD_KEYS
+
+    def count(reaches: Callable[[Val], Val]) -> Val:
+        total = k.var(zero)
+        with k.loop(n_blocks) as c:
+            here = reaches(k.load(found.free, ty, offset=c * (8 * WORD_KEYS)))
+            total.v = total.v + k.select(here, one, zero)
+        return k.sum(total.v)
+
+    last = k.var(top)  # the N_TOP-th largest, as an unsigned number while it is looked for
+    with k.if_(k.val(n, i64) > N_TOP):
+        bits = k.var(k.const(0, u32))
+        with k.loop(32) as b:
+            trial = bits.v | (k.const(1 << 31, u32) >> b.to(u32))
+            limit = k.splat((trial ^ (1 << 31)).bits(i32), ty)
+            enough = count(lambda key, limit=limit: key >= limit) >= N_TOP  # type: ignore[misc]
+            bits.v = k.select(enough, trial, bits.v)
+        last.v = (bits.v ^ (1 << 31)).bits(i32)
+    with k.if_(n <= N_TOP):  # all of them
+        last.v = floor
+    for at in range(0, 8 * N_TOP, 4 * WORD_KEYS):
+        k.store(out, never if at < IDS else k.const(NOBODY, ty), offset=at)
+    above = k.splat(last.v, ty)
+    ties, at_ = k.var(N_TOP - count(lambda key: key > above)), k.var(out)
+    with k.loop(n) as i:
+        place = _place(found.free, i)
+        key = k.load(place, i32)
+        tie = key.eq(last.v) & (ties.v > 0)
+        with k.if_((key > last.v) | tie):
+            k.store(at_.v, key)
+            k.store(at_.v, k.load(place, i32, offset=4 * WORD_KEYS), offset=IDS)
+            at_.v = at_.v + 4
+            ties.v = ties.v - k.select(tie, k.const(1, i32), k.const(0, i32))
+    return top
+
+
+def _gather(k: Builder, n_rows: Val, found: Found, floor: Val) -> Val:
+    """Copy the keys that reach ``floor``, with their ids; gives how many. The last block is filled
+    up with -infinity's key.
+    """
+    n = k.var(k.i64(0))
+    no = k.const(0, boolean).ir  # zero is no input of cttz's here
+    with k.loop(n_rows * (N_TOP // WORD_KEYS)) as b:
+        i, column = b // (N_TOP // WORD_KEYS), b % (N_TOP // WORD_KEYS) * WORD_KEYS
+        here = found.key_at(i) + column * 4
+        left = k.var((k.load(here, floor.ty) >= floor).bits(u32))
+        with k.loop(k.call("llvm.ctpop.i32", u32, [left.v.ir]).to(i64)):
+            lane = k.call("llvm.cttz.i32", u32, [left.v.ir, no]).to(i64)
+            left.v = left.v & (left.v - 1)
+            place = _place(found.free, n.v)
+            k.store(place, k.load(here, i32, offset=lane * 4))
+            k.store(place, found.id_at(i, lane + column), offset=4 * WORD_KEYS)
+            n.v = n.v + 1
+    with k.loop((n.v + (WORD_KEYS - 1)) // WORD_KEYS * WORD_KEYS, start=n.v) as at:
+        k.store(_place(found.free, at), k.const(NEVER, i32))
+    return n.v
+
+
+def _place(free: Val, i: Val) -> Val:
+    """Where the i-th candidate's key is; its id is WORD_KEYS words behind it."""
+    return free + (i // WORD_KEYS * (8 * WORD_KEYS) + i % WORD_KEYS * 4)
+
+
+def emit_sorted(k: Builder, made: Val, out: Val) -> None:
+    """Write each of N_TOP keys and ids to its rank: how many keys are larger, or as large and
+    before it. Keys become floats.
+    """
+    ty = i32 * N_TOP
+    keys, index = k.load(made, ty), k.const(range(N_TOP), ty)
+    with k.loop(N_TOP) as i:
+        key = k.load(made, i32, offset=i * 4)
+        own = k.splat(key, ty)
+        before = (keys > own) | (keys.eq(own) & (index < k.splat(i.to(i32), ty)))
+        rank = k.sum(k.select(before, k.const(1, ty), k.zero(ty))).to(i64) * 4
+        k.store(out + rank, to_float(k, key))
+        k.store(out + rank, k.load(made, i32, offset=i * 4 + IDS), offset=IDS)
+
+
+def emit_total(k: Builder, isa: Isa, keys: Val, n_rows: Val, highest: Val) -> Val:
+    """The sum of ``exp(x - highest)`` over rows of N_TOP keys, f64."""
+    width = min(2 * isa.lanes, N_TOP)
+    total, away = k.var(k.const(0.0, f64)), k.splat(highest, f32 * width)
+    with k.loop(N_TOP // width) as c:
+        sums = k.var(k.zero(f64 * width))
+        with k.loop((n_rows + (FLUSH - 1)) // FLUSH) as group:
+            part = k.var(k.zero(f32 * width))
+            with k.loop(k.min((group + 1) * FLUSH, n_rows), start=group * FLUSH) as i:
+                x = to_float(k, k.load(keys + (i * N_TOP + c * width) * 4, i32 * width))
+                part.v = part.v + math.exp(k, x - away)
+            sums.v = sums.v + part.v.to(f64)
+        total.v = total.v + k.sum(sums.v)
+    return total.v
+
+
+def to_key(k: Builder, x: Val) -> Val:
+    """Keys of floats: magnitudes with their sign, less what makes that of -infinity the least of
+    all numbers. Below it are the negative NaNs alone: they become the largest.
+    """
+    bits = x.bits(i32.like(x.ty))
+    return k.select(bits < 0, NEVER - bits, bits) - SHIFT
+
+
+def to_float(k: Builder, key: Val) -> Val:
+    """The floats of keys."""
+    bits = key + SHIFT
+    return k.select(bits < 0, NEVER - bits, bits).bits(f32.like(key.ty))
+
+
+def keys_ref(x: np.ndarray) -> np.ndarray:
+    """Keys of floats."""
+    bits = x.astype(np.float32).view(np.int32)
+    keys: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits) - np.int32(SHIFT)
+    return keys
+
+
+def floats_ref(keys: np.ndarray) -> np.ndarray:
+    """Floats of keys."""
+    bits = keys + np.int32(SHIFT)
+    made: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits).view(np.float32)
+    return made
+
+
+def largest_ref(keys: np.ndarray, n: int) -> np.ndarray:
+    """Where the ``n`` largest are, the largest first; of equal ones the lower index."""
+    order: np.ndarray = np.argsort(-keys.astype(np.int64), kind="stable")
+    return order[:n]

@@ -1,0 +1,59 @@
+"""xIELU (Huang and Schlag, 2024): an activation whose numbers are learned, four in each layer."""
+
+from __future__ import annotations
+
+from math import factorial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32
+from treadle.kernels.elementwise.elementwise import map_row
+from treadle.kernels.spec import Args, Frame, Spec
+
+# (e**x - 1 - x) / x**2 on -1/2 <= x <= 0: its series up to x**7, which leaves out less than 2e-9 of
+# it. Beyond, no more than two bits are lost by subtracting.
+SERIES = tuple(1 / factorial(n) for n in range(9, 1, -1))
+NEAR = -0.5
+
+
+@dataclass(frozen=True)
+class Xielu(Spec):
+    """``p x**2 + b x`` above 0, else ``n (e**min(x, eps) - 1 - x) + b x``, in place.
+
+    ``w`` is p, n, b, eps. Items: tokens x groups, which are equal parts of a row.
+    """
+
+    op: ClassVar[str] = "xielu"
+    args = Args("x:inout w:const stride")
+    k: int
+    groups: int = 1
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        size = self.k // self.groups
+        numbers = [k.load(frame.w, f32, offset=4 * i) for i in range(4)]
+        with k.loop(frame.end, start=frame.begin) as item:
+            n, at = item // self.groups, item % self.groups * size
+            x = frame.x + (n * frame.stride + at) * 4
+            map_row(k, size, x, lambda v: bent(k, v, *numbers), x)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"]), : self.k]
+        p, n, b, eps = (float(number) for number in args.w[:4])
+        x = rows.astype(np.float64)
+        below = n * (np.expm1(np.minimum(x, eps)) - x)
+        rows[:] = np.where(x > 0, p * x * x, below) + b * x
+
+
+def bent(k: Builder, x: Val, p: Val, n: Val, b: Val, eps: Val) -> Val:
+    """The function of one vector."""
+    p, n, b, eps = (k.splat(number, x.ty) for number in (p, n, b, eps))
+    low = k.min(eps, x)  # x comes second: where it is NaN, so is the result
+    near = low * low * math.polynomial(k, low, SERIES)
+    far = math.exp(k, low) - 1.0 - low
+    less = k.select(low < NEAR, far, near) + (low - x)  # e**low - 1 - x
+    bend = k.select(k.const(0.0, x.ty) < x, p * (x * x), n * less)
+    return k.fma(b, x, bend)

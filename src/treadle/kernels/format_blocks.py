@@ -1,0 +1,236 @@
+"""Reading a format's blocks in a kernel: where they lie, and fields of one or several of them side
+by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import gcd
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import Format
+from treadle.formats.format import Codes
+from treadle.jit.language import Builder, Operand, Val
+from treadle.jit.types import Ty, f16, f32, i16, i32, u8
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.spec import LINE
+
+WORDS = 32  # of a table that ``Isa.lookup_words`` takes
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a row or a block begins: an address in each array of its format, which for most is
+    one.
+    """
+
+    fmt: Format
+    parts: tuple[Val, ...]
+
+    @property
+    def codes(self) -> Codes:
+        """How blocks of a format of bytes are read."""
+        assert self.fmt.codes is not None, self.fmt.name
+        return self.fmt.codes
+
+    def row(self, i: Val, k: int) -> At:
+        """The ``i``-th row of ``k`` weights from here on."""
+        return self.block(i, k // self.fmt.block)
+
+    def block(self, i: Val | int, each: int = 1) -> At:
+        """The ``i``-th block from here on, or ``i``-th run of ``each`` blocks."""
+        steps = (each * stride for stride in self.fmt.strides)
+        return At(self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True)))
+
+    def load(self, k: Builder, field: str, ty: Ty, at: int = 0) -> Val:
+        """``ty`` from where the field of this block begins, or ``at`` bytes on."""
+        part, offset = self.fmt.place(field)
+        offset += at
+        align = gcd(self.fmt.strides[part], offset, k.isa.aligned)
+        return k.load(self.parts[part], ty, offset=offset, align=align)
+
+    def prefetch(self, k: Builder, ahead: int, n: int, locality: int) -> None:
+        """Ask for ``n`` blocks, ``ahead`` blocks from here, line by line."""
+        for p, stride in zip(self.parts, self.fmt.strides, strict=True):
+            for line in range(0, n * stride, LINE):
+                k.prefetch(p + (ahead * stride + line), locality)
+
+
+@dataclass(frozen=True)
+class WeightRows:
+    """Rows from ``first`` on of ``weights [m, k]``; the last stands in for those past it."""
+
+    weights: At
+    first: Val
+    m: Val
+    k: int
+
+    def row(self, k: Builder, r: Operand) -> At:
+        return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
+
+    def behind(self, n: Operand) -> WeightRows:
+        """Those ``n`` further on."""
+        return replace(self, first=self.first + n)
+
+    @property
+    def values(self) -> tuple[Val, ...]:
+        """What of them is known at run time only."""
+        return *self.weights.parts, self.first, self.m
+
+    def of(self, values: Sequence[Val]) -> WeightRows:
+        """With other such values."""
+        *parts, first, m = values
+        return WeightRows(At(self.weights.fmt, tuple(parts)), first, m, self.k)
+
+
+def fields_of(k: Builder, blocks: list[At], run: int = 0) -> Callable[..., Val]:
+    """What formats are handed: the bytes of a field of several blocks (a power of two), or as many
+    from its ``at``-th on. ``run`` blocks at a time are neighbours; 0: all of them.
+    """
+    fmt, reach = blocks[0].fmt, k.isa.vector_bits // 8
+    size = fmt.dtype.itemsize
+
+    def field(name: str, n_bytes: int = 0, at: int = 0) -> Val:
+        offset = fmt.place(name)[1] + at
+        if fmt.parts:  # neighbours' fields follow each other
+            each = run or len(blocks)
+            ty = u8 * (fmt.dtype[name].itemsize * each)
+            return k.concat(*(block.load(k, name, ty) for block in blocks[::each]))
+        n_bytes = n_bytes or fmt.dtype[name].itemsize
+        assert offset + n_bytes <= size, (fmt.name, name, n_bytes)
+        # One load and one shuffle, where a register holds them all and nothing past their end.
+        if run > 1 and (run - 1) * size + offset + n_bytes <= reach <= run * size and n_bytes <= 4:
+            held = [i * size + offset + j for i in range(run) for j in range(n_bytes)]
+            whole = [k.load(block.parts[0], u8 * reach) for block in blocks[::run]]
+            return k.concat(*(k.shuffle(v, v, held) for v in whole))
+        return k.concat(*(block.load(k, name, u8 * n_bytes, at) for block in blocks))
+
+    return field
+
+
+def unpack_codes(k: Builder, blocks: list[At]) -> list[Val]:
+    """The codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
+    parts: list[Val] = blocks[0].codes.unpack(k, fields_of(k, blocks))
+    return parts
+
+
+def ordered_codes(k: Builder, *blocks: At) -> list[Val]:
+    """The codes of neighbouring blocks as they follow each other, in vectors of ``u8``."""
+    codes = blocks[0].codes
+    if codes.in_order is None:
+        return [codes_in_order(k, *blocks)]
+    return [v for block in blocks for v in codes.in_order(k, fields_of(k, [block]))]
+
+
+def codes_in_order(k: Builder, *blocks: At) -> Val:
+    """The codes of neighbouring blocks as they follow each other, ``u8 * (n * block)``."""
+    fmt, codes = blocks[0].fmt, blocks[0].codes
+    parts, groups = unpack_codes(k, [*blocks]), codes.groups(fmt.block, len(blocks))
+    if len(parts) == 1:
+        (whole,) = parts
+    else:
+        whole = k.concat(*parts)
+    held = [g for part in groups for g in part]
+    if held == sorted(held):
+        return whole
+    places = [held.index(g) for g in range(len(held))]
+    return k.shuffle(whole.bits(i32 * len(held)), k.zero(i32 * len(held)), places).bits(whole.ty)
+
+
+def scales_of(k: Builder, blocks: list[At], run: int = 0) -> tuple[Val, Val | None]:
+    """f32 scales, and minimums where there are any, one for every ``sub`` and ``sum_sub`` codes."""
+    codes = blocks[0].codes
+    if codes.scales is not None:
+        d, m = codes.scales(k, k.isa, fields_of(k, blocks, run))
+        return d, m
+    d = load_scales(k, blocks, codes.d)
+    return d, load_scales(k, blocks, codes.m) if codes.m else None
+
+
+def load_weights(k: Builder, block: At) -> list[Val]:
+    """The weights of one block, ``f32 * 32`` each."""
+    codes = block.codes
+    assert codes.sum_sub == codes.sub
+    whole = codes_in_order(k, block)
+    d, m = scales_of(k, [block])
+    out = []
+    for b in range(block.fmt.block // BLOCK):
+        lanes = [(b * BLOCK + i) // codes.sub for i in range(BLOCK)]
+        x = k.shuffle(whole, whole, range(b * BLOCK, (b + 1) * BLOCK)).to(i32) - codes.offset
+        x = x.to(f32) * k.shuffle(d, d, lanes)
+        out.append(x if m is None else x + k.shuffle(m, m, lanes))
+    return out
+
+
+def load_narrow(k: Builder, block: At) -> list[Val]:
+    """The weights of one block as bf16, ``i16 * 32`` each: of each sub-block the few that there are
+    are narrowed, and each code's is looked up.
+    """
+    codes, table_ty = block.codes, f32 * (WORDS // 2)
+    look_up = k.isa.lookup_words
+    assert look_up is not None
+    assert codes.words is not None
+    # Of several scales in a register each is a shuffle, and those are the bottleneck; from memory
+    # they come spread over all lanes.
+    scales = [v for v in scales_of(k, [block]) if v is not None]
+    rooms = [k.room(v.ty.n_bytes, name) for v, name in zip(scales, ("d", "m"), strict=False)]
+    several = block.fmt.block > codes.sub
+    if several:
+        for v, room in zip(scales, rooms, strict=True):
+            k.store(room, v)
+        k.fence(*rooms)
+
+    def spread(i: int) -> list[Val]:
+        if not several:
+            return [k.shuffle(v, v, [0] * (WORDS // 2)) for v in scales]
+        return [k.splat(k.load(room, f32, offset=4 * i), table_ty) for room in rooms]
+
+    levels = codes.levels * max(1, WORDS // 2 // len(codes.levels))
+    out = []
+    for b, places in enumerate(codes.words(k, fields_of(k, [block]))):
+        halves = []
+        for half in range(2):
+            at = half * (WORDS // 2) % len(levels)
+            d, *m = spread((b * BLOCK + half * (BLOCK // 2)) // codes.sub)
+            some = k.const(levels[at : at + WORDS // 2], table_ty) * d
+            halves.append(some + m[0] if m else some)
+        if codes.sub < BLOCK:
+            assert len(levels) == WORDS // 2, block.fmt.name
+            seconds = k.const([0] * (WORDS // 2) + [WORDS // 2] * (WORDS // 2), places.ty)
+            places = (places & (WORDS // 2 - 1)) | seconds
+        out.append(look_up(k, k.isa.narrow_bf16(k, k.concat(*halves)), places))
+    return out
+
+
+def load_scales(k: Builder, blocks: list[At], field: str, lanes: Sequence[int] = ()) -> Val:
+    """One f16 field of several blocks as f32; ``lanes``: whose each lane holds, or in turn."""
+    if lanes:
+        repeat = len(lanes) // len(blocks)
+        halves = k.concat(*(k.splat(at.load(k, field, f16), f16 * repeat) for at in blocks))
+        in_turn = [i for i in range(len(blocks)) for _ in range(repeat)]
+        assert list(lanes) == in_turn, "blocks of other formats have scales of their own"
+    else:
+        bits = k.zero(i16 * len(blocks))
+        for lane, at in enumerate(blocks):
+            bits = k.insert(bits, at.load(k, field, i16), lane)
+        halves = bits.bits(f16 * len(blocks))
+    return k.isa.widen_f16(k, halves)
+
+
+def load_scale_run(k: Builder, at: At, n: int, field: str, lanes: Sequence[int]) -> Val:
+    """The same of ``n`` neighbouring blocks: one load and one shuffle where a register holds all
+    of their scales and nothing past their end.
+    """
+    (part, offset), n_bytes = at.fmt.place(field), k.isa.vector_bits // 8
+    size = at.fmt.strides[part]
+    if n == 1 or size % 2 or offset % 2 or offset > 6:
+        return load_scales(k, [at.block(i) for i in range(n)], field, lanes)
+    first = at.parts[part]
+    if (n - 1) * size + offset + 2 <= n_bytes <= n * size:
+        words, stride = k.load(first, i16 * (n_bytes // 2)), size
+    else:  # the first 8 bytes of each, where formats keep their scales
+        heads = k.concat(*(k.load(first + i * size, u8 * 8) for i in range(n)))
+        words, stride = heads.bits(i16 * (4 * n)), 8
+    order = [(i * stride + offset) // 2 for i in lanes]
+    return k.isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))

@@ -1,0 +1,109 @@
+"""Few tokens: products of bytes, of strips whose codes are unpacked without changing their order.
+
+16 rows have their codes as bytes in the order of the file, then scales and minimums in f32::
+
+    sums[r, t] += f32(codes[r] . x[t]) * d_w[r] * d_x[t] (+ m_w[r] * sum_x[t])
+
+a row's sums in one vector, for all values of K that share a scale. Subclasses say how these are
+made, on matrix registers (``matrix_bytes.py``) or in vectors (``vector_bytes.py``).
+"""
+
+from __future__ import annotations
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats.format import Codes
+from treadle.jit.language import Builder, Val
+from treadle.kernels.format_blocks import At, ordered_codes, scales_of
+from treadle.kernels.matmul.matrix import AHEAD, RUNS, SIDE
+from treadle.kernels.matmul.strips import EACH, Strip, StripGemm
+from treadle.kernels.spec import LINE, round_up
+
+# Products to a turn, in which each of as many runs of the next strip's rows has its part.
+AT_ONCE = RUNS
+SMALL = 8  # small blocks that are unpacked together
+
+
+@dataclass(frozen=True)
+class ByteStrips(StripGemm):
+    """``act`` "q8"."""
+
+    @property
+    def codes(self) -> Codes:
+        assert self.fmt.codes is not None, self.fmt.name
+        return self.fmt.codes
+
+    @property
+    def per_scale(self) -> int:
+        return self.codes.sub
+
+    @property
+    def n_products(self) -> int:
+        return self.k // self.per_scale
+
+    @property
+    def has_m(self) -> bool:
+        return self.codes.has_m
+
+    @property
+    def turns(self) -> int:
+        """Rounds of AT_ONCE of them."""
+        return -(-self.n_products // AT_ONCE)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of a row that are unpacked together."""
+        n = 1
+        while self.fmt.block < 256 and n < SMALL and self.k // self.fmt.block % (2 * n) == 0:
+            n *= 2
+        return n
+
+    @property
+    def scale_offs(self) -> list[int]:
+        """Where in a strip's row scales begin, and minimums if there are any."""
+        return [
+            round_up(self.k, LINE) + 4 * self.n_products * i for i in range(1 + self.codes.has_m)
+        ]
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes of a strip's row: an odd number of lines, or rows would share a few sets of L1."""
+        end = self.scale_offs[-1] + 4 * self.n_products
+        return (round_up(end, LINE) // LINE | 1) * LINE
+
+    @property
+    def strip_bytes(self) -> int:
+        return SIDE * self.row_pitch
+
+    def stored(self, k: Builder, codes: Val) -> Val:
+        """Codes as a strip holds them."""
+        raise NotImplementedError
+
+    def unpack(self, k: Builder, strip: Strip) -> None:
+        with k.loop(self.turns) as turn, k.loop(AT_ONCE) as run:
+            self.unpack_part(k, strip, turn, run)
+
+    def unpack_part(self, k: Builder, strip: Strip, turn: Val, run: Val | int) -> None:
+        """A turn's share of a strip's rows of a run: as many blocks as all turns do them in."""
+        per_row = self.k // (self.n_blocks * self.fmt.block)
+        n = -(-EACH * per_row // self.turns)
+        for i in range(n):
+            at = k.min(turn * n + i, EACH * per_row - 1)
+            row, c = at // per_row, at % per_row
+            blocks = strip.weights(k, run, row).block(c, self.n_blocks)
+            blocks.prefetch(k, AHEAD // sum(self.fmt.strides), self.n_blocks, 3)
+            to = strip.held + (row + run * EACH) * self.row_pitch
+            self._some(k, blocks, to, c * self.n_blocks)
+
+    def _some(self, k: Builder, first: At, to: Val, b: Val) -> None:
+        """Blocks that are unpacked together, from a row's ``b``-th on."""
+        size, n = self.fmt.block, self.n_blocks
+        blocks = [first.block(i) for i in range(n)]
+        together = max(1, 2 * k.isa.vector_bits // 8 // size)
+        for i in range(0, n, together):
+            offset = i * size
+            for held in ordered_codes(k, *blocks[i : i + together]):
+                k.store(to + b * size, self.stored(k, held), offset=offset)
+                offset += held.ty.lanes
+        scales = [v for v in scales_of(k, blocks) if v is not None]
+        for v, off in zip(scales, self.scale_offs, strict=True):
+            k.store(to + b * (size // self.per_scale * 4), v, offset=off)

@@ -1,0 +1,239 @@
+"""gated: the two products of a gated activation and the activation itself, ``out = fn(x G^T) * (x
+U^T)``, in the layout of the product after it.
+
+As two kernels the two products are written whole, in f32, and read again: 8 bytes for every byte
+that is kept. Here an item is a block of out's columns: the panels of the block's rows of G and of U
+are both packed, and a tile of tokens meets one after the other. What they make stays in the
+first-level cache until it is through ``fn``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32
+from treadle.kernels.activation_layout import BLOCK, DWORD, NARROW, Act, emit_store, in_bf16
+from treadle.kernels.activations import ACTIVATIONS, gated
+from treadle.kernels.format_blocks import At, WeightRows
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.matmul import Matmul, Share, shares
+from treadle.kernels.matmul.matrix import (
+    EDGE,
+    PART_BYTES,
+    SUMS_BYTES,
+    MatrixGemm,
+    RegisterTile,
+    Written,
+)
+from treadle.kernels.matmul.tile_ordered import OrderedGemm
+from treadle.kernels.spec import LINE, Frame
+
+
+@dataclass(frozen=True)
+class Gated(Matmul):
+    """Many tokens, ``fn`` of ACTIVATIONS; both matrices have ``m`` rows, whole blocks.
+
+    ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of
+    tokens.
+    """
+
+    op: ClassVar[str] = "gated"
+    fence: int = 1  # these five: which gemm
+    folded: bool = False
+    unit: int = DWORD
+    matrix: bool = False
+    ordered: bool = False
+    fn: str = ""
+    m: int = 0
+    to: str = ""  # the result's kind, group, sub and unit
+    to_group: int = 1
+    to_sub: int = BLOCK
+    to_unit: int = DWORD
+
+    @property
+    def product(self) -> Gemm:
+        kind = MatrixGemm if self.matrix else OrderedGemm if self.ordered else Gemm
+        shape = self.w, self.act, self.k, self.mr, self.nr
+        return kind(*shape, fence=self.fence, folded=self.folded, unit=self.unit)
+
+    def layout(self) -> Act:
+        return self.product.layout()
+
+    def rows_per_item(self, lanes: int) -> int:
+        return self.product.rows_per_item(lanes)
+
+    def result(self) -> Act:
+        """The layout that is written."""
+        return Act(self.to, self.m, self.to_group, self.to_sub, self.to_unit)
+
+    def item_rows(self, lanes: int) -> int:
+        """Rows of an item in each matrix: whole panels, and whole blocks of the result."""
+        return max(BLOCK, self.rows_per_item(lanes))
+
+    def strips(self, heights: Sequence[int], lanes: int) -> int:
+        return -(-self.m // self.item_rows(lanes))
+
+    def scratch(self, lanes: int) -> int:
+        return self._places(lanes)[-1]
+
+    def _places(self, lanes: int) -> tuple[int, int, int]:
+        """Where in scratch the stage is (behind the panels), a tile's values if it has any, and its
+        end. What ``emit_store`` needs lies behind the values.
+        """
+        product, n_panels = self.product, 2 * (self.item_rows(lanes) // self.rows_per_item(lanes))
+        stage = n_panels * product.panel_pitch(lanes)
+        values = stage + product.stage_bytes(lanes) + product.sums_bytes(lanes, n_panels)
+        if self.turned:
+            return stage, values, values
+        end = values + self._row_bytes(lanes) * self.nr
+        return stage, values, end + self.result().store_scratch
+
+    @property
+    def turned(self) -> bool:
+        """Whether the result lies as the sums do: dwords of 32 tokens side by side."""
+        out = self.result()
+        return self.matrix and out.kind in NARROW and out.group == self.nr
+
+    def _row_bytes(self, lanes: int) -> int:
+        """Of a token's values: an odd number of lines, or those of many would share few sets of the
+        first-level cache.
+        """
+        return (2 * 4 * self.item_rows(lanes) // LINE | 1) * LINE
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        act, product = self.layout(), self.product
+        rows, item_rows = self.rows_per_item(isa.lanes), self.item_rows(isa.lanes)
+        share_of = shares(k, frame, self, lambda: k.i64(self.strips([], isa.lanes)))
+        panels, pitch = 2 * (item_rows // rows), product.panel_pitch(isa.lanes)
+        stage, values = (frame.scratch + at for at in self._places(isa.lanes)[:2])
+        with product.registers(k, stage), k.loop(frame.end, start=frame.begin) as item:
+            share = share_of(item)
+            first = share.strip * item_rows
+            with k.loop(panels) as p:
+                weights = self._matrix(k, frame, p * rows >= item_rows, share.expert)
+                source = WeightRows(weights, first + p * rows % item_rows, k.i64(self.m), self.k)
+                product.fill(k, frame.scratch + p * pitch, stage, source)
+            with k.loop(share.stop, start=share.start, step=self.nr) as token:
+                x = frame.x + token // self.nr * act.group_bytes
+                if isinstance(product, MatrixGemm) and self.turned:
+                    to = self._block(frame, token, first)
+                    half = self.block_bytes // 2  # a block is asked for by a strip of each matrix
+                    lines = Written(half // LINE, 1, k.i64(LINE), to, half)
+                    product.multiply(k, frame.scratch, x, stage, written=lines, n_panels=panels)
+                    self._activate_turned(k, frame, share, first, token, stage)
+                else:
+                    with product.tiles(k, frame.scratch, x, stage, n_panels=panels) as (
+                        above,
+                        sums,
+                    ):
+                        for column, t, y in sums:
+                            at = self._row_bytes(isa.lanes) * t + 4 * column
+                            k.store(values + above * 4, y, offset=at)
+                    # What fills up the last group is the last token once more: see Act.grid.
+                    whole = (share.end + (self.to_group - 1)) // self.to_group * self.to_group
+                    upto = k.select(token + self.nr >= share.end, whole, token + self.nr)
+                    with k.loop(upto, start=token, step=self.result().together) as n:
+                        self._activate(k, frame, share, n, first, token, values)
+
+    def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> At:
+        """The gate's weights, or the other matrix's where ``up``."""
+        gate, other = frame.each("w", 0), frame.each("w", 1)
+        weights = At(
+            self.product.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True))
+        )
+        if expert is None:
+            return weights
+        pitch = k.select(up, frame.each("pitch", 1), frame.each("pitch", 0))
+        return weights.row(expert * pitch, self.k)
+
+    def _activate(
+        self, k: Builder, frame: Frame, share: Share, n: Val, first: Val, token: Val, values: Val
+    ) -> None:
+        """Columns from ``first`` on of the tokens that are written together with ``n``, of what
+        both products gave for those from ``token`` on.
+        """
+        out, lanes = self.result(), k.isa.lanes
+        rows, last = self.item_rows(lanes), share.end - 1
+        biases = self._biases(k, frame, share, first)
+        free = values + self._row_bytes(lanes) * self.nr
+
+        def block(b: int) -> None:
+            def values_of(n: Val) -> list[Val]:
+                at, results = values + (k.min(n, last) - token) * self._row_bytes(lanes), []
+                for i in range(b * BLOCK, (b + 1) * BLOCK, lanes):
+                    gate = k.load(at, f32 * lanes, offset=4 * i, align=4)
+                    up = k.load(at, f32 * lanes, offset=4 * (rows + i), align=4)
+                    if biases:
+                        gate = gate + k.load(biases[0], gate.ty, offset=4 * i)
+                        up = up + k.load(biases[1], up.ty, offset=4 * i)
+                    results.append(ACTIVATIONS[self.fn].gate(k, gate, up))
+                return results
+
+            emit_store(k, out, frame.y, n, first // BLOCK + b, values_of, free)
+
+        for b in range(rows // BLOCK):
+            if b:  # a panel may reach past the last row
+                with k.if_(first + b * BLOCK < self.m):
+                    block(b)
+            else:
+                block(b)
+
+    def _activate_turned(
+        self, k: Builder, frame: Frame, share: Share, first: Val, token: Val, sums: Val
+    ) -> None:
+        """The same of a whole group of tokens, straight from the sums of matrix registers: they lie
+        by row, tokens side by side, as the result does. What fills up a group is what x has there.
+        """
+        n_strips = self.item_rows(k.isa.lanes) // EDGE
+        to = self._block(frame, token, first)
+        n_parts = NARROW[self.to]
+        order = [i + EDGE // 2 * j for i in range(EDGE // 2) for j in range(2)]
+        with k.loop(k.min((self.m - first) // EDGE, n_strips)) as s, k.loop(EDGE // 2) as pair:
+            row = first + s * EDGE + pair * 2
+            biases = self._biases(k, frame, share, row)
+            tiles = [RegisterTile(k, sums + at * SUMS_BYTES) for at in (s, s + n_strips)]
+            for t in range(0, EDGE, EDGE // 2):
+                gates, ups = (tile.pair(pair, t) for tile in tiles)
+                results = []
+                for i, (gate, up) in enumerate(zip(gates, ups, strict=True)):
+                    if biases:
+                        gate = gate + k.splat(k.load(biases[0], f32, offset=4 * i), gate.ty)
+                        up = up + k.splat(k.load(biases[1], f32, offset=4 * i), up.ty)
+                    results.append(ACTIVATIONS[self.fn].gate(k, gate, up))
+                both = k.concat(*results)
+                at = to + (s * self.block_bytes + (pair * EDGE + t) * 4)
+                for p, part in enumerate(in_bf16(k, both, n_parts)):
+                    k.store(at, k.shuffle(part, part, order), offset=p * PART_BYTES, align=LINE)
+
+    def _block(self, frame: Frame, token: Val, row: Val) -> Val:
+        """Where the result of this token's group, and of this row's block, is."""
+        group = frame.y + token // self.to_group * self.result().group_bytes
+        return group + row // BLOCK * self.block_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block of rows in a group of the result, if it is ``turned``."""
+        return NARROW[self.to] * PART_BYTES
+
+    def _biases(self, k: Builder, frame: Frame, share: Share, row: Val) -> list[Val]:
+        """Where the gate's biases, and the other matrix's, are from ``row`` on; none where there
+        are none.
+        """
+        if not self.bias:
+            return []
+        rows = [
+            row + share.expert * frame.each("pitch", s) if share.expert is not None else row
+            for s in range(2)
+        ]
+        return [frame.each("bias", s) + at * 4 for s, at in enumerate(rows)]
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        act = self.result()
+        product = replace(self.product, bias=self.bias, experts=self.experts)
+        for to, (gate, up) in product.products_ref(args, run):
+            at = int(to[0]) // act.group * act.group_bytes if len(to) else 0
+            act.write_ref(args.y[at:], gated(self.fn, gate, up))

@@ -1,0 +1,300 @@
+"""gemv: a few tokens against rows read straight from the file's blocks.
+
+Decoding is bound by reading the weights once, so nothing is packed: mr rows are walked together
+(they share each load of x)::
+
+    q8, every 32 values:   sum[r][t] += f32(dot(code[r], x[t]) + comp[t]) * d_w[r] * d_x[t]
+    q16, every 256 values: sum[r][t] += (sum of f32(dot(code[r], x[t])) * d_w[r]) * d_x[t]
+    floats, every vector:  sum[r][t] += w[r] * x[t]
+
+in vectors along K, which are added up across their lanes at the end of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial, reduce
+from operator import add
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32, i64
+from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.format_blocks import At
+from treadle.kernels.matmul.gemv_int16 import Words
+from treadle.kernels.matmul.gemv_q8 import Q8, grid, prepared_bytes
+from treadle.kernels.matmul.gemv_spans import kind_of
+from treadle.kernels.matmul.matmul import (
+    EACH,
+    ONCE,
+    TILE,
+    Matmul,
+    Segment,
+    finish,
+    n_strips,
+    pick_segment,
+    tiles_of,
+)
+from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.spec import Args, Frame, load_record, parts
+
+Dot = Callable[[list[At], Neighbours | Runs], list[list[Val]]]
+WALKED = "mr", "ahead", "spans"  # fields that say how rows are walked
+GROUPED = 4  # rows of an expert that are multiplied together
+ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
+
+
+@dataclass(frozen=True)
+class Gemv(Matmul):
+    """``nr`` tokens; items are ITEM_ROWS rows.
+
+    The ``mr`` rows that are walked together are neighbours; with ``ahead`` the items' rows are
+    ``mr`` runs, walked side by side, and lines are asked for so many bytes ahead in each.
+
+    With experts one row of x, and of y, at a time: ``tiles`` has the expert of each row of y, and
+    ``tokens`` of these follow each other that are made of the same row of x. With heads one head at
+    a time.
+    """
+
+    op: ClassVar[str] = "gemv"
+    ahead: int = 0
+    spans: bool = False  # 256 values of K at a time; ``gemv_spans.py``
+
+    def layout(self) -> Act:
+        return Act(self.act, self.k, sub=self.sub if self.act == "q8" else BLOCK)
+
+    def rows_per_item(self, lanes: int) -> int:
+        return ITEM_ROWS
+
+    def scratch(self, lanes: int) -> int:
+        return self.nr * prepared_bytes(self.k) if self.act == "q8" else 0
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        stride = self.layout().row_bytes
+
+        def tokens_of(x: Val) -> list[Val]:
+            """Fewer tokens than nr: the last stands in for the missing ones."""
+            last = frame.run(self.count) - 1
+            return [x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
+
+        if not self.experts and not self.heads:
+            self._multiply(k, frame, tokens_of(frame.x), frame.begin, frame.end)
+            return
+        # One row of y after the other, each of an expert; or one head.
+        with self._met(k, frame) as (row, begin, end):
+            if self.heads:
+                tokens = tokens_of(frame.x + row * frame.x_pitch)
+                self._multiply(k, frame, tokens, begin, end, row)
+            else:
+                token = frame.x + row // frame.tokens * stride
+                expert = k.load(frame.tiles + row * 4, i32).to(i64)
+                self._multiply(k, frame, [token], begin, end, expert, [row])
+
+    @contextmanager
+    def _met(self, k: Builder, frame: Frame) -> Iterator[tuple[Val, Val, Val]]:
+        """What each of the items' rows, tiles or heads is, and which of all its strips to do."""
+        strips = n_strips(k, frame, self, self.rows_per_item(k.isa.lanes))
+        all_of_them = (frame.end + (strips - 1)) // strips
+        with k.loop(all_of_them, start=frame.begin // strips) as one:
+            first = one * strips
+            yield one, k.max(frame.begin - first, 0), k.min(frame.end - first, strips)
+
+    def _multiply(
+        self,
+        k: Builder,
+        frame: Frame,
+        tokens: list[Val],
+        begin: Val,
+        end: Val,
+        expert: Val | None = None,
+        into: list[Val] | None = None,
+    ) -> None:
+        """Strips ``begin`` to ``end`` of W, or of an expert's or a head's, times ``tokens``, into
+        the rows ``into`` of y, or as many from the first on.
+        """
+        y = self.rows_of_y(frame, into)
+        kind = kind_of(self.fmt, k.isa, self.k) if self.spans else None
+        dot: Dot
+        if self.act == "q8":
+            dot = (kind or Q8)(k, self, tokens, frame.scratch).dot
+        elif self.act == "q16":
+            dot = Words(k, self, tokens).dot
+        else:
+            dot = partial(_dot_floats, k, self, tokens)
+        if self.ahead:
+            self._walk_runs(k, frame, y, dot, begin, end, expert)
+            return
+        with k.loop(end, start=begin) as item:
+            seg = pick_segment(k, frame, self, item, ITEM_ROWS, expert)
+            with k.loop(ITEM_ROWS, step=self.mr) as r:
+                here = seg.rows.behind(r)
+                with k.if_(here.first < here.m):
+                    mine = k.min((end - item) * ITEM_ROWS - r, here.m - here.first)
+                    rows = [here.row(k, i) for i in range(self.mr)]
+                    n_blocks = self.k // self.fmt.block
+                    ahead = Neighbours(k, rows, mine, n_blocks, far=kind is None)
+                    to = [here.first + i for i in range(self.mr)]
+                    self._store(k, frame, y, seg, to, dot(rows, ahead))
+
+    def rows_of_y(self, frame: Frame, rows: list[Val] | None) -> list[Val]:
+        """Where these are, or the first of all."""
+        return [frame.y] if rows is None else [frame.y + row * (frame.stride * 4) for row in rows]
+
+    def _walk_runs(
+        self,
+        k: Builder,
+        frame: Frame,
+        y: list[Val],
+        dot: Dot,
+        begin: Val,
+        end: Val,
+        expert: Val | None,
+    ) -> None:
+        """The items of each segment are ``mr`` runs of rows, the last of them perhaps shorter: its
+        last row is then multiplied again, to the same result.
+        """
+        item = k.var(begin)
+        with k.loop(self.segments), k.if_(item.v < end):
+            seg = pick_segment(k, frame, self, item.v, ITEM_ROWS, expert)
+            left = seg.rows.m - seg.rows.first
+            n = k.min((end - item.v) * ITEM_ROWS, left)
+            each = (n + (self.mr - 1)) // self.mr
+            with k.loop(each) as j:
+                to = [seg.rows.first + k.min(each * i + j, n - 1) for i in range(self.mr)]
+                rows = [seg.rows.weights.row(row, self.k) for row in to]
+                ahead = Runs(k, rows, each - j, self.k // self.fmt.block, self.ahead)
+                self._store(k, frame, y, seg, to, dot(rows, ahead))
+            item.v = item.v + (n + (ITEM_ROWS - 1)) // ITEM_ROWS
+
+    def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        if not self.experts:
+            return super().met_ref(args, run)
+        slots = np.arange(int(run[self.count]) * self.experts)
+        return [
+            (int(args.tiles[slot]), np.array([slot // args.tokens]), np.array([slot]))
+            for slot in slots
+        ]
+
+    def _store(
+        self,
+        k: Builder,
+        frame: Frame,
+        y: list[Val],
+        seg: Segment,
+        rows: list[Val],
+        sums: list[list[Val]],
+    ) -> None:
+        """The sums of these rows with each token, whose rows of y begin at ``y``, or follow it."""
+        stride = frame.stride * 4
+        for row, made in zip(rows, sums, strict=True):
+            at = (seg.column + row) * 4
+            for t, total in enumerate(made):
+                total = finish(k, seg, total, row)
+                if self.residual:
+                    total = total + k.load(frame.residual + stride * t, f32, offset=at)
+                to = y[t] if len(y) > 1 else y[0] + stride * t
+                k.store(to, total, offset=at)
+
+
+@dataclass(frozen=True)
+class GroupGemv(Gemv):
+    """With experts that few rows meet: at most ``nr`` (``GROUPED``) rows of one tile at a time.
+
+    Row r of ``tiles`` is row ``first`` + r of y, and of x, too, or ``of_tokens`` that of its token,
+    which ``sources`` has, as ``Sort`` writes it.
+
+    One and two rows are walked as a gemv of so many walks them; its fields begin with ``one`` or
+    ``two``.
+    """
+
+    op: ClassVar[str] = "gemv_groups"
+    args = Args(f"{ONCE} sources:in? first", EACH)
+    of_tokens: bool = False
+    one_mr: int = 1
+    one_ahead: int = 0
+    one_spans: bool = False
+    two_mr: int = 1
+    two_ahead: int = 0
+    two_spans: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return super().needs | ({"sources"} if self.of_tokens else set())
+
+    @classmethod
+    def of_all(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
+        """``most`` with the others for fewer rows."""
+        given: dict[str, Any] = {field.name: getattr(most, field.name) for field in fields(Gemv)}
+        for name, other in (("one", one), ("two", two)):
+            given |= {f"{name}_{own}": getattr(other, own) for own in WALKED}
+        return cls(**given)
+
+    def of(self, n: int) -> Gemv:
+        """What multiplies ``n`` rows."""
+        given = {field.name: getattr(self, field.name) for field in fields(Gemv)}
+        if name := {1: "one", 2: "two"}.get(n):
+            given |= {own: getattr(self, f"{name}_{own}") for own in WALKED}
+        return Gemv(**{**given, "nr": n})
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        stride, counts = self.layout().row_bytes, (1, 2, self.nr)
+        with self._met(k, frame) as (tile, begin, end):
+            at = load_record(k, frame.tiles + (8 + tile * TILE.itemsize), TILE)
+            for fewer, most in zip((0, *counts), counts, strict=False):
+                with k.if_((at["n"] > fewer) & (at["n"] <= most)):
+                    last = at["n"] - 1  # it stands in for the missing ones
+                    rows = [at["first"] + k.min(k.i64(i), last) for i in range(most)]
+                    sources = [self._source(k, frame, row) for row in rows]
+                    tokens = [frame.x + source * stride for source in sources]
+                    into = [frame.first + row for row in rows]
+                    self.of(most)._multiply(k, frame, tokens, begin, end, at["expert"], into)
+
+    def _source(self, k: Builder, frame: Frame, row: Val) -> Val:
+        """The row of x that this one is made of."""
+        if not self.of_tokens:
+            return row
+        return k.load(frame.sources + (8 + row * 4), i32).to(i64)
+
+    def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        return [
+            (expert, args.sources[2 + rows] if self.of_tokens else rows, args.first + rows)
+            for expert, rows in tiles_of(args.tiles)
+        ]
+
+
+def _dot_floats(
+    k: Builder, spec: Gemv, tokens: list[Val], rows: list[At], ahead: Neighbours | Runs
+) -> list[list[Val]]:
+    """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
+    the last.
+    """
+    fmt, lanes = spec.fmt, k.isa.lanes
+    assert fmt.load is not None
+    load = fmt.load
+    depth = max(1, 8 // (spec.mr * spec.nr))
+    sums = [grid(k, spec, lanes) for _ in range(depth)]
+    step = lanes * depth
+
+    def run(c: Val, count: int) -> None:
+        if count == step:
+            ahead.fetch(c, step)
+        for u, (first, n) in enumerate(parts(count, lanes)):
+            at = c * step + first
+            xs = [k.load(token, f32 * lanes, offset=at * 4) for token in tokens]
+            for r, row in enumerate(rows):
+                (here,) = row.block(at).parts
+                w = load(k, k.isa, here, lanes, n)
+                for t in range(spec.nr):
+                    sums[u][r][t].v = k.fma(w, xs[t], sums[u][r][t].v)
+
+    k.runs(spec.k, step, run)
+
+    def total(r: int, t: int) -> Val:
+        return k.sum(reduce(add, (some[r][t].v for some in sums)))
+
+    return [[total(r, t) for t in range(spec.nr)] for r in range(spec.mr)]

@@ -1,0 +1,79 @@
+"""gemv in words: codes as i16 against activations as i16 (``q16``), a span of 256 values of K at a
+time, which has one scale of x::
+
+    whole   i32   dots of a block's codes and x
+    part    f32   + whole * scale of the block
+    sum     f32   + part * scale of the span of x
+
+Bytes with a sign take no fewer steps where a dot of bytes is two, and lose more of x.
+"""
+
+from __future__ import annotations
+
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import f32, i8, i16, i32
+from treadle.kernels.activation_layout import BLOCK, SPAN
+from treadle.kernels.format_blocks import At, load_scale_run, ordered_codes
+from treadle.kernels.matmul.gemv_q8 import grid
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.reduce import reduce_all
+
+
+class Words:
+    """Rows of blocks of 32 codes with one scale, against tokens."""
+
+    def __init__(self, k: Builder, spec: Matmul, tokens: list[Val]) -> None:
+        assert spec.fmt.codes is not None, spec.name
+        assert k.isa.shorts is not None, spec.name
+        self.k, self.spec, self.tokens = k, spec, tokens
+        self.codes, self.act, self.dots = spec.fmt.codes, spec.layout(), k.isa.shorts.scale
+        self.lanes = k.isa.lanes
+
+    def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
+        """The products of some rows with all tokens."""
+        k, sums = self.k, grid(self.k, self.spec, self.lanes)
+
+        def span(i: Val, n: int) -> None:
+            n_blocks, first = n // BLOCK, i * (SPAN // BLOCK)
+            parts: dict[tuple[int, int], Val] = {}
+            for b in range(n_blocks):
+                ahead.fetch(first + b, 1)
+                xs = [self._x(token, first + b) for token in self.tokens]
+                for r, row in enumerate(rows):
+                    at = row.block(first + b)
+                    codes, scale = self._codes(at), self._scale(at)
+                    for t, x in enumerate(xs):
+                        whole = k.zero(i32 * self.lanes)
+                        for code, mine in zip(codes, x, strict=True):
+                            whole = self.dots(k, whole, code, mine)
+                        made = whole.to(f32)
+                        before = parts.get((r, t))
+                        parts[r, t] = made * scale if before is None else k.fma(made, scale, before)
+            for (r, t), part in parts.items():
+                d = k.load(self.tokens[t] + i * 4, f32, offset=self.act.d_off)
+                sums[r][t].v = k.fma(part, k.splat(d, part.ty), sums[r][t].v)
+
+        k.runs(self.spec.k, SPAN, span)
+        flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
+        made: list[Val] = []
+        for at in range(0, len(flat), self.lanes):  # as many as can be reduced together
+            some = flat[at : at + self.lanes]
+            reduced = reduce_all(k, some, lambda a, b: a + b)
+            made += [k.extract(reduced, i) for i in range(len(some))]
+        return [made[i : i + n] for i in range(0, len(made), n)]
+
+    def _x(self, token: Val, b: Val) -> list[Val]:
+        """A token's values that meet its ``b``-th block."""
+        width = min(2 * self.lanes, BLOCK)
+        at = token + b * (2 * BLOCK)
+        return [self.k.load(at, i16 * width, offset=2 * i) for i in range(0, BLOCK, width)]
+
+    def _codes(self, at: At) -> list[Val]:
+        """A block's codes, less their offset, in as many vectors."""
+        (code,) = ordered_codes(self.k, at)
+        words = (code - self.codes.offset).bits(i8 * BLOCK).to(i16)
+        return list(self.k.split(words, min(2 * self.lanes, BLOCK)))
+
+    def _scale(self, at: At) -> Val:
+        return load_scale_run(self.k, at, 1, self.codes.d, [0] * self.lanes)

@@ -1,0 +1,257 @@
+"""gemv in bytes: the blocks of some rows against some tokens; see ``gemv.py``."""
+
+from __future__ import annotations
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Val, Var
+from treadle.jit.types import Ty, f32, i8, i32
+from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
+from treadle.kernels.format_blocks import At, load_scale_run, scales_of, unpack_codes
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.reduce import reduce_all
+
+
+def grid(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
+    """A sum for each row and token."""
+    return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
+
+
+def prepared_bytes(k: int) -> int:
+    """Scratch for one token's operands: values, scales, comps and sums, none of them wider than
+    the codes they meet.
+    """
+    return 4 * k + 64
+
+
+class Q8:
+    """Rows against tokens, as many blocks at a time as fill a register with codes. What all rows
+    read of the tokens is put in order once, in scratch.
+    """
+
+    def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
+        fmt = spec.fmt
+        assert fmt.codes is not None
+        self.k, self.spec, self.tokens, self.scratch = k, spec, tokens, scratch
+        width = fmt.block // len(fmt.codes.order)  # codes of one block in a vector
+        self.at_once = max(1, k.isa.vector_bits // 8 // width)
+        self.full, self.rest = divmod(spec.k // fmt.block, self.at_once)
+        self.types: list[Ty] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
+        with k.loop(self.full) as b:
+            for t, token in enumerate(self.tokens):
+                operands = blocks.operands(token, b * self.at_once)
+                self.types = [v.ty for v in operands]
+                for place, v in zip(self._places(b, t), operands, strict=True):
+                    k.store(place, v)
+
+    def _places(self, b: Val, t: int) -> list[Val]:
+        """Where the ``t``-th token's are: all tokens' of some blocks stand side by side."""
+        sizes = [ty.n_bytes for ty in self.types]
+        at = self.scratch + (b * len(self.tokens) + t) * sum(sizes)
+        return [at + sum(sizes[:i]) for i in range(len(sizes))]
+
+    def _operands(self, b: Val) -> list[list[Val]]:
+        places = [self._places(b, t) for t in range(len(self.tokens))]
+        return [
+            [self.k.load(p, ty) for p, ty in zip(mine, self.types, strict=True)] for mine in places
+        ]
+
+    def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
+        """The products of some rows with all tokens."""
+        k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
+        with k.loop(self.full) as b:
+            ahead.fetch(b, self.at_once)
+            blocks.add(rows, self._operands(b), b * self.at_once)
+        sums = blocks.totals()
+        if not self.rest:
+            return sums
+        one = BlockSums(k, self.spec, 1)
+        for i in range(self.rest):
+            b = k.i64(self.full * self.at_once + i)
+            one.add(rows, [one.operands(token, b) for token in self.tokens], b)
+        return [
+            [s + e for s, e in zip(row, end, strict=True)]
+            for row, end in zip(sums, one.totals(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A vector of codes: of which vector of the format's it is which part, and what its lanes
+    (four codes each) are.
+    """
+
+    vector: int
+    part: int
+    fours: list[int]
+    subs: tuple[int, ...]  # whose scale each lane takes
+    starts: list[int]  # lanes where a scale's codes begin: whose, else one past the last
+
+
+class BlockSums:
+    """Sums of the products of ``n`` blocks at a time. A block's lanes stay together, for n = 2::
+
+    dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
+    scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
+    comps   i32   c0  0  0  0 | c1  0  0  0      (starts), and the sums for minimums alike
+    """
+
+    def __init__(self, k: Builder, spec: Matmul, n: int) -> None:
+        assert spec.fmt.codes is not None
+        self.k, self.isa, self.spec, self.n = k, k.isa, spec, n
+        self.act, self.fmt, self.codes = spec.layout(), spec.fmt, spec.fmt.codes
+        # Codes that are too large for a dot of signed bytes are made signed, by an addition each.
+        signed = self.codes.top > k.isa.dot4_top and k.isa.dot4_least <= -self.codes.offset
+        self.less = self.codes.offset if signed else 0
+        self.offset = self.codes.offset - self.less
+        self.n_subs = n * self.fmt.block // self.codes.sub
+        self.n_fours = n * self.fmt.block // 4
+        self.pieces = self._plan()
+        kinds = {piece.subs: piece for piece in reversed(self.pieces)}
+        self.firsts = [piece for piece in self.pieces if kinds[piece.subs] is piece]
+        self.sums = grid(k, spec, len(self.pieces[0].fours))
+        if self.codes.minimums:  # of all rows, one after the other
+            self.minimums = [k.var(k.zero(f32 * (spec.mr * self.n_subs))) for _ in range(spec.nr)]
+
+    def _plan(self) -> list[Piece]:
+        lanes, seen, pieces = self.isa.lanes, set[int](), []
+        for v, fours in enumerate(self.codes.groups(self.fmt.block, self.n)):
+            for part in range(-(-len(fours) // lanes)):
+                held = fours[part * lanes : (part + 1) * lanes]
+                subs = tuple(g * 4 // self.codes.sub for g in held)
+                starts = []
+                for sub in subs:
+                    starts.append(self.n_subs if sub in seen else sub)
+                    seen.add(sub)
+                pieces.append(Piece(v, part, held, subs, starts))
+        return pieces
+
+    def operands(self, token: Val, b: Val) -> list[Val]:
+        """What of a token's activations meets the blocks from ``b`` on, whichever the row: the
+        values of each piece; scales, for each set of lanes unless the format has its own; where
+        there is an offset the comps, where there are minimums the sums.
+        """
+        k, codes, n_subs, act = self.k, self.codes, self.n_subs, self.act
+        base, per = b * self.fmt.block, BLOCK // self.codes.sub
+        out = [self._values(token + base, piece.fours) for piece in self.pieces]
+        d = k.load(token + (base // BLOCK) * 4, f32 * max(1, n_subs // per), offset=act.d_off)
+        d = k.shuffle(d, d, [i // per for i in range(n_subs)]) if per > 1 else d
+        comp = k.load(token + (base // codes.sub) * 4, i32 * n_subs, offset=act.comp_off)
+        out += [d] if codes.scales else [k.shuffle(d, d, piece.subs) for piece in self.firsts]
+        if self.offset:
+            scaled = scaled_comp(self.offset, comp)
+            out += [k.shuffle(scaled, k.zero(comp.ty), p.starts) for p in self.firsts]
+        if codes.has_m:
+            sums = block_sums(k, comp, d)
+            once = k.shuffle(sums, k.zero(sums.ty), self.pieces[0].starts)
+            out.append(sums if codes.scales else once)
+        return out
+
+    def add(self, rows: list[At], operands: list[list[Val]], b: Val) -> None:
+        """The products of the blocks from ``b`` on, ``operands`` being those of each token."""
+        k, codes = self.k, self.codes
+        starts = [row.block(b) for row in rows]
+        scales = self._scales(starts, operands) if codes.scales else None
+        for r, at in enumerate(starts):
+            vectors = [self._cut(v) for v in self._codes(at)]
+            for t, given in enumerate(operands):
+                values = iter(given)
+                xs = [next(values) for _ in self.pieces]
+                d = [next(values) for _ in range(1 if scales else len(self.firsts))]
+                dots: dict[tuple[int, ...], Val] = {
+                    p.subs: next(values) if self.offset else k.zero(i32 * len(p.fours))
+                    for p in self.firsts
+                }
+                for piece, x in zip(self.pieces, xs, strict=True):
+                    w = vectors[piece.vector][piece.part]
+                    top = codes.top - self.less
+                    dots[piece.subs] = self.isa.dot4(k, dots[piece.subs], w, x, top)
+                for i, (subs, dot) in enumerate(dots.items()):
+                    if scales is not None:
+                        mine = [r * self.n_subs + sub for sub in subs]
+                        scale = k.shuffle(scales[t], scales[t], mine)
+                    else:
+                        scale = self._loaded(at, codes.d, subs) * d[i]
+                    self.sums[r][t].v = k.fma(dot.to(f32), scale, self.sums[r][t].v)
+                if codes.m:  # a minimum's product stands in one lane of its block
+                    m = self._loaded(at, codes.m, self.pieces[0].subs)
+                    self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
+
+    def _codes(self, at: At) -> list[Val]:
+        """The codes of the blocks at ``at``, as the dots take them."""
+        vectors = unpack_codes(self.k, self._blocks(at))
+        return [(v - self.less).bits(i8.like(v.ty)) for v in vectors] if self.less else vectors
+
+    def _blocks(self, at: At) -> list[At]:
+        return [at.block(i) for i in range(self.n)]
+
+    def _scales(self, starts: list[At], operands: list[list[Val]]) -> list[Val]:
+        """For each token the scales of all rows' blocks, times the token's own; the minimums'
+        products are added up.
+
+        Scales are few, and unpacking them takes many instructions: of all rows together, they fill
+        a register.
+        """
+        k, rows = self.k, len(starts)
+        d, m = scales_of(k, [p for at in starts for p in self._blocks(at)], self.n)
+        every = [*range(self.n_subs)] * rows
+        out = []
+        for t, given in enumerate(operands):
+            dx = given[len(self.pieces)]
+            out.append(d * k.shuffle(dx, dx, every))
+            if m is not None:
+                sums = k.shuffle(given[-1], given[-1], every)
+                self.minimums[t].v = k.fma(m, sums, self.minimums[t].v)
+        return out
+
+    def _loaded(self, at: At, field: str, subs: tuple[int, ...]) -> Val:
+        return load_scale_run(self.k, at, self.n, field, subs)
+
+    def _cut(self, vector: Val) -> list[Val]:
+        width = min(vector.ty.lanes, 4 * self.isa.lanes)
+        return self.k.split(vector, width)
+
+    def _values(self, at: Val, fours: list[int]) -> Val:
+        """The activations that meet a vector of codes."""
+        k, n = self.k, len(fours)
+        if fours == list(range(fours[0], fours[0] + n)):
+            return k.load(at, i8 * (4 * n), offset=4 * fours[0])
+        half = n // 2
+        if fours[:half] == list(range(fours[0], fours[0] + half)) and fours[half:] == list(
+            range(fours[half], fours[half] + half)
+        ):
+            return k.concat(
+                *(k.load(at, i8 * (2 * n), offset=4 * f) for f in (fours[0], fours[half]))
+            )
+        whole = k.load(at, i32 * self.n_fours)
+        return k.shuffle(whole, whole, fours).bits(i8 * (4 * n))
+
+    def totals(self) -> list[list[Val]]:
+        """Each row's product with each token."""
+        k, rows = self.k, self.spec.mr
+        out: list[list[Val]] = [[] for _ in range(rows)]
+        for t in range(self.spec.nr):
+            sums = [self.sums[r][t].v for r in range(rows)]
+            if self.codes.minimums:
+                sums = [self._with(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
+            lanes = sums[0].ty.lanes  # as many as can be reduced together
+            for first in range(0, rows, lanes):
+                some = sums[first : first + lanes]
+                reduced = reduce_all(k, some, lambda a, b: a + b)
+                for r in range(len(some)):
+                    out[first + r].append(k.extract(reduced, r))
+        return out
+
+    def _with(self, total: Val, minimums: Val, r: int) -> Val:
+        """A row's sum and its minimums' products, in as many lanes as either has."""
+        k, n, lanes = self.k, self.n_subs, total.ty.lanes
+        mine = k.split(k.shuffle(minimums, minimums, range(r * n, r * n + n)), min(n, lanes))
+        for part in mine:
+            if n < lanes:
+                part = k.shuffle(part, k.zero(part.ty), [min(i, n) for i in range(lanes)])
+            total = total + part
+        return total

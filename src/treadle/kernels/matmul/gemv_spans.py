@@ -1,0 +1,318 @@
+"""gemv in bytes, a *span* of 256 values of K at a time, on vectors of 256 bits whose dots are two
+steps. Where codes are less than a byte, the two halves of a span stand side by side: a vector has
+16 codes of either, a pair of vectors 32 neighbours of either, for which x has one scale; their dots
+are added up in i16, as far as they share a scale::
+
+    short   i16   dots of codes and x
+    whole   i32   sums of pairs, each times its step where sub-blocks have such
+    sum     f32   + whole * scale
+
+The scales of a row are unpacked before its codes are read, of many blocks together: they take many
+instructions, and no product waits for them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from treadle.formats import Format
+from treadle.jit.language import Builder, Isa, Val, Var
+from treadle.jit.types import f32, i8, i16, i32, u8
+from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
+from treadle.kernels.format_blocks import At, fields_of, scales_of, unpack_codes
+from treadle.kernels.matmul.gemv_q8 import grid, prepared_bytes
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.reduce import reduce_all
+
+SPAN = 256  # values of K that are multiplied together
+VECTORS, PAIRS = 8, 4  # of their codes
+HALF, RUN = SPAN // 2, 16
+SCALES = SPAN // BLOCK  # that x has for them
+# Spans of a row whose scales are unpacked before their codes are read: of more, lines would be
+# waited for that the codes' turn has not asked for yet.
+CHUNK = 8
+# Bytes of the tokens' values and sizes together, at most, where codes have a sign: as long as the
+# first-level cache holds both, to load ``|x|`` takes less time than to make ``|code|``.
+VALUES_AND_SIZES = 1 << 15
+# Bytes of a span in scratch: of a token its values, its scales for each pair of vectors, and eight
+# or sixteen sums; of a row sixteen steps, and the d of its block or its scales with a token.
+VALUES, SPREAD, SUMS, STEPS, D, SCALED = SPAN, 32 * PAIRS, 32, 32, 4, 4 * SCALES
+
+
+def kind_of(fmt: Format, isa: Isa, k: int) -> type[Spans] | None:
+    """What multiplies rows of ``k`` weights so, if anything does."""
+    codes = fmt.codes
+    if codes is None or isa.shorts is None or isa.vector_bits != 256 or k % SPAN:
+        return None
+    if fmt.block == SPAN:
+        return Steps if codes.steps else None
+    if fmt.block != BLOCK or codes.sub != BLOCK:
+        return None
+    return Halves if (codes.run,) * len(codes.order) == (RUN, RUN) else None
+
+
+class Spans:
+    """Rows against tokens. What all rows read of the tokens is put in order once, in scratch, and
+    so are the scales of the rows that are walked together.
+    """
+
+    def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
+        assert spec.fmt.codes is not None, spec.name
+        assert k.isa.shorts is not None, spec.name
+        self.k, self.spec, self.tokens, self.codes = k, spec, tokens, spec.fmt.codes
+        self.act, self.shorts, self.lanes = spec.layout(), k.isa.shorts, k.isa.lanes
+        # Codes that are too large for a dot, of which x has the sign then, need no offset.
+        self.less = self.codes.offset if self.codes.top > k.isa.dot4_top else 0
+        self.offset = self.codes.offset - self.less
+        self.n_spans, self.free, self.used = spec.k // SPAN, scratch, 0
+        self.values = self._places(len(tokens), VALUES)
+        fit = 2 * VALUES * self.n_spans * len(tokens) <= VALUES_AND_SIZES
+        sized = self.less > 0 and fit
+        self.sizes = self._places(len(tokens), VALUES) if sized else None
+        self.sums = self._places(len(tokens), SUMS)
+        self.make_room()
+        assert self.used <= spec.nr * prepared_bytes(spec.k), spec.name
+        with k.loop(self.n_spans) as b:
+            for t, token in enumerate(tokens):
+                x = token + b * SPAN
+                for v in range(VECTORS):
+                    both = [k.load(x, i8 * RUN, offset=RUN * v + half) for half in (0, HALF)]
+                    whole = k.concat(*both)
+                    k.store(self.values[t] + b * VALUES, whole, offset=32 * v)
+                    if self.sizes:
+                        k.store(self.sizes[t] + b * VALUES, k.abs(whole), offset=32 * v)
+                self.prepare(t, b)
+
+    def _places(self, n: int, size: int, spans: int = 0) -> list[Val]:
+        """The next ``n`` places in scratch for so many bytes of every span, or of so many spans."""
+        first, each = self.free, (spans or self.n_spans) * size
+        self.free, self.used = first + n * each, self.used + n * each
+        return [first + i * each for i in range(n)]
+
+    def of_rows(self, n: int, size: int) -> list[Val]:
+        """The same for the spans of a chunk."""
+        return self._places(n, size, min(CHUNK, self.n_spans))
+
+    def make_room(self) -> None:
+        """For what else is kept in scratch."""
+        raise NotImplementedError
+
+    def prepare(self, t: int, b: Val) -> None:
+        """Of the ``t``-th token what meets span ``b``, whichever the row."""
+        raise NotImplementedError
+
+    def unpack(self, row: At, r: int, first: Val, n: Val, sums: list[Var]) -> None:
+        """The scales of ``n`` spans of the ``r``-th row; what minimums or an offset make is added
+        to ``sums``.
+        """
+        raise NotImplementedError
+
+    def multiply(self, row: At, r: int, b: Val, i: Val) -> list[Val]:
+        """Span ``b`` of the ``r``-th row, of its chunk the ``i``-th, with each token: sums of its
+        own, so that not every addition waits for the last.
+        """
+        raise NotImplementedError
+
+    def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
+        """``total`` with such a sum."""
+        return total + part
+
+    def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
+        """The products of some rows with all tokens."""
+        k = self.k
+        sums = grid(k, self.spec, self.lanes)
+        with k.loop(-(-self.n_spans // CHUNK)) as chunk:
+            start = chunk * CHUNK
+            n_spans = k.min(self.n_spans - start, CHUNK)
+            for r, row in enumerate(rows):
+                self.unpack(row, r, start, n_spans, sums[r])
+            with k.loop(n_spans) as i:
+                ahead.fetch(start + i, SPAN // self.spec.fmt.block)
+                for r, row in enumerate(rows):
+                    parts = self.multiply(row, r, start + i, i)
+                    for part, total in zip(parts, sums[r], strict=True):
+                        total.v = self.scaled(r, i, part, total.v)
+        flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
+        made: list[Val] = []
+        for first in range(0, len(flat), self.lanes):  # as many as can be reduced together
+            some = flat[first : first + self.lanes]
+            reduced = reduce_all(k, some, lambda a, b: a + b)
+            made += [k.extract(reduced, i) for i in range(len(some))]
+        return [made[i : i + n] for i in range(0, len(made), n)]
+
+    def token_scales(self, t: int, b: Val) -> Val:
+        """The scales of the ``t``-th token that meet span ``b``, in order."""
+        at = self.tokens[t] + b * (4 * SCALES)
+        return self.k.load(at, f32 * SCALES, offset=self.act.d_off)
+
+    def comps(self, t: int, b: Val, n: int) -> Val:
+        """Its ``n`` compensations."""
+        return self.k.load(self.tokens[t] + b * (4 * n), i32 * n, offset=self.act.comp_off)
+
+    def x(self, t: int, b: Val, v: int) -> Val:
+        """What of the ``t``-th token meets the span's ``v``-th vector of codes."""
+        return self.k.load(self.values[t] + b * VALUES, i8 * 32, offset=32 * v)
+
+    def short(self, acc: Val | None, code: Val, t: int, b: Val, v: int) -> Val:
+        """The dots of that vector, i16."""
+        k, size = self.k, None
+        if self.sizes:
+            size = k.load(self.sizes[t] + b * VALUES, u8 * 32, offset=32 * v)
+        return self.shorts.dot(k, acc, code, self.x(t, b, v), size)
+
+    def signed(self, codes: list[Val]) -> list[Val]:
+        """Codes as the dots take them."""
+        return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
+
+    def dots(self, t: int, b: Val, i: int, codes: list[Val]) -> list[Val]:
+        """Those of the ``i``-th pair of vectors, i16: one where both may be added up."""
+        first, second = codes
+        made = self.short(None, first, t, b, 2 * i)
+        if self.codes.sub == BLOCK and self.shorts.room(self.codes.top - self.less) >= 2:
+            return [self.short(made, second, t, b, 2 * i + 1)]
+        return [made, self.short(None, second, t, b, 2 * i + 1)]
+
+    def pair(self, v: Val, i: int) -> Val:
+        """The scale of a span's ``i``-th 32 values, and of the ``i``-th of its second half."""
+        return self.k.shuffle(v, v, [i] * PAIRS + [PAIRS + i] * PAIRS)
+
+
+class Steps(Spans):
+    """Blocks of 256 whose sub-blocks have whole-numbered scales: these meet the dots in the
+    instruction that adds up their pairs.
+    """
+
+    def make_room(self) -> None:
+        self.spread = self._places(len(self.tokens), SPREAD)
+        self.steps = self.of_rows(self.spec.mr, STEPS)
+        self.d = self.of_rows(self.spec.mr, D)
+        self.n_subs = SPAN // self.codes.sub
+
+    def prepare(self, t: int, b: Val) -> None:
+        k, d, comp = self.k, self.token_scales(t, b), self.comps(t, b, self.n_subs)
+        for i in range(PAIRS):
+            k.store(self.spread[t] + b * SPREAD, self.pair(d, i), offset=32 * i)
+        if self.codes.sub < BLOCK:
+            k.store(self.sums[t] + b * SUMS, scaled_comp(1, comp).to(i16))
+        elif self.codes.has_m:
+            k.store(self.sums[t] + b * SUMS, block_sums(k, comp, -d))
+
+    def unpack(self, row: At, r: int, first: Val, n: Val, sums: list[Var]) -> None:
+        k = self.k
+        with k.loop(n >> 1) as pair:  # a register holds what two blocks have
+            self._unpack(row, r, first + pair * 2, pair * 2, 2, sums)
+        if self.n_spans % 2:
+            with k.if_((n & 1) > 0):
+                self._unpack(row, r, first + (n - 1), n - 1, 1, sums)
+
+    def _unpack(self, row: At, r: int, b: Val, i: Val, count: int, sums: list[Var]) -> None:
+        """Those of ``count`` blocks from ``b`` on, of the chunk from the ``i``-th."""
+        k, codes, n = self.k, self.codes, self.n_subs
+        assert codes.steps is not None
+        blocks = [row.block(b + j) for j in range(count)]
+        given, d, m, dmin = codes.steps(k, k.isa, fields_of(k, blocks))
+        steps = given.to(i16 * given.ty.lanes)
+        k.store(self.steps[r] + i * (2 * n), steps)
+        k.store(self.d[r] + i * D, d)
+        if m is None and not self.offset:
+            return
+        if m is None:
+            m, dmin = steps, d * self.offset
+        for j, mine in enumerate(k.split(m.to(steps.ty), n)):
+            less = k.splat(k.extract(dmin, j), f32 * self.lanes)
+            if codes.sub == BLOCK:
+                less = mine.to(i32).to(f32) * less
+            for t in range(len(self.tokens)):
+                place = self.sums[t] + (b + j) * SUMS
+                if codes.sub == BLOCK:
+                    made = k.load(place, f32 * n)
+                else:  # of neighbours, whose x has one scale
+                    whole = k.zero(i32 * (n // 2))
+                    whole = self.shorts.scale(k, whole, mine, k.load(place, mine.ty))
+                    made = whole.to(f32) * self.token_scales(t, b + j)
+                sums[t].v = k.fma(made, less, sums[t].v)
+
+    def multiply(self, row: At, r: int, b: Val, i: Val) -> list[Val]:
+        k, none = self.k, self.k.zero(i32 * self.lanes)
+        assert self.codes.in_halves is not None
+        codes = self.signed(self.codes.in_halves(k, fields_of(k, [row.block(b)])))
+        steps, parts = self._steps(r, i), Parts(k)
+        for p in range(PAIRS):
+            for t in range(len(self.tokens)):
+                whole = none
+                for j, short in enumerate(self.dots(t, b, p, codes[2 * p :][:2])):
+                    step = steps(p if self.n_subs == SCALES else 2 * p + j)
+                    whole = self.shorts.scale(k, whole, short, step)
+                scale = k.load(self.spread[t] + b * SPREAD, f32 * self.lanes, offset=32 * p)
+                parts.add(t, whole, scale)
+        return parts.made
+
+    def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
+        d = self.k.load(self.d[r] + i * D, f32)
+        return self.k.fma(part, self.k.splat(d, part.ty), total)
+
+    def _steps(self, r: int, i: Val) -> Callable[[int], Val]:
+        """Those of sub-blocks of both halves, by their number there, in all i16 of their lanes."""
+        k, n = self.k, self.n_subs
+        held, second = k.load(self.steps[r] + i * (2 * n), i16 * n), n // 2
+        if n == VECTORS:  # all of them within reach of either half's lanes
+            held, second = k.pin(k.concat(held, held), "v"), n + n // 2
+        return lambda at: k.shuffle(held, held, [at] * VECTORS + [second + at] * VECTORS)
+
+
+class Halves(Spans):
+    """Blocks of 32, eight together, four beside the other four."""
+
+    def make_room(self) -> None:
+        self.scales = self.of_rows(self.spec.mr * len(self.tokens), SCALED)
+
+    def prepare(self, t: int, b: Val) -> None:
+        k, codes, comp = self.k, self.codes, self.comps(t, b, SCALES)
+        if codes.has_m:
+            k.store(self.sums[t] + b * SUMS, block_sums(k, comp, self.token_scales(t, b)))
+        elif self.offset:
+            k.store(self.sums[t] + b * SUMS, scaled_comp(self.offset, comp).to(f32))
+
+    def unpack(self, row: At, r: int, first: Val, n: Val, sums: list[Var]) -> None:
+        k, codes = self.k, self.codes
+        with k.loop(n) as i:
+            b = first + i
+            d, m = scales_of(k, self._blocks(row, b, range(SCALES)))
+            for t, total in enumerate(sums):
+                scale = d * self.token_scales(t, b)
+                k.store(self.scales[r * len(sums) + t] + i * SCALED, scale)
+                if codes.has_m or self.offset:
+                    given = k.load(self.sums[t] + b * SUMS, f32 * SCALES)
+                    total.v = k.fma(scale if m is None else m, given, total.v)
+
+    def multiply(self, row: At, r: int, b: Val, i: Val) -> list[Val]:
+        k, none, n = self.k, self.k.zero(i32 * self.lanes), len(self.tokens)
+        places = [self.scales[r * n + t] + i * SCALED for t in range(n)]
+        scales, parts = [k.load(place, f32 * SCALES) for place in places], Parts(k)
+        for p in range(PAIRS):
+            codes = self.signed(unpack_codes(k, self._blocks(row, b, (p, PAIRS + p))))
+            for t in range(n):
+                whole = none
+                for short in self.dots(t, b, p, codes):
+                    whole = self.shorts.widen(k, whole, short)
+                parts.add(t, whole, self.pair(scales[t], p))
+        return parts.made
+
+    def _blocks(self, row: At, b: Val, which: Iterable[int]) -> list[At]:
+        return [row.block(b * SCALES + i) for i in which]
+
+
+class Parts:
+    """Sums of a span, for each token."""
+
+    def __init__(self, k: Builder) -> None:
+        self.k = k
+        self.made: list[Val] = []
+
+    def add(self, t: int, whole: Val, scale: Val) -> None:
+        """A product to the ``t``-th token's; the first of each are added in turn."""
+        if len(self.made) == t:
+            self.made.append(whole.to(f32) * scale)
+        else:
+            self.made[t] = self.k.fma(whole.to(f32), scale, self.made[t])

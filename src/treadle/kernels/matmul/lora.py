@@ -1,0 +1,191 @@
+"""Low-rank additions to a matrix product: ``y[n] += sum over adapters of s B (A x[n])``.
+
+One step serves several adapters, and each sequence says how much of each it wants: 0 for none.
+Rows of one sequence are cut into runs of at most LORA_ROWS; a LORA record of each says where their
+scales are, one for each adapter. Such a run is a tile here.
+
+A product with several matrices (q, k, v) has one ``Down``: the rows of all A's lie behind each
+other, adapter by adapter, each A filled up with zeros to whole groups of GROUP rows. ``Up`` adds to
+the columns of y strip by strip, whichever matrix they are of.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import Format, by_name
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32, i64, ptr
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
+
+GROUP = 4  # rows of A that share each load of x
+STRIP = 64  # columns of y that one item adds to
+# Where an adapter's B is for a strip of columns: the first column of t, the number of columns, 0
+# where the adapter has none there, the first byte of their weights, and how many bytes behind it
+# those of a next expert are (``lora_experts.py``).
+PIECE = np.dtype([(name, "i8") for name in ("first", "n", "at", "pitch")])
+GROUP_OF = np.dtype([("adapter", "i4"), ("factor", "f4")])  # alpha / r, or what is in its place
+
+
+@dataclass(frozen=True)
+class Down(Spec):
+    """``t[n, r] = s factor (A[r] . x[n])`` for each row of an adapter that ``n`` wants.
+
+    ``w`` is ``[4 n_groups, k up to whole blocks of 32]``, ``x`` f32 rows of that width at least,
+    ``groups`` GROUP_OF. What no adapter wants of t is not written. Items: groups times tiles.
+    """
+
+    op: ClassVar[str] = "lora_down"
+    args = Args("x:in w:const groups:const t:out stride t_stride")
+    w: str  # a format of plain numbers
+    k: int
+
+    @property
+    def fmt(self) -> Format:
+        return by_name(self.w)
+
+    @property
+    def width(self) -> int:
+        return round_up(self.k, BLOCK)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        loras, n_tiles = frame.run("loras", ptr), frame.run("n_loras")
+        row_bytes = self.fmt.row_bytes(self.width)
+        with k.loop(frame.end, start=frame.begin) as item:
+            group, tile = item // n_tiles, item % n_tiles
+            at = loras + tile * LORA.itemsize
+            record, own = load_record(k, at, LORA), frame.groups + group * GROUP_OF.itemsize
+            adapter = k.load(own, i32).to(i64)
+            scale = k.load(at + record["scales"] + adapter * 4, f32)
+            with k.if_(k.abs(scale) > 0.0):
+                gain = scale * k.load(own, f32, offset=4)
+                rows = [frame.w + (group * GROUP + i) * row_bytes for i in range(GROUP)]
+                first, n = record["token"], record["n_tokens"]
+                pairs = n // 2
+                with k.loop(pairs) as i:
+                    self._dot(k, frame, rows, group, gain, first + i * 2, 2)
+                with k.if_(n % 2 > 0):
+                    self._dot(k, frame, rows, group, gain, first + (n - 1), 1)
+
+    def _dot(
+        self, k: Builder, frame: Frame, rows: list[Val], group: Val, gain: Val, first: Val, n: int
+    ) -> None:
+        tokens = [first + i for i in range(n)]
+        xs = [frame.x + token * (frame.stride * 4) for token in tokens]
+        to = [frame.t + (token * frame.t_stride + group * GROUP) * 4 for token in tokens]
+        dot(k, self.fmt, self.width, rows, xs, to, [gain] * n)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        groups = args.groups.view(GROUP_OF)
+        n_bytes = self.fmt.row_bytes(self.width)
+        w = self.fmt.dequantize_rows(args.w.view(np.uint8).reshape(-1, n_bytes)).astype(np.float64)
+        x, t = args.x.view(np.float32).reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
+        for token, n, scales in run.loras:
+            rows = x[token : token + n, : self.k].astype(np.float64)
+            for g, (adapter, factor) in enumerate(groups.tolist()):
+                if scale := float(scales[adapter]):
+                    at = slice(GROUP * g, GROUP * (g + 1))
+                    t[token : token + n, at] = rows @ w[at, : self.k].T * (scale * factor)
+
+
+@dataclass(frozen=True)
+class Up(Spec):
+    """``y[n] += B t[n]``, adapter by adapter, each column of t after the other.
+
+    ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``. Items:
+    strips times tiles.
+    """
+
+    op: ClassVar[str] = "lora_up"
+    args = Args("t:in w:const pieces:const y:inout stride t_stride")
+    w: str
+    n_adapters: int
+    n_strips: int
+
+    @property
+    def fmt(self) -> Format:
+        return by_name(self.w)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        loras, n_tiles = frame.run("loras", ptr), frame.run("n_loras")
+        with k.loop(frame.end, start=frame.begin) as item:
+            strip, tile = item // n_tiles, item % n_tiles
+            at = loras + tile * LORA.itemsize
+            record = load_record(k, at, LORA)
+            with k.loop(self.n_adapters) as adapter:
+                scale = k.load(at + record["scales"] + adapter * 4, f32)
+                with k.if_(k.abs(scale) > 0.0):
+                    where = frame.pieces + (adapter * self.n_strips + strip) * PIECE.itemsize
+                    piece = load_record(k, where, PIECE)
+                    self._add(k, frame, strip, record, piece)
+
+    def _add(
+        self, k: Builder, frame: Frame, strip: Val, record: dict[str, Val], piece: dict[str, Val]
+    ) -> None:
+        with k.if_(piece["n"] > 0), k.loop(record["n_tokens"]) as i:
+            token = record["token"] + i
+            t = frame.t + (token * frame.t_stride + piece["first"]) * 4
+            y = frame.y + (token * frame.stride + strip * STRIP) * 4
+            add_strip(k, self.fmt, y, frame.w + piece["at"], t, piece["n"])
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        pieces = args.pieces.view(PIECE).reshape(self.n_adapters, self.n_strips)
+        y, t = args.y.reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
+        raw, n_bytes = args.w.reshape(-1).view(np.uint8), self.fmt.row_bytes(STRIP)
+        for token, n, scales in run.loras:
+            for adapter in np.flatnonzero(scales[: self.n_adapters]):
+                for strip, (first, count, at, _) in enumerate(pieces[adapter].tolist()):
+                    if not count:
+                        continue
+                    w = raw[at : at + count * n_bytes].reshape(count, n_bytes)
+                    b = self.fmt.dequantize_rows(w).astype(np.float64)
+                    mine = t[token : token + n, first : first + count].astype(np.float64)
+                    y[token : token + n, strip * STRIP :][:, :STRIP] += mine @ b
+
+
+def dot(
+    k: Builder, fmt: Format, width: int, rows: list[Val], xs: list[Val], to: list[Val],
+    gains: list[Val],
+) -> None:  # fmt: skip
+    """The products of each x, f32, with ``rows`` of A, ``width`` values each, times its gain, to
+    neighbours in ``to``. Each sum has one vector, whatever else is beside it.
+    """
+    lanes = min(k.isa.lanes, BLOCK)
+    assert fmt.load is not None
+    sums = [[k.var(k.zero(f32 * lanes)) for _ in rows] for _ in xs]
+    size = fmt.dtype.itemsize
+    with k.shared_loop(width, step=lanes) as c:
+        weights = [fmt.load(k, k.isa, row + c * size, lanes, lanes) for row in rows]
+        for x, mine in zip(xs, sums, strict=True):
+            values = k.load(x + c * 4, f32 * lanes)
+            for total, weight in zip(mine, weights, strict=True):
+                total.v = k.fma(weight, values, total.v)
+    for mine, place, gain in zip(sums, to, gains, strict=True):
+        for r, total in enumerate(mine):
+            k.store(place, k.total(total.v) * gain, offset=4 * r)
+
+
+def add_strip(k: Builder, fmt: Format, y: Val, w: Val, t: Val, n: Val) -> None:
+    """Add to STRIP values of ``y`` the ``n`` values of ``t``, f32, times the rows of ``w``, one
+    after the other.
+    """
+    lanes = min(k.isa.lanes, STRIP)
+    wide = lanes if k.sharing else min(STRIP, 8 * lanes)  # columns that fit registers
+    size, load = fmt.dtype.itemsize, fmt.load
+    assert load is not None
+    with k.shared_loop(STRIP, step=wide) as begin:
+        offsets = range(0, wide, lanes)
+        to, rows = y + begin * 4, w + begin * size
+        sums = [k.var(k.load(to, f32 * lanes, offset=4 * o)) for o in offsets]
+        with k.loop(n) as r:
+            value = k.splat(k.load(t + r * 4, f32), f32 * lanes)
+            row = rows + r * (STRIP * size)
+            for o, total in zip(offsets, sums, strict=True):
+                weight = load(k, k.isa, row + o * size, lanes, lanes)
+                total.v = k.fma(weight, value, total.v)
+        for o, total in zip(offsets, sums, strict=True):
+            k.store(to, total.v, offset=4 * o)

@@ -1,0 +1,221 @@
+"""Low-rank additions to products of experts: each expert has an A and a B of its own.
+
+Rows stand as these products' do (``plan/lowering/experts.py``): by tiles of one expert, or one for
+each expert of a token. So neighbours may be of sequences that want other adapters; ``Wants`` lays
+out for each token what ``lora.py`` has for runs of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import Format, by_name
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32, i64, ptr
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, add_strip, dot
+from treadle.kernels.matmul.matmul import TILE
+from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
+
+
+@dataclass(frozen=True)
+class Wants(Spec):
+    """How much of each adapter each token wants, 0 for none: ``out`` f32 ``[N, n_adapters]``. One
+    item.
+    """
+
+    op: ClassVar[str] = "lora_wants"
+    args = Args("out:out")
+    n_adapters: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        n, loras = self.n_adapters, frame.run("loras", ptr)
+        with k.loop(frame.run("n_tokens") * n) as i:
+            k.store(frame.out + i * 4, k.const(0.0, f32))
+        with k.loop(frame.run("n_loras")) as i:
+            at = loras + i * LORA.itemsize
+            record = load_record(k, at, LORA)
+            with k.loop(record["n_tokens"] * n) as j:
+                scale = k.load(at + record["scales"] + j % n * 4, f32)
+                k.store(frame.out + (record["token"] * n + j) * 4, scale)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        out = args.out.reshape(-1, self.n_adapters)
+        out[: int(run["n_tokens"])] = 0.0
+        for token, n, scales in run.loras:
+            out[token : token + n] = scales[: self.n_adapters]
+
+
+class Item(NamedTuple):
+    """Rows of one expert, neighbours, and the group or strip that they are met by."""
+
+    part: Val  # the number of the group or strip
+    expert: Val
+    first: Val  # of the rows
+    n: Val | int  # 1 if it is known before
+
+
+@dataclass(frozen=True)
+class OfExperts(Spec):
+    """Fields that both have. ``wants`` is ``Wants``' output. ``tiles`` and ``rows`` are what
+    ``Sort`` writes; without ``sorted`` rows are slots, ``n_used`` for each token, and ``tiles``
+    the experts chosen, i32. Items: tiles, or slots, times groups (``ExpertDown``) or strips.
+    """
+
+    w: str  # a format of plain numbers
+    n: int  # experts
+    n_used: int
+    n_adapters: int
+    sorted: bool
+
+    @property
+    def fmt(self) -> Format:
+        return by_name(self.w)
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"rows"} if self.sorted else set())
+
+    def item(self, k: Builder, frame: Frame, item: Val, per: int) -> Item:
+        """``per``: items of a tile or slot."""
+        unit, part = item // per, item % per
+        if not self.sorted:
+            return Item(part, k.load(frame.tiles + unit * 4, i32).to(i64), unit, 1)
+        tile = load_record(k, frame.tiles + (8 + unit * TILE.itemsize), TILE)
+        return Item(part, tile["expert"], tile["first"], tile["n"])
+
+    def token(self, k: Builder, frame: Frame, row: Val) -> Val:
+        if self.sorted:
+            return k.load(frame.rows + (8 + row * 4), i32).to(i64)
+        return row // self.n_used
+
+    def scale(self, k: Builder, frame: Frame, token: Val, adapter: Val) -> Val:
+        """How much of it that token wants."""
+        return k.load(frame.wants + (token * self.n_adapters + adapter) * 4, f32)
+
+    def rows_ref(self, args: Any, run: Any) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """An expert, rows that meet it, and their tokens."""
+        if not self.sorted:
+            for slot in range(int(run["n_tokens"]) * self.n_used):
+                row = np.array([slot])
+                yield int(args.tiles[slot]), row, row // self.n_used
+            return
+        for e, first, n in args.tiles[1 : 1 + 3 * int(args.tiles[0])].reshape(-1, 3):
+            rows = np.arange(first, first + n)
+            yield int(e), rows, args.rows[2 + rows]
+
+
+@dataclass(frozen=True)
+class ExpertDown(OfExperts):
+    """``t[n, r] = s factor (A[e, r] . x[n])`` for each row of an adapter that the token of ``n``
+    wants; ``e`` is the expert of ``n``.
+
+    ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32, a row for each of t's,
+    or ``of_tokens``. What no adapter wants of t is not written, or 0.
+    """
+
+    op: ClassVar[str] = "expert_lora_down"
+    args = Args("x:in w:const groups:const wants:in tiles:in rows:in? t:out stride t_stride")
+    k: int
+    n_groups: int
+    of_tokens: bool
+
+    @property
+    def width(self) -> int:
+        return round_up(self.k, BLOCK)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        row_bytes = self.fmt.row_bytes(self.width)
+        with k.loop(frame.end, start=frame.begin) as i:
+            at = self.item(k, frame, i, self.n_groups)
+            group = frame.groups + at.part * GROUP_OF.itemsize
+            adapter, factor = k.load(group, i32).to(i64), k.load(group, f32, offset=4)
+            first = frame.w + (at.part * self.n + at.expert) * (GROUP * row_bytes)
+            weights = [first + j * row_bytes for j in range(GROUP)]
+
+            def meet(
+                rows: list[Val], at: Item = at, adapter: Val = adapter, factor: Val = factor,
+                weights: list[Val] = weights,
+            ) -> None:  # fmt: skip
+                tokens = [self.token(k, frame, row) for row in rows]
+                scales = [self.scale(k, frame, token, adapter) for token in tokens]
+                wanted = k.abs(scales[0])
+                for other in scales[1:]:
+                    wanted = k.max(wanted, k.abs(other))
+                sources = tokens if self.of_tokens else rows
+                xs = [frame.x + source * (frame.stride * 4) for source in sources]
+                to = [frame.t + (row * frame.t_stride + at.part * GROUP) * 4 for row in rows]
+                with k.if_(wanted > 0.0):
+                    gains = [scale * factor for scale in scales]
+                    dot(k, self.fmt, self.width, weights, xs, to, gains)
+
+            if isinstance(at.n, int):
+                meet([at.first])
+            else:
+                with k.loop(at.n // 2) as pair:
+                    meet([at.first + pair * 2, at.first + (pair * 2 + 1)])
+                with k.if_(at.n % 2 > 0):
+                    meet([at.first + (at.n - 1)])
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        groups, n_bytes = args.groups.view(GROUP_OF), self.fmt.row_bytes(self.width)
+        w = self.fmt.dequantize_rows(args.w.view(np.uint8).reshape(-1, n_bytes)).astype(np.float64)
+        w = w.reshape(self.n_groups, self.n, GROUP, -1)[..., : self.k]
+        x, t = args.x.view(np.float32).reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
+        wants = args.wants.reshape(-1, self.n_adapters)
+        for e, rows, tokens in self.rows_ref(args, run):
+            for g, (adapter, factor) in enumerate(groups.tolist()):
+                scales = wants[tokens, adapter]
+                some = scales != 0.0
+                from_ = (tokens if self.of_tokens else rows)[some]
+                made = x[from_, : self.k].astype(np.float64) @ w[g, e].T
+                t[rows[some], GROUP * g : GROUP * (g + 1)] = made * (scales[some, None] * factor)
+
+
+@dataclass(frozen=True)
+class ExpertUp(OfExperts):
+    """``y[first + n] += B[e] t[n]``, adapter by adapter, each column of t after the other.
+
+    ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``.
+    """
+
+    op: ClassVar[str] = "expert_lora_up"
+    args = Args(
+        "t:in w:const pieces:const wants:in tiles:in rows:in? y:inout first stride t_stride"
+    )
+    n_strips: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        with k.loop(frame.end, start=frame.begin) as i:
+            at = self.item(k, frame, i, self.n_strips)
+            with k.loop(self.n_adapters) as adapter:
+                where = frame.pieces + (adapter * self.n_strips + at.part) * PIECE.itemsize
+                piece = load_record(k, where, PIECE)
+                w = frame.w + (piece["at"] + at.expert * piece["pitch"])
+                with k.if_(piece["n"] > 0), k.loop(at.n) as j:
+                    row = at.first + j
+                    scale = self.scale(k, frame, self.token(k, frame, row), adapter)
+                    with k.if_(k.abs(scale) > 0.0):
+                        t = frame.t + (row * frame.t_stride + piece["first"]) * 4
+                        y = frame.y + ((frame.first + row) * frame.stride + at.part * STRIP) * 4
+                        add_strip(k, self.fmt, y, w, t, piece["n"])
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        pieces = args.pieces.view(PIECE).reshape(self.n_adapters, self.n_strips)
+        y, t = args.y.reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
+        raw, n_bytes = args.w.reshape(-1).view(np.uint8), self.fmt.row_bytes(STRIP)
+        wants = args.wants.reshape(-1, self.n_adapters)
+        for e, rows, tokens in self.rows_ref(args, run):
+            for adapter, strip in np.ndindex(pieces.shape):
+                first, count, at, pitch = pieces[adapter, strip].tolist()
+                some = rows[wants[tokens, adapter] != 0.0]
+                if not count or not len(some):
+                    continue
+                w = raw[at + e * pitch :][: count * n_bytes].reshape(count, n_bytes)
+                mine = t[some, first : first + count].astype(np.float64)
+                made = mine @ self.fmt.dequantize_rows(w).astype(np.float64)
+                y[args.first + some, strip * STRIP : (strip + 1) * STRIP] += made

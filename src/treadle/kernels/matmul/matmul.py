@@ -1,0 +1,244 @@
+"""Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (* factor) (+ bias) (+ residual)``: what gemm and
+gemv share.
+
+W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
+y. With ``experts`` each tensor holds a matrix for each expert, ``pitch`` rows from one to the next,
+and a row of x meets one of them. A ``factor`` is one number of a tensor, of experts one for each.
+With ``heads`` there is a matrix for each head, and each meets the rows of its own x, ``x_pitch``
+bytes from one head's to the next one's, into columns of its own, ``y_pitch`` from one head's to the
+next one's.
+
+``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows
+and many cores still make many items. Strides and columns count f32 values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import Format, by_name
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import f32
+from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.format_blocks import At, WeightRows
+from treadle.kernels.spec import Args, Frame, Spec, load_record
+
+# Rows that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are the
+# experts of its rows, i32.
+TILE = np.dtype([(name, "i8") for name in ("expert", "first", "n")])
+BY_HEAD = {"pitch", "x_pitch", "y_pitch"}
+# Arguments.
+ONCE = "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:?"
+EACH = "w:tensor bias:const? factor:const? rows column pitch:?"
+COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
+
+
+def tiles_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The experts and rows of TILE records behind their count, i64."""
+    for expert, first, n in raw[1 : 1 + 3 * int(raw[0])].reshape(-1, 3).tolist():
+        yield expert, np.arange(first, first + n)
+
+
+@dataclass(frozen=True)
+class Matmul(Spec):
+    """The fields that every matrix product has, and its arguments."""
+
+    args = Args(ONCE, EACH)
+    w: str  # weight format
+    act: str  # activation kind
+    k: int
+    mr: int  # gemm: vectors of rows a tile holds; gemv: rows
+    nr: int  # tokens
+    segments: int = 1
+    bias: bool = False
+    factor: bool = False  # of what W gives: scales of NVFP4 are too coarse without one
+    residual: bool = False
+    outputs: bool = False  # rows are the run's outputs, not its tokens
+    experts: int = 0  # that a token has: ``tiles`` says which rows meet which one's
+    heads: int = 0  # each with rows of x and columns of y of its own
+
+    @property
+    def fmt(self) -> Format:
+        return by_name(self.w)
+
+    @property
+    def needs(self) -> set[str]:
+        given = {name for name in ("bias", "factor", "residual") if getattr(self, name)}
+        given |= {"tiles", "pitch"} if self.experts else set()
+        return self.args.required | given | (BY_HEAD if self.heads else set())
+
+    @property
+    def count(self) -> str:
+        return "n_outputs" if self.outputs else "n_tokens"
+
+    def layout(self) -> Act:
+        """How this kernel wants its activations."""
+        raise NotImplementedError
+
+    @property
+    def product(self) -> Matmul:
+        """The gemm or gemv that it is, or is made of."""
+        return self
+
+    @property
+    def sub(self) -> int:
+        """Codes that share scale and minimum."""
+        return self.fmt.codes.sum_sub if self.fmt.codes else BLOCK
+
+    def rows_per_item(self, lanes: int) -> int:
+        raise NotImplementedError
+
+    def strips(self, heights: Sequence[int], lanes: int) -> int:
+        """Items of a chunk of tokens, for segments of these heights."""
+        rows = self.rows_per_item(lanes)
+        return sum(-(-height // rows) for height in heights)
+
+    def weights_ref(self, w: Sequence[Any], rows: int) -> np.ndarray:
+        """A segment's weights, float64 ``[M, K]``."""
+        return self.fmt.dequantize_rows(self.fmt.join(w).reshape(rows, -1)).astype(np.float64)
+
+    def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Which rows of x meet which expert, and which rows of y they become."""
+        if not self.experts:
+            rows = np.arange(int(run[self.count]))
+            return [(head, rows, rows) for head in range(max(1, self.heads))]
+        return [(e, rows, rows) for e, rows in tiles_of(args.tiles)]
+
+    def products_ref(self, args: Any, run: Any) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+        """Rows of y, and each segment's product there, ``[N, M]``, with its bias."""
+        made = []
+        for expert, rows, to in self.met_ref(args, run):
+            source = args.x[expert * args.x_pitch :] if self.heads else args.x
+            x = self.layout().read_ref(source, int(rows[-1]) + 1 if len(rows) else 0)[rows]
+            parts = []
+            for i, m in enumerate(args.rows):
+                first = expert * args.pitch[i] if expert else 0
+                w = [
+                    a.reshape(-1)[(n := self.k // self.fmt.block * stride) * first :][: n * m]
+                    for a, stride in zip(args.w[i], self.fmt.strides, strict=True)
+                ]
+                part = x @ self.weights_ref(w, m).T
+                part = part * float(args.factor[i][expert]) if self.factor else part
+                parts.append(part + args.bias[i][first : first + m] if self.bias else part)
+            made.append((to, parts))
+        return made
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        y = args.y.reshape(-1, args.stride)
+        for head, (to, parts) in enumerate(self.products_ref(args, run)):
+            for column, part in zip(args.column, parts, strict=True):
+                column += head * args.y_pitch if self.heads else 0
+                here = to, slice(column, column + part.shape[1])
+                if self.residual:
+                    part = part + args.residual.reshape(-1, args.stride)[here]
+                y[here] = part
+
+
+@dataclass
+class Segment:
+    """One item's rows of a tensor, their factor and biases, and where its columns begin."""
+
+    rows: WeightRows
+    factor: Val | None
+    bias: Val | None
+    column: Val
+
+
+@dataclass
+class Share:
+    """What one item multiplies: a strip of rows, of an expert or a head if there are some, and
+    tokens from ``start`` to before ``stop``. The strip's tokens, all items together, end at
+    ``end``.
+    """
+
+    strip: Val
+    expert: Val | None
+    start: Val
+    stop: Val
+    end: Val
+
+
+def shares(
+    k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
+) -> Callable[[Val], Share]:
+    """Which share is which item's: a strip's chunks of tokens one after the other, but of experts
+    all ``strips`` of a tile.
+    """
+    if spec.experts:
+        n_strips = strips()
+
+        def of_tile(item: Val) -> Share:
+            tile = load_record(k, frame.tiles + (8 + item // n_strips * TILE.itemsize), TILE)
+            stop = tile["first"] + tile["n"]
+            return Share(item % n_strips, tile["expert"], tile["first"], stop, stop)
+
+        return of_tile
+    n_tokens, chunk = frame.run(spec.count), frame.tokens
+    n_chunks = (n_tokens + (chunk - 1)) // chunk
+    per_head = strips() if spec.heads else n_chunks
+
+    def of_chunk(item: Val) -> Share:
+        start, strip, head = item % n_chunks * chunk, item // n_chunks, None
+        if spec.heads:
+            strip, head = strip % per_head, strip // per_head
+        return Share(strip, head, start, k.min(start + chunk, n_tokens), n_tokens)
+
+    return of_chunk
+
+
+def n_strips(k: Builder, frame: Frame, spec: Matmul, rows: int) -> Val:
+    """Strips of ``rows`` over all segments."""
+    total = k.i64(0)
+    for s in range(spec.segments):
+        total = total + (frame.each("rows", s) + (rows - 1)) // rows
+    return total
+
+
+def pick_segment(
+    k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int, expert: Val | None = None
+) -> Segment:
+    """The segment and row that ``item`` (counted in strips of ``rows`` over all segments) falls
+    on, of an expert's or a head's if there are some.
+    """
+    chosen: list[Val] = []
+    first = item * rows
+    for s in range(spec.segments):
+        m = frame.each("rows", s)
+        values = [*frame.each("w", s), frame.each("factor", s), frame.each("bias", s)]
+        values += [m, frame.each("column", s)]
+        values += [frame.each("pitch", s)] if expert is not None else []
+        padded = (m + (rows - 1)) // rows * rows
+        if s == 0:
+            chosen, here = values, first
+            passed = padded
+        else:
+            inside = first >= passed
+            chosen = [k.select(inside, new, old) for new, old in zip(values, chosen, strict=True)]
+            here = k.select(inside, first - passed, here)
+            passed = passed + padded
+    pitch = chosen.pop() if expert is not None else None
+    *parts, factor, bias, m, column = chosen
+    weights = At(spec.fmt, tuple(parts))
+    if expert is not None and pitch is not None:
+        weights, bias = weights.row(expert * pitch, spec.k), bias + expert * pitch * 4
+        factor = factor + expert * 4
+    if expert is not None and spec.heads:
+        column = column + expert * frame.y_pitch
+    rows_of = WeightRows(weights, here, m, spec.k)
+    by = k.load(factor, f32) if spec.factor else None
+    return Segment(rows_of, by, bias if spec.bias else None, column)
+
+
+def finish(k: Builder, seg: Segment, y: Val, row: Val, *, biased: bool = True) -> Val:
+    """``y``, what rows from ``row`` on gave, times the factor, plus their bias where it is
+    ``biased``. Bias vectors are padded, so whole vectors may be read.
+    """
+    if seg.factor is not None:
+        y = y * (seg.factor if y.ty == f32 else k.splat(seg.factor, y.ty))
+    if seg.bias is not None and biased:
+        y = y + k.load(seg.bias, y.ty, offset=row * 4)
+    return y

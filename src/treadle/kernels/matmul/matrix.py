@@ -1,0 +1,361 @@
+"""Packed products on matrix registers: weights as bf16, whatever they were in the file.
+
+32 rows of a panel are a *strip*; of each 32 values of K, a *step*, it holds the lines of its rows
+one after the other: what two registers load follows each other, and no weight changes places.
+Tokens lie in groups of 32, ``[KD, 32]`` dwords (see ``kernels/activation_layout.py``): a register
+loads 16 dwords of 16 of them. Two registers of each are met by four of sums, rows by tokens, which
+are transposed once, at the end.
+
+Registers are fed from the caches. ``Matrix.near`` values of a group's tokens stay in the first
+level while all strips of a panel pass by; the panel is in the second, and its lines are loaded as
+ones that are not needed again soon. Sums wait in scratch for the next such part of K, whose tokens
+are brought nearer meanwhile.
+
+Weights in F16 have more bits than a bf16 holds. They and their activations are two bf16 each
+(``act`` "bf16x2"), high and low, and three products are made of one. Those in F32 are three
+("bf16x3"), as many bits as an f32 has, and six products.
+
+Scales are multiplied into the weights before these are rounded: beside a product of registers, 8192
+multiplications in 16 cycles, scaling the sums of a block would take longer than the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import f32, i32
+from treadle.kernels.activation_layout import BLOCK, DWORDS, NARROW, in_bf16
+from treadle.kernels.format_blocks import At, WeightRows, load_narrow
+from treadle.kernels.matmul.epilogue import Out, Sums
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.panel import load_values
+from treadle.kernels.matmul.tile import STEP, Ends, KRange
+from treadle.kernels.spec import LINE
+from treadle.kernels.transpose import transpose
+
+SIDE = 16  # rows of a register, and dwords
+EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for
+REGISTER = LINE * SIDE  # bytes
+SUMS_BYTES = 4 * REGISTER  # of a strip
+PART_BYTES = LINE * EDGE  # of a step: of a strip, or of a group's tokens
+# Which part of a strip's values, 0 being the highest, meets which of the tokens'. What is left out
+# is below 2**-18 of the whole for two parts, and below 2**-25 for three. Each has a part in common
+# with the last.
+PRODUCTS = {
+    1: ((0, 0),),
+    2: ((0, 1), (0, 0), (1, 0)),
+    3: ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)),
+}
+# Rows are packed in runs, side by side: streams of memory, of which packing asks for so many bytes
+# before it reads them. One stream is slower, by up to a fifth; so are eight.
+RUNS, AHEAD = 4, 1024
+NEXT_LEVEL = 2  # of a prefetch: into the second-level cache
+
+
+@dataclass(frozen=True)
+class MatrixGemm(Gemm):
+    """On matrix registers: ``act`` of NARROW, ``nr`` 32, ``mr * lanes`` a multiple of 32.
+    With ``kc`` no more of a panel is packed at once, and what lies in the second-level cache is
+    that.
+    """
+
+    resumes: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}_matrix"
+
+    def panel_pitch(self, lanes: int) -> int:
+        return self.mr * lanes // EDGE * self.strip_pitch
+
+    def sums_bytes(self, lanes: int, n_panels: int = 1) -> int:
+        return n_panels * self.mr * lanes // EDGE * SUMS_BYTES
+
+    @property
+    def strip_pitch(self) -> int:
+        """Bytes from one strip of a panel to the next."""
+        n_values = min(self.kc or self.k, self.k)
+        return -(-n_values // BLOCK) * step_pitch(self.n_parts)
+
+    @property
+    def n_parts(self) -> int:
+        """How many bf16 a value is."""
+        return NARROW[self.act]
+
+    def fill(
+        self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
+    ) -> None:
+        def pack(k: Builder, panel: Val, *source: Val) -> None:
+            *given, begin, end = source
+            weights = rows.of(given)
+            n = self._n_strips(k, weights) * EDGE
+            emit_pack_rows(k, panel, self.strip_pitch, self.n_parts, weights, n, begin, end)
+
+        values = STEP[self.act] * BLOCK // DWORDS[self.act]
+        ends = (end * values for end in part or (k.i64(0), k.i64(self.steps)))
+        begin, end = ends
+        k.outlined("pack", (panel, *rows.values, begin, end), pack)
+        self._turn(k, panel, begin, end)
+
+    def _n_strips(self, k: Builder, rows: WeightRows) -> Val:
+        """Those that hold rows there are."""
+        return k.min((rows.m - rows.first + (EDGE - 1)) // EDGE, self.mr * k.isa.lanes // EDGE)
+
+    def _turn(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
+        """Let the columns of each register lie as its rows, for machines that want them so."""
+        matrix = k.isa.matrix
+        assert matrix is not None, k.isa.name
+        turn, n = matrix.turn, self.mr * k.isa.lanes
+        if turn is None:
+            return
+
+        def turn_all(k: Builder, panel: Val, n_steps: Val) -> None:
+            with k.loop(n // EDGE) as s, k.loop(n_steps) as b:
+                for m in range(2 * self.n_parts):
+                    at = s * self.strip_pitch + (b * step_pitch(self.n_parts) + m * REGISTER)
+                    turn(k, panel + at, LINE)
+
+        matrix.scope(k, "turn", (panel, (end - begin) // BLOCK), turn_all)
+
+    @contextmanager
+    def registers(self, k: Builder, free: Val) -> Iterator[None]:
+        assert k.isa.matrix is not None, k.isa.name
+        k.isa.matrix.begin(k, free)
+        yield
+        k.isa.matrix.end(k)
+
+    @contextmanager
+    def tiles(
+        self,
+        k: Builder,
+        panel: Val,
+        x: Val,
+        free: Val,
+        part: KRange | None = None,
+        out: Out | None = None,
+        n_panels: int = 1,
+    ) -> Iterator[tuple[Val, Sums]]:
+        written = Written(EDGE, 2, out.stride, out.at(0, 0), 4 * EDGE) if out else None
+        most = self._n_strips(k, out.seg.rows) if out else None
+        n_strips = self.multiply(k, panel, x, free, part, written, most, n_panels)
+        with k.loop(n_strips) as s:
+            yield s * EDGE, RegisterTile(k, free + s * SUMS_BYTES).results()
+
+    def multiply(
+        self,
+        k: Builder,
+        panel: Val,
+        x: Val,
+        sums: Val,
+        part: KRange | None = None,
+        written: Written | None = None,
+        n_strips: Val | None = None,
+        n_panels: int = 1,
+    ) -> Val:
+        """As ``tiles``, but leave the ``sums`` where they are; of how many strips."""
+        first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
+        n_steps = (last - first) * STEP[self.act] // DWORDS[self.act]
+        x = x + first * (STEP[self.act] * 4 * EDGE)
+        most = n_panels * self.mr * k.isa.lanes // EDGE
+        n_strips = k.i64(most) if n_strips is None else n_strips
+        group = TokenGroup(k, panel, self.strip_pitch, self.n_parts, n_strips, most, sums, written)
+        group.multiply(x, n_steps, x + self.layout().group_bytes)
+        return n_strips
+
+
+def step_pitch(n_parts: int) -> int:
+    """Bytes from one step of a strip to the next: an odd number of lines, or those of one row would
+    fall on a few sets of the cache.
+    """
+    return n_parts * PART_BYTES + LINE
+
+
+def emit_pack_rows(
+    k: Builder,
+    panel: Val,
+    pitch: int,
+    n_parts: int,
+    source: WeightRows,
+    rows: Val,
+    begin: Val,
+    end: Val,
+) -> None:
+    """Pack ``rows`` rows of ``source``, their values from ``begin`` to before ``end``, into
+    ``panel``, whose strips are ``pitch`` bytes apart. Both are whole blocks, but for K itself,
+    where zeros fill the last line up.
+    """
+    fmt = source.weights.fmt
+    n_values = max(BLOCK, fmt.block)  # at once
+    n_blocks, (full, rest) = n_values // fmt.block, divmod(source.k, n_values)
+
+    looks_up = fmt.codes is not None and fmt.codes.words and k.isa.lookup_words
+
+    def some(row: At, to: Val, c: Val, n: int) -> None:
+        if looks_up and n_parts == 1:
+            values = [[v] for v in load_narrow(k, row.block(c))]
+        else:
+            values = [in_bf16(k, v, n_parts) for v in load_values(k, row, c, n)]
+        for i, parts in enumerate(values):
+            at = (c * len(values) + i) * step_pitch(n_parts)
+            for p, part in enumerate(parts):
+                k.store(to + at, part, offset=p * PART_BYTES, align=LINE)
+
+    with in_runs(k, source, rows) as (at, run):
+        skipped = begin // BLOCK * step_pitch(n_parts)
+        tos = [panel + r // EDGE * pitch + (r % EDGE * LINE - skipped) for r in at]
+        with k.loop(k.min(end // n_values, full), start=begin // n_values) as c:
+            for row in run:
+                row.block(c, n_blocks).prefetch(k, AHEAD // sum(fmt.strides), n_blocks, 3)
+            for row, to in zip(run, tos, strict=True):
+                some(row, to, c, n_values)
+        if rest:
+            with k.if_(end > full * n_values):
+                for row, to in zip(run, tos, strict=True):
+                    some(row, to, k.i64(full), rest)
+
+
+@contextmanager
+def in_runs(
+    k: Builder, source: WeightRows, rows: Val | int
+) -> Iterator[tuple[list[Val], list[At]]]:
+    """``rows`` rows as RUNS runs: for each row of a run, its number and that of the others' rows
+    beside it, and where they are.
+    """
+    each = rows // RUNS
+    with k.loop(each) as j:
+        at = [each * i + j for i in range(RUNS)]
+        yield at, [source.row(k, r) for r in at]
+
+
+@dataclass
+class Written:
+    """Where sums go in the end: those of a strip to ``n`` runs of ``width`` lines, ``stride`` bytes
+    from one to the next; those of the first from ``first`` on, the next one's ``apart`` bytes from
+    there. Another thread has read them last: they are asked for long before they are written.
+    """
+
+    n: int
+    width: int
+    stride: Val
+    first: Val
+    apart: int
+
+    def ask(self, k: Builder, n_steps: int, step: Val, first: Val, stride: Val) -> None:
+        """For the lines that are one of so many steps' share."""
+        n = -(-self.n // n_steps)
+        for run, line in product(range(n), range(self.width)):
+            k.prefetch(first + ((step * n + run) * stride + line * LINE), write=True)
+
+
+class TokenGroup:
+    """32 tokens times all strips of a panel, ``most`` at most; a strip's sums are left in scratch
+    at ``sums``, a register after the other.
+    """
+
+    def __init__(
+        self,
+        k: Builder,
+        panel: Val,
+        pitch: int,
+        n_parts: int,
+        n_strips: Val,
+        most: int,
+        sums: Val,
+        written: Written | None,
+    ) -> None:
+        assert k.isa.matrix is not None, k.isa.name
+        self.k, self.matrix, self.panel, self.pitch = k, k.isa.matrix, panel, pitch
+        self.n_strips, self.sums, self.written = n_strips, sums, written
+        self.n_parts, self.x_step = n_parts, n_parts * PART_BYTES
+        # Steps of K whose tokens stay in the first-level cache.
+        self.near = self.matrix.near // (BLOCK * n_parts)
+        # Lines of the next part's tokens that each step asks for: all strips together ask for all.
+        self.n_asked = -(-EDGE * n_parts // most)
+
+    def multiply(self, x: Val, n_steps: Val, next_group: Val) -> None:
+        """Over so many steps of K; then what follows are the tokens at ``next_group``."""
+        k, near = self.k, self.near
+        self._part(x, k.i64(0), k.min(n_steps, near), n_steps, next_group, again=False)
+        with k.loop(n_steps, start=near, step=near) as first:
+            self._part(x, first, k.min(first + near, n_steps), n_steps, next_group, again=True)
+
+    def _part(
+        self, x: Val, first: Val, last: Val, n_steps: Val, next_group: Val, *, again: bool
+    ) -> None:
+        """Steps from ``first`` to before ``last``, on top of what ``sums`` holds if ``again``."""
+        k = self.k
+        soon = k.select(last < n_steps, x + last * self.x_step, next_group)
+
+        def multiply(
+            k: Builder, strip: Val, x: Val, n: Val, sums: Val, soon: Val, *places: Val
+        ) -> None:
+            for c in range(4):
+                if again:
+                    self.matrix.load(k, c, sums + c * REGISTER, LINE)
+                else:
+                    self.matrix.zero(k, c)
+            with k.loop(n) as b:
+                for line in range(self.n_asked):
+                    k.prefetch(soon + (b * self.x_step + line * LINE), NEXT_LEVEL)
+                if self.written and places:
+                    self.written.ask(k, self.near, b, *places)
+                self._dots(k, strip + b * step_pitch(self.n_parts), x + b * self.x_step)
+            for c in range(4):
+                self.matrix.store(k, c, sums + c * REGISTER, LINE)
+
+        with k.loop(self.n_strips) as s:
+            strip = self.panel + (s * self.pitch + first * step_pitch(self.n_parts))
+            args = [
+                strip,
+                x + first * self.x_step,
+                last - first,
+                self.sums + s * SUMS_BYTES,
+                soon + s * (self.n_asked * LINE),
+            ]
+            if self.written and not again:
+                args += [self.written.first + s * self.written.apart, self.written.stride]
+            self.matrix.scope(k, "multiply_on" if again else "multiply", args, multiply)
+
+    def _dots(self, k: Builder, strip: Val, x: Val) -> None:
+        """A step's products: registers keep what the next product has in common with the last."""
+        loaded: list[int | None] = [None, None]
+        for parts in PRODUCTS[self.n_parts]:
+            for m in range(2):
+                if loaded[0] != parts[0]:
+                    at = strip + (parts[0] * PART_BYTES + m * REGISTER)
+                    self.matrix.load_passing(k, 4 + m, at, LINE)
+                if loaded[1] != parts[1]:
+                    at = x + (parts[1] * PART_BYTES + m * LINE)
+                    self.matrix.load(k, 6 + m, at, 2 * LINE)
+            loaded = [*parts]
+            self.matrix.dots_bf16(k)
+
+
+class RegisterTile:
+    """32 rows by 32 tokens of sums, in scratch."""
+
+    def __init__(self, k: Builder, sums: Val) -> None:
+        self.k, self.sums = k, sums
+
+    def pair(self, r: Val, t: int) -> tuple[Val, Val]:
+        """The sums of rows ``2 r`` and ``2 r + 1``, of 16 tokens from ``t`` on."""
+        half = SIDE // 2
+        at = self.sums + (r // half * (2 * REGISTER) + r % half * (2 * LINE))
+        even, odd = (t // SIDE * REGISTER + i * LINE for i in range(2))
+        k, ty = self.k, f32 * SIDE
+        return k.load(at, ty, offset=even, align=LINE), k.load(at, ty, offset=odd, align=LINE)
+
+    def results(self) -> Sums:
+        """What ``Out`` writes."""
+        k, lanes = self.k, self.k.isa.lanes
+        for m, t in product(range(2), range(2)):
+            at = self.sums + (2 * m + t) * REGISTER
+            held = [k.load(at, i32 * SIDE, offset=LINE * i, align=LINE) for i in range(SIDE)]
+            for i, column in enumerate(transpose(k, held, lanes)):
+                for j, v in enumerate(column):
+                    yield SIDE * m + v.ty.lanes * j, SIDE * t + i, v.bits(f32 * v.ty.lanes)

@@ -1,0 +1,108 @@
+"""Few tokens on matrix registers: codes as bytes, each block's sums scaled for themselves.
+
+Codes of 16 rows and activations, both int8, are met by one register of sums for each scale of a
+row: 32 values of K, or 16. That leaves most of a product's speed unused, and beside many tokens
+scaling would be all there is to do (``matrix.py``); but nothing is rounded to bf16, and packing
+only unpacks codes, whose order stays (``byte_strips.py``). While a strip meets the tokens, the next
+one is unpacked: memory, vectors and registers have work at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Val, Var
+from treadle.jit.types import f32, i8, i32
+from treadle.kernels.activation_layout import DWORD
+from treadle.kernels.matmul.byte_strips import AT_ONCE, ByteStrips
+from treadle.kernels.matmul.matrix import REGISTER, SIDE
+from treadle.kernels.matmul.strips import Strip, Tokens
+from treadle.kernels.spec import LINE
+
+
+@dataclass(frozen=True)
+class BytesGemm(ByteStrips):
+    """``nr`` 16."""
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}_bytes"
+
+    @property
+    def made_bytes(self) -> int:
+        return AT_ONCE * REGISTER
+
+    @property
+    def n_held(self) -> int:
+        return 2
+
+    def begin(self, k: Builder, made: Val) -> None:
+        assert k.isa.matrix is not None, k.isa.name
+        assert k.isa.matrix.begin_bytes is not None, k.isa.name
+        k.isa.matrix.begin_bytes(k, made, self.per_scale)
+
+    def end(self, k: Builder) -> None:
+        assert k.isa.matrix is not None, k.isa.name
+        k.isa.matrix.end(k)
+
+    def stored(self, k: Builder, codes: Val) -> Val:
+        return (codes - self.codes.offset).bits(i8.like(codes.ty))
+
+    def sums(
+        self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
+    ) -> Iterator[tuple[Val | int, Var]]:
+        """Of 16 rows with a group of tokens. Some products are scaled while later ones are made,
+        and what comes ``soon`` is unpacked.
+        """
+        held = strip.held
+        sums = [k.var(k.zero(f32 * SIDE)) for _ in range(SIDE)]
+        begun = min(self.n_products, AT_ONCE)
+        turns, rest = divmod(self.n_products - begun, AT_ONCE)
+        for i in range(AT_ONCE):
+            if i < begun:
+                self._multiply(k, held, tokens, k.i64(i), i, made)
+            self.unpack_part(k, soon, k.i64(0), i)
+        with k.loop(turns) as c:
+            for i in range(AT_ONCE):
+                at = c * AT_ONCE + i
+                self._scale(k, held, tokens, at, made + i * REGISTER, sums)
+                self._multiply(k, held, tokens, at + AT_ONCE, i, made)
+                self.unpack_part(k, soon, c + 1, i)
+        for i in range(begun + rest):
+            at = k.i64(turns * AT_ONCE + i)
+            self._scale(k, held, tokens, at, made + i % AT_ONCE * REGISTER, sums)
+            if i < rest:
+                self._multiply(k, held, tokens, at + AT_ONCE, i, made)
+        for i in range(AT_ONCE if rest else 0):
+            self.unpack_part(k, soon, k.i64(turns + 1), i)
+        yield from enumerate(sums)
+
+    def _multiply(self, k: Builder, strip: Val, tokens: Tokens, at: Val, i: int, made: Val) -> None:
+        """The ``at``-th product, into the ``i``-th register of sums, and that to scratch."""
+        matrix, n = k.isa.matrix, self.per_scale
+        assert matrix is not None, k.isa.name
+        assert matrix.dot_bytes is not None, k.isa.name
+        matrix.zero(k, i)
+        matrix.load(k, 4 + i % 2, strip + at * n, self.row_pitch)
+        matrix.load(k, 6 + i % 2, tokens.x + at * (n // DWORD * LINE), LINE)
+        matrix.dot_bytes(k, i, 4 + i % 2, 6 + i % 2)
+        matrix.store(k, i, made + i * REGISTER, LINE)
+
+    def _scale(
+        self, k: Builder, strip: Val, tokens: Tokens, at: Val, made: Val, sums: list[Var]
+    ) -> None:
+        """Add a register's sums, scaled, and minimums times the sums of what they are for."""
+        d, ty = tokens.scales(at), f32 * SIDE
+        values = tokens.sums(at) if self.codes.has_m else None
+
+        def of_row(r: int, off: int) -> Val:
+            place = strip + at * 4 + (r * self.row_pitch + off)
+            return k.splat(k.load(place, f32, align=4), ty)
+
+        for r, total in enumerate(sums):
+            dot = k.load(made, i32 * SIDE, offset=r * LINE, align=LINE)
+            total.v = k.fma(dot.to(f32), d * of_row(r, self.scale_offs[0]), total.v)
+            if values is not None:
+                total.v = k.fma(of_row(r, self.scale_offs[1]), values, total.v)
+        k.fence()

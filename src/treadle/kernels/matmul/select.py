@@ -1,0 +1,388 @@
+"""Which matrix product serves a weight format, an instruction set and a number of tokens.
+
+What is shipped is a formula and a few measured rows. ``treadle tune`` measures a ``Table`` of a
+machine's own, which whoever builds a plan hands in: nothing here reads a file or keeps a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields, replace
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import Format, by_name
+from treadle.formats.format import Codes
+from treadle.jit.language import Isa
+from treadle.kernels.activation_layout import BLOCK, NARROW, Act
+from treadle.kernels.matmul.gated import Gated
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.gemv import GROUPED, Gemv, GroupGemv
+from treadle.kernels.matmul.gemv_spans import kind_of
+from treadle.kernels.matmul.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul.matrix import EDGE, SIDE, MatrixGemm
+from treadle.kernels.matmul.select_activation import (
+    by_words,
+    folds,
+    gemm_act,
+    gemv_act,
+    matrix_act,
+    on_matrix,
+)
+from treadle.kernels.matmul.select_strips import by_strips, fits_strips
+from treadle.kernels.matmul.strips import StripGemm
+from treadle.kernels.matmul.tile_ordered import OrderedGemm
+from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16, outer_registers
+from treadle.kernels.matmul.tile_pairs import PAIRS, pairs_registers
+from treadle.kernels.spec import round_up
+
+# Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
+GEMV_TOKENS = (1, 2, 4)
+# Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
+ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
+LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
+FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
+FEW_ROWS = 8  # of an expert: packing a panel takes longer than gemvs of GROUPED rows
+WAITED = 1.2  # times as long as threads work that the last of them may work
+GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
+
+Fields = Mapping[str, int]
+
+# What `treadle tune` tries, by kernel: fields that change its speed and not its meaning, and their
+# values. Fields of one stage are tried in all combinations; a later stage starts from the best of
+# those before.
+SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
+    "gemm": (
+        {"mr": (1, 2, 4, 8), "nr": (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24)},
+        {"fence": (0, 1, 2, 4, 8)},
+        {"kc": (0, 512, 1024, 2048, 4096)},
+    ),
+    "matrix": ({"mr": (2, 4, 8, 16), "kc": (0, 1024, 2048, 4096)},),
+    "gemv": ({"ahead": (0, 1024, 2048, 4096)}, {"mr": (1, 2, 4, 8, 16)}),
+}
+# Sums and rows of weights that a kernel may hold, in register files. A q8 tile keeps part of its
+# sums in L1 at little cost; decoding walks more rows than registers hold, for the memory's sake.
+ROOM = {"gemm": 1.25, "gemv": 2.0}
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was measured on one machine, for one instruction set; the shipped choice stands where
+    it says nothing.
+    """
+
+    gemm: Mapping[str, Fields] = field(default_factory=dict)  # by weight format
+    gemv: Mapping[tuple[str, int], Fields] = field(default_factory=dict)  # and tokens
+    gemv_tokens: Mapping[str, int] = field(default_factory=dict)  # the most that gemv is for
+    matrix: Mapping[str, Fields] = field(default_factory=dict)  # gemm on matrix registers
+    vector_tokens: Mapping[str, int] = field(default_factory=dict)  # the most they are not for
+
+    def is_gemv(self, w: str, tokens: int) -> bool:
+        """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` unpacked."""
+        return tokens in GEMV_TOKENS and tokens <= self.gemv_tokens.get(w, GEMV_TOKENS[-1])
+
+    def only_gemv(self, tokens: int) -> bool:
+        """Whether they do so in every format: then no tile is written past the last token."""
+        return all(self.is_gemv(w, tokens) for w in (*self.gemv_tokens, ""))
+
+    def is_matrix(self, w: str, isa: Isa, tokens: int) -> bool:
+        """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` on matrix
+        registers, where these serve it.
+        """
+        unit = isa.matrix
+        if unit is None:
+            return False
+        fmt = by_name(w)
+        fast = fmt.codes is None and matrix_act(fmt, isa) != "bf16x3"
+        few = unit.float_tokens if fast else unit.vector_tokens
+        return tokens > self.vector_tokens.get(w, few)
+
+    def updated(self, newer: Table) -> Table:
+        """This table with what another says put over it."""
+        return Table(
+            **{name: {**said, **newer.items()[name]} for name, said in self.items().items()}
+        )
+
+    def items(self) -> dict[str, Mapping[Any, Any]]:
+        """What it says, by field: one by format, or by format and tokens."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+SHIPPED = Table()
+
+
+def matmul(
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    tokens: int,
+    table: Table = SHIPPED,
+    *,
+    alone: bool = False,
+    **fields: Any,
+) -> Matmul:
+    """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more); ``alone``:
+    whatever else is in a batch, a token's results are the same to the bit.
+    """
+    if alone:
+        return exact(fmt, isa, k, tokens, table, **fields)
+    if table.is_gemv(fmt.name, tokens):
+        return gemv(fmt, isa, k, tokens, table, **fields)
+    matrix = table.is_matrix(fmt.name, isa, tokens)
+    strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
+    return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
+
+
+def few_rows(isa: Isa) -> int:
+    """An expert that so many rows meet has gemvs. More are faster with a panel."""
+    if isa.simt is not None:
+        return 0
+    return GROUPED if isa.matrix is not None else FEW_ROWS
+
+
+def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
+    """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
+    of a model that mostly has such weights.
+    """
+    if isa.matrix is not None:
+        return (*GEMV_TOKENS, isa.matrix.vector_tokens)
+    if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:
+        return tuple(sorted({*GEMV_TOKENS, isa.lanes // 2, *most}))
+    return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS
+
+
+def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
+    """The product that reads the blocks as they are."""
+    chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
+    act, kind = gemv_act(fmt, isa), kind_of(fmt, isa, k)
+    if act == "q8" and kind:
+        chosen |= {"spans": True, "mr": 1, "ahead": 0}
+    chosen |= table.gemv.get((fmt.name, tokens), {})
+    return Gemv(fmt.name, act, k, nr=tokens, **chosen, **fields)
+
+
+def group_gemv(
+    fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, *, of_tokens: bool = False, **fields: Any
+) -> GroupGemv:
+    """The one for an expert's rows, at most ``GROUPED`` at a time."""
+    one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, GROUPED))
+    return replace(GroupGemv.of_all(one, two, most), of_tokens=of_tokens)
+
+
+def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
+    """Rows that a gemv walks together. With more tokens their sums and what is unpacked of a row
+    have too few registers, and are spilt: fewer rows are faster then.
+    """
+    rows, large = dict(isa.tiles.gemv).get(tokens, 1), dict(isa.tiles.gemv_large)
+    if gemv_act(fmt, isa) == "q16":
+        return rows if tokens < GEMV_TOKENS[-1] else 1
+    if fmt.codes and fmt.codes.gathers:
+        return min(rows, GATHERED if tokens == 1 else max(large.values()))
+    if fmt.block >= LARGE_BLOCK:
+        return min(rows, large.get(tokens, 1))
+    if fmt.codes and fmt.dtype.itemsize < fmt.block:  # less than a byte each
+        return min(rows, 8 // tokens)
+    return rows
+
+
+def gemm(
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    table: Table = SHIPPED,
+    *,
+    matrix: bool = True,
+    tokens: int = MANY,
+    alone: bool = False,
+    **fields: Any,
+) -> Gemm:
+    """The product that packs panels, for any number of tokens; ``matrix``: on matrix registers
+    where they serve the format; ``tokens``: as many as batches mostly have, at most; ``alone``: for
+    single ones too, which words would take too long to pack for.
+    """
+    if matrix and on_matrix(fmt, isa):
+        act = matrix_act(fmt, isa)
+        assert act is not None, fmt.name
+        kc = matrix_kc(isa, k, NARROW[act])
+        rows = matrix_rows(isa, kc or k, NARROW[act])
+        shape: dict[str, Any] = {"mr": rows // isa.lanes, "kc": kc}
+        shape |= {"act": act, "nr": EDGE, **table.matrix.get(fmt.name, {})}
+        kind: type[Gemm] = MatrixGemm
+    else:
+        act = gemm_act(fmt, isa)
+        if tokens > FEW and not alone and by_words(fmt, isa):
+            act = "q16"
+        folded = act == "q8" and folds(fmt, isa)
+        codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
+        mr, nr = tile(isa, act, codes)
+        mr = isa.tiles.few[0] if tokens <= isa.tiles.few[1] else mr
+        if act == "f32" and tokens <= FEW:  # what fills a group up takes as long as tokens do
+            nr = -(-tokens // -(-tokens // nr))
+        shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
+        if act == "q8":
+            shape["unit"] = isa.tiles.unit
+        shape |= table.gemm.get(fmt.name, {})
+        kind = Gemm
+    if shape.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
+        shape["kc"] = 0
+    return kind(fmt.name, k=k, **shape, **fields)
+
+
+def exact(
+    fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
+) -> Gemm:
+    """The product that gives a token the same bits in every batch: one kernel for all of them, or
+    two that add in one order.
+    """
+    unit = isa.matrix
+    if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
+        few = isa.tiles.few[1]
+        some = few if few > GEMV_TOKENS[-1] else MANY
+        return gemm(fmt, isa, k, table, matrix=False, tokens=some, alone=True, **fields)
+    many = gemm(fmt, isa, k, table, **fields)
+    # Rows of large blocks are unpacked faster one by one than sixteen together.
+    if tokens > unit.vector_tokens or fmt.block >= LARGE_BLOCK:
+        return many
+    mr, nr = ORDERED[min(tokens, GEMV_TOKENS[-1])]
+    return OrderedGemm(fmt.name, many.act, k, mr, nr, kc=many.kc, **fields)
+
+
+def gated(
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    m: int,
+    fn: str,
+    out: Act,
+    tokens: int,
+    table: Table = SHIPPED,
+    *,
+    alone: bool = False,
+) -> Gated | None:
+    """The kernel that makes both products of a gated activation, ``m`` rows each, and the
+    activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
+    not fill, or is written for more tokens at a time than a tile has, and where rows are met in
+    strips.
+    """
+    if m % BLOCK or out.kind == "q16":
+        return None
+    if alone:
+        like = exact(fmt, isa, k, tokens, table)
+    else:
+        is_matrix = table.is_matrix(fmt.name, isa, tokens)
+        if not is_matrix and by_strips(fmt, isa, k, tokens) is not None:
+            return None
+        like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens)
+    if like.nr % out.together:
+        return None
+    mr, matrix = like.mr, isinstance(like, MatrixGemm)
+    if matrix:
+        # Two panels an item.
+        mr = min(mr, matrix_rows(isa, k, 2 * NARROW[like.act]) // isa.lanes)
+    return Gated(
+        fmt.name,
+        like.act,
+        k,
+        mr,
+        like.nr,
+        segments=2,
+        fence=like.fence,
+        folded=like.folded,
+        unit=like.unit,
+        matrix=matrix,
+        ordered=isinstance(like, OrderedGemm),
+        fn=fn,
+        m=m,
+        to=out.kind,
+        to_group=out.group,
+        to_sub=out.sub,
+        to_unit=out.unit,
+    )
+
+
+def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
+    """Rows of a panel: with so many parts, or so many panels an item, they lie in the second-level
+    cache beside the tokens that they meet.
+    """
+    assert isa.matrix is not None, isa.name
+    rows = EDGE
+    while rows < isa.matrix.panel_rows and n_parts * 2 * rows * k * 2 <= isa.matrix.panel_bytes:
+        rows *= 2
+    return rows
+
+
+def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
+    """Values of K in a panel of all the rows there may be: equal parts; 0 for all of them."""
+    assert isa.matrix is not None, isa.name
+    most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows * n_parts)
+    n = -(-k // most)
+    return round_up(-(-k // n), LARGE_BLOCK) if n > 1 else 0
+
+
+def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
+    """Vectors of rows and tokens of a tile."""
+    if act == "q16":
+        return isa.tiles.words
+    if act != "q8" or codes is None:
+        return isa.tiles.floats
+    if isa.tiles.unit == OUTER and not adds_in_i16(codes):
+        return isa.tiles.bytes_i32
+    return isa.tiles.bytes if codes.sub == BLOCK else isa.tiles.bytes16
+
+
+def family(spec: Matmul) -> str:
+    """What a spec is to SWEPT: its ``op``, or "matrix"."""
+    return "matrix" if isinstance(spec.product, MatrixGemm) else spec.op
+
+
+def fits(spec: Matmul, isa: Isa) -> bool:
+    """Whether a product of this shape can be used at all, and is not far too large to be fast.
+
+    Items are written whole, so their rows must fill the columns that y is padded to, and rows that
+    are walked together must fill an item. On matrix registers strips of an item are.
+    """
+    rows = spec.rows_per_item(isa.lanes)
+    if family(spec) == "matrix":
+        if isa.matrix is None or rows <= 0 or spec.nr != EDGE:
+            return False
+        return rows % EDGE == isa.matrix.panel_rows % rows == 0
+    if isinstance(spec, StripGemm):
+        return fits_strips(spec, isa)
+    whole = spec.mr > 0 and spec.nr > 0 and COLUMNS % rows == 0 and rows % spec.mr == 0
+    if isinstance(spec, Gemm) and spec.unit == OUTER:
+        return whole and outer_registers(spec) <= isa.regs
+    if isinstance(spec, Gemm) and spec.unit == PAIRS:
+        return whole and spec.nr % 2 == 0 and pairs_registers(spec, isa.lanes) <= isa.regs
+    return whole and spec.mr * (spec.nr + 1) <= ROOM[spec.op] * isa.regs
+
+
+def narrowed(
+    spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int, n_tokens: int = 0
+) -> Matmul:
+    """``spec`` with as many rows an item as leave each of so many threads one, where it is for
+    matrix registers: their panels are large. Strips cost nothing to cut: of these no thread waits
+    long for the last items. But of few rows and many tokens threads share these out. No sum is
+    taken otherwise for it.
+    """
+    strips = isinstance(spec, StripGemm)
+    least = SIDE if strips else EDGE
+    if family(spec) != "matrix" and not strips:
+        return spec
+    if n_tokens >= n_threads * max(sum(heights), 8 * spec.nr):
+        return spec
+    while spec.rows_per_item(lanes) > least:
+        n = spec.strips(heights, lanes)
+        if n >= n_threads and (not strips or round_up(n, n_threads) <= WAITED * n):
+            break
+        spec = replace(spec, mr=spec.mr // 2)
+    return spec
+
+
+def tokens_per_item(spec: Matmul, strips: int, n_tokens: int, n_threads: int) -> int:
+    """Tokens that an item handles: all, or part of them where ``strips`` of rows are few for so
+    many threads, at the price of packing a panel more than once.
+    """
+    if not isinstance(spec.product, Gemm):
+        return spec.nr
+    cuts = max(1, min(-(-n_tokens // (8 * spec.nr)), -(-n_threads * 4 // strips)))
+    return round_up(-(-n_tokens // cuts), spec.nr)

@@ -1,0 +1,71 @@
+"""What activations weights of a format are met with, on an instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.formats import Format
+from treadle.jit.language import Isa
+from treadle.kernels.activation_layout import BLOCK, DWORD
+from treadle.kernels.matmul.panel import code_size, code_top
+from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16
+
+
+def gemv_act(fmt: Format, isa: Isa) -> str:
+    """Decoding waits for memory, so floats keep all of their activations' bits. Bytes with a sign
+    meet words, as they do in prompts: where a dot of bytes is two steps, words take no more.
+    """
+    if fmt.codes is None or not isa.rounds:
+        return "f32"
+    whole = fmt.codes.scales is None and fmt.codes.groups(fmt.block) == [[*range(BLOCK // DWORD)]]
+    return "q16" if whole and by_words(fmt, isa) else "q8"
+
+
+def gemm_act(fmt: Format, isa: Isa) -> str:
+    """The activations of packed products: the narrowest that the weights lose nothing by."""
+    if fmt.codes and isa.rounds:
+        return "q8"
+    return "bf16" if (fmt.codes or fmt.act == "bf16") and isa.dot_bf16 else "f32"
+
+
+def by_words(fmt: Format, isa: Isa) -> bool:
+    """Whether prompts meet weights as i16, a scale to a span of both: codes of which no two dots
+    fit an i16 together, with a scale for every 32; and BF16. F16 has bits to lose, and codes that
+    are looked up in a grid are as slow so.
+    """
+    if not isa.shorts or not isa.tiles.words[0]:
+        return False
+    if codes := fmt.codes:
+        plain = codes.sub == BLOCK and not codes.has_m and not codes.gathers
+        return plain and isa.shorts.room(code_size(codes, isa)) < 2
+    return fmt.act == "bf16"
+
+
+def on_matrix(fmt: Format, isa: Isa) -> bool:
+    """Whether packed products are made by matrix registers: where bf16 holds weights and
+    activations better than, or as well as, what stands in the file holds them.
+    """
+    return isa.matrix is not None and matrix_act(fmt, isa) is not None
+
+
+def matrix_act(fmt: Format, isa: Isa) -> str | None:
+    """What weights and activations are on matrix registers: bf16, or where that would lose bits of
+    the weights two bf16 each, which hold all of an F16's, or three, which hold an F32's. None for
+    weights that have more, or where so many products take longer than vectors.
+    """
+    if fmt.codes or fmt.act == "bf16":
+        return "bf16"
+    n = {np.dtype(np.float16): 2, np.dtype(np.float32): 3}.get(np.dtype(fmt.dtype))
+    return f"bf16x{n}" if n and isa.matrix is not None and n <= isa.matrix.parts else None
+
+
+def folds(fmt: Format, isa: Isa) -> bool:
+    """Whether panels hold codes times their scales: where such large ones cost a dot nothing."""
+    folded = fmt.codes.folded if fmt.codes else None
+    if folded is None:
+        return False
+    if isa.tiles.unit == OUTER:
+        return adds_in_i16(folded)
+    if isa.shorts:  # signed codes cost more than scaling twice as often
+        return folded.top <= isa.dot4_top
+    return code_top(folded, isa) <= isa.dot4_top

@@ -1,0 +1,69 @@
+"""Which product of strips serves a weight format, an instruction set and a number of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.formats import Format
+from treadle.jit.language import Isa
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.matrix import SIDE
+from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.panel import is_staged, short_dots
+from treadle.kernels.matmul.select_activation import folds, gemm_act
+from treadle.kernels.matmul.strips import StripGemm
+from treadle.kernels.matmul.vector_bytes import LanesGemm
+from treadle.kernels.matmul.vector_floats import FloatLanes
+
+# Tokens on matrix registers, at most; vectors of rows of an item; groups of tokens in vectors.
+STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 16
+
+
+def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
+    """The product of rows that stay in the order of the file, for batches of up to ``tokens``, more
+    than a gemv is for; None where there is no such, or it is slower.
+    """
+    unit, codes, few = isa.matrix, fmt.codes, tokens <= isa.lanes // 2
+    if codes is None:
+        return float_lanes(fmt, isa, k, tokens, **fields)
+    if not isa.rounds:
+        return None
+    if unit is None:
+        if tokens > isa.tiles.lanes or folds(fmt, isa) or (few and not is_staged(fmt)):
+            return None
+        if isa.shorts and short_dots(codes, isa) < 2:  # codes with a sign: a dot takes five steps
+            return None
+        nr, groups = (isa.lanes // 2, 1) if few else (whole_lanes(isa), STRIP_GROUPS)
+        return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, groups=groups, **fields)
+    if unit.dot_bytes is None or tokens > STRIP_TOKENS or codes.top - codes.offset > 127:
+        return None
+    return BytesGemm(fmt.name, "q8", k, STRIP_ROWS, STRIP_TOKENS, **fields)
+
+
+def whole_lanes(isa: Isa) -> int:
+    """Tokens of a group of bytes: a vector of them, or two narrow ones, for which a row's dword is
+    put into all lanes once.
+    """
+    return max(isa.lanes, 16)
+
+
+def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> FloatLanes | None:
+    """The same of floats."""
+    act = gemm_act(fmt, isa)
+    if tokens > isa.tiles.float_lanes or (act == "bf16" and k % 2):
+        return None
+    few = tokens <= isa.lanes // 2
+    nr, groups = (isa.lanes // 2, 1) if few else (2 * isa.lanes, STRIP_GROUPS // 2)
+    return FloatLanes(fmt.name, act, k, STRIP_ROWS, nr, groups=groups, **fields)
+
+
+def fits_strips(spec: StripGemm, isa: Isa) -> bool:
+    """Whether such a product can be used at all."""
+    rows, few = spec.rows_per_item(isa.lanes), isa.lanes // 2
+    if isinstance(spec, BytesGemm):
+        fits = isa.matrix is not None and spec.nr == STRIP_TOKENS
+    elif isinstance(spec, FloatLanes):
+        fits = spec.nr in (few, 2 * isa.lanes)
+    else:
+        fits = isa.matrix is None and spec.nr in (few, whole_lanes(isa))
+    return fits and rows > 0 and COLUMNS % rows == rows % SIDE == 0

@@ -1,0 +1,252 @@
+"""Few tokens: products of rows in strips of 16, in the order of the file.
+
+A panel of many rows (``gemm.py``) is put in an order of its own, which takes as long as
+multiplying it by a few tokens. Here nothing is put in order: tokens, which `Act` has side by side,
+stand in the columns of a row's sums, one vector or two. Subclasses say how the sums of a strip's
+rows are made: of bytes that are unpacked first (``byte_strips.py``), or of floats as they stand
+(``vector_floats.py``). A strip has a few rows of each of an item's runs, which are streams of
+memory (``matrix.RUNS``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Operand, Val, Var
+from treadle.jit.types import Ty, f32, i32
+from treadle.kernels.activation_layout import BLOCK, DWORD, block_sums
+from treadle.kernels.format_blocks import At, WeightRows
+from treadle.kernels.matmul.epilogue import Out, Sums
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.matmul import Segment, Share, n_strips, pick_segment, shares
+from treadle.kernels.matmul.matrix import RUNS, SIDE
+from treadle.kernels.spec import Frame
+from treadle.kernels.transpose import transpose
+
+EACH = SIDE // RUNS  # rows of a run in a strip
+
+
+@dataclass(frozen=True)
+class StripGemm(Gemm):
+    """``mr * lanes`` a multiple of 16. ``groups`` of nr tokens meet a strip while it is at hand."""
+
+    groups: int = 1
+
+    @property
+    def per_scale(self) -> int:
+        """Values of K that share a scale: those of a product; 0 where there are no scales."""
+        return 0
+
+    @property
+    def n_products(self) -> int:
+        """Products over all of K that are scaled."""
+        return 0
+
+    @property
+    def has_m(self) -> bool:
+        """Whether they have minimums."""
+        return False
+
+    @property
+    def strip_bytes(self) -> int:
+        """Scratch for a strip that is unpacked."""
+        return 0
+
+    @property
+    def line(self) -> int:
+        """Bytes of a dword of each token."""
+        return DWORD * self.nr
+
+    @property
+    def made_bytes(self) -> int:
+        """Scratch for products that are not scaled yet."""
+        return 0
+
+    @property
+    def n_held(self) -> int:
+        """Strips that there are at once: with two the next is unpacked while one is multiplied."""
+        return 1
+
+    def scratch(self, lanes: int) -> int:
+        """Strips, products, the sums of all rows, and those of the tokens' values."""
+        n_lines = self.groups * (self.rows_per_item(lanes) + self.n_products * self.has_m)
+        return self.n_held * self.strip_bytes + self.made_bytes + n_lines * self.line
+
+    def begin(self, k: Builder, made: Val) -> None:
+        """Before all products of a call; ``made``: that scratch."""
+
+    def end(self, k: Builder) -> None:
+        """After them."""
+
+    def unpack(self, k: Builder, strip: Strip) -> None:
+        """A strip's rows, to where it is held."""
+
+    def sums(
+        self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
+    ) -> Iterator[tuple[Val | int, Var]]:
+        """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``, or with the
+        first half where there are no more. Where two strips are held, unpacks what comes ``soon``.
+        """
+        raise NotImplementedError
+
+    def in_lanes(
+        self,
+        k: Builder,
+        tokens: Tokens,
+        sums: Callable[[int], Iterator[tuple[Val | int, Var]]],
+    ) -> Iterator[tuple[Val | int, Var]]:
+        """What ``sums`` gives for so many tokens: nr, or half of them, where more groups than one
+        meet a strip and the last may have so few.
+        """
+        if self.groups == 1:
+            yield from sums(self.nr)
+            return
+        half = self.nr // 2
+        with k.if_else(tokens.stop - tokens.first > half) as (many, few):
+            for n, branch in ((self.nr, many), (half, few)):
+                with branch:
+                    yield from sums(n)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        rows = self.rows_per_item(isa.lanes)
+        share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
+        size = self.strip_bytes
+        strips, made = frame.scratch, frame.scratch + self.n_held * size
+        sums = made + self.made_bytes
+        sums_bytes = rows * self.line  # of a group
+        totals = sums + self.groups * sums_bytes
+
+        def begin(item: Val) -> tuple[Share, Segment, Strip]:
+            share = share_of(item)
+            seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
+            left = seg.rows.m - seg.rows.first
+            n = k.min((left + (SIDE - 1)) // SIDE, rows // SIDE)
+            return share, seg, Strip(seg.rows, n, k.i64(0), strips)
+
+        self.begin(k, made)
+        if self.n_held > 1:
+            _, _, first = begin(frame.begin)
+            self.unpack(k, first)
+        full = k.var(k.i64(0))  # which strip is unpacked
+        with k.loop(frame.end, start=frame.begin) as item:
+            share, seg, first = begin(item)
+            _, _, last = begin(k.min(item + 1, frame.end - 1))
+            n = first.n
+            step = self.groups * self.nr
+            with k.loop(share.stop, start=share.start, step=step) as token:
+                met = Tokens(k, self, frame.x, token, share.stop, totals)
+                met.prepare()
+                then = last.unless(k, token + step < share.stop, first)
+                with k.loop(n) as s:
+                    here = Strip(seg.rows, n, s, strips + full.v * size)
+                    if self.n_held > 1:
+                        full.v = k.i64(1) - full.v
+                    else:
+                        self.unpack(k, here)
+                    soon = then.unless(k, s + 1 < n, Strip(seg.rows, n, s + 1, strips))
+                    soon.held = strips + full.v * size
+                    for g, tokens in met.each():
+                        for r, total in self.sums(k, here, tokens, made, soon):
+                            row = here.row(r // EACH, r % EACH)
+                            _keep(k, sums + (g * sums_bytes + row * self.line), total.v, self.nr)
+                for g, tokens in met.each():
+                    out = Out(k, self, frame, seg, tokens.first)
+                    with k.loop(n) as s:
+                        place = sums + (g * sums_bytes + s * (SIDE * self.line))
+                        out.store(_columns(k, place, self.nr), s * SIDE, False, add=False)
+        self.end(k)
+
+
+def _keep(k: Builder, at: Val, sums: Val, n: int) -> None:
+    """A row's sums, of ``n`` tokens; of those that are not there zeros."""
+    for i in range(0, n, sums.ty.lanes):
+        k.store(at, k.zero(sums.ty) if i else sums, offset=4 * i, align=sums.ty.n_bytes)
+
+
+def _columns(k: Builder, sums: Val, n: int) -> Sums:
+    """What ``Out`` writes, of 16 rows with ``n`` tokens."""
+    held = [k.load(sums, i32 * n, offset=r * 4 * n, align=4 * n) for r in range(SIDE)]
+    for i, column in enumerate(transpose(k, held, k.isa.lanes)):
+        for j, v in enumerate(column):
+            yield v.ty.lanes * j, i, v.bits(f32 * v.ty.lanes)
+
+
+@dataclass
+class Strip:
+    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs. ``held``: where they
+    are unpacked.
+    """
+
+    rows: WeightRows
+    n: Val
+    s: Val
+    held: Val
+
+    def row(self, run: Val | int, r: Operand) -> Val:
+        """Which of the item's rows the ``r``-th of a run's is."""
+        return self.n * (run * EACH) + self.s * EACH + r
+
+    def weights(self, k: Builder, run: Val | int, r: Val) -> At:
+        """Where that row is."""
+        return self.rows.row(k, self.row(run, r))
+
+    def unless(self, k: Builder, holds: Val, other: Strip) -> Strip:
+        """This strip, or another one if something holds."""
+        mine, its = ([*each.rows.values, each.n, each.s] for each in (self, other))
+        *rows, n, s = (k.select(holds, b, a) for a, b in zip(mine, its, strict=True))
+        return Strip(self.rows.of(rows), n, s, self.held)
+
+
+class Tokens:
+    """Those of an item that meet a strip, from ``first`` on and before ``stop``, in groups of nr;
+    ``room``: for the sums of the values that share a minimum.
+    """
+
+    def __init__(
+        self, k: Builder, spec: StripGemm, x: Val, first: Val, stop: Val, room: Val
+    ) -> None:
+        self.k, self.spec, self.x_all, self.first, self.stop = k, spec, x, first, stop
+        self.act, self.room, self.line = spec.layout(), room, spec.line
+        self.x = x + first // spec.nr * self.act.group_bytes
+
+    def each(self) -> Iterator[tuple[Val, Tokens]]:
+        """The groups, by number: what follows is done for each."""
+        k, nr, n = self.k, self.spec.nr, self.spec.groups
+        if n == 1:
+            yield k.i64(0), self
+            return
+        left = k.min(self.stop - self.first, k.i64(n * nr))
+        with k.loop((left + (nr - 1)) // nr) as g:
+            room = self.room + g * (self.spec.n_products * self.line)
+            yield g, Tokens(k, self.spec, self.x_all, self.first + g * nr, self.stop, room)
+
+    def prepare(self) -> None:
+        """Make those sums."""
+        if self.spec.has_m:
+            for _, group in self.each():
+                with self.k.loop(self.spec.n_products) as at:
+                    sums = block_sums(self.k, group.comp(at), group.scales(at))
+                    self.k.store(group.room + at * self.line, sums, align=self.line)
+
+    def _load(self, at: Val, ty: Ty, off: int, n: int) -> Val:
+        """Of the first ``n`` tokens, or of all."""
+        n = n or self.spec.nr
+        return self.k.load(at, ty * n, offset=off, align=4 * n)
+
+    def dwords(self, at: Val, n: int = 0) -> Val:
+        """The ``at``-th of K."""
+        return self._load(self.x + at * self.line, i32, 0, n)
+
+    def comp(self, at: Val, n: int = 0) -> Val:
+        """What stands for the sum of the ``at``-th product's values of K."""
+        return self._load(self.x + at * self.line, i32, self.act.comp_off, n)
+
+    def scales(self, at: Val, n: int = 0) -> Val:
+        """Of the ``at``-th product's values of K."""
+        place = self.x + at // (BLOCK // self.spec.per_scale) * self.line
+        return self._load(place, f32, self.act.d_off, n)
+
+    def sums(self, at: Val, n: int = 0) -> Val:
+        """Of those values."""
+        return self._load(self.room + at * self.line, f32, 0, n)

@@ -1,0 +1,109 @@
+"""The shape of a product in tiles: what a gemm and its tile loops share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import Format
+from treadle.kernels.activation_layout import (
+    DWORD,
+    NARROW,
+    SPAN,
+    STEP_BITS,
+    Act,
+    bf16_bits,
+    from_bf16_bits,
+    word_scales_ref,
+    words_ref,
+)
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.spec import round_up
+
+
+@dataclass(frozen=True)
+class Tiled(Matmul):
+    """Panels of ``mr * lanes`` rows, tiles of ``nr`` tokens.
+
+    With ``kc`` all tokens meet that many values of K before any meets the next: so much of a panel
+    stays in the first-level cache, and the sums wait in y meanwhile. ``fence`` is the number of
+    dwords of K after which LLVM may not move a load: it would hoist them all and spill. ``folded``:
+    panels hold codes that scales are multiplied into already.
+    """
+
+    kc: int = 0  # a multiple of 32; 0: all of K at once
+    fence: int = 1  # 0: none
+    folded: bool = False  # only q8, and of formats that can
+    unit: int = DWORD  # q8: values of K that follow each other in a panel's column
+
+    @property
+    def fmt(self) -> Format:
+        """The format, its codes as a panel has them."""
+        fmt = super().fmt
+        if not self.folded:
+            return fmt
+        assert self.act == "q8", self.act
+        assert fmt.codes is not None, fmt.name
+        assert fmt.codes.folded is not None, fmt.name
+        return replace(fmt, codes=fmt.codes.folded)
+
+    def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
+        """A segment's weights as a panel holds them, float64 ``[M, K]``."""
+        weights = super().weights_ref(w, rows)
+        if self.act == "q16":
+            if self.fmt.codes:
+                words, d = _words_of_codes_ref(
+                    self.fmt, self.fmt.join(w).reshape(rows, -1), weights
+                )
+            else:
+                words, d = words_ref(weights.astype(np.float32))
+            return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
+        if self.act not in NARROW:
+            return weights
+        parts = bf16_bits(weights.astype(np.float32), NARROW[self.act])
+        return np.asarray(sum(from_bf16_bits(part) for part in parts))
+
+    def layout(self) -> Act:
+        if self.act != "q8":
+            return Act(self.act, self.k, self.nr)
+        return Act(self.act, self.k, self.nr, self.sub, max(self.unit, DWORD))
+
+    def rows_per_item(self, lanes: int) -> int:
+        return self.mr * lanes
+
+    @property
+    def lane_bytes(self) -> int:
+        """Scratch for what each token, and each accumulator, needs in every lane."""
+        return round_up(4 * self.nr * (self.n_sums + self.mr), 64)
+
+    @property
+    def n_sums(self) -> int:
+        """How many sums of a token the codes that share a scale have minimums for."""
+        return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
+
+
+def _words_of_codes_ref(
+    fmt: Format, rows: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """``words_ref`` of rows of codes: a span's largest is what its largest scale makes of the
+    largest code there can be, and a code's step is rounded. The scales are what the rows come to
+    with the lowest code everywhere.
+    """
+    codes, shape = fmt.codes, (len(weights), -1, SPAN)
+    assert codes is not None, fmt.name
+    low = rows.copy()
+    lows = low.view(fmt.dtype)["qs"]
+    lows[:] = np.iinfo(lows.dtype).min
+    scales = fmt.dequantize_rows(low) / np.float64(min(codes.levels, default=-codes.offset))
+    found = np.rint(np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0))
+    missing = (0, 0), (0, -weights.shape[1] % SPAN)
+    scales, found = (np.pad(a, missing).reshape(shape) for a in (scales.astype(np.float32), found))
+    inverse, d = word_scales_ref(np.abs(scales).max(-1) * np.float32(codes.most))
+    steps = np.rint((scales * inverse[:, :, None]).astype(np.float64) * (1 << STEP_BITS))
+    words = np.floor(found * steps / (1 << STEP_BITS) + 0.5)
+    return words.astype(np.int16).reshape(len(weights), -1), d

@@ -1,0 +1,115 @@
+"""Few tokens in vectors: a dword of a row, four codes, in every lane, and in the lanes tokens.
+
+To load a dword into all lanes takes no arithmetic, so what is left beside the dots and the scales
+is to unpack the rows, in the order of the file (``byte_strips.py``)::
+
+    acc[r] += dot4(codes[r][kd] in every lane, x[kd])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Val, Var
+from treadle.jit.types import f32, i8, i32
+from treadle.kernels.activation_layout import DWORD, scaled_comp
+from treadle.kernels.matmul.byte_strips import AT_ONCE, ByteStrips
+from treadle.kernels.matmul.matrix import SIDE
+from treadle.kernels.matmul.panel import code_offset, code_top, code_type, short_dots
+from treadle.kernels.matmul.strips import EACH, Strip, Tokens
+from treadle.kernels.spec import LINE
+
+VECTORS = 8  # of sums, in registers at once
+
+
+@dataclass(frozen=True)
+class LanesGemm(ByteStrips):
+    """``nr``: lanes of a vector, half as many, or those of two."""
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}_lanes"
+
+    def stored(self, k: Builder, codes: Val) -> Val:
+        return codes + (code_offset(self.codes, k.isa) - self.codes.offset)
+
+    def sums(
+        self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
+    ) -> Iterator[tuple[Val | int, Var]]:
+        return self.in_lanes(k, tokens, lambda n: self._sums(k, strip.held, tokens, soon, n))
+
+    def _sums(
+        self, k: Builder, strip: Val, tokens: Tokens, soon: Strip, n: int
+    ) -> Iterator[tuple[Val | int, Var]]:
+        """With ``n`` tokens: a few rows at a time, from the first value of K to the last. The next
+        strip's are asked for meanwhile; to unpack them, too, would leave too few registers.
+        """
+        turns, rest = divmod(self.n_products, AT_ONCE)
+        n_rows = VECTORS // -(-n // k.isa.lanes)
+        with k.loop(SIDE, step=n_rows) as first:
+            sums = [k.var(k.zero(f32 * n)) for _ in range(n_rows)]
+            rows = strip + first * self.row_pitch
+            with k.loop(turns) as turn:
+                for i in range(n_rows // EACH):
+                    self._ask(k, soon, first // EACH + i, turn)
+                with k.loop((turn + 1) * AT_ONCE, start=turn * AT_ONCE) as at:
+                    self._product(k, rows, tokens, at, sums)
+            if rest:
+                with k.loop(self.n_products, start=turns * AT_ONCE) as at:
+                    self._product(k, rows, tokens, at, sums)
+            yield from ((first + r, total) for r, total in enumerate(sums))
+
+    def _ask(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
+        """For a turn's share of the rows that a strip has of a run, which are neighbours."""
+        first = strip.weights(k, run, k.i64(0))
+        for p, stride in zip(first.parts, self.fmt.strides, strict=True):
+            n_bytes = EACH * self.k // self.fmt.block * stride
+            n = -(-n_bytes // (LINE * self.turns))
+            for i in range(n):
+                k.prefetch(p + (turn * n + i) * LINE, 2)
+
+    def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
+        """Of the values of K that share the ``at``-th scale, with a row for each of ``sums``."""
+        n, codes, offset = sums[0].v.ty.lanes, self.codes, code_offset(self.codes, k.isa)
+        start = scaled_comp(offset, tokens.comp(at, n)) if offset else k.zero(i32 * n)
+        acc = self._dots(k, rows, tokens, at, k.split(start, min(n, k.isa.lanes)), len(sums))
+        d, values = tokens.scales(at, n), tokens.sums(at, n) if codes.has_m else None
+        for r, total in enumerate(sums):
+            place = rows + (at * DWORD + r * self.row_pitch)
+            scales = [
+                k.splat(k.load(place, f32, offset=off, align=DWORD), d.ty)
+                for off in self.scale_offs
+            ]
+            total.v = k.fma(k.concat(*acc[r]).to(f32), d * scales[0], total.v)
+            if values is not None:
+                total.v = k.fma(scales[1], values, total.v)
+        k.fence()
+
+    def _dots(
+        self, k: Builder, rows: Val, tokens: Tokens, at: Val, start: list[Val], n_rows: int
+    ) -> list[list[Val]]:
+        """Those of the codes, by row and vector of tokens, on top of ``start``. As many as an i16
+        holds are added up there first, where the machine has such.
+        """
+        isa, codes, n_steps = k.isa, self.codes, self.per_scale // DWORD
+        width, top, room = start[0].ty.lanes, code_top(codes, isa), short_dots(codes, isa)
+        dots, ty = i32 * width, code_type(codes, isa) * (DWORD * width)
+        acc = [start] * n_rows
+        short: list[list[Val | None]] = [[None] * len(start)] * n_rows
+        for step in range(n_steps):
+            loaded = tokens.dwords(at * n_steps + step, width * len(start))
+            xs = [x.bits(i8 * (DWORD * width)) for x in k.split(loaded, width)]
+            for r, mine in enumerate(acc):
+                place = rows + (at * self.per_scale + r * self.row_pitch)
+                w = k.splat(k.load(place, i32, offset=step * DWORD, align=DWORD), dots).bits(ty)
+                if not (isa.shorts and room):
+                    acc[r] = [isa.dot4(k, a, w, x, top) for a, x in zip(mine, xs, strict=True)]
+                    continue
+                made = [isa.shorts.dot(k, s, w, x) for s, x in zip(short[r], xs, strict=True)]
+                short[r] = [*made]
+                if (step + 1) % room == 0 or step + 1 == n_steps:
+                    acc[r] = [isa.shorts.widen(k, a, s) for a, s in zip(mine, made, strict=True)]
+                    short[r] = [None] * len(start)
+            k.fence()
+        return acc

@@ -1,0 +1,49 @@
+"""The system is asked for the experts that tokens have chosen, if memory does not hold all."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa
+from treadle.jit.types import i32, i64
+from treadle.kernels.matmul.matmul import TILE
+from treadle.kernels.spec import Args, Frame, Spec, load_record
+
+
+@dataclass(frozen=True)
+class Fetch(Spec):
+    """Calls ``call(address, bytes, advice)``, a C function, for an expert's part of each of ``n``
+    arrays: from the beginning of the page of ``page`` bytes that it begins in to its end.
+
+    ``w``: an array's address; ``length``: bytes of an expert's part of it; ``pitch``: from one's to
+    the next one's. The experts are ``chosen``'s, i32, or ``tiles``', as ``Sort`` writes them.
+    Items: those of ``chosen``, or the tiles. What the function answers is of no use here: weights
+    that were not fetched are read when a product meets them.
+    """
+
+    op: ClassVar[str] = "fetch"
+    args = Args("chosen:in? tiles:in? call:const advice page", each="w length pitch")
+    n: int
+    tiled: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | {"tiles" if self.tiled else "chosen"}
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        call, advice = frame.call, frame.advice.to(i32)
+        with k.loop(frame.end, start=frame.begin) as item:
+            if self.tiled:
+                at = frame.tiles + (8 + item * TILE.itemsize)
+                expert = load_record(k, at, TILE)["expert"]
+            else:
+                expert = k.load(frame.chosen + item * 4, i32).to(i64)
+            for i in range(self.n):
+                begin = frame.each("w", i) + expert * frame.each("pitch", i)
+                early = begin % frame.page
+                length = frame.each("length", i) + early
+                k.call_pointer(call, i32, [begin - early, length, advice])
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        """Nothing: it changes no value."""

@@ -1,0 +1,315 @@
+"""Which experts a token has, and which rows are multiplied together for it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32, i64
+from treadle.kernels.elementwise.elementwise import map_row
+from treadle.kernels.matmul.matmul import TILE
+from treadle.kernels.spec import Args, Frame, Spec, round_up
+
+PADDED = 16  # f32 values that scores in scratch are padded to
+LEAST = 1e-20  # of what weights are divided by
+LOWEST = -3e38  # below every score, and finite
+
+
+@dataclass(frozen=True)
+class Route(Spec):
+    """A token's ``n_used`` experts of ``n`` by their scores, and what each weighs.
+
+    ``p = softmax(scores)`` or the sigmoid of each. Those with the largest ``p + bias`` are chosen,
+    the largest first, of equal ones the first; a softmax without bias is not needed for that, and
+    scores themselves decide. With groups (neighbours) only experts of the best groups are, where a
+    group is as good as its best expert, or with a sigmoid as its two best together. An expert
+    weighs ``scale * p``; with ``norm`` those of a token are divided by their sum first. With
+    ``own`` that is multiplied by what ``scales`` has for the expert.
+
+    ``jitter`` (SparseMixer, arXiv 2409.12136): p is another one for each choice: the softmax of the
+    scores that are left and near the best of them, ``best - score <= 2 jitter max(|score|, best)``.
+
+    ``per``: so many neighbours are one expert, which is what ``chosen`` says; some may be the same.
+
+    ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``. Items:
+    tokens.
+    """
+
+    op: ClassVar[str] = "route"
+    args = Args("scores:in bias:const? scales:const? chosen:out weights:out stride")
+    n: int
+    n_used: int
+    gating: str
+    norm: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    n_groups: int = 1
+    n_groups_used: int = 1
+    own: bool = False
+    jitter: float = 0.0
+    per: int = 1
+
+    @property
+    def needs(self) -> set[str]:
+        asked = {"bias": self.bias, "scales": self.own}
+        return self.args.required | {name for name, on in asked.items() if on}
+
+    @property
+    def by_p(self) -> bool:
+        """Whether p chooses, not the scores."""
+        return self.bias or self.gating == "sigmoid"
+
+    @property
+    def n_best(self) -> int:
+        """So many of a group's experts say how good it is."""
+        return min(2 if self.gating == "sigmoid" else 1, self.n // self.n_groups)
+
+    def scratch(self, lanes: int) -> int:
+        padded = round_up(self.n, PADDED)
+        return 4 * (3 * padded + round_up(self.n_groups, PADDED))
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        pitch = 4 * round_up(self.n, PADDED)
+        p, rank, spare = (frame.scratch + i * pitch for i in range(3))
+        with k.loop(frame.end, start=frame.begin) as token:
+            row = frame.scores + token * frame.stride * 4
+            if not self.jitter:
+                self._probabilities(k, row, p)
+            if self.bias:
+                map_row(k, self.n, rank, lambda a, b: a + b, p, frame.bias)
+            else:
+                map_row(k, self.n, rank, lambda a: a, p if self.by_p else row)
+            if self.n_groups_used < self.n_groups:
+                self._keep_groups(k, rank, spare, spare + pitch)
+            total = k.var(k.const(0.0, f32))
+            place = token * (4 * self.n_used)
+            with k.loop(self.n_used) as s:
+                best, top = take_best(k, rank, self.n)
+                weight = self._near(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
+                expert = best // self.per if self.per > 1 else best
+                k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
+                k.store(frame.weights + place, weight, offset=s * 4)
+                total.v = total.v + weight
+            factor = k.const(self.scale, f32)
+            if self.norm:
+                factor = factor / k.max(total.v, LEAST)
+            with k.loop(self.n_used) as s:
+                at = frame.weights + place + s * 4
+                weight = k.load(at, f32) * factor
+                if self.own:
+                    expert = k.load(frame.chosen + place, i32, offset=s * 4).to(i64)
+                    weight = weight * k.load(frame.scales + expert * 4, f32)
+                k.store(at, weight)
+
+    def _probabilities(self, k: Builder, row: Val, p: Val) -> None:
+        lanes = k.isa.lanes
+        if self.gating == "sigmoid":
+            map_row(k, self.n, p, lambda v: math.sigmoid(k, v), row)
+            return
+        tops, sums = k.var(k.const(float("-inf"), f32 * lanes)), k.var(k.zero(f32 * lanes))
+
+        def top(c: Val, count: int) -> None:
+            v = first_of(k, row + c * (4 * lanes), count, float("-inf"))
+            tops.v = k.max(tops.v, v)
+
+        k.runs(self.n, lanes, top)
+        most = k.splat(k.reduce(tops.v, k.max), f32 * lanes)
+
+        def power(c: Val, count: int) -> None:
+            v = math.exp(k, first_of(k, row + c * (4 * lanes), count, float("-inf")) - most)
+            k.store_first(p + c * (4 * lanes), v, count)
+            sums.v = sums.v + v
+
+        k.runs(self.n, lanes, power)
+        share = k.splat(1.0 / k.sum(sums.v), f32 * lanes)
+        map_row(k, self.n, p, lambda v: v * share, p)
+
+    def _near(self, k: Builder, rank: Val, top: Val) -> Val:
+        """What the best weighs, beside those in ``rank`` that are near it."""
+        ty, lanes = f32 * k.isa.lanes, k.isa.lanes
+        most, sums = k.splat(top, ty), k.var(k.zero(ty))
+
+        def add(c: Val, count: int) -> None:
+            v = first_of(k, rank + c * (4 * lanes), count, float("-inf"))
+            far = most - v > k.max(k.abs(v), most) * (2 * self.jitter)
+            sums.v = sums.v + k.select(far, k.zero(ty), math.exp(k, v - most))
+
+        k.runs(self.n, lanes, add)
+        return 1.0 / (k.sum(sums.v) + 1.0)
+
+    def _keep_groups(self, k: Builder, rank: Val, spare: Val, groups: Val) -> None:
+        """Make the rank of experts in groups that are not among the best minus infinity."""
+        per = self.n // self.n_groups
+        map_row(k, self.n, spare, lambda v: v, rank)
+        with k.loop(self.n_groups) as g:
+            total = k.const(0.0, f32)
+            for _ in range(self.n_best):
+                total = total + take_best(k, spare + g * (4 * per), per)[1]
+            k.store(groups + g * 4, total)
+        for _ in range(self.n_groups_used):
+            take_best(k, groups, self.n_groups)
+        with k.loop(self.n_groups) as g:
+            left = k.load(groups + g * 4, f32) > LOWEST
+            with k.if_(left), k.loop(per) as e:
+                k.store(rank + (g * per + e) * 4, k.const(float("-inf"), f32))
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n = int(run["n_tokens"])
+        scores = args.scores.reshape(-1, args.stride)[:n, : self.n].astype(np.float64)
+        if self.gating == "sigmoid":
+            p = 1 / (1 + np.exp(-scores))
+        else:
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            p = p / p.sum(-1, keepdims=True)
+        rank = p if self.by_p else scores
+        if self.bias:
+            rank = rank + args.bias[: self.n]
+        if self.n_groups_used < self.n_groups:
+            groups = rank.reshape(n, self.n_groups, -1)
+            good = np.sort(groups, -1)[..., -self.n_best :].sum(-1)
+            kept = np.argsort(-good, kind="stable")[:, : self.n_groups_used]
+            hidden = np.ones((n, self.n_groups, 1), bool)
+            np.put_along_axis(hidden[..., 0], kept, False, -1)
+            rank = np.where(hidden, -np.inf, groups).reshape(n, -1)
+        chosen = np.argsort(-rank, kind="stable")[:, : self.n_used]
+        weights = np.take_along_axis(p, chosen, -1)
+        if self.jitter:
+            weights = self._near_ref(scores, chosen)
+        if self.norm:
+            weights = weights / np.maximum(weights.sum(-1, keepdims=True), LEAST)
+        if self.own:
+            weights = weights * args.scales[chosen]
+        args.chosen[: chosen.size] = chosen.ravel() // self.per
+        args.weights[: chosen.size] = (weights * self.scale).ravel()
+
+    def _near_ref(self, scores: Any, chosen: Any) -> Any:
+        """What each of those chosen weighs at its turn."""
+        left, weights = scores.copy(), np.zeros(chosen.shape)
+        for s, best in enumerate(chosen.T):
+            top = np.take_along_axis(scores, best[:, None], -1)
+            far = top - scores > np.maximum(np.abs(scores), top) * (2 * self.jitter)
+            weights[:, s] = 1 / np.exp(np.where(far, -np.inf, left - top)).sum(-1)
+            np.put_along_axis(left, best[:, None], -np.inf, -1)
+        return weights
+
+
+def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
+    """The first of the largest of ``n`` values and where it is; minus infinity in its place."""
+    lanes = k.isa.lanes
+    ty, places = f32 * lanes, i32 * lanes
+    best, place = k.var(k.const(float("-inf"), ty)), k.var(k.zero(places))  # of each lane
+
+    def look(c: Val, count: int) -> None:
+        v = first_of(k, at + c * (4 * lanes), count, float("-inf"))
+        better = v > best.v
+        here = k.splat((c * lanes).to(i32), places) + k.const(range(lanes), places)
+        best.v, place.v = k.select(better, v, best.v), k.select(better, here, place.v)
+
+    k.runs(n, lanes, look)
+    top = k.reduce(best.v, k.max)
+    among = k.select(best.v.eq(k.splat(top, ty)), place.v, k.const(n, places))
+    first = k.reduce(among, k.min).to(i64)
+    k.store(at + first * 4, k.const(float("-inf"), f32))
+    return first, top
+
+
+def first_of(k: Builder, at: Val, count: int, rest: float) -> Val:
+    """``count`` values in a vector, ``rest`` behind them."""
+    ty = f32 * k.isa.lanes
+    v = k.load_first(at, ty, count)
+    if count == ty.lanes:
+        return v
+    return k.select(k.const(range(ty.lanes), i32.like(ty)) < count, v, k.const(rest, ty))
+
+
+def blocks_most(n_slots: int, n_experts: int, block: int) -> int:
+    """Tiles of at most, or blocks of, so many rows that so many slots make at most."""
+    return min(n_experts, n_slots) + n_slots // block
+
+
+@dataclass(frozen=True)
+class Sort(Spec):
+    """A counting sort of the batch's *slots* (``n_used`` for each token) by expert, so that those
+    of one expert are rows that follow each other. An expert's rows begin at a multiple of
+    ``block``, and rows that fill the last one are its first row again. Experts with no more slots
+    than ``over``, or more than ``upto`` if that is given, are left out.
+
+    ``tiles``: how many, i64, then TILE records: at most ``most`` rows of one expert, without the
+    repeated ones. ``rows``: how many blocks, i64, then of each row the token, i32. ``places`` i32:
+    of each slot the row, from ``first`` on. One item.
+    """
+
+    op: ClassVar[str] = "sort"
+    args = Args("chosen:in tiles:out rows:out places:out first")
+    n: int
+    n_used: int
+    block: int
+    most: int  # a multiple of ``block``
+    over: int = 0
+    upto: int = 0
+
+    def scratch(self, lanes: int) -> int:
+        return 8 * self.n
+
+    def is_in(self, n: Val) -> Val:
+        """Whether an expert with so many slots is not left out."""
+        return (n > self.over) & (n <= self.upto) if self.upto else n > self.over
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        n_slots, cursor = frame.run("n_tokens") * self.n_used, frame.scratch
+        with k.loop(self.n) as e:
+            k.store(cursor + e * 8, k.i64(0))
+
+        def at(slot: Val) -> Val:
+            return cursor + k.load(frame.chosen + slot * 4, i32).to(i64) * 8
+
+        with k.loop(n_slots) as slot:
+            k.store(at(slot), k.load(at(slot), i64) + 1)
+        n_tiles, row = k.var(k.i64(0)), k.var(k.i64(0))
+        with k.loop(self.n) as e:
+            n = k.load(cursor + e * 8, i64)
+            n = k.select(self.is_in(n), n, k.i64(0))
+            k.store(cursor + e * 8, k.select(n > 0, row.v, k.i64(-1)))
+            with k.loop(n, step=self.most) as first:
+                tile = frame.tiles + (8 + n_tiles.v * TILE.itemsize)
+                for i, v in enumerate((e, row.v + first, k.min(n - first, self.most))):
+                    k.store(tile, v, offset=8 * i)
+                n_tiles.v = n_tiles.v + 1
+            row.v = row.v + (n + (self.block - 1)) // self.block * self.block
+        k.store(frame.tiles, n_tiles.v)
+        k.store(frame.rows, row.v // self.block)
+        tokens = frame.rows + 8
+        with k.loop(n_slots) as slot:
+            place = k.load(at(slot), i64)
+            with k.if_(place >= 0):
+                token = (slot // self.n_used).to(i32)
+                k.store(tokens + place * 4, token)
+                k.store(frame.places + slot * 4, (frame.first + place).to(i32))
+                # The rest of the block, which the expert's next rows replace.
+                with k.if_((place % self.block).eq(0)), k.loop(self.block, start=1) as j:
+                    k.store(tokens + (place + j) * 4, token)
+                k.store(at(slot), place + 1)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        chosen = args.chosen[: int(run["n_tokens"]) * self.n_used]
+        tiles, tokens, row = [], [], 0
+        for e in range(self.n):
+            slots = np.flatnonzero(chosen == e)
+            if not self.over < len(slots) <= (self.upto or len(slots)):
+                continue
+            args.places[slots] = args.first + row + np.arange(len(slots))
+            for first in range(0, len(slots), self.most):
+                tiles.append((e, row + first, min(len(slots) - first, self.most)))
+            filled = round_up(len(slots), self.block)
+            tokens += (slots // self.n_used).tolist()
+            if filled > len(slots):
+                spare = slots[len(slots) // self.block * self.block] // self.n_used
+                tokens += [int(spare)] * (filled - len(slots))
+            row += filled
+        args.tiles[: 1 + 3 * len(tiles)] = [len(tiles), *np.array(tiles, np.int64).ravel()]
+        args.rows[:2].view(np.int64)[0] = row // self.block
+        args.rows[2 : 2 + row] = tokens

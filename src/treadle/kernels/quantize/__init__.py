@@ -1,0 +1,1 @@
+"""Searches for the scales of quantised blocks; their twins are in ``formats/``."""

@@ -1,0 +1,145 @@
+"""The search for scales where four weights are a point of a codebook, and signs lie apart; twins
+are ``formats/scale_search.py`` and ``formats/nearest.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import by_name
+from treadle.formats.nearest import NEARBY, Nearest
+from treadle.formats.scale_search import Fit
+from treadle.jit.language import Builder, Val
+from treadle.jit.types import f32, i32
+from treadle.kernels.quantize.columns import Columns
+from treadle.kernels.quantize.ladder import TOGETHER, LadderSearchKernel, reciprocal
+
+DIM = 4  # weights of a point
+BITS = 4  # of a coordinate in a table's entry; above all of them lies the point's number
+
+
+@dataclass(frozen=True)
+class PointSearchKernel(LadderSearchKernel):
+    """``w = d * ladder[sc] * point[code]``, with the weights' own signs. Of four bytes of ``codes``
+    the first two are a point's number, the third its signs.
+    """
+
+    op: ClassVar[str] = "search_points"
+
+    def sizes(self) -> dict[str, int]:
+        """With the signs of each point's weights."""
+        return super().sizes() | {"signs": self.block // DIM}
+
+    def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Fit:
+        made = super().numbers(arrays, n)
+        low, high, signs, _ = made.codes.reshape(n, -1, DIM).transpose(2, 0, 1)
+        codes = low.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
+        return made._replace(codes=codes, signs=signs[:, ::2] | signs[:, 1::2] << np.uint8(4))
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        shape = (args.n, self.block)
+        found: Fit = self.how.run(
+            args.x.reshape(shape), args.importance.reshape(shape) if self.aware else None
+        )
+        self.put_ref(args, found)
+        codes = args.codes[: args.n].reshape(args.n, -1, DIM)
+        codes[..., 0], codes[..., 1] = found.codes & 255, found.codes >> 8
+        codes[:, ::2, 2], codes[:, 1::2, 2] = found.signs & 15, found.signs >> 4
+
+    def scale_down(self, k: Builder, c: Columns) -> None:
+        """And the signs off."""
+        ty = i32.like(c.ty)
+        with k.loop(self.block // DIM) as group:
+            signs = k.zero(ty)
+            for j in range(DIM):
+                negative = (c.load("x", group * DIM + j).bits(ty) >> 31) & 1
+                signs = signs | negative << j
+            c.store("signs", signs.to(f32.like(ty)), group)
+        super().scale_down(k, c)
+        with k.loop(self.block) as i:
+            for name in ("x", "xw")[: 1 + self.aware]:
+                c.store(name, k.abs(c.load(name, i)), i)
+
+    def nearest(self, k: Builder, c: Columns, i: Val, unit: Val, careful: bool) -> list[Val]:
+        found = []
+        for first in range(0, TOGETHER, DIM):
+            found += coordinates(k, self.point(k, c, i + first, unit, careful))
+        return found
+
+    def point(self, k: Builder, c: Columns, i: Val, unit: Val, careful: bool) -> Val:
+        """The entry of the point nearest to the weights from the ``i``-th on."""
+        points: Nearest = self.how.points
+        quick, nearby = tables(self.w)
+        us = [c.load("x", i + j) * unit for j in range(DIM)]
+        ty = i32 * c.ty.lanes
+        if not careful:
+            return k.gather(k.table(quick), self.cell_of(k, us, points.cells), ty)
+        cell = self.cell_of(k, us, len(points.grid.alphabet)) * NEARBY
+        ws = [c.load("w", i + j) if self.aware else k.const(1.0, c.ty) for j in range(DIM)]
+        best, most = k.var(k.zero(ty)), k.var(k.const(float("-inf"), c.ty))
+        with k.loop(NEARBY) as at:
+            entry = k.gather(k.table(nearby), cell + k.splat(at.to(i32), ty), ty)
+            # Of least squares: sum w (u - p)^2 is least where sum p w (u - p / 2) is largest.
+            score = k.zero(c.ty)
+            for p, u, w in zip(coordinates(k, entry), us, ws, strict=True):
+                score = k.fma(p * w, u - p * 0.5, score)
+            more = score > most.v
+            most.v = k.select(more, score, most.v)
+            best.v = k.select(more, entry, best.v)
+        return best.v
+
+    def cell_of(self, k: Builder, us: list[Val], n: int) -> Val:
+        """The number of the cell, of ``n`` along each coordinate."""
+        alphabet = self.how.points.grid.alphabet
+        pitch = (alphabet[-1] - alphabet[0]) / (n - 1)
+        cell = k.zero(i32.like(us[0].ty))
+        for j, u in enumerate(us):
+            at = k.min(k.max(u * (1 / pitch) + (0.5 - alphabet[0] / pitch), 0.0), n - 0.5)
+            cell = cell + at.to(i32) * n**j
+        return cell
+
+    def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
+        unit = reciprocal(k, c.load("best_d") * self.rung(k, c.load("best_sc", sub)))
+        first = sub * self.length
+        entries: dict[int, Val] = {}
+
+        def code(j: int) -> Val:
+            group, byte = divmod(j, DIM)
+            if byte == 2:
+                return c.load("signs", sub * (self.length // DIM) + group)
+            if group not in entries:
+                entries[group] = self.point(k, c, first + group * DIM, unit, careful=True)
+            number = entries[group] >> (BITS * DIM)
+            part = [number & 255, number >> 8, number, k.zero(number.ty)][byte]
+            return part.to(c.ty)
+
+        return code
+
+
+def coordinates(k: Builder, entry: Val) -> list[Val]:
+    """The values of a table's entry, f32."""
+    mask = (1 << BITS) - 1
+    return [((entry >> (BITS * j)) & mask).to(f32) for j in range(DIM)]
+
+
+@lru_cache(maxsize=1)
+def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A format's points, by the cell that a quick look finds, ``[cells ** 4]``, and those near each
+    of the larger cells, ``[alphabet ** 4, NEARBY]``: entries, i32.
+    """
+    points: Nearest = by_name(name).search.points
+    at = points.grid.points.astype(np.int32)
+    entries = np.arange(len(at), dtype=np.int32) << (BITS * DIM)
+    for j in range(DIM):
+        entries |= at[:, j] << (BITS * j)
+    return entries[points.table], entries[points.nearby]
+
+
+def fits(points: Nearest | None) -> bool:
+    """Whether a codebook's points fit into a table's entry."""
+    return points is not None and points.grid.dim == DIM and points.grid.alphabet[-1] < 1 << BITS

@@ -1,0 +1,360 @@
+"""The search for K-quants' scales as a kernel: what its two kinds share (``offset.py``,
+``signed.py``). ``formats/k_search.py`` has the method, and is the numpy twin. A small block,
+as of Q4_0, is a super-block of one sub-block.
+
+A lane is a super-block: its weights, its scales and its sums stay in that lane from the first step
+to the last, so nothing is added across lanes and no step waits for another. An item is as many
+super-blocks as a vector has lanes. Scratch holds them as columns: vector i of ``x`` is weight i of
+every lane.
+
+The twin rounds each product before it is added; a kernel's FMA does not. So where two candidates
+are almost equal the two may choose otherwise, and descend from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import by_name
+from treadle.formats.k_search import CLOSE, F16_MAX, LEAST, ROUNDS, STEPS
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32, u8
+from treadle.kernels.quantize.columns import Columns, beside_f16, inverse, near_f16, rounded
+from treadle.kernels.spec import Args, Frame, Spec, parts
+from treadle.kernels.transpose import transpose
+
+
+@dataclass(frozen=True)
+class SearchKernel(Spec):
+    """Finds super-blocks of the format ``w`` for ``x f32 [n, block]``; ``aware``: errors count as
+    ``importance f32 [n, block]`` says.
+
+    Writes ``d`` (and ``dmin``) f32 ``[padded]``, ``codes`` bytes ``[padded, block]``, and a
+    sub-block's integers (``sc``, and ``m``) bytes ``[items, n_sub, lanes]``; padded is items times
+    lanes. Items: as many super-blocks as a vector of f32 has lanes.
+    """
+
+    args = Args("x:in importance:in? d:out dmin:out? sc:out m:out? codes:out n")
+    scales: ClassVar[tuple[str, ...]]  # the f16 factors' names, in the order of ``args``
+    integers: ClassVar[tuple[str, ...]]  # a sub-block's: as many, in the same order
+    beside: ClassVar[tuple[tuple[int, ...], ...]]  # moves from f16 scales to others, at last
+    beside_steps: ClassVar[tuple[int, ...]]
+    found: ClassVar[Any]  # the twin's super-blocks as numbers
+    least: ClassVar[float] = LEAST
+    byte: ClassVar[Any]  # numpy's type of integers and codes
+    w: str
+    aware: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"importance"} if self.aware else set()) | set(self.scales)
+
+    @property
+    def how(self) -> Any:
+        """The format's search: what is tried."""
+        return by_name(self.w).search
+
+    @property
+    def block(self) -> int:
+        """Weights of a super-block."""
+        return by_name(self.w).block
+
+    @property
+    def n_sub(self) -> int:
+        n: int = self.how.n_sub
+        return n
+
+    @property
+    def length(self) -> int:
+        """Weights of a sub-block."""
+        return self.block // self.n_sub
+
+    def sizes(self) -> dict[str, int]:
+        """Rows of scratch. ``best_``: what is kept; ``try_``: what is looked from; ``new_``: what a
+        look found.
+        """
+        each = [f"{kind}_{name}" for kind in ("best", "try", "new") for name in self.integers]
+        ones = [f"{kind}_{name}" for kind in ("best", "try") for name in self.scales]
+        sizes = {"x": self.block, **dict.fromkeys(each, self.n_sub), **dict.fromkeys(ones, 1)}
+        if self.aware:
+            sizes |= {"w": self.block, "xw": self.block, "sum_w": self.n_sub}
+        first = {f"fit_{name}": self.n_sub for name in self.integers}
+        first |= {f"most_{name}": 1 for name in self.integers}
+        polished = {f"fitted_{name}": 1 for name in self.scales}
+        polished |= {f"largest_{name}": 1 for name in self.integers}
+        rest = dict.fromkeys(("spoilt", "may", "best_error", "new_error"), 1)
+        return sizes | first | polished | {f"from_{n}": self.n_sub for n in self.integers} | rest
+
+    def scratch(self, lanes: int) -> int:
+        return sum(self.sizes().values()) * 4 * lanes
+
+    def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Any:
+        """The first ``n`` super-blocks of what the kernel wrote, as the twin finds them."""
+        made = {name: arrays[name][:n] for name in self.scales}
+        for name in self.integers:
+            each = arrays[name].view(self.byte).transpose(0, 2, 1)
+            made[name] = each.reshape(-1, self.n_sub)[:n]
+        return self.found(**made, q=arrays["codes"].view(self.byte)[:n])
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        """The numpy twin."""
+        shape = (args.n, self.block)
+        weights = args.importance.reshape(shape) if self.aware else None
+        found, lanes = self.how.run(args.x.reshape(shape), weights), args.sc.shape[-1]
+        for name in self.scales:
+            getattr(args, name)[: args.n] = getattr(found, name)
+        for name in self.integers:
+            for i, each in enumerate(getattr(found, name)):
+                getattr(args, name).view(self.byte)[i // lanes, :, i % lanes] = each
+        args.codes.view(self.byte)[: args.n] = found.q
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        with k.loop(frame.end, start=frame.begin) as item:
+            self.read(k, frame, item)
+            self.do(k, "fit", frame.scratch)
+            self.descend(k, frame.scratch)
+            self.write(k, frame, item)
+
+    def do(self, k: Builder, name: str, scratch: Val, *more: Any) -> None:
+        """A step of the search, in a function of its own: it is emitted once, called from many
+        places, and has all registers.
+        """
+
+        def emit(inner: Builder, base: Val) -> None:
+            getattr(self, name)(inner, Columns(inner, base, self.sizes()), *more)
+
+        label = "".join(str(m) for m in more if not isinstance(m, tuple)) + "".join(
+            str(len(m)) for m in more if isinstance(m, tuple)
+        )
+        k.outlined(f"{name}{label}", [scratch], emit)
+
+    # -- in and out -----------------------------------------------------------------------------
+
+    def read(self, k: Builder, frame: Frame, item: Val) -> None:
+        """Rows to columns; what no f16 can scale is told in ``spoilt``, and becomes zeros."""
+        c = Columns(k, frame.scratch, self.sizes())
+        lanes, zero = k.isa.lanes, k.zero(c.ty)
+        top, spoilt = k.var(zero), k.var(zero)
+        for name, source in (("x", frame.x), ("w", frame.importance))[: 1 + self.aware]:
+            rows = [source + self.row(k, frame, item, lane) for lane in range(lanes)]
+            with k.loop(self.block // lanes) as i:
+                loaded = [k.load(row, c.ty, offset=i * c.ty.n_bytes) for row in rows]
+                for j, (v,) in enumerate(transpose(k, loaded, lanes)):
+                    if name == "x":
+                        top.v = k.max(k.abs(v), top.v)  # which leaves NaN out
+                        spoilt.v = k.select(v.eq(v), spoilt.v, k.const(float("nan"), c.ty))
+                    c.store(name, v, i * lanes + j)
+        reach = F16_MAX * self.reach
+        spoilt.v = spoilt.v + k.select(top.v > reach, k.const(float("inf"), c.ty), zero)
+        c.store("spoilt", spoilt.v)
+        sound = spoilt.v.eq(0.0)
+        with k.loop(self.block) as i:
+            c.store("x", k.select(sound, c.load("x", i), zero), i)
+        if self.aware:
+            self.weigh(k, c)
+
+    def row(self, k: Builder, frame: Frame, item: Val, lane: int) -> Val:
+        """Byte offset of a lane's super-block; behind the last one comes the last again."""
+        return k.min(item * k.isa.lanes + lane, frame.n - 1) * (4 * self.block)
+
+    def weigh(self, k: Builder, c: Columns) -> None:
+        """Importances of mean about 1 and none quite 0, as ``relative`` has them; their products
+        with x.
+        """
+        zero, one = k.zero(c.ty), k.const(1.0, c.ty)
+        top = k.var(zero)
+        with k.loop(self.block) as i:
+            v = c.load("w", i)
+            v = k.select((v > 0.0) & (v < float("inf")), v, zero)
+            top.v = k.max(top.v, v)
+            c.store("w", v, i)
+        unit = k.select(top.v > 0.0, top.v, one)
+        total = k.var(zero)
+        with k.loop(self.block) as i:
+            v = c.load("w", i) / unit
+            total.v = total.v + v
+            c.store("w", v, i)
+        some = total.v > 0.0
+        unit = one / (k.select(some, total.v, one) * (1 / self.block))
+        with k.loop(self.n_sub) as sub:
+            sums = k.var(zero)
+            with k.loop(self.length) as j:
+                i = sub * self.length + j
+                v = k.select(some, c.load("w", i) * unit, one) + self.least
+                sums.v = sums.v + v
+                c.store("w", v, i)
+                c.store("xw", v * c.load("x", i), i)
+            c.store("sum_w", sums.v, sub)
+
+    def write(self, k: Builder, frame: Frame, item: Val) -> None:
+        """Columns to rows."""
+        c, lanes = Columns(k, frame.scratch, self.sizes()), k.isa.lanes
+        at = item * lanes
+        for name, value in zip(self.scales, self.made(k, c), strict=True):
+            k.store(getattr(frame, name) + at * 4, value)
+        for name in self.integers:
+            with k.loop(self.n_sub) as sub:
+                byte = c.load(f"best_{name}", sub).to(i32).to(u8)
+                k.store(getattr(frame, name) + (at * self.n_sub + sub * lanes), byte)
+        with k.loop(self.n_sub) as sub:
+            code = self.coder(k, c, sub)
+            for first, n in parts(self.length, lanes):
+                rows = [code(first + i).to(i32) for i in range(n)]
+                for lane, (row,) in enumerate(transpose(k, rows, lanes)):
+                    here = (at + lane) * self.block + (sub * self.length + first)
+                    k.store(frame.codes + here, row.to(u8))
+
+    # -- the descent ----------------------------------------------------------------------------
+
+    def descend(self, k: Builder, scratch: Val) -> None:
+        """From the best of several starts, as the twin's ``Search.search``."""
+        c = Columns(k, scratch, self.sizes())
+        c.store("best_error", k.const(float("inf"), c.ty))
+        c.store("may", k.const(1.0, c.ty))
+        table = k.table(self.start_table())
+        n_bytes = self.start_table().strides[0]
+        with k.loop(len(self.start_table())) as i:
+            self.start(k, c, table + i * n_bytes)
+            self.attempt(k, scratch, "try", (0,))
+        for _ in range(ROUNDS):
+            self.do(k, "refit", scratch)
+            for name in self.scales:
+                c.store(f"try_{name}", near_f16(k, c.load(f"fitted_{name}")))
+            self.attempt(k, scratch, "best", STEPS)
+        # Where codes fit, rounding to f16 is what is left: other integers for the same scales.
+        error = c.load("best_error")
+        close = (error > 0.0) & (error < self.energy(k, c) * float(CLOSE))
+        c.store("may", k.select(close, k.const(1.0, c.ty), k.zero(c.ty)))
+        with k.if_(k.sum(c.load("may")) > 0.0):
+            self.do(k, "refit", scratch)
+            self.polish(k, c, scratch)
+        c.store("may", k.const(1.0, c.ty))
+        for moves in self.beside:
+            for name, step in zip(self.scales, moves, strict=True):
+                c.store(f"try_{name}", beside_f16(k, c.load(f"best_{name}"), step))
+            self.attempt(k, scratch, "best", self.beside_steps)
+
+    def attempt(self, k: Builder, scratch: Val, source: str, steps: tuple[int, ...]) -> None:
+        """Look from integers of ``source`` with the scales to try, and keep what is better."""
+        self.do(k, "look", scratch, source, steps)
+        self.do(k, "better", scratch)
+
+    def better(self, k: Builder, c: Columns) -> None:
+        """Of each lane that may change the one of less error."""
+        new, old = c.load("new_error"), c.load("best_error")
+        less = (new < old) & (c.load("may") > 0.0)
+        c.store("best_error", k.select(less, new, old))
+        for name in self.scales:
+            both = c.load(f"try_{name}"), c.load(f"best_{name}")
+            c.store(f"best_{name}", k.select(less, *both))
+        with k.loop(self.n_sub) as sub:
+            for name in self.integers:
+                both = c.load(f"new_{name}", sub), c.load(f"best_{name}", sub)
+                c.store(f"best_{name}", k.select(less, *both), sub)
+
+    def energy(self, k: Builder, c: Columns) -> Val:
+        """Weighted sum of squares of each lane."""
+        total = k.var(k.zero(c.ty))
+        with k.loop(self.block) as i:
+            x = c.load("x", i)
+            total.v = k.fma(x, c.load("xw", i) if self.aware else x, total.v)
+        return total.v
+
+    def polish(self, k: Builder, c: Columns, scratch: Val) -> None:
+        """All integers from half of the top to the top for the largest one, by the fit."""
+        for name in self.integers:
+            largest = k.var(k.zero(c.ty))
+            with k.loop(self.n_sub) as sub:
+                v = c.load(f"best_{name}", sub)
+                c.store(f"from_{name}", v, sub)
+                largest.v = k.max(largest.v, k.abs(v))
+            c.store(f"largest_{name}", largest.v)
+        for _ in range(len(self.scales)):
+            for scale, integer in zip(self.scales, self.integers, strict=True):
+                top = self.how.top
+                with k.loop(top + 1, start=top // 2) as i:
+                    self.polish_one(k, c, scale, integer, i)
+                    self.attempt(k, scratch, "try", (0,))
+
+    def polish_one(self, k: Builder, c: Columns, scale: str, integer: str, i: Val) -> None:
+        """What to try: one scale and its integers anew, the others as they are best."""
+        for name in self.scales:
+            c.store(f"try_{name}", c.load(f"best_{name}"))
+        wanted = k.splat(i.to(i32).to(f32), c.ty)
+        largest = c.load(f"largest_{integer}")
+        c.store(f"try_{scale}", near_f16(k, c.load(f"fitted_{scale}") * largest / wanted))
+        factor = wanted * inverse(k, largest)
+        with k.loop(self.n_sub) as sub:
+            for name in self.integers:
+                v = c.load(f"best_{name}", sub)
+                if name == integer:
+                    v = k.round(c.load(f"from_{name}", sub) * factor)
+                c.store(f"try_{name}", v, sub)
+
+    def errors(
+        self, k: Builder, c: Columns, sub: Val, lines: list[tuple[Val, Val | None]]
+    ) -> list[Val]:
+        """What rounding to codes costs a sub-block on each line, a unit and what is added, in
+        squared steps. A lone sum is taken in two halves: an FMA need not wait for the last.
+        """
+        halves = 2 if len(lines) == 1 else 1
+        sums = [[k.var(k.zero(c.ty)) for _ in range(halves)] for _ in lines]
+        for j in range(self.length):
+            i = sub * self.length + j
+            x = c.load("x", i)
+            for (unit, low), total in zip(lines, sums, strict=True):
+                u = x * unit if low is None else x * unit + low
+                off = u - rounded(k, u, *self.ends)
+                weighted = off * c.load("w", i) if self.aware else off
+                part = total[j % halves]
+                part.v = k.fma(off, weighted, part.v)
+        return [part[0].v + part[1].v if halves > 1 else part[0].v for part in sums]
+
+    # -- what each kind says --------------------------------------------------------------------
+
+    @property
+    def reach(self) -> float:
+        """How many times the largest f16 a weight may be."""
+        raise NotImplementedError
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest code."""
+        raise NotImplementedError
+
+    def start_table(self) -> Any:
+        """f32 ``[starts, n]``: what ``start`` reads."""
+        raise NotImplementedError
+
+    def start(self, k: Builder, c: Columns, row: Val) -> None:
+        """Scales and integers to begin with, into ``try_``."""
+        raise NotImplementedError
+
+    def fit(self, k: Builder, c: Columns) -> None:
+        """Each sub-block's own best, any real value, into ``fit_``; the largest into ``most_``."""
+        raise NotImplementedError
+
+    def look(self, k: Builder, c: Columns, source: str, steps: tuple[int, ...]) -> None:
+        """The best of all integers ``steps`` away from those of ``source``, for the scales to try:
+        into ``new_``.
+        """
+        raise NotImplementedError
+
+    def refit(self, k: Builder, c: Columns) -> None:
+        """The scales by least squares from the best integers and codes, into ``fitted_``."""
+        raise NotImplementedError
+
+    def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
+        """A function from a weight's number in the sub-block to its code, f32, with the best
+        scales.
+        """
+        raise NotImplementedError
+
+    def made(self, k: Builder, c: Columns) -> Sequence[Val]:
+        """The scales as they are to be written."""
+        raise NotImplementedError

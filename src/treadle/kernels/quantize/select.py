@@ -1,0 +1,33 @@
+"""Which kernel does a format's search."""
+
+from __future__ import annotations
+
+from treadle.formats import Format
+from treadle.formats.k_offset import OffsetSearch
+from treadle.formats.k_signed import SignedSearch
+from treadle.formats.scale_search import Coder
+from treadle.kernels.quantize.codebook import PointSearchKernel, fits
+from treadle.kernels.quantize.k_search import SearchKernel
+from treadle.kernels.quantize.ladder import LadderSearchKernel
+from treadle.kernels.quantize.offset import OffsetSearchKernel
+from treadle.kernels.quantize.signed import SignedSearchKernel
+
+
+def search_kernel(fmt: Format, aware: bool) -> SearchKernel | None:
+    """The kernel; None where the format has no search, or numpy alone has it. ``aware``: of the
+    importance of weights.
+    """
+    kind = _kind_of(fmt.search) if aware or not fmt.rounds else None
+    return kind(fmt.name, aware) if kind else None
+
+
+def _kind_of(how: object) -> type[SearchKernel] | None:
+    if isinstance(how, OffsetSearch):
+        return OffsetSearchKernel
+    if isinstance(how, SignedSearch):
+        return SignedSearchKernel
+    if isinstance(how, Coder) and how.nearest is not None:
+        return LadderSearchKernel
+    if isinstance(how, Coder) and how.signs == "any" and fits(how.points):
+        return PointSearchKernel
+    return None

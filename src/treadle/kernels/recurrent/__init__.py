@@ -1,0 +1,1 @@
+"""Layers with a state: Mamba, delta rules, RWKV, convolutions, chunked scans."""

@@ -1,0 +1,208 @@
+"""Keys and queries of 32 tokens, as all heads of their group meet them on matrix registers.
+
+Of each chunk and group, with ``N = n_state``: registers of a of the queries ``[2, N/32]``, of the
+keys turned round, rows of N and tokens along K, ``[N/16]``; what each query sees of each key, f32
+``[32, 32]``; and with ``solves`` (the delta rule) the keys as the queries, and what each key sees
+of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32
+from treadle.kernels.activation_layout import BLOCK, from_bf16_bits, in_bf16, to_bf16_bits
+from treadle.kernels.matmul.matrix import EDGE, REGISTER, SIDE
+from treadle.kernels.matmul.matrix_registers import paired, turn
+from treadle.kernels.spec import LINE, Args, Frame, Spec
+from treadle.kernels.transpose import transpose
+
+CHUNK = EDGE  # tokens
+PITCH = 4 * CHUNK  # bytes of a row of what a token sees of 32, or of 32 columns
+DOTS = 4 * CHUNK * CHUNK  # bytes of what tokens see of tokens
+
+
+@dataclass(frozen=True)
+class ChunkKeys(Spec):
+    """Items: chunks of a run's tokens x groups. Past the last token its own keys are again."""
+
+    op: ClassVar[str] = "chunk_keys"
+    args = Args("x:in out:out stride keys queries")
+    n_state: int
+    n_group: int
+    solves: bool = False
+
+    @property
+    def rows_bytes(self) -> int:
+        """Of all registers of one kind."""
+        return 2 * CHUNK * self.n_state
+
+    @property
+    def turned_off(self) -> int:
+        return self.rows_bytes
+
+    @property
+    def seen_off(self) -> int:
+        return 2 * self.rows_bytes
+
+    @property
+    def keys_off(self) -> int:
+        return self.seen_off + DOTS
+
+    @property
+    def known_off(self) -> int:
+        return self.keys_off + self.rows_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """Of a chunk of one group."""
+        return self.known_off + DOTS if self.solves else self.keys_off
+
+    def scratch(self, lanes: int) -> int:
+        # The registers' setting; keys as registers of a; as those of b.
+        return LINE + 2 * self.rows_bytes
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        matrix = isa.matrix
+        assert matrix is not None, isa.name
+        matrix.begin(k, frame.scratch)
+        with k.loop(frame.end, start=frame.begin) as item:
+            first, group = item // self.n_group * CHUNK, item % self.n_group
+            home, at_group = frame.out + item * self.n_bytes, group * self.n_state
+            keys = home + self.keys_off if self.solves else frame.scratch + LINE
+            right = frame.scratch + (LINE + self.rows_bytes)
+            with k.loop(SIDE) as pair:
+                tokens = [k.min(first + (pair * 2 + j), frame.run("n_tokens") - 1) for j in (0, 1)]
+                rows = [frame.x + (token * frame.stride + at_group) * 4 for token in tokens]
+                with k.loop(self.n_state, step=BLOCK) as n:
+                    both_at = (n + frame.queries, n + frame.keys)
+                    loaded = [[k.load(row + a * 4, f32 * BLOCK) for row in rows] for a in both_at]
+                    for to, both in zip((home, keys), loaded, strict=True):
+                        for j, x in enumerate(both):
+                            row = pair * 2 + j
+                            place = row // SIDE * (self.rows_bytes // 2) + row % SIDE * LINE
+                            k.store(to + (place + n // BLOCK * REGISTER), in_bf16(k, x, 1)[0])
+                    halves = zip(*(k.split(x, SIDE) for x in loaded[1]), strict=True)
+                    for h, (even, odd) in enumerate(halves):
+                        place = (n // SIDE + h) * REGISTER + pair * LINE
+                        k.store(home + self.turned_off + place, paired(k, even, odd))
+            n_registers = self.n_state // SIDE
+            self._transposed(k, keys, right, n_registers)
+            self._transposed(k, home + self.turned_off, home + self.turned_off, n_registers)
+            turn(k, "queries", home, n_registers)
+            turn(k, "turned", home + self.turned_off, n_registers)
+            if self.solves:
+                turn(k, "keys", keys, n_registers)
+            self._see(k, home, right, home + self.seen_off)
+            if self.solves:
+                self._see(k, keys, right, home + self.known_off)
+        matrix.end(k)
+
+    def _transposed(self, k: Builder, source: Val, to: Val, n: int) -> None:
+        """Registers' dwords change places with their rows."""
+        with k.loop(n) as i:
+            at = i * REGISTER
+            rows = [k.load(source + at, i32 * SIDE, offset=LINE * r) for r in range(SIDE)]
+            for c, column in enumerate(transpose(k, rows, k.isa.lanes)):
+                for j, v in enumerate(column):
+                    k.store(to + at, v, offset=LINE * c + j * v.ty.n_bytes)
+
+    def _see(self, k: Builder, rows: Val, right: Val, to: Val) -> None:
+        """What each of 32 rows sees of each key: ``right`` has these by registers ``[2, N/32]``."""
+        matrix, apart = k.isa.matrix, self.rows_bytes // 2
+        assert matrix is not None
+
+        def multiply(k: Builder, rows: Val, right: Val, to: Val) -> None:
+            see(k, self.n_state // BLOCK, (rows, REGISTER, apart), (right, REGISTER, apart), to)
+
+        matrix.scope(k, "see", (rows, right, to), multiply)
+
+    # -- numpy's view ---------------------------------------------------------------------------
+
+    def read_ref(self, chunk: np.ndarray, *, turns: bool = False) -> dict[str, np.ndarray]:
+        """What the bytes of a chunk of one group hold, float64: ``queries``, ``keys`` and
+        ``turned``, the keys once more, ``[32, N]``; ``seen`` and ``known`` ``[32, 32]``. ``turns``:
+        by a machine that turns registers of a.
+        """
+        n = self.n_state
+
+        def registers(at: int) -> np.ndarray:
+            dwords = chunk[at : at + self.rows_bytes].view(np.uint32).reshape(-1, SIDE, SIDE)
+            dwords = dwords.transpose(0, 2, 1) if turns else dwords
+            return from_bf16_bits(np.ascontiguousarray(dwords).view(np.uint16))
+
+        def rows(at: int) -> np.ndarray:
+            parts = registers(at).reshape(2, n // BLOCK, SIDE, BLOCK)
+            return parts.transpose(0, 2, 1, 3).reshape(CHUNK, n)
+
+        def dots(at: int) -> np.ndarray:
+            return chunk[at : at + DOTS].view(np.float32).reshape(CHUNK, CHUNK).astype(np.float64)
+
+        turned = registers(self.turned_off).reshape(n, CHUNK).T
+        made = {"queries": rows(0), "turned": turned, "seen": dots(self.seen_off)}
+        if self.solves:
+            made |= {"keys": rows(self.keys_off), "known": dots(self.known_off)}
+        return made
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n = self.n_state
+        rows = args.x.reshape(-1, args.stride)
+        chunks = args.out.reshape(-1, self.n_group, self.n_bytes)
+        for chunk, group in np.ndindex(-(-int(run["n_tokens"]) // CHUNK), self.n_group):
+            tokens = np.minimum(np.arange(CHUNK) + chunk * CHUNK, int(run["n_tokens"]) - 1)
+            queries, keys = (
+                to_bf16_bits(rows[tokens, at + group * n :][:, :n])
+                for at in (args.queries, args.keys)
+            )
+            out = chunks[chunk, group]
+
+            def put(at: int, values: np.ndarray, out: np.ndarray = out) -> None:
+                raw = np.ascontiguousarray(values).view(np.uint8).ravel()
+                out[at : at + raw.size] = raw
+
+            def registers(bits: np.ndarray) -> np.ndarray:
+                return bits.reshape(2, SIDE, n // BLOCK, BLOCK).transpose(0, 2, 1, 3)
+
+            wide = [from_bf16_bits(bits) for bits in (queries, keys)]
+            put(0, registers(queries))
+            put(self.turned_off, keys.T)
+            put(self.seen_off, (wide[0] @ wide[1].T).astype(np.float32))
+            if self.solves:
+                put(self.keys_off, registers(keys))
+                put(self.known_off, (wide[1] @ wide[1].T).astype(np.float32))
+
+
+Side: TypeAlias = "tuple[Val, int, int]"
+
+
+def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
+    """Two registers from ``first`` on, so many bytes apart."""
+    matrix = k.isa.matrix
+    assert matrix is not None, k.isa.name
+    for half in range(2):
+        matrix.load(k, first + half, at + half * apart, LINE)
+
+
+def see(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
+    """The sums of 32 rows and 32 columns over ``n`` blocks of values. Of each side: where it is,
+    bytes from one block's register to the next one's, and from the first 16 to the others.
+    """
+    matrix = k.isa.matrix
+    assert matrix is not None, k.isa.name
+    for c in range(4):
+        matrix.zero(k, c)
+    with k.loop(n) as b:
+        for first, (at, step, apart) in ((4, left), (6, right)):
+            load_pair(k, first, at + b * step, apart)
+        matrix.dots_bf16(k)
+    for c, place in enumerate(sums(to, PITCH)):
+        matrix.store(k, c, place, PITCH)
+
+
+def sums(to: Val, stride: Val | int) -> list[Val]:
+    """Where the four registers of sums have their first rows, among 32 rows of 32 values."""
+    return [to + (stride * (c // 2 * SIDE) + c % 2 * LINE) for c in range(4)]

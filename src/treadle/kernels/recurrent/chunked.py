@@ -1,0 +1,364 @@
+"""Recurrences by chunks of 32 tokens on matrix registers.
+
+Of a state ``S`` before a chunk, ``left[t]`` the product of the decays up to token t and ``left[t,
+s]`` of those behind token s, tokens add ``key_s new_s^T``, and the t-th sees ::
+
+    left[t] query_t S + sum over s <= t of left[t, s] (query_t key_s) new_s
+
+(Dao and Gu, 2024; Yang and others, 2024). That is three products of registers, with the one that
+adds to the state; what queries see of keys is the group's, and made before (``chunk_keys.py``).
+Registers meet bf16, as in products of many tokens; states and their sums are f32.
+
+Chunks are of a run's rows: at a part's ends they have tokens of others, whose rates are 0 and 1.
+Parts of few tokens go one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import ClassVar, NamedTuple
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, i32
+from treadle.kernels.activation_layout import BLOCK, in_bf16
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.matrix import EDGE, NEXT_LEVEL, REGISTER, SIDE
+from treadle.kernels.matmul.matrix_registers import paired, turn
+from treadle.kernels.recurrent.chunk_keys import CHUNK, DOTS, PITCH, ChunkKeys, load_pair, see, sums
+from treadle.kernels.recurrent.rules import Delta, Mamba2
+from treadle.kernels.recurrent.scan import Here, Scan
+from treadle.kernels.spec import LINE, Frame, round_up
+
+FEW = 8  # tokens of a part: a chunk of fewer takes longer than they do one by one
+TY = f32 * SIDE
+# What is left of a number, where that is so little, counts as zero: the product of two that are not
+# is no denormal number, which would be a hundred times slower.
+NOTHING = 2.0**-63
+HALVES = range(CHUNK // SIDE)
+
+
+class Places(NamedTuple):
+    """Where things are in scratch, behind the registers' setting and the state: this in bf16;
+    what tokens add, and what is left of it at the chunk's end; how much of it each token sees.
+    Then f32: what queries see. With ``solves`` what keys see of the state and of each other, and
+    what tokens add. Numbers of each token: the first rate, the decays up to it, and those behind.
+    """
+
+    narrow: int
+    new: int
+    kept: int
+    weights: int
+    seen: int
+    known: int
+    known_among: int
+    added: int
+    first: int
+    since: int
+    left: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Chunked(Scan):
+    """Items: parts x heads x 32 columns. ``chunks``: what ``ChunkKeys`` wrote of this run."""
+
+    state_at: ClassVar[int] = LINE
+    solves: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> set[str]:
+        return super().needs | {"chunks"}
+
+    @property
+    def staged(self) -> bool:
+        return True
+
+    @property
+    def keys(self) -> ChunkKeys:
+        """What the kernel before has written."""
+        return ChunkKeys(self.n_state, self.n_group, self.solves)
+
+    @property
+    def places(self) -> Places:
+        register, solved = 2 * REGISTER, DOTS if self.solves else 0
+        sizes = [self.n_state * 2 * CHUNK, *[register] * 3, DOTS, *[solved] * 3]
+        start = self.state_at + self.n_state * PITCH
+        return Places(*accumulate([*sizes, *[PITCH] * 3], initial=start))
+
+    def scratch(self, lanes: int) -> int:
+        return self.places.end
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        matrix = isa.matrix
+        assert matrix is not None, isa.name
+        matrix.begin(k, frame.scratch)
+        ty = f32 * min(isa.lanes, self.tile)
+        with (
+            self._items(k, frame, ty) as here,
+            k.if_else(here.n_tokens < FEW) as (few, many),
+        ):
+            with few:
+                self._one_by_one(k, frame, here, ty, 0)
+            with many:
+                last = (here.token + here.n_tokens + (CHUNK - 1)) // CHUNK
+                with k.loop(last, start=here.token // CHUNK) as c:
+                    chunk = (c * self.n_group + here.group) * self.keys.n_bytes
+                    Chunk(k, self, frame, here, c * CHUNK, frame.chunks + chunk).run()
+        matrix.end(k)
+
+
+class Chunk:
+    """32 columns of a head's state and 32 tokens, from ``first`` on."""
+
+    def __init__(
+        self,
+        k: Builder,
+        spec: Chunked,
+        frame: Frame,
+        here: Here,
+        first: Val,
+        chunk: Val,
+    ) -> None:
+        assert k.isa.matrix is not None, k.isa.name
+        self.k, self.matrix, self.spec = k, k.isa.matrix, spec
+        self.chunk, self.at, self.scratch = chunk, spec.places, frame.scratch
+        self.begin = k.max(here.token - first, k.i64(0))
+        self.end = k.min(here.token + here.n_tokens - first, k.i64(CHUNK))
+        # Of the chunk's first token; the compiler would read arguments in every turn of a loop.
+        self.stride, self.rates_stride, self.out_stride = (
+            stride * 4 for stride in (frame.stride, frame.rates_stride, frame.out_stride)
+        )
+        self.values = frame.x + (first * self.stride + (frame.values + here.column) * 4)
+        self.rates = frame.rates + (first * self.rates_stride + here.head * 4)
+        self.out = frame.out + (first * self.out_stride + here.column * 4)
+        skip = spec.skip(k, frame, here)
+        self.skip = None if skip is None else k.splat(skip, TY)
+
+    def run(self) -> None:
+        self._rates()
+        self._narrow_state()
+        self._products("see", self._see_state)
+        if self.spec.solves:
+            self._solve()
+        self._add()
+        k, whole = self.k, (self.end - self.begin).eq(CHUNK)
+        with k.if_else(whole) as (yes, no):
+            with yes:
+                self._learned(self.out, self.out_stride)
+            with no:
+                seen = self.scratch + self.at.seen
+                self._learned(seen, k.i64(PITCH))
+                with k.loop(self.end, start=self.begin) as t:
+                    for j, v in enumerate(self._rows(seen + t * PITCH)):
+                        k.store(self.out + t * self.out_stride, v, offset=LINE * j)
+
+    def _value(self, t: Val) -> list[Val]:
+        """A token's value; for one of another part that of the nearest."""
+        row = self.k.max(self.begin, self.k.min(t, self.end - 1))
+        return self._rows(self.values + row * self.stride)
+
+    def _number(self, place: int, t: Val) -> Val:
+        """One of a token's numbers."""
+        return self.k.load(self.scratch + place + t * 4, f32)
+
+    def _by(self, place: int, t: Val, row: list[Val]) -> list[Val]:
+        """A row times one of a token's numbers."""
+        by = self.k.splat(self._number(place, t), TY)
+        return [v * by for v in row]
+
+    def _rows(self, at: Val) -> list[Val]:
+        """32 floats."""
+        return [self.k.load(at, TY, offset=LINE * j) for j in HALVES]
+
+    def _ask_for_value(self, t: Val, j: Val) -> None:
+        """A line of a token of the next chunk comes nearer: rows lie far from each other. A core
+        waits for few lines at once, so the whole chunk's time is taken for it.
+        """
+        at = self.values + ((t + CHUNK) * self.stride + j * LINE)
+        self.k.prefetch(at, NEXT_LEVEL)
+
+    def _ask_for_out(self, t: Val, j: int) -> None:
+        """The same of what the token will see."""
+        at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
+        self.k.prefetch(at, NEXT_LEVEL, write=True)
+
+    def _rates(self) -> None:
+        """Numbers of each token, and how much each sees of what others add: the first half of them
+        of no token of the second.
+        """
+        k, at, scratch = self.k, self.at, self.scratch
+        zero, one = k.const(0.0, f32), k.const(1.0, f32)
+        since, left = k.var(one), [k.var(k.zero(TY)) for _ in HALVES]
+        pad = 4 * round_up(self.spec.n_head, COLUMNS)
+        iota = k.const(range(SIDE), i32 * SIDE)
+        places: list[tuple[int, int | None]] = [(self.spec.keys.seen_off, None)]
+        if self.spec.solves:
+            places.append((self.spec.keys.known_off, at.known_among))
+        for half in HALVES:
+            with k.loop(SIDE * (half + 1), start=SIDE * half) as t:
+                self._ask_for_out(t, 0)
+                own = (t >= self.begin) & (t < self.end)
+                row = k.max(self.begin, k.min(t, self.end - 1))
+                rates = self.rates + row * self.rates_stride
+                first = k.select(own, k.load(rates, f32), zero)
+                decay = self._no_less(k.select(own, k.load(rates, f32, offset=pad), one))
+                since.v = self._no_less(since.v * decay)
+                k.store(scratch + at.first + t * 4, first)
+                k.store(scratch + at.since + t * 4, since.v)
+                keep = k.splat(decay, TY)
+                for j in range(half + 1):
+                    left[j].v = self._no_less(left[j].v * keep)
+                last = iota.eq(k.splat((t - SIDE * half).to(i32), iota.ty))
+                left[half].v = k.select(last, k.const(1.0, TY), left[half].v)
+                for source, to in places:
+                    seen = self._rows(self.chunk + source + t * PITCH)[: half + 1]
+                    weights = [s * var.v for s, var in zip(seen, left, strict=False)]
+                    weights += [k.zero(TY)] * (1 - half)
+                    if to is None:
+                        line = in_bf16(k, k.concat(*weights), 1)[0]
+                        k.store(scratch + at.weights + t * LINE, line)
+                    else:
+                        for j, v in enumerate(weights[: half + 1]):
+                            k.store(scratch + to + t * PITCH, v, offset=LINE * j)
+        for j, var in enumerate(left):
+            k.store(scratch + at.left, var.v, offset=LINE * j)
+        turn(k, "weights", scratch + at.weights, 2)
+
+    def _no_less(self, v: Val) -> Val:
+        """What is left of something, or zero where it is next to nothing."""
+        return self.k.select(v < NOTHING, self.k.zero(v.ty), v)
+
+    def _narrow_state(self) -> None:
+        """The state in bf16, and what is left of it at the chunk's end."""
+        k, state = self.k, self.scratch + self.spec.state_at
+        keep = k.splat(self._number(self.at.since, k.i64(CHUNK - 1)), TY)
+        narrow = self.scratch + self.at.narrow
+        ask = -(-2 * CHUNK // (self.spec.n_state // 2))
+        with k.loop(self.spec.n_state // BLOCK) as b, k.loop(SIDE) as pair:
+            for more in range(ask):
+                line = (b * SIDE + pair) * ask + more
+                self._ask_for_value(line // 2, line % 2)
+            at = state + (b * BLOCK + pair * 2) * PITCH
+            rows = [self._rows(at + j * PITCH) for j in range(2)]
+            to = narrow + (b * (2 * REGISTER) + pair * LINE)
+            for h, (even, odd) in enumerate(zip(*rows, strict=True)):
+                k.store(to, paired(k, even, odd), offset=h * REGISTER)
+            for j, row in enumerate(rows):
+                for h, v in enumerate(row):
+                    k.store(at, v * keep, offset=j * PITCH + h * LINE)
+
+    def _solve(self) -> None:
+        """Each token adds what its value is beyond what its key sees, of the state and of what
+        tokens before it add: four tokens at a time, in f32.
+        """
+        k, at, scratch = self.k, self.at, self.scratch
+        n = 4
+        with k.loop(CHUNK, step=n) as start:
+            tokens = [start + i for i in range(n)]
+            rows = []
+            for t in tokens:
+                known = self._by(at.since, t, self._rows(scratch + at.known + t * PITCH))
+                both = zip(self._value(t), known, strict=True)
+                rows.append([k.var(v - seen) for v, seen in both])
+            among = [scratch + at.known_among + t * PITCH for t in tokens]
+            with k.loop(start) as s:
+                new = self._rows(scratch + at.added + s * PITCH)
+                for row, weights in zip(rows, among, strict=True):
+                    by = k.splat(-k.load(weights + s * 4, f32), TY)
+                    for var, v in zip(row, new, strict=True):
+                        var.v = k.fma(v, by, var.v)
+            solved: list[list[Val]] = []
+            for i, t in enumerate(tokens):
+                vectors = [var.v for var in rows[i]]
+                for at_s, new in enumerate(solved):
+                    by = k.splat(-k.load(among[i] + (start + at_s) * 4, f32), TY)
+                    vectors = [k.fma(v, by, x) for v, x in zip(new, vectors, strict=True)]
+                solved.append(self._by(at.first, t, vectors))
+                for j, x in enumerate(solved[-1]):
+                    k.store(scratch + at.added + t * PITCH, x, offset=LINE * j)
+
+    def _add(self) -> None:
+        """What each token adds, and what is left of it; and what its query sees of all but the
+        chunk.
+        """
+        k, at, scratch = self.k, self.at, self.scratch
+        with k.loop(CHUNK // 2) as pair:
+            new, kept = [], []
+            for t in (pair * 2, pair * 2 + 1):
+                self._ask_for_out(t, 1)
+                row = scratch + t * PITCH
+                seen = self._by(at.since, t, self._rows(row + at.seen))
+                if self.spec.solves:
+                    new.append(self._rows(row + at.added))
+                else:
+                    value = self._value(t)
+                    new.append(self._by(at.first, t, value))
+                if self.skip is not None:
+                    seen = [k.fma(v, self.skip, y) for v, y in zip(value, seen, strict=True)]
+                for j, y in enumerate(seen):
+                    k.store(row + at.seen, y, offset=LINE * j)
+                kept.append(self._by(at.left, t, new[-1]))
+            for place, both in ((at.new, new), (at.kept, kept)):
+                for h, (even, odd) in enumerate(zip(*both, strict=True)):
+                    to = scratch + place + pair * LINE
+                    k.store(to, paired(k, even, odd), offset=h * REGISTER)
+
+    # -- products -------------------------------------------------------------------------------
+
+    def _products(self, name: str, build: Callable[..., None], *more: Val) -> None:
+        """``build(k, scratch, chunk, *more)`` where registers are used."""
+        self.matrix.scope(self.k, name, (self.scratch, self.chunk, *more), build)
+
+    def _see_state(self, k: Builder, scratch: Val, chunk: Val) -> None:
+        """What queries, and keys, see of the state."""
+        keys = self.spec.keys
+        both = [(0, self.at.seen)]
+        if self.spec.solves:
+            both.append((keys.keys_off, self.at.known))
+        for source, to in both:
+            left = chunk + source, REGISTER, keys.rows_bytes // 2
+            right = scratch + self.at.narrow, 2 * REGISTER, REGISTER
+            see(k, self.spec.n_state // BLOCK, left, right, scratch + to)
+
+    def _learned(self, out: Val, stride: Val) -> None:
+        """What queries see of what tokens add, too, to 32 rows at ``out``; and the state, and what
+        they add to it.
+        """
+
+        def multiply(k: Builder, scratch: Val, chunk: Val, out: Val, stride: Val) -> None:
+            for c, place in enumerate(sums(scratch + self.at.seen, PITCH)):
+                self.matrix.load(k, c, place, PITCH)
+            load_pair(k, 4, scratch + self.at.weights, REGISTER)
+            load_pair(k, 6, scratch + self.at.new, REGISTER)
+            self.matrix.dots_bf16(k)
+            for c, place in enumerate(sums(out, stride)):
+                self.matrix.store(k, c, place, stride)
+            load_pair(k, 6, scratch + self.at.kept, REGISTER)
+            with k.loop(self.spec.n_state // EDGE) as b:
+                keys = chunk + (b * (2 * REGISTER) + self.spec.keys.turned_off)
+                load_pair(k, 4, keys, REGISTER)
+                state = sums(scratch + (b * (PITCH * EDGE) + self.spec.state_at), PITCH)
+                for c, place in enumerate(state):
+                    self.matrix.load(k, c, place, PITCH)
+                self.matrix.dots_bf16(k)
+                for c, place in enumerate(state):
+                    self.matrix.store(k, c, place, PITCH)
+
+        self._products("learn", multiply, out, stride)
+
+
+@dataclass(frozen=True)
+class ChunkedMamba2(Chunked, Mamba2):
+    """``Mamba2`` by chunks."""
+
+    op: ClassVar[str] = "mamba2_chunks"
+
+
+@dataclass(frozen=True)
+class ChunkedDelta(Chunked, Delta):
+    """``Delta`` by chunks."""
+
+    op: ClassVar[str] = "delta_chunks"
+    solves: ClassVar[bool] = True

@@ -1,0 +1,126 @@
+"""Short convolutions in time: each channel sees its own last few values, across runs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32, ptr
+from treadle.kernels.activations import activated
+from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+
+TILE = 64  # channels that one item handles
+AHEAD = 16  # tokens
+
+
+@dataclass(frozen=True)
+class ByChannel(Spec):
+    """All tokens of a part, one after the other, for some channels. Items: parts x tiles of TILE
+    channels, so that bits do not depend on how a text is cut into runs.
+    """
+
+    k: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.k // TILE)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        lanes = min(isa.lanes, TILE)
+        full, rest = divmod(self.k, lanes)
+        parts = frame.run("parts", ptr)
+        with k.loop(frame.end, start=frame.begin) as item:
+            part, tile = item // self.tiles, item % self.tiles
+            record = load_record(k, parts + part * PART.itemsize, PART)
+            first = tile * (TILE // lanes)
+            with k.shared_loop(k.min(first + TILE // lanes, full), start=first) as c:
+                self._channels(k, frame, record, c * lanes, lanes, lanes)
+            if rest:
+                with k.if_(tile.eq(self.tiles - 1)), k.once():
+                    self._channels(k, frame, record, k.i64(full * lanes), lanes, rest)
+
+    def _channels(
+        self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
+    ) -> None:
+        """All tokens of a part, of the ``n`` channels from ``at`` on."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Convolution(ByChannel):
+    """``y[t] = silu(bias + sum_j w[j] u[t - taps + 1 + j])``, channel by channel, in the place of
+    ``u``; ``w`` is ``[taps, k]``.
+
+    With ``gates`` (LFM2) three rows lie side by side, ``b``, ``c`` and ``x``: ``u = b * x``, there
+    is no silu, and ``c * y`` goes to the place of ``b``. The last ``taps - 1`` of u are the
+    sequence's state, ``[taps - 1, k]``. Items: parts x tiles of TILE channels, each token by token:
+    so bits do not depend on how a text is cut into runs.
+    """
+
+    op: ClassVar[str] = "convolution"
+    args = Args("x:inout w:const bias:const? states:const stride column cell_bytes state_off")
+    k: int
+    taps: int
+    bias: bool = False
+    gates: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | ({"bias"} if self.bias else set())
+
+    def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
+        return 4 * (self.taps - 1) * self.k, 2 * self.taps * self.k * n_tokens
+
+    def _channels(
+        self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
+    ) -> None:
+        """All tokens of a part, of the ``n`` channels from ``at`` on."""
+        ty, before = f32 * lanes, self.taps - 1
+        home = frame.states + (frame.state_off + at * 4)
+        old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
+        w = [k.load_first(frame.w + (at + j * self.k) * 4, ty, n) for j in range(self.taps)]
+        last = [k.var(k.zero(ty)) for _ in range(before)]
+        with k.if_(record["position"] > 0):
+            for j, var in enumerate(last):
+                var.v = k.load_first(old + 4 * j * self.k, ty, n)
+        bias = k.load_first(frame.bias + at * 4, ty, n) if self.bias else None
+        with k.loop(record["n_tokens"]) as t:
+            row = frame.x + ((record["token"] + t) * frame.stride + frame.column + at) * 4
+            k.prefetch(row + frame.stride * (4 * AHEAD))  # rows lie far from each other
+            u = k.load_first(row, ty, n)
+            if self.gates:
+                u = u * k.load_first(row + 8 * self.k, ty, n)
+            values = [*(var.v for var in last), u]
+            y = values[0] * w[0] if bias is None else k.fma(values[0], w[0], bias)
+            for value, weight in zip(values[1:], w[1:], strict=True):
+                y = k.fma(value, weight, y)
+            if self.gates:
+                y = y * k.load_first(row + 4 * self.k, ty, n)
+            k.store_first(row, y if self.gates else math.silu(k, y), n)
+            for var, value in zip(last, values[1:], strict=True):
+                var.v = value
+        for j, var in enumerate(last):
+            k.store_first(new + 4 * j * self.k, var.v, n)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n, before = self.k, self.taps - 1
+        rows = args.x.reshape(-1, args.stride)[:, args.column :]
+        w = args.w[: self.taps * n].reshape(self.taps, n).astype(np.float64)
+        for part in run.parts:
+            mine = rows[int(part["token"]) :][: int(part["n_tokens"])]
+            u = mine[:, :n].astype(np.float64)
+            u = u * mine[:, 2 * n : 3 * n] if self.gates else u
+            old, new = (
+                args.states[int(part[name]) * args.cell_bytes + args.state_off :][: 4 * before * n]
+                for name in ("state", "next")
+            )
+            past = old.view(np.float32).reshape(before, n)
+            u = np.concatenate([past if part["position"] else np.zeros((before, n)), u])
+            y = sum(u[j : len(u) - before + j] * w[j] for j in range(self.taps))
+            y = y + args.bias[:n] if self.bias else y
+            mine[:, :n] = y * mine[:, n : 2 * n] if self.gates else activated("silu", y)
+            new.view(np.float32)[:] = u[-before:].ravel()

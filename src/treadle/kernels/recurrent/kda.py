@@ -1,0 +1,171 @@
+"""The delta rule with a decay for each channel of a head's key (Kimi Delta Attention, Kimi Team,
+2025): row n of a state is multiplied by the n-th of its head's decays.
+
+Of several tokens at a time each key and query has the decays up to it in it before it meets the
+state, and each key those behind it before the state learns it. Nothing is divided by a product of
+decays, which may be next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit import math
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import Ty, f32
+from treadle.kernels.activations import activated
+from treadle.kernels.elementwise.elementwise import map_row
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.recurrent.rules import Delta
+from treadle.kernels.recurrent.scan import Block, Here, Token
+from treadle.kernels.spec import Args, Frame, Spec, round_up
+
+
+@dataclass(frozen=True)
+class ChannelRates(Spec):
+    """Of each head ``sigmoid(beta)``, and of each of its ``k`` channels ``e**(a softplus(x +
+    bias))``, ``a`` below 0 and the head's.
+
+    ``out`` is a row of ``heads`` values, padded to COLUMNS, and one of ``heads * k``, side by side.
+    Items: tokens x heads.
+    """
+
+    op: ClassVar[str] = "channel_rates"
+    args = Args(
+        "x:in beta:in a:const bias:const out:out stride beta_stride out_stride column beta_column"
+    )
+    heads: int
+    k: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        with k.loop(frame.end, start=frame.begin) as item:
+            n, head = item // self.heads, item % self.heads
+            at, out = head * (4 * self.k), frame.out + n * frame.out_stride * 4
+            x = frame.x + (n * frame.stride + frame.column) * 4 + at
+            beta = frame.beta + (n * frame.beta_stride + frame.beta_column + head) * 4
+            a = k.load(frame.a + head * 4, f32)
+
+            def decay(x: Val, bias: Val, a: Val = a) -> Val:
+                return math.exp(k, math.softplus(k, x + bias) * k.splat(a, x.ty))
+
+            map_row(k, 1, out + head * 4, lambda v: math.sigmoid(k, v), beta)
+            decays = out + 4 * round_up(self.heads, COLUMNS)
+            map_row(k, self.k, decays + at, decay, x, frame.bias + at)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n, h = int(run["n_tokens"]), self.heads
+        rows = args.x.reshape(-1, args.stride)[:n, args.column :].astype(np.float64)
+        beta = args.beta.reshape(-1, args.beta_stride)[:n, args.beta_column :].astype(np.float64)
+        out, pad = args.out.reshape(-1, args.out_stride), round_up(h, COLUMNS)
+        dt = np.logaddexp(0, rows[:, : h * self.k] + args.bias[: h * self.k])
+        a = args.a[:h].astype(np.float64).repeat(self.k)
+        out[:n, :h] = activated("sigmoid", beta[:, :h])
+        out[:n, pad : pad + h * self.k] = np.exp(dt * a)
+
+
+@dataclass(frozen=True)
+class ChannelDelta(Delta):
+    """``Delta``, each row of a state with a decay of its own; ``rates`` as ``ChannelRates``
+    writes them.
+    """
+
+    op: ClassVar[str] = "channel_delta"
+
+    @property
+    def n_decay(self) -> int:
+        return self.n_state
+
+    @property
+    def rows_at(self) -> int:
+        """Where in scratch the rows begin that ``_rows_of`` writes, behind the state."""
+        return self.state_at + 4 * self.n_state * self.tile
+
+    def scratch(self, lanes: int) -> int:
+        return self.rows_at + 12 * self.n_state * self.block if self.staged else 0
+
+    def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
+        return rates + (head * (self.n_state - 1) + round_up(self.n_head, COLUMNS)) * 4
+
+    def _left(self, tokens: list[Token]) -> list[list[Val]]:
+        return []
+
+    def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
+        return lambda n: k.splat(k.load(token.decay + n * 4, f32), ty)
+
+    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+        columns = range(0, self.tile, ty.lanes)
+        known = [k.var(k.zero(ty)) for _ in columns]
+        beta, source = k.splat(token.first, ty), here.source.v
+        with k.loop(self.n_state) as n:
+            key, decay = (k.load(row + n * 4, f32) for row in (token.key, token.decay))
+            b, row = k.splat(key * decay, ty), source + n * here.pitch
+            for j, y in zip(columns, known, strict=True):
+                y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
+        add = [
+            (k.load(token.value + 4 * j, ty) - y.v) * beta
+            for j, y in zip(columns, known, strict=True)
+        ]
+        for j, sees in zip(columns, self._step(k, here, ty, token, add), strict=True):
+            k.store(out + 4 * j, sees)
+
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+        tokens, ty, n = block.tokens, block.ty, self.block
+        rows = [frame.scratch + (self.rows_at + 4 * self.n_state * i) for i in range(3 * n)]
+        known_by, seen_by = self._rows_of(k, isa, block, rows)
+        for at in range(0, self.tile, block.n * ty.lanes):
+            columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
+            both = self._see(k, here, block, at, rows[: 2 * n])
+            new = self._answer(k, block, columns, both, known_by, seen_by)
+
+            def keep(i: Val) -> Val:
+                return k.splat(k.load(rows[-1] + i * 4, f32), ty)
+
+            keys = [*rows[2 * n : -1], tokens[-1].key]
+            self._keep_and_add(k, here, block, at, keep, keys, new)
+
+    def _rows_of(
+        self, k: Builder, isa: Isa, block: Block, rows: list[Val]
+    ) -> tuple[list[list[Val]], list[list[Val]]]:
+        """Write rows of ``n_state`` values: of each token its key, then its query, with the decays
+        up to it; of each but the last its key, with the decays behind it; and all decays.
+
+        Gives how much each token's key sees of what those before it add, and how much its query
+        sees of what these and itself add: [t][s], each spread over a vector.
+        """
+        tokens, n, lanes = block.tokens, self.block, isa.lanes
+        ty, (full, rest) = f32 * lanes, divmod(self.n_state, isa.lanes)
+        known = [[k.var(k.zero(ty)) for _ in range(t)] for t in range(n)]
+        seen = [[k.var(k.zero(ty)) for _ in range(t + 1)] for t in range(n)]
+
+        def step(at: Val, count: int) -> None:
+            off, since, past = at * 4, k.const(1.0, ty), list[Val]()
+            for t, token in enumerate(tokens):
+                decay, key, query = (
+                    k.load_first(row + off, ty, count)
+                    for row in (token.decay, token.key, token.query)
+                )
+                since, past = since * decay, [each * decay for each in past]
+                k.store_first(rows[t] + off, key * since, count)
+                k.store_first(rows[n + t] + off, query * since, count)
+                for var, each in zip(known[t], past, strict=True):
+                    var.v = k.fma(each, key, var.v)
+                past.append(key)
+                for var, each in zip(seen[t], past, strict=True):
+                    var.v = k.fma(each, query, var.v)
+            for row, each in zip(rows[2 * n :], [*past[:-1], since], strict=True):
+                k.store_first(row + off, each, count)
+
+        with k.loop(full * lanes, step=lanes) as at:
+            step(at, lanes)
+        if rest:
+            step(k.i64(full * lanes), rest)
+
+        def spread(sums: list[list[Any]]) -> list[list[Val]]:
+            found = iter(self._summed(k, lanes, [var for row in sums for var in row]))
+            return [[k.splat(next(found), block.ty) for _ in row] for row in sums]
+
+        return spread(known), spread(seen)

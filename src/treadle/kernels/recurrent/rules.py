@@ -1,0 +1,142 @@
+"""What a token, or a block of them, does to a state: Mamba-2, and the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import Ty, f32
+from treadle.kernels.recurrent.scan import Block, Here, Scan, Token
+from treadle.kernels.spec import Frame
+
+
+@dataclass(frozen=True)
+class Mamba2(Scan):
+    """``s = decay s + key (dt value)^T``; out ``query s + d value`` (Dao and Gu, 2024)."""
+
+    op: ClassVar[str] = "mamba2"
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | {"d"}
+
+    def skip(self, k: Builder, frame: Frame, here: Here) -> Val:
+        return k.load(frame.d + here.head * 4, f32)
+
+    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+        columns = range(0, self.tile, ty.lanes)
+        x = [k.load(token.value + 4 * j, ty) for j in columns]
+        dt = k.splat(token.first, ty)
+        seen = self._step(k, here, ty, token, [v * dt for v in x])
+        d = k.splat(self.skip(k, frame, here), ty)
+        for j, v, y in zip(columns, x, seen, strict=True):
+            k.store(out + 4 * j, k.fma(v, d, y))
+
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+        tokens, ty = block.tokens, block.ty
+        weights = self._among(k, isa, block, [token.query for token in tokens], 1)
+        d = k.splat(self.skip(k, frame, here), ty)
+        for at in range(0, self.tile, block.n * ty.lanes):
+            columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
+            x = [[k.load(token.value + j, ty) for j in columns] for token in tokens]
+            new = [
+                [v * k.splat(token.first, ty) for v in vectors]
+                for token, vectors in zip(tokens, x, strict=True)
+            ]
+            seen = self._see(k, here, block, at, [token.query for token in tokens])
+            for t, out in enumerate(block.out):
+                for j, (column, y) in enumerate(zip(columns, seen[t], strict=True)):
+                    y = k.fma(x[t][j], d, y * k.splat(block.left[t][0], ty))
+                    for weight, vectors in zip(weights[t], new, strict=False):
+                        y = k.fma(vectors[j], weight, y)
+                    k.store(out + column, y)
+            self._learn(k, here, block, at, new)
+
+    def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
+        new = (token.first * token.value)[:, None]
+        s = s * token.decay[:, :, None] + token.key[:, :, None] * new
+        skip = d[: self.n_head].astype(np.float64)[:, None] * token.value
+        return s, np.einsum("hn,hnp->hp", token.query, s) + skip
+
+
+@dataclass(frozen=True)
+class Delta(Scan):
+    """``s = decay s + key (beta (value - key decay s))^T``; out ``query s`` (Yang and others,
+    2024). Heads take keys in turn, unless they are ``grouped``.
+    """
+
+    op: ClassVar[str] = "delta"
+    grouped: bool = False
+
+    def group_of(self, head: Any) -> Any:
+        return super().group_of(head) if self.grouped else head % self.n_group
+
+    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+        columns = range(0, self.tile, ty.lanes)
+        known = [k.var(k.zero(ty)) for _ in columns]
+        beta, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
+        source = here.source.v
+        with k.loop(self.n_state) as n:
+            row = source + n * here.pitch
+            b = k.splat(k.load(token.key + n * 4, f32), ty)
+            for j, y in zip(columns, known, strict=True):
+                y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
+        add = [
+            (k.load(token.value + 4 * j, ty) - y.v * keep) * beta
+            for j, y in zip(columns, known, strict=True)
+        ]
+        for j, sees in zip(columns, self._step(k, here, ty, token, add), strict=True):
+            k.store(out + 4 * j, sees)
+
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+        tokens, ty = block.tokens, block.ty
+        keys, queries = [t.key for t in tokens], [t.query for t in tokens]
+        known_by = self._among(k, isa, block, keys, 0)
+        seen_by = self._among(k, isa, block, queries, 1)
+        for at in range(0, self.tile, block.n * ty.lanes):
+            columns = [4 * (at + j * ty.lanes) for j in range(block.n)]
+            both = self._see(k, here, block, at, [*keys, *queries])
+            self._learn(
+                k, here, block, at, self._answer(k, block, columns, both, known_by, seen_by)
+            )
+
+    def _answer(
+        self,
+        k: Builder,
+        block: Block,
+        columns: list[int],
+        both: list[list[Val]],
+        known_by: list[list[Val]],
+        seen_by: list[list[Val]],
+    ) -> list[list[Val]]:
+        """Write what each token's query sees, of the columns; gives what each adds to the state.
+        ``both``: what the keys, then what the queries see of the state before them all, which is
+        multiplied by what is left of it, where that is not in them.
+        """
+        known, seen = both[: self.block], both[self.block :]
+        new: list[list[Val]] = []
+        for t, token in enumerate(block.tokens):
+            beta = k.splat(token.first, block.ty)
+            keep = k.splat(block.left[t][0], block.ty) if block.left else None
+            new.append([])
+            for j, column in enumerate(columns):
+                there, y = known[t][j], seen[t][j]
+                value = k.load(token.value + column, block.ty)
+                left = value - (there if keep is None else there * keep)
+                y = y if keep is None else y * keep
+                for weight, vectors in zip(known_by[t], new, strict=False):
+                    left = left - vectors[j] * weight
+                new[t].append(left * beta)
+                for weight, vectors in zip(seen_by[t], new, strict=True):
+                    y = k.fma(vectors[j], weight, y)
+                k.store(block.out[t] + column, y)
+        return new
+
+    def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
+        s = s * token.decay[:, :, None]
+        add = token.first * (token.value - np.einsum("hn,hnp->hp", token.key, s))
+        s = s + token.key[:, :, None] * add[:, None]
+        return s, np.einsum("hn,hnp->hp", token.query, s)

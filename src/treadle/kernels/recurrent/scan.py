@@ -1,0 +1,379 @@
+"""Recurrences: each head's state, a matrix, goes from token to token, and is seen by each.
+
+An item has some columns of one head's state, and takes all tokens of a part in order: bits do not
+depend on the number of threads, and by single tokens not on how a text is cut into runs. The first
+token reads the state from its old place and writes it to the next one: a run that fails has changed
+nothing.
+
+Several tokens at a time (``block``) see the state as it was before them, and each other by products
+of their keys and queries: so the state is gone through once for all of them, and multiplied by
+their decays at once (the chunks of Dao and Gu, 2024, and of Yang and others, 2024, small enough to
+stay in registers and f32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import add
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Builder, Isa, Operand, Val, Var
+from treadle.jit.types import Ty, f32, ptr
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.reduce import reduce_all
+from treadle.kernels.spec import LINE, PART, Args, Frame, Spec, load_record, round_up, widest
+
+TILE = 32  # columns of a state that one item handles, at most
+BLOCK = 4  # tokens at a time: their sums and keys leave room for a state's vectors
+
+
+class Here(NamedTuple):
+    """What an item works on, at run time."""
+
+    head: Val
+    group: Val
+    column: Val  # where its columns begin
+    source: Var  # its columns of the first row: where a token finds them,
+    state: Val  # and where it leaves them
+    pitch: int  # bytes between two rows of these
+    token: Val
+    n_tokens: Val
+
+
+class Token(NamedTuple):
+    """One token of a head: in a kernel two numbers and three addresses, in a twin arrays of all
+    heads, ``[n_head, 1]`` or ``[n_head, width]``. Where each row of a state has a decay of its own,
+    that is an address too.
+    """
+
+    first: Any  # dt of Mamba-2, beta of the delta rule
+    decay: Any
+    value: Any
+    key: Any
+    query: Any
+
+
+class Block(NamedTuple):
+    """Tokens that are handled together, some columns of them at a time."""
+
+    tokens: list[Token]
+    left: list[list[Val]]  # [t][s]: the product of the decays of the tokens s to t
+    out: list[Val]  # where each token's columns go
+    ty: Ty
+    n: int  # vectors of ty that are handled together
+
+
+@dataclass(frozen=True)
+class Scan(Spec):
+    """What both recurrences have: ``n_head`` states ``[n_state, head_dim]``, f32, one behind
+    another; ``n_group`` keys and queries of ``n_state`` values a token; ``block`` tokens at a time.
+
+    ``x``: rows of values, keys and queries, from ``values``, ``keys`` and ``queries`` on;
+    ``rates``: two numbers a head, the second is what its state is multiplied by
+    (``gates.py``). Items: parts x heads x tiles of columns.
+    """
+
+    args = Args(
+        "x:in rates:in d:const? chunks:in? states:const out:out stride rates_stride out_stride"
+        " values keys queries cell_bytes state_off"
+    )
+    state_at: ClassVar[int] = 0
+    n_head: int
+    head_dim: int
+    n_state: int
+    n_group: int
+    block: int = 1
+    passing: bool = False  # states, in whole cache lines, go past the caches: one token a part
+
+    @property
+    def tile(self) -> int:
+        return widest(TILE, self.head_dim)
+
+    @property
+    def tiles(self) -> int:
+        return self.head_dim // self.tile
+
+    @property
+    def items(self) -> int:
+        """Of a part."""
+        return self.n_head * self.tiles
+
+    @property
+    def n_decay(self) -> int:
+        """Numbers that a head's state is multiplied by: one, or one for each row."""
+        return 1
+
+    @property
+    def staged(self) -> bool:
+        """Whether an item's columns lie in scratch, from ``state_at`` on, while it goes on."""
+        return self.block > 1
+
+    def scratch(self, lanes: int) -> int:
+        return 4 * self.n_state * self.tile if self.staged else 0
+
+    def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
+        n = self.n_head * self.head_dim * self.n_state
+        return 4 * n, 5 * n * n_tokens
+
+    def group_of(self, head: Any) -> Any:
+        """Whose keys and queries a head has: neighbours share them."""
+        return head // (self.n_head // self.n_group)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        ty = f32 * min(isa.lanes, self.tile)
+        with self._items(k, frame, ty) as here:
+            done = self._blocks(k, isa, frame, here, ty) if self.block > 1 else k.i64(0)
+            self._one_by_one(k, frame, here, ty, done)
+
+    def _one_by_one(self, k: Builder, frame: Frame, here: Here, ty: Ty, start: Operand) -> None:
+        """The tokens of an item from ``start`` on."""
+        with k.loop(here.n_tokens, start=start) as t:
+            token, out = self._token_at(k, frame, here, t)
+            self._token(k, frame, here, ty, token, out)
+            here.source.v = here.state
+
+    def _blocks(self, k: Builder, isa: Isa, frame: Frame, here: Here, ty: Ty) -> Val:
+        """As many tokens of an item as whole blocks have: their number."""
+        done = here.n_tokens // self.block * self.block
+        n = max(1, min(self.tile // ty.lanes, isa.regs // (4 * self.block)))
+        with k.loop(done, step=self.block) as t:
+            both = [self._token_at(k, frame, here, t + i) for i in range(self.block)]
+            tokens, out = [token for token, _ in both], [at for _, at in both]
+            for token in tokens:  # those of the next block: rows lie far from each other
+                ahead = frame.stride * (4 * self.block)
+                rows = (
+                    (token.value, self.tile),
+                    (token.key, self.n_state),
+                    (token.query, self.n_state),
+                )
+                for row, n_values in rows:
+                    for line in range(0, 4 * n_values, LINE):
+                        k.prefetch(row + (ahead + line))
+            self._block(k, isa, frame, here, Block(tokens, self._left(tokens), out, ty, n))
+            here.source.v = here.state
+        return done
+
+    def _left(self, tokens: list[Token]) -> list[list[Val]]:
+        """See ``Block.left``."""
+        left = [[token.decay] for token in tokens]
+        for i, row in enumerate(left):
+            for s in range(i - 1, -1, -1):
+                row.insert(0, left[i - 1][s] * tokens[i].decay)
+        return left
+
+    def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
+        """A token's decay, of the head whose first number is at ``rates``."""
+        return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
+
+    def _token_at(self, k: Builder, frame: Frame, here: Here, t: Val) -> tuple[Token, Val]:
+        """An item's ``t``-th token, and where its columns go."""
+        row = here.token + t
+        x = frame.x + row * frame.stride * 4
+        rates = frame.rates + (row * frame.rates_stride + here.head) * 4
+        first = k.load(rates, f32)
+        decay = self._decay(k, rates, here.head)
+        key, query = (
+            x + (at + here.group * self.n_state) * 4 for at in (frame.keys, frame.queries)
+        )
+        values = x + (frame.values + here.column) * 4
+        out = frame.out + (row * frame.out_stride + here.column) * 4
+        return Token(first, decay, values, key, query), out
+
+    @contextmanager
+    def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[Here]:
+        """Each item; a text that begins finds zeros."""
+        parts = frame.run("parts", ptr)
+        with k.loop(frame.end, start=frame.begin) as item:
+            record = load_record(k, parts + item // self.items * PART.itemsize, PART)
+            head, tile = item % self.items // self.tiles, item % self.tiles
+            at = head * (self.n_state * self.head_dim) + tile * self.tile
+            home = frame.states + (frame.state_off + at * 4)
+            old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
+            state, pitch = new, 4 * self.head_dim
+            if self.staged:
+                state, pitch = frame.scratch + self.state_at, 4 * self.tile
+            source = k.var(old)
+            with k.if_else(record["position"].eq(0)) as (begins, goes_on):
+                with begins:
+                    source.v = state
+                    self._rows(k, ty, None, (state, pitch))
+                with goes_on:
+                    if self.staged:
+                        source.v = state
+                        self._rows(k, ty, (old, 4 * self.head_dim), (state, pitch))
+            column, group = head * self.head_dim + tile * self.tile, self.group_of(head)
+            yield Here(
+                head, group, column, source, state, pitch, record["token"], record["n_tokens"]
+            )
+            if self.staged:
+                self._rows(k, ty, (state, pitch), (new, 4 * self.head_dim))
+
+    def _rows(
+        self, k: Builder, ty: Ty, source: tuple[Val, int] | None, to: tuple[Val, int]
+    ) -> None:
+        """A tile of a state, or zeros, to another place; each with the bytes between its rows."""
+        with k.loop(self.n_state) as n:
+            for j in range(0, 4 * self.tile, 4 * ty.lanes):
+                v = k.zero(ty)
+                if source is not None:
+                    v = k.load(source[0] + (n * source[1] + j), ty)
+                k.store(to[0] + (n * to[1] + j), v)
+
+    def skip(self, k: Builder, frame: Frame, here: Here) -> Val | None:
+        """What of a token's own value its head's outputs have, if anything."""
+        return None
+
+    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+        """One token of an item."""
+        raise NotImplementedError
+
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+        """Some tokens of an item."""
+        raise NotImplementedError
+
+    def _dots(self, k: Builder, isa: Isa, pairs: Sequence[tuple[Val, Val]]) -> list[Val]:
+        """The inner product of each pair of keys or queries."""
+        lanes, rows = isa.lanes, list(dict.fromkeys(row for pair in pairs for row in pair))
+        full, rest = divmod(self.n_state, lanes)
+        sums = [k.var(k.zero(f32 * lanes)) for _ in pairs]
+
+        def step(at: Val, n: int) -> None:
+            loaded = {row: k.load_first(row + at * 4, f32 * lanes, n) for row in rows}
+            for (a, b), var in zip(pairs, sums, strict=True):
+                var.v = k.fma(loaded[a], loaded[b], var.v)
+
+        with k.loop(full * lanes, step=lanes) as at:
+            step(at, lanes)
+        if rest:
+            step(k.i64(full * lanes), rest)
+        return self._summed(k, lanes, sums)
+
+    def _summed(self, k: Builder, lanes: int, sums: Sequence[Var]) -> list[Val]:
+        """The sum of each vector's lanes."""
+        found: list[Val] = []
+        for start in range(0, len(sums), lanes):
+            some = [var.v for var in sums[start : start + lanes]]
+            whole = reduce_all(k, some, add)
+            found += [k.extract(whole, lane) for lane in range(len(some))]
+        return found
+
+    def _among(
+        self, k: Builder, isa: Isa, block: Block, rows: Sequence[Val], own: int
+    ) -> list[list[Val]]:
+        """[t][s]: how much the row of token t sees of what token s, one before it, has added; with
+        ``own`` of what t itself has, too. Each is spread over a vector.
+        """
+        n = len(rows)
+        pairs = [(t, s) for t in range(n) for s in range(t + own)]
+        dots = self._dots(k, isa, [(rows[t], block.tokens[s].key) for t, s in pairs])
+        among: list[list[Val]] = [[] for _ in rows]
+        for (t, s), dot in zip(pairs, dots, strict=True):
+            among[t].append(k.splat(dot if s == t else dot * block.left[t][s + 1], block.ty))
+        return among
+
+    def _see(
+        self, k: Builder, here: Here, block: Block, at: int, rows: Sequence[Val]
+    ) -> list[list[Val]]:
+        """What each row of ``n_state`` values sees of a state's columns from ``at`` on."""
+        seen = [[k.var(k.zero(block.ty)) for _ in range(block.n)] for _ in rows]
+        source, size = here.source.v + 4 * at, 4 * block.ty.lanes
+        with k.loop(self.n_state) as n:
+            home = source + n * here.pitch
+            s = [k.load(home + size * j, block.ty) for j in range(block.n)]
+            for row, vars_ in zip(rows, seen, strict=True):
+                by = k.splat(k.load(row + n * 4, f32), block.ty)
+                for j, var in enumerate(vars_):
+                    var.v = k.fma(s[j], by, var.v)
+        return [[var.v for var in vars_] for vars_ in seen]
+
+    def _learn(self, k: Builder, here: Here, block: Block, at: int, new: list[list[Val]]) -> None:
+        """A state's columns from ``at`` on become what is left of them and of ``key new^T``."""
+        ty, left = block.ty, block.left[-1]
+        keep = k.splat(left[0], ty)
+        kept = [*left[1:], None]  # what is left of what each token adds; of the last one's, all
+        new = [
+            vectors if part is None else [v * k.splat(part, ty) for v in vectors]
+            for vectors, part in zip(new, kept, strict=True)
+        ]
+        keys = [token.key for token in block.tokens]
+        self._keep_and_add(k, here, block, at, lambda n: keep, keys, new)
+
+    def _keep_and_add(
+        self,
+        k: Builder,
+        here: Here,
+        block: Block,
+        at: int,
+        keep: Callable[[Val], Val],
+        keys: Sequence[Val],
+        new: list[list[Val]],
+    ) -> None:
+        """Row n of a state's columns from ``at`` on becomes ``keep(n)`` of itself, and of each key
+        its n-th value times what is new.
+        """
+        ty, source, size = block.ty, here.source.v + 4 * at, 4 * block.ty.lanes
+        with k.loop(self.n_state) as n:
+            home, kept = n * here.pitch, keep(n)
+            s = [k.load(source + (home + size * j), ty) * kept for j in range(block.n)]
+            for key, vectors in zip(keys, new, strict=True):
+                by = k.splat(k.load(key + n * 4, f32), ty)
+                s = [k.fma(v, by, x) for v, x in zip(vectors, s, strict=True)]
+            for j, x in enumerate(s):
+                k.store(here.state + (home + 4 * at + size * j), x)
+
+    def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
+        """What a state's row n is multiplied by: all of them by one number."""
+        keep = k.splat(token.decay, ty)
+        return lambda n: keep
+
+    def _step(self, k: Builder, here: Here, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
+        """The state becomes ``decay`` of itself and ``key add^T``; gives what ``query`` sees."""
+        keep, seen = self._kept(k, token, ty), [k.var(k.zero(ty)) for _ in add]
+        source = here.source.v
+        with k.loop(self.n_state) as n:
+            kept = keep(n)
+            b, c = (k.splat(k.load(at + n * 4, f32), ty) for at in (token.key, token.query))
+            row = n * here.pitch
+            for j, (new, y) in enumerate(zip(add, seen, strict=True)):
+                at = row + 4 * ty.lanes * j
+                s = k.fma(new, b, k.load(source + at, ty) * kept)
+                (k.store_passing if self.passing else k.store)(here.state + at, s)
+                y.v = k.fma(s, c, y.v)
+        return [y.v for y in seen]
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        x, out = (a.reshape(-1, n) for a, n in ((args.x, args.stride), (args.out, args.out_stride)))
+        rates, pad = args.rates.reshape(-1, args.rates_stride), round_up(self.n_head, COLUMNS)
+        n_keys, n_values = self.n_group * self.n_state, self.n_head * self.head_dim
+        shape = self.n_head, self.n_state, self.head_dim
+        group = np.array([self.group_of(head) for head in range(self.n_head)])
+        for part in run.parts:
+            old, new = (
+                args.states[int(part[name]) * args.cell_bytes + args.state_off :][
+                    : 4 * n_values * self.n_state
+                ].view(np.float32)
+                for name in ("state", "next")
+            )
+            s = old.reshape(shape).astype(np.float64) if part["position"] else np.zeros(shape)
+            for t in range(int(part["token"]), int(part["token"] + part["n_tokens"])):
+                row = x[t].astype(np.float64)
+                key, query = (
+                    row[at : at + n_keys].reshape(self.n_group, -1)[group]
+                    for at in (args.keys, args.queries)
+                )
+                value = row[args.values : args.values + n_values].reshape(self.n_head, -1)
+                first = rates[t, : self.n_head].astype(np.float64)[:, None]
+                decay = rates[t, pad : pad + self.n_head * self.n_decay].astype(np.float64)
+                decay = decay.reshape(self.n_head, self.n_decay)
+                token = Token(first, decay, value, key, query)
+                s, y = self._token_ref(s, token, args.d)
+                out[t, :n_values] = y.ravel()
+            new[:] = s.ravel()
+
+    def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The next states ``[n_head, n_state, head_dim]``, and what is seen of them."""
+        raise NotImplementedError

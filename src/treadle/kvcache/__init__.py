@@ -1,0 +1,1 @@
+"""Keys and values of all sequences, in pages that sequences with one prefix share."""

@@ -1,0 +1,1 @@
+"""Pages and sessions in files."""

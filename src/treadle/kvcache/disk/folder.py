@@ -1,0 +1,256 @@
+"""A folder of small files with a bound on their bytes: the least recently used go first.
+
+Several processes may use one folder. A file appears whole or not at all, under a name that its
+writer makes of digests, and is only ever replaced by the same bytes. What cannot be read is not
+there; what cannot be written is left out, and ``problem`` says why. Files are the user's alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from treadle.base.humanize import why
+from treadle.errors import FileError
+from treadle.jit.cache import write_whole
+from treadle.system import SYSTEM
+
+N_CHAIN, N_VARIANT = 40, 24  # digits of a name
+NAME = re.compile(rf"[0-9a-f]{{{N_CHAIN}}}-[0-9a-f]{{{N_VARIANT}}}\.\w{{1,40}}\.page", re.ASCII)
+PART = re.compile(r"\.new-\w+", re.ASCII)  # of ``write_whole``
+STALE_S = 600.0  # a file that was not whole by then never will be
+QUEUE_BYTES = 64 << 20  # that wait for the disk
+TOUCHES = 10_000  # entries of the queue behind which a use is not noted
+RETRY_S = 30.0  # after the disk has refused a file
+KEEP = 15 / 16  # of the bound, when files have to go
+LOOK_AGAIN = 64  # what others wrote is counted after this fraction of the bound
+OPEN = os.O_RDONLY | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+Head = Callable[[bytes], bytes]  # of a file, from the bytes behind it
+
+
+class Folder:
+    """``n_bytes`` of files in ``path``, which is made if absent. A thread of its own writes.
+
+    Raises FileError for a folder that cannot be used, or that others may write to.
+    """
+
+    def __init__(self, path: Path, n_bytes: int) -> None:
+        self.path, self.bound = path.absolute(), n_bytes
+        _check(path)
+        self.problem = ""  # why the last file was not written
+        self.n_written = self.n_left_out = self.n_removed = 0  # files
+        self.n_bytes = 0  # in the folder, as far as is known
+        self.names: frozenset[str] = frozenset()  # of the files, as last seen
+        self._since_seen = 0
+        self._queue: deque[tuple[str, bytes, Head | None, int]] = deque()
+        self._queued = 0  # bytes
+        self._retry_at = 0.0
+        self._some = threading.Condition()
+        self._seen = self._closed = self._warned = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._work, name="treadle-pages", daemon=True)
+        self._thread.start()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this is a child of the process that writes: there is no thread here, and the lock
+        may be held by nobody. What is there is read, and nothing is written.
+        """
+        return os.getpid() != self._process
+
+    def has(self, name: str, size: int) -> bool:
+        """Whether there is a file of this size."""
+        try:
+            info = os.lstat(self.path / name)
+        except OSError:
+            return False
+        return stat.S_ISREG(info.st_mode) and info.st_size == size
+
+    def read(self, name: str, size: int) -> bytes | None:
+        """A file's bytes; None where there is none of ``size`` bytes to be read."""
+        try:
+            handle = os.open(self.path / name, OPEN)
+            with os.fdopen(handle, "rb", buffering=0) as file:
+                info = os.fstat(handle)
+                if not stat.S_ISREG(info.st_mode) or info.st_size != size:
+                    return None
+                return data if len(data := file.read(size)) == size else None
+        except OSError:
+            return None
+
+    def remove(self, name: str) -> None:
+        """Nobody will read it: it is damaged."""
+        with suppress(OSError):
+            os.unlink(self.path / name)
+
+    def put(
+        self, name: str, data: bytes, head: Head, stamp_ns: int, *, wait_s: float = 0.0
+    ) -> bool:
+        """Have a file written, ``head(data)`` and ``data``, that counts as used at ``stamp_ns``.
+        False where the disk is too slow for that, also after ``wait_s``, or refuses.
+        """
+        size = len(data)
+        if self._is_forked:
+            self.n_left_out += 1
+            return False
+
+        def fits() -> bool:
+            return not self._queue or self._queued + size <= QUEUE_BYTES
+
+        with self._some:
+            if self._closed or size > self.bound or time.monotonic() < self._retry_at:
+                self.n_left_out += 1
+                return False
+            if not fits() and not (wait_s and self._some.wait_for(fits, wait_s)):
+                self.n_left_out += 1
+                return False
+            self._queue.append((name, data, head, stamp_ns))
+            self._queued += size
+            self._some.notify_all()
+        return True
+
+    def touch(self, names: Iterable[tuple[str, int]]) -> None:
+        """These were used, each at its ``stamp_ns``."""
+        if self._is_forked:
+            return
+        with self._some:
+            if not self._closed and len(self._queue) < TOUCHES:
+                self._queue.extend((name, b"", None, stamp) for name, stamp in names)
+                self._some.notify_all()
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until what was put is written; whether it was."""
+        if self._is_forked:
+            return False
+        with self._some:
+            return self._some.wait_for(lambda: self._seen and not self._queue, timeout_s)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Write what is left, and end the thread. Idempotent."""
+        if self._is_forked:
+            return
+        if threading.current_thread() is self._thread:  # the garbage collector, in its middle
+            self._closed = True
+            return
+        self.flush(timeout_s)
+        with self._some:
+            self._closed = True
+            self._some.notify_all()
+        self._thread.join(timeout_s)
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._look()
+        while True:
+            with self._some:
+                self._seen = True
+                self._some.notify_all()
+                self._some.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                name, data, head, stamp = self._queue[0]
+            problem = self._do(name, data, head, stamp)
+            with self._some:
+                self._queue.popleft()
+                self._queued -= len(data)
+                if problem:  # what waits is left out too, and later it is tried again
+                    if problem != self.problem:
+                        _warn("%s: until it can, texts are read anew after a restart", problem)
+                    self.problem, self._retry_at = problem, time.monotonic() + RETRY_S
+                    self.n_left_out += 1 + sum(head is not None for _, _, head, _ in self._queue)
+                    self._queue.clear()
+                    self._queued = 0
+
+    def _do(self, name: str, data: bytes, head: Head | None, stamp: int) -> str:
+        """Write a file, or without ``head`` touch it; what kept it from being written."""
+        try:
+            if head is not None:
+                self._write(name, head(data), data)
+            os.utime(self.path / name, ns=(stamp, stamp), follow_symlinks=False)
+        except OSError as error:
+            if self._is_folder(name):
+                return ""
+            if head is not None:
+                return f"{self.path}: cannot be written: {why(error)}"
+        return ""
+
+    def _is_folder(self, name: str) -> bool:
+        """Whether a folder stands where a file was to be: that one is left out, and no other."""
+        path = self.path / name
+        if path.is_symlink() or not path.is_dir():
+            return False
+        with self._some:
+            self.n_left_out += 1
+        if not self._warned:
+            self._warned = True
+            _warn("%s: is a folder, so these pages are not kept", path)
+        return True
+
+    def _write(self, name: str, head: bytes, data: bytes) -> None:
+        size = len(head) + len(data)
+        if self._since_seen > self.bound // LOOK_AGAIN:
+            self._look()
+        if self.n_bytes + size > self.bound:
+            self._look(need=size)
+        write_whole(self.path / name, head, data)
+        self.problem = ""
+        self.n_written += 1
+        self.n_bytes += size
+        self._since_seen += size
+
+    def _look(self, need: int = 0) -> None:
+        """Count what is there. Where ``need`` more bytes are too many, the oldest go."""
+        found: list[tuple[int, int, str]] = []
+        late = time.time() - STALE_S
+        with suppress(OSError), os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    info = entry.stat(follow_symlinks=False)
+                    if NAME.fullmatch(entry.name) and stat.S_ISREG(info.st_mode):
+                        found.append((info.st_mtime_ns, info.st_size, entry.name))
+                    elif PART.fullmatch(entry.name) and info.st_mtime < late:
+                        os.unlink(entry.path)
+        total = sum(size for _, size, _ in found)
+        if total + need > self.bound:
+            found.sort(reverse=True)
+            while found and total + need > self.bound * KEEP:
+                _, size, name = found.pop()
+                self.remove(name)
+                self.n_removed += 1
+                total -= size
+        self.n_bytes, self._since_seen = total, 0
+        self.names = frozenset(name for _, _, name in found)
+
+
+def _warn(message: str, what: object) -> None:
+    from logging import getLogger  # which takes its time to import, and mostly is not needed
+
+    getLogger("treadle").warning(message, what)
+
+
+def _check(path: Path) -> None:
+    """Make the folder. Raises FileError where its files would not be the user's alone: who may
+    write here could put words into a model's mouth.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.stat()
+    except OSError as error:
+        if os.path.exists(path) and not path.is_dir():
+            raise FileError("is no folder", path=path, expected="a folder for pages") from None
+        raise FileError(f"cannot keep pages: {why(error)}", path=path) from error
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise FileError("cannot be written to", path=path, expected="a folder for pages")
+    who = SYSTEM.intruder(info)
+    if who == "another user":
+        raise FileError("belongs to another user", path=path, expected="a folder of your own")
+    if who is not None:
+        raise FileError("others may write to it", path=path, expected="a folder of your own")

@@ -1,0 +1,247 @@
+"""Full pages in files: what the cache knows outlives the process, and several may share it.
+
+A file holds one page of one pool, as ``session_file.py`` writes tensors (a safetensors file of
+one)::
+
+    __metadata__   format, version, treadle; model, kv, page; chain, variant; sha256.NAME
+    kv_global      U8 [1, bytes]
+
+Its name is ``CHAIN-VARIANT.POOL.page``. CHAIN is a digest of all tokens up to the page's end, from
+the page before and its own; VARIANT one of all that decides what the bytes must be: the model, the
+type of keys and values, the layout, the kernels. No token is in a file or in its name.
+
+A file is believed if its header is, byte for byte, the one that would be written for the bytes
+behind it. Everything else is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import weakref
+from array import array
+from collections.abc import Sequence as Ids
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.errors import NoRoomError, UnsupportedError
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.disk.folder import N_CHAIN, N_VARIANT, Folder
+from treadle.kvcache.disk.session_file import BYTES, Tensor, about_of, build_header
+from treadle.kvcache.page_pool import GONE, Pool
+from treadle.kvcache.prefix_tree import Node
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.kvcache.cache import Sequence
+
+FORMAT, VERSION = "treadle page", "1"
+AT_ONCE = 16  # pages that one call fetches: about as long a text as one run reads
+LAST_S = 30.0  # for what is not yet written when the model is closed
+DEEPER_NS = 1000  # a page counts as used so much before the one that it follows
+
+
+class PageStore:
+    """The page files of one engine's cache, in ``folder``, at most ``n_bytes`` of them.
+
+    All but ``close`` are called under the engine's lock. Raises FileError for a folder that cannot
+    be used, UnsupportedError for a model whose layers keep a state.
+    """
+
+    def __init__(self, engine: Engine, folder: Path, n_bytes: int) -> None:
+        if engine.cache.states:
+            what = "its layers keep a state, which page files do not hold"
+            raise UnsupportedError(f"{engine.gguf.path}: {what}: leave out cache_dir (--cache-dir)")
+        self.cache = engine.cache
+        # A pool of no layers only counts.
+        self._pools = [pool for pool in self.cache.pools if pool.layers]
+        self._whole = [pool for pool in self._pools if not pool.window]
+        self._windows = [pool for pool in self._pools if pool.window]
+        more = {"variant": hashlib.sha256(_variant(engine).encode()).hexdigest()}
+        self._about = about_of(engine, FORMAT, VERSION) | more
+        # Who wrote a file changes nothing, unless it has other kernels: that is in the variant.
+        known = "\0".join(f"{key}={value}" for key, value in sorted(self._about.items()))
+        self._variant = hashlib.sha256(known.encode()).hexdigest()[:N_VARIANT]
+        self._sizes = {
+            pool: len(self._header(pool, "", b"")) + pool.cell_bytes for pool in self._pools
+        }
+        self.n_damaged = 0
+        self.left_for = ""  # why the last ``fetch`` gave nothing, where a file was there
+        self.folder = Folder(folder, n_bytes)
+        weakref.finalize(self, self.folder.close)  # at the program's end too
+        self._names: frozenset[str] = frozenset()
+        self._foreign: set[str] = set()
+
+    # -- names and contents ---------------------------------------------------------------------
+
+    def chain(self, node: Node) -> bytes:
+        """The digest of all tokens up to a node's end."""
+        unnamed = []
+        while not node.chain and node.parent is not None:
+            unnamed.append(node)
+            node = node.parent
+        chain = node.chain
+        for node in reversed(unnamed):
+            chain = node.chain = _link(chain, node.ids)
+        return chain
+
+    def _name(self, chain: bytes, pool: Pool) -> str:
+        return f"{chain.hex()[:N_CHAIN]}-{self._variant}.{pool.const.name}.page"
+
+    def _header(self, pool: Pool, chain: str, data: bytes) -> bytes:
+        """A file's, whose length does not depend on what is in it."""
+        size = pool.cell_bytes
+        tensor = Tensor(BYTES, [1, size], size, lambda: [np.frombuffer(data, np.uint8)])
+        return build_header(self._about | {"chain": f"{chain:64}"}, {pool.const.name: tensor})
+
+    def _read(self, chain: bytes, pool: Pool) -> np.ndarray | None:
+        """A page's bytes; None where there is no sound file of it."""
+        name = self._name(chain, pool)
+        raw = self.folder.read(name, self._sizes[pool])
+        if raw is None:
+            return None
+        n_head = len(raw) - pool.cell_bytes
+        data = raw[n_head:]
+        if self._header(pool, chain.hex(), data) != raw[:n_head]:
+            self.n_damaged += 1
+            self.left_for = "damaged"
+            self.folder.remove(name)
+            return None
+        return np.frombuffer(data, np.uint8)
+
+    # -- into files -----------------------------------------------------------------------------
+
+    def keep(self, node: Node, depth: int, began_ns: int, wait_s: float = 0.0) -> int:
+        """Have a node's pages written, the ``depth``-th of a text that was begun at ``began_ns``;
+        gives their bytes.
+
+        They are copied here, and written by another thread. Where the disk is too slow they are
+        left out; ``save`` tries again.
+        """
+        n_bytes = 0
+        for pool in self._pools:
+            page, chain = node.pages[pool.index], self.chain(node)
+            name = self._name(chain, pool)
+            if page == GONE or self.folder.has(name, self._sizes[pool]):
+                continue
+            data, n_bytes = pool.read(page).tobytes(), n_bytes + self._sizes[pool]
+            head = partial(self._header, pool, chain.hex())
+            self.folder.put(name, data, head, began_ns - depth * DEEPER_NS, wait_s=wait_s)
+        return n_bytes
+
+    def use(self, seq: Sequence, start: int = 0) -> None:
+        """A text is begun with the pages that ``seq`` has, from ``start`` on: their files are used
+        too.
+        """
+        if not start:
+            seq.began_ns = time.time_ns()
+        self.folder.touch(
+            (self._name(self.chain(node), pool), seq.began_ns - depth * DEEPER_NS)
+            for depth, node in enumerate(seq.nodes[start:], start)
+            for pool in self._pools
+            if seq.pages[pool.index][depth] != GONE
+        )
+
+    def save(self, timeout_s: float = LAST_S) -> None:
+        """Have all of the tree written that has no file, as far as the bound and time allow; the
+        youngest texts first.
+        """
+        until, now, left = time.monotonic() + timeout_s, time.time_ns(), self.folder.bound
+        roots = self.cache.tree.roots.values()
+        waiting = [(node, 0) for root in roots for node in root.next.values()]
+        while waiting and left > 0 and (seconds := until - time.monotonic()) > 0:
+            node, depth = waiting.pop()
+            left -= self.keep(node, depth, now, wait_s=seconds)
+            waiting += ((child, depth + 1) for child in node.next.values())
+
+    def close(self) -> None:
+        """Write what is left, within LAST_S, and end the thread. Idempotent."""
+        self.folder.close(LAST_S)
+
+    # -- and back -------------------------------------------------------------------------------
+
+    def fetch(self, seq: Sequence, ids: Ids[int]) -> int:
+        """Tokens of ``ids`` that files have put behind what ``seq`` holds of them, AT_ONCE pages at
+        most; at least the last of ``ids`` is left.
+        """
+        cache, self.left_for = self.cache, ""
+        start, rest = divmod(len(seq.ids), PAGE)
+        most = min(start + AT_ONCE, (len(ids) - 1) // PAGE)
+        behind = seq.nodes[start - 1] if start else cache.tree.root_of(seq.lora)
+        chains = [self.chain(behind)]
+        for p in range(start, most):
+            chains.append(_link(chains[-1], ids[p * PAGE : (p + 1) * PAGE]))
+        end, found = self._find(start, chains[1:])
+        if end == start:
+            return 0
+        held = len(seq.ids)
+        if rest:  # its own part of a page gives way to the whole page
+            if cache.visible(seq, start * PAGE) < start * PAGE:
+                return 0
+            cache.truncate(seq, start * PAGE)
+        first = [pool.first_seen(end * PAGE) for pool in cache.pools]
+        try:
+            cache.extend(seq, ids[start * PAGE : end * PAGE], first)
+        except NoRoomError:
+            self.left_for = "room"
+            return 0
+        for (p, pool), data in found.items():
+            if p >= first[pool.index]:
+                pool.write(seq.pages[pool.index][p], data)
+        cache.commit(seq)
+        self.use(seq, start)
+        return end * PAGE - held
+
+    def _find(
+        self, start: int, chains: Ids[bytes]
+    ) -> tuple[int, dict[tuple[int, Pool], np.ndarray]]:
+        """The end of the longest text from page ``start`` on that files have all of, and its pages
+        by place and pool.
+        """
+        found: dict[tuple[int, Pool], np.ndarray] = {}
+
+        def has(p: int, pool: Pool) -> bool:
+            if (p, pool) not in found:
+                data = self._read(chains[p - start], pool)
+                if data is None:
+                    return False
+                found[p, pool] = data
+            return True
+
+        end = start
+        while end < start + len(chains) and all(has(end, pool) for pool in self._whole):
+            end += 1
+        while end > start:
+            lacking = (
+                p
+                for pool in self._windows
+                for p in range(max(start, pool.first_seen(end * PAGE)), end)
+                if not has(p, pool)
+            )
+            if (p := next(lacking, None)) is None:
+                break
+            end = p
+        return end, {(p, pool): data for (p, pool), data in found.items() if p < end}
+
+    def is_foreign(self, parent: Node, ids: Ids[int]) -> bool:
+        """Whether the folder had a page of these tokens behind ``parent``, when it was last looked
+        through, for another model, type or version.
+        """
+        if self.folder.names is not self._names:
+            self._names, own = self.folder.names, f"-{self._variant}."
+            self._foreign = {name[:N_CHAIN] for name in self._names if own not in name}
+        return (
+            bool(self._foreign) and _link(self.chain(parent), ids).hex()[:N_CHAIN] in self._foreign
+        )
+
+
+def _link(chain: bytes, ids: Ids[int]) -> bytes:
+    """The digest of a page's tokens behind those of ``chain``."""
+    return hashlib.sha256(chain + array("i", ids).tobytes()).digest()
+
+
+def _variant(engine: Engine) -> str:
+    return f"{engine.device.variant}\0deterministic={engine.deterministic}"

@@ -1,0 +1,329 @@
+"""A session in a file: its tokens, keys and values as safetensors, which many programs read.
+
+::
+
+    __metadata__   format, version: what the file is; treadle: which one wrote it
+                   model: a fingerprint of the model; kv, page: how keys and values are held
+                   sha256.NAME: of each tensor's bytes
+                   lora: where adapters read the text, [{name, mark, scale}] as JSON; version 3
+    ids            I32 [n]             the tokens
+    kv_global      U8 [pages, bytes]   pages of the layers that see everything
+    kv_local       U8 [pages, bytes]   of the layers with a window, the last pages alone
+    mamba2         U8 [1, bytes]       states of layers that keep some: one name a kind of them
+
+A page is laid out as ``kernels/attention/page_layout.py`` says, the layers of its pool one behind
+another. In the last page, what no token of the session has written is zero: it may be left of
+somebody else's text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Ids
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import why
+from treadle.base.interrupts import interrupts_held
+from treadle.errors import FileError, TreadleError
+from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
+from treadle.files.target import check_target, file_name, new_file
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.cache import Sequence
+from treadle.kvcache.page_pool import GONE, Pool, States
+from treadle.version import __version__
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.kvcache.prefix_tree import Lora
+
+FORMAT, VERSION = "treadle session", "2"
+ADAPTED = "3"  # with adapters: who knows of none would read on without them
+IDS, BYTES = "I32", "U8"  # types of safetensors
+SAMPLE = 64  # bytes of each tensor at its start, middle and end that the fingerprint reads
+Octets = np.ndarray  # uint8
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor to be written, in pieces of a page."""
+
+    dtype: str
+    shape: list[int]
+    n_bytes: int
+    pieces: Callable[[], Iterable[Octets]]
+
+    def digest(self) -> str:
+        state = hashlib.sha256()
+        for piece in self.pieces():
+            state.update(piece.data)
+        return state.hexdigest()
+
+
+def save_session(
+    path: str | os.PathLike[str], engine: Engine, seq: Sequence, mode: int = 0o666
+) -> None:
+    """Write the file, beside its place first, so that it is there whole or not at all; ``mode``:
+    who may read and write it, as far as the process' own mask lets them.
+
+    Raises FileError where it cannot be written, or would replace a file of the model.
+    """
+    path = file_name(path)
+    check_target(path, engine.gguf.paths, force=True)
+    with engine.lock, new_file(path, mode=mode) as file:
+        tensors = _tensors_of(seq)
+        file.write(build_header(_about_text(engine, seq), tensors))
+        for tensor in tensors.values():
+            for piece in tensor.pieces():
+                file.write(piece.data)
+
+
+def _tensors_of(seq: Sequence) -> dict[str, Tensor]:
+    ids = np.array(seq.ids, "<i4")
+    tensors = {"ids": Tensor(IDS, [len(ids)], ids.nbytes, lambda: [ids.view(np.uint8)])}
+    for pool, pages in _paged(seq):
+        gone = [at for at, page in enumerate(pages) if page == GONE]
+        held = list(pages[gone[-1] + 1 :] if gone else pages)
+        shape = [len(held), pool.cell_bytes]
+        pieces = partial(_pieces, pool, held, len(ids) % PAGE)
+        tensors[pool.const.name] = Tensor(BYTES, shape, shape[0] * shape[1], pieces)
+    for states in seq.cache.states:
+        pieces = partial(_state, states, seq.slots[0])
+        tensors[states.const.name] = Tensor(
+            BYTES, [1, states.cell_bytes], states.cell_bytes, pieces
+        )
+    return tensors
+
+
+def _paged(seq: Sequence) -> list[tuple[Pool, Ids[int]]]:
+    """The pools with something in their pages, and the sequence's pages there."""
+    return [both for both in zip(seq.cache.pools, seq.pages, strict=True) if both[0].layers]
+
+
+def _pieces(pool: Pool, pages: Ids[int], n_last: int) -> Iterator[Octets]:
+    """``pages`` one by one; of the last the first ``n_last`` tokens, 0 for all."""
+    for page in pages[:-1] if n_last else pages:
+        yield pool.read(page)
+    if n_last:
+        last = pool.read(pages[-1]).copy()
+        pool.layout.blank(last, n_last)
+        yield last
+
+
+def _state(states: States, slot: int) -> Iterator[Octets]:
+    yield states.read(slot)
+
+
+def build_header(about: dict[str, str], tensors: dict[str, Tensor]) -> bytes:
+    """The beginning of a safetensors file, with a digest of each tensor's bytes."""
+    about = about | {f"sha256.{name}": tensor.digest() for name, tensor in tensors.items()}
+    entries: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name, tensor in tensors.items():
+        offsets = [end, end := end + tensor.n_bytes]
+        entries[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict[str, str]:
+    """What a file must say of itself to fit this model."""
+    return {
+        "format": kind,
+        "version": version,
+        "treadle": __version__,
+        "model": _fingerprint(engine),
+        "kv": engine.cache.kv,
+        "page": str(PAGE),
+    }
+
+
+def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
+    """The same of a text, and which adapters read it; a mark is a digest of one's numbers."""
+    if not seq.lora:
+        return about_of(engine)
+    each = ((engine.adapters[i], scale) for i, scale in seq.lora)
+    lora = [{"name": a.name, "mark": a.mark.hex(), "scale": scale} for a, scale in each]
+    return about_of(engine, version=ADAPTED) | {"lora": json.dumps(lora)}
+
+
+def _fingerprint(engine: Engine) -> str:
+    """A digest of what keys and values depend on: the model's numbers, its tensors' names, shapes
+    and types, and some bytes of each, for reading all of a large model would take seconds.
+    """
+    gguf, config = engine.gguf, engine.config
+    if not gguf.tensors:
+        raise TreadleError("the model is closed")
+    numbers: list[Any] = [(config.arch.name, config.arch.rope)]
+    for field in fields(config):
+        if field.name not in ("arch", "optional", "factors", "ignored", "n_ctx_train"):
+            numbers.append((field.name, getattr(config, field.name)))
+    # Which of two sets of factors turned the keys.
+    numbers += (rope.factors_in(engine.n_ctx) for rope in config.ropes if rope.long_factors)
+    state = hashlib.sha256(repr(numbers).encode())
+    for name, tensor in sorted(gguf.tensors.items()):
+        state.update(repr((name, tensor.shape, tensor.ggml_type)).encode())
+        for array in tensor.arrays:
+            raw = array.reshape(-1).view(np.uint8)
+            for at in (0, len(raw) // 2, max(0, len(raw) - SAMPLE)):
+                state.update(raw[at : at + SAMPLE].tobytes())
+    return state.hexdigest()
+
+
+def load_session(
+    path: str | os.PathLike[str], engine: Engine, seq: Sequence, make_room: Callable[[int], None]
+) -> None:
+    """Make ``seq``, which is empty, hold what ``save_session`` wrote; ``make_room`` is told how
+    many tokens that is before pages are taken.
+
+    Raises FileError, with the byte offset, for a file that is damaged, something else or of another
+    model; ContextFullError where its tokens do not fit. Then the sequence is closed.
+    """
+    try:
+        _load(file_name(path), engine, seq, make_room)
+    except BaseException:
+        with engine.lock, interrupts_held():
+            seq.close()
+        raise
+
+
+def _load(path: Path, engine: Engine, seq: Sequence, make_room: Callable[[int], None]) -> None:
+    cache = engine.cache
+    if path.is_dir():
+        raise FileError("is a folder", path=path, expected="a file of Session.save")
+    with open_file(path) as file, engine.lock:
+        _check_about(
+            file, about_of(engine, version=ADAPTED if "lora" in file.metadata else VERSION)
+        )
+        seq.lora = _read_lora(file, engine)
+        ids = _read_ids(file, engine, seq)
+        cache.check_context(len(ids))
+        first = _check_pools(file, seq, len(ids))
+        make_room(len(ids))
+        with interrupts_held():
+            cache.extend(seq, ids, first)
+        for pool, pages in _paged(seq):
+            held = iter([page for page in pages if page != GONE])
+            for data in _read(file.tensors[pool.const.name], pool.cell_bytes, file.metadata):
+                pool.write(next(held), data)
+        for states in cache.states:
+            for data in _read(file.tensors[states.const.name], states.cell_bytes, file.metadata):
+                states.write(seq.slots[1], data)
+        with interrupts_held():
+            cache.commit(seq)
+
+
+def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
+    what = {
+        "format": "the file is not of a session",
+        "version": "the file is of another version of the format",
+        "model": "the file is of another model",
+        "kv": "the file holds keys and values of another type",
+        "page": "the file's pages are of another size",
+    }
+    for key, wrong in what.items():
+        found = file.metadata.get(key)
+        if found != expected[key]:
+            raise FileError(
+                f"{wrong}: {found!r:.80}",
+                path=file.path,
+                offset=8,
+                where=f"__metadata__.{key}",
+                expected=expected[key],
+            )
+
+
+def _read_lora(file: SafeTensors, engine: Engine) -> Lora:
+    """The adapters that read the text, by their numbers in this model."""
+    if "lora" not in file.metadata:
+        return ()
+    found: dict[int, float] = {}
+    marks = [adapter.mark.hex() for adapter in engine.adapters]
+    where: dict[str, Any] = {"path": file.path, "offset": 8, "where": "__metadata__.lora"}
+    try:
+        given = [
+            (str(each["name"]), str(each["mark"]), float(each["scale"]))
+            for each in json.loads(file.metadata["lora"])
+        ]
+        if not all(abs(scale) <= np.finfo(np.float32).max for _, _, scale in given):
+            raise ValueError("a scale that is no number of float32")
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        expected = "a list of adapters, each with name, mark and scale"
+        raise FileError("is damaged", expected=expected, **where) from error
+    for name, mark, scale in given:
+        at = [i for i, own in enumerate(marks) if own == mark and i not in found]
+        if not at:
+            what = f"the text was read with the adapter {name!r:.80}, and the model has none such"
+            raise FileError(what, expected="a model with it (lora=, --lora)", **where)
+        found[at[0]] = scale
+    return tuple(sorted(found.items()))
+
+
+def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
+    names = {"ids", *(pool.const.name for pool, _ in _paged(seq))}
+    names |= {states.const.name for states in seq.cache.states}
+    for name in sorted(names ^ file.tensors.keys()):
+        what = "is missing" if name in names else "is no part of a session of this model"
+        raise FileError(what, path=file.path, offset=8, where=name)
+    tensor, n_vocab = file.tensors["ids"], engine.config.n_vocab
+    if tensor.dtype != IDS or len(tensor.shape) != 1 or not tensor.shape[0]:
+        raise _error(tensor, f"{tensor.dtype} of shape {list(tensor.shape)}", f"{IDS} [n]")
+    engine.cache.check_context(tensor.shape[0])
+    (raw,) = _read(tensor, tensor.n_bytes, file.metadata)
+    ids = raw.view("<i4")
+    wrong = np.flatnonzero((ids < 0) | (ids >= n_vocab))
+    if len(wrong):
+        raise _error(tensor, f"token {ids[wrong[0]]}", f"0 to {n_vocab - 1}", 4 * int(wrong[0]))
+    return [int(token) for token in ids]
+
+
+def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
+    """The first page that each pool has, once every pool's tensor has the right shape."""
+    n_pages, first = -(-n // PAGE), [0] * len(seq.pages)
+    for pool, _ in _paged(seq):
+        tensor = file.tensors[pool.const.name]
+        least = n_pages - pool.first_seen(n)
+        rows = tensor.shape[0] if len(tensor.shape) == 2 else -1
+        sound = tensor.dtype == BYTES and least <= rows <= n_pages
+        if not sound or tensor.shape[1] != pool.cell_bytes:
+            count = str(n_pages) if least == n_pages else f"{least} to {n_pages}"
+            found = f"{tensor.dtype} of shape {list(tensor.shape)}"
+            raise _error(tensor, found, f"{BYTES} [{count}, {pool.cell_bytes}]")
+        first[pool.index] = n_pages - rows
+    for states in seq.cache.states:
+        tensor, shape = file.tensors[states.const.name], (1, states.cell_bytes)
+        if tensor.dtype != BYTES or tuple(tensor.shape) != shape:
+            found = f"{tensor.dtype} of shape {list(tensor.shape)}"
+            raise _error(tensor, found, f"{BYTES} {list(shape)}")
+    return first
+
+
+def _read(tensor: SafeTensor, size: int, about: dict[str, str]) -> Iterator[Octets]:
+    """The tensor's bytes, ``size`` at a time. Read, not mapped: a file that shrinks is an error."""
+    state = hashlib.sha256()
+    try:
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            for _ in range(0, tensor.n_bytes, size):
+                piece = file.read(size)
+                if len(piece) != size:
+                    raise _error(tensor, "cut short", f"{tensor.n_bytes} bytes")
+                state.update(piece)
+                yield np.frombuffer(piece, np.uint8)
+    except OSError as error:
+        raise _error(tensor, f"cannot be read: {why(error)}", "its bytes") from error
+    if about.get(f"sha256.{tensor.name}") != state.hexdigest():
+        raise _error(tensor, "the bytes are not those that were written", "those of its sha256")
+
+
+def _error(tensor: SafeTensor, what: str, expected: str, at: int = 0) -> FileError:
+    return tensor.error(what, expected, offset=tensor.offset + at)

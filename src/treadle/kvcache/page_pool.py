@@ -1,0 +1,168 @@
+"""Memory of what a model's layers remember: pages of keys and values, and states."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from treadle.errors import NoMemoryError, TreadleError
+from treadle.kernels.attention.page_layout import PAGE, PageLayout
+from treadle.kernels.spec import round_up
+from treadle.models.cache_spec import PoolSpec, StateSpec
+from treadle.plan.plan import ALIGN, Const, Storage
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+GONE = -1  # in a list of pages: given back, because it lies before the window
+
+
+class Cells:
+    """``n`` cells of one size, each with a part for every layer. Memory is reserved at once, and
+    used when first written.
+    """
+
+    what: str  # for messages
+    cell_name: str
+
+    def __init__(
+        self, device: Storage, name: str, layers: tuple[int, ...], layer_bytes: int, n: int
+    ) -> None:
+        self._device, self.layers, self._layer_bytes = device, layers, layer_bytes
+        self.cell_bytes = layer_bytes * len(layers)
+        self.n_bytes = n * self.cell_bytes
+        try:
+            memory = device.memory(self.n_bytes)
+        except (MemoryError, ValueError) as error:  # too much for this machine, or for any
+            why = f" ({error})" if isinstance(error, NoMemoryError) else ""
+            raise TreadleError(
+                f"no memory for {self.n_bytes >> 20} MiB of {self.what} ({name}){why}: "
+                "lower context= or n_sequences=, or set kv_bytes="
+            ) from error
+        self.const = Const(name, memory, memory.bytes)
+
+    def layer_off(self, layer: int) -> int:
+        """Byte offset of a layer's part in a cell."""
+        return self.layers.index(layer) * self._layer_bytes
+
+    def read(self, i: int) -> np.ndarray:
+        """A cell's bytes, uint8 ``[cell_bytes]``; see ``Memory.read``."""
+        return self.const.memory.read(i * self.cell_bytes, self.cell_bytes)
+
+    def write(self, i: int, data: np.ndarray) -> None:
+        """Write a cell's bytes."""
+        self.const.memory.write(i * self.cell_bytes, data)
+
+    def copy(self, i: int, to: int) -> None:
+        """Copy a cell's contents."""
+        size = self.cell_bytes
+        self._device.copy(self.const.memory, to * size, i * size, size)
+
+
+def page_bytes(spec: PoolSpec, kv: str) -> int:
+    """Of one page: a part for every layer."""
+    return layout_of(spec, kv).layer_bytes * len(spec.layers)
+
+
+def state_bytes(spec: StateSpec) -> int:
+    """Of one state: a part for every layer."""
+    return round_up(4 * spec.n_values, ALIGN) * len(spec.layers)
+
+
+def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
+    """Of one layer's part of a page."""
+    sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
+    return PageLayout(kv, *sizes, spec.latent)
+
+
+def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """How many pages pools of ``full`` pages, of ``sizes`` bytes each, have room for in
+    ``n_bytes``: for as many tokens as there can be, whichever sequences these belong to. What
+    tokens take in a pool without a window they take in one with a window at most.
+
+    Raises TreadleError where there is no room for a page of each.
+    """
+
+    def pages(most: int) -> list[int]:
+        return [min(most, n) for n in full]
+
+    def n_bytes_of(most: int) -> int:
+        return sum(n * size for n, size in zip(pages(most), sizes, strict=True))
+
+    most = bisect_right(range(max(full) + 1), n_bytes, key=n_bytes_of) - 1
+    if not most:
+        raise TreadleError(
+            f"kv_bytes={n_bytes}: expected at least {sum(sizes)} ({-(-sum(sizes) >> 20)} MiB), a "
+            f"page of {PAGE} tokens in every layer"
+        )
+    return pages(most)
+
+
+class Pool(Cells):
+    """Pages: cells that sequences may share."""
+
+    what, cell_name = "keys and values", "page of keys and values"
+
+    def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
+        self.index, self.window, self.causal = index, spec.window, spec.causal
+        self.chunk = spec.window if spec.chunked else 0
+        self.n_pages = n_pages
+        self.layout = layout_of(spec, kv)
+        super().__init__(device, spec.name, spec.layers, self.layout.layer_bytes, n_pages)
+        self.free = list(range(n_pages - 1, -1, -1))
+        self.holders = [0] * n_pages
+        self._in_tree = [False] * n_pages  # whether the tree is one of a page's holders
+        self.idle = 0  # pages that only the tree holds: given up when room is needed
+        self.promised = 0  # pages that sequences have reserved and not yet taken
+
+    def first_seen(self, n: int) -> int:
+        """The first page that a token behind ``n`` others may see."""
+        return max(0, n - self.window) // PAGE if self.window else 0
+
+    @property
+    def room(self) -> int:
+        """Pages that nobody holds or has reserved; to take one may cost a page of the tree."""
+        return len(self.free) + self.idle - self.promised
+
+    def is_idle(self, page: int) -> bool:
+        """Whether only the tree holds a page."""
+        return self.holders[page] == 1 and self._in_tree[page]
+
+    def hold(self, page: int) -> None:
+        """One holder more; a page that is GONE has none."""
+        if page != GONE:
+            self.idle -= self.is_idle(page)
+            self.holders[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One holder less; a page without any is free."""
+        if page != GONE:
+            self.holders[page] -= 1
+            if not self.holders[page]:
+                self.free.append(page)
+            self.idle += self.is_idle(page)
+
+    def keep(self, page: int) -> None:
+        """The tree becomes a holder of a page that a sequence holds."""
+        if page != GONE:
+            self.holders[page] += 1
+            self._in_tree[page] = True
+
+    def give_up(self, page: int) -> None:
+        """The tree is no holder of a page any more."""
+        if page != GONE:
+            self.idle -= self.is_idle(page)
+            self._in_tree[page] = False
+            self.drop(page)
+
+
+class States(Cells):
+    """States of fixed size, in slots that ``kvstates.Slots`` deals out."""
+
+    what, cell_name = "states", "state"
+
+    def __init__(self, device: Storage, spec: StateSpec, n: int) -> None:
+        size = state_bytes(spec) // len(spec.layers)
+        super().__init__(device, spec.name, spec.layers, size, n)

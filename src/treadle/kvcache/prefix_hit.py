@@ -1,0 +1,63 @@
+"""What a prompt found in the cache, and where and why it left it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.page_pool import GONE
+from treadle.kvcache.state_slots import NONE
+
+if TYPE_CHECKING:
+    from treadle.kvcache.cache import KVCache, Sequence
+
+WHY = {
+    "end": "what is left of the prompt is less than a page, and its last token",
+    "off": "the call wanted nothing of the cache",
+    "new": "no text went on like this",
+    "evicted": "its page was held, and gave way to others",
+    "window": "pages of a sliding window are gone",
+    "state": "the model keeps a state, which was not kept for this place",
+    "room": "no pages are free to hold it",
+    "damaged": "its page file is damaged",
+    "other model": "its page file is of another model, --kv or version",
+}
+
+
+@dataclass
+class Reuse:
+    """Tokens of a prompt that were found, and where it left the cache: the position, the token
+    there, and why, a key of WHY.
+
+    Positions are those of pages, but within a text of one's own: or a stranger could find out
+    token by token what others have said.
+    """
+
+    memory: int = 0
+    files: int = 0
+    left_at: int | None = None
+    token: int | None = None
+    why: str = ""
+
+
+def why_left(cache: KVCache, seq: Sequence, ids: Ids[int]) -> str:
+    """Why ``seq`` holds no more of ``ids``; a key of WHY. Behind ``KVCache.match`` and
+    ``PageStore.fetch``.
+    """
+    p, store = len(seq.ids) // PAGE, cache.store
+    page = tuple(ids[p * PAGE : (p + 1) * PAGE])
+    if (p + 1) * PAGE >= len(ids):
+        return "end"
+    if store is not None and store.left_for:
+        return store.left_for
+    parent = seq.nodes[p - 1] if p else cache.tree.root_of(seq.lora)
+    node = parent.next.get(page)
+    if node is not None:
+        if cache.states and node.state == NONE:
+            return "state"
+        return "window" if GONE in node.pages else "room"
+    if cache.tree.has_evicted(parent, page):
+        return "evicted"
+    return "other model" if store is not None and store.is_foreign(parent, page) else "new"

@@ -1,0 +1,60 @@
+"""What one token meets of a model: of several experts a few, of tables of rows one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.models.graphs import main_output
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.models.config import Config, Experts
+
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+_EXPERTS = "exps."  # within the names of tensors that have a part for each expert
+_TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
+
+
+@dataclass(frozen=True)
+class Active:
+    """Of one token: its experts, and the parameters and bytes that its text's next one takes.
+    0 experts: the model has none.
+    """
+
+    n_experts: int
+    n_experts_used: int
+    n_parameters: int
+    n_bytes: int
+
+
+def active(gguf: GGUF, config: Config) -> Active:
+    """Of a file that ``load_config`` has read. Layers behind the last, which predict further
+    tokens, are not among them.
+    """
+    tables = {*_TABLES}
+    if OUTPUT in gguf.tensors or main_output(config) != "logits":  # else they give logits too
+        tables.add(EMBEDDINGS)
+    n_parameters = n_bytes = 0.0
+    for name, tensor in gguf.tensors.items():
+        if name in config.ignored:
+            continue
+        layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
+        if layer >= len(config.layers):
+            continue
+        experts, share = config.layers[layer].experts, 1.0
+        if name in tables:
+            share = 1 / tensor.shape[0]
+        elif experts is not None and _EXPERTS in name and tensor.shape[0] in numbers_of(experts):
+            share = min(1.0, experts.n_used / tensor.shape[0])
+        n_parameters += math.prod(tensor.shape) * share
+        n_bytes += tensor.n_bytes * share
+    found = [layer.experts for layer in config.layers if layer.experts is not None]
+    n, used = max(((each.n, each.n_used) for each in found), default=(0, 0))
+    return Active(n, used, round(n_parameters), round(n_bytes))
+
+
+def numbers_of(experts: Experts) -> tuple[int, int]:
+    """How many experts there are, and how many that these share."""
+    return experts.n, experts.n // experts.per_chunk

@@ -1,0 +1,100 @@
+"""The steps of attention: tiles of queries, queries of few tokens, the merge of cut histories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.kernels.attention.merge_splits import Merge
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.relative_bias import by_distance
+from treadle.kernels.spec import Grid, numbered
+from treadle.models.archs import REACH
+from treadle.plan.plan import Buffer, Const
+
+if TYPE_CHECKING:
+    from treadle.plan.lowering.steps import Steps
+
+
+def emit_attention(
+    steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
+) -> Buffer:
+    """Of queries as scores want them, over what is in the layer's pages: f32 of all heads."""
+    at = steps.config.layers[layer]
+    pool = steps.cache.pool_of(at.kv_from)
+    spec = Attention(
+        steps.cache.kv,
+        at.n_head,
+        at.n_head_kv,
+        at.head_dim,
+        steps.plan.query_tile,
+        0 if at.chunked else at.window,  # items begin where chunks do
+        pool.index,
+        steps.config.attn_softcap,
+        steps.matrix_attention,
+        at.head_dim_v,
+        at.causal,
+        bool(sinks),
+        at.latent is not None,
+        steps.config.alibi,
+        steps.word_attention,
+        REACH if distances else 0,
+    )
+    out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
+    scores = steps.vector(f"{sinks}.weight") if sinks else None
+    given: dict[str, Any] = {
+        "qkv": qkv,
+        "sinks": scores,
+        "distances": _by_distance(steps, f"{distances}.weight") if distances else None,
+        "pool": pool.const,
+        "out": out,
+        "stride": qkv.row_bytes // 4,
+        "out_stride": out.row_bytes // 4,
+        "page_bytes": pool.cell_bytes,
+        "layer_off": pool.layer_off(at.kv_from),
+    }
+    most, few = steps.plan.n_tokens, steps.plan.few_tokens
+    if most > few:
+        count = numbered("n_attn_items", pool.index)
+        grid, many = Grid(spec.n_groups, count), range(few + 1, most + 1)
+        steps.emit(label, spec, grid, serves=many, few=0, **given)
+    if few:
+        one = replace(spec, tokens=1, matrix=False, words=False)
+        n_partials = steps.cache.max_partials(most, at.window)
+        partials = Buffer(f"{label}.partials", n_partials, one.partial_values * 4)
+        steps.emit(
+            label if most <= few else f"{label}.few",
+            one,
+            Grid(one.n_groups, numbered("n_attn_few", pool.index)),
+            serves=range(few + 1),
+            few=1,
+            partials=partials,
+            **given,
+        )
+        steps.emit(
+            f"{label}.merge",
+            Merge(one.n_groups, one.heads, one.tokens, at.head_dim_v, pool.index, bool(sinks)),
+            Grid(one.n_groups, numbered("n_attn_merges", pool.index)),
+            partials=partials,
+            out=out,
+            out_stride=out.row_bytes // 4,
+            sinks=scores,
+        )
+    if spec.page.fmt.rotated:
+        from treadle.kernels.attention.hadamard import Rotate
+
+        back = Rotate(at.head_dim_v, at.n_head)
+        grid = Grid(at.n_head, "n_tokens")
+        steps.emit(f"{label}.rotate", back, grid, x=out, stride=out.row_bytes // 4)
+    return out
+
+
+def _by_distance(steps: Steps, name: str) -> Const:
+    """The numbers of a matrix of buckets, for each distance; one copy for all plans and layers."""
+    steps.plan.tensors_used.add(name)
+    key = f"{name}:by distance"
+    if key not in steps.weights.consts:
+        made = by_distance(steps.weights.tensor(name).dequantize(), REACH)
+        return steps.weights.numbers(key, made.ravel().tolist())
+    (found,) = steps.weights.consts[key]
+    return found

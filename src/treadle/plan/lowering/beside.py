@@ -1,0 +1,46 @@
+"""The word of layers that predict further tokens: embeddings beside states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.elementwise import Embed
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+
+def embedded_beside(
+    ops: CpuOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
+) -> Rows:
+    """``x`` with the tokens' embeddings in the first half of its rows, and each half normed. It is
+    used up.
+    """
+    steps, rows, width = ops.steps, ops.floats(x), x.width // 2
+    name, stride = f"{weight}.weight", rows.row_bytes // 4
+    fmt = steps.weights.format(name)
+    steps.emit(
+        f"{label}.embd",
+        Embed(fmt.name, width, scale),
+        Grid(1, "n_tokens"),
+        w=steps.weight(name),
+        x=rows,
+        stride=stride,
+        **steps.row_of(name),
+        shape=(width,),
+    )
+    for i, norm in enumerate(norms):
+        steps.emit(
+            norm,
+            ColumnNorm(width, ops.config.norm_eps),
+            Grid(1, "n_tokens"),
+            x=rows,
+            w=steps.vector(f"{norm}.weight"),
+            stride=stride,
+            column=i * width,
+        )
+    return Floats(label, x.width, rows)

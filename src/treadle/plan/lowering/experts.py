@@ -1,0 +1,227 @@
+"""How the CPU lowers a mixture of experts: the word ``experts`` of ``models/ffns/experts.py``.
+
+Up to four tokens have a row for each *slot*, one of a token's experts, and a gemv that reads the
+slot's expert. For more, rows are sorted by expert. Those of an expert that many rows meet go
+through tiles, so that a panel of weights, once packed, meets all of them::
+
+    route      which experts each token has, and what they weigh
+    sort       rows by expert, in tiles: how many is known as the run goes, and later grids read it
+    fetch      the system is asked for what is needed, if memory does not hold the model
+    gather     the tokens' activations into these rows
+    gate_up    both products of a tile and the activation
+    down       f32 rows
+    combine    each token's rows, weighed, with what else is added
+
+For an expert that few rows meet packing a panel takes longer than the products. Its rows are in the
+tiles of a sort of their own (``few.sort``), four at most, and gemvs of so many read the weights
+once (``few.gate_up``, ``few.down``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import UnsupportedError
+from treadle.kernels.activation_layout import DWORD, Act
+from treadle.kernels.matmul.gated import Gated
+from treadle.kernels.matmul.gemv import GROUPED
+from treadle.kernels.matmul.matmul import COLUMNS, TILE, Matmul
+from treadle.kernels.matmul.select import GEMV_TOKENS, few_rows, gated, group_gemv, matmul
+from treadle.kernels.moe.dispatch import Gather
+from treadle.kernels.moe.route import Sort, blocks_most
+from treadle.kernels.spec import Grid, round_up
+from treadle.models.ops import part
+from treadle.plan.lowering.deferred import Branch, Matrix, Mixed, of_outputs
+from treadle.plan.lowering.expert_parts import Mixture
+from treadle.plan.lowering.prefetch_experts import emit_fetch
+from treadle.plan.plan import ANY, Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.materialize import Making
+
+    Gemms = list[tuple[str, list[Matrix], Matmul]]  # with their names and what they multiply
+
+MOST_ROWS = 512  # of a tile: so many share a panel's packing
+# Tokens of an expert from which on matrix registers are faster than vectors: panels are packed for
+# them too.
+MATRIX_ROWS = 24
+
+
+def experts(
+    ops: Making, label: str, h: Rows, scores: Rows, *shared: Rows, layer: int, chunks: bool = False
+) -> Rows:
+    """Each token's experts' answers to ``h``, weighed; ``shared``: rows that are added, and the
+    score of these. ``chunks``: of those that its experts share with their neighbours.
+    """
+    at = ops.config.layers[layer].experts
+    if at is None or of_outputs(h):
+        raise UnsupportedError(f"{label}: experts of a layer without any, or of outputs")
+    return _Experts(ops, label, layer, at, chunks).build(h, scores, [ops.floats(x) for x in shared])
+
+
+class _Experts(Mixture):
+    def build(self, h: Rows, scores: Rows, shared: list[Buffer]) -> Rows:
+        chosen, weights = self.route(scores)
+        n_ff, fused = self.at.n_ff, f"{self.blk}_gate_up_{self.exps}"
+        if self.steps.has(f"{fused}.weight"):
+            n_rows = 2 * n_ff * self.at.n
+            up = part(fused, n_ff, n_rows - n_ff)
+            both = [Matrix(fused, n_ff, 2 * n_ff), Matrix(up, n_ff, 2 * n_ff)]
+        else:
+            names = ("gate", "up") if self.gated else ("up",)
+            both = [Matrix(f"{self.blk}_{name}_{self.exps}", n_ff, n_ff) for name in names]
+        down = Matrix(f"{self.blk}_down_{self.exps}", h.width, h.width)
+        by_slot = self.steps.plan.n_tokens in GEMV_TOKENS and not self.steps.deterministic
+        y, places = (self._by_slot if by_slot else self._by_expert)(h, chosen, both, down)
+        at = self.at
+        return Mixed(self.label, h.width, y, weights, places, at.n_used, shared, at.shared_mean)
+
+    def _by_slot(
+        self, h: Rows, chosen: Buffer, both: list[Matrix], down: Matrix
+    ) -> tuple[Buffer, None]:
+        """f32 rows ``[N * n_used, n_embd]``."""
+        grid = Grid(self.at.n_used, "n_tokens")
+        emit_fetch(self.steps, self.label, [*both, down], grid, chosen=chosen)
+        y = self._result(h, self.n_slots)
+        self._by_gemv(Branch(self.label, chosen, self.n_slots), h, both, down, y)
+        return y, None
+
+    def _by_expert(
+        self, h: Rows, chosen: Buffer, both: list[Matrix], down: Matrix
+    ) -> tuple[Buffer, Buffer]:
+        """f32 rows by expert, and where each slot's is."""
+        n_slots, sizes = self.n_slots, (self.at.n, self.at.n_used)
+        few = 0 if self.steps.deterministic else few_rows(self.steps.isa)
+        firsts, last = self._gemms(h, both, down)
+        block = lcm(*(spec.layout().group for spec in (last, *(spec for *_, spec in firsts))))
+        n_rows = blocks_most(n_slots, self.at.n, block) * block
+        n_few = min(n_slots, few * self.at.n)
+        y = self._result(h, n_rows + n_few)
+        places = Buffer(f"{self.label}.places", n_slots, 4, "i4")
+        if few:
+            sort = Sort(*sizes, block=1, most=GROUPED, upto=few)
+            branch = self._sort("few.", sort, chosen, places, n_few, n_rows)
+            grid = Grid(1, "tiles")
+            emit_fetch(self.steps, branch.label, [*both, down], grid, tiles=branch.tiles)
+            self._by_gemv(branch, h, both, down, y)
+        sort = Sort(*sizes, block, most=max(block, MOST_ROWS // block * block), over=few)
+        branch = self._sort("", sort, chosen, places, n_rows, 0)
+        self._by_tile(branch, h, both, down, firsts, last, y)
+        return y, places
+
+    def _result(self, h: Rows, n_rows: int) -> Buffer:
+        return Buffer(f"{self.label}.down", n_rows, round_up(h.width, COLUMNS) * 4)
+
+    def _sort(
+        self, kind: str, spec: Sort, chosen: Buffer, places: Buffer, n_rows: int, first: int
+    ) -> Branch:
+        """Tiles, and the tokens of rows; and of their slots the rows, from ``first`` on."""
+        label = f"{self.label}.{kind}"
+        n_tiles = blocks_most(min(n_rows, self.n_slots), self.at.n, spec.most)
+        tiles = Buffer(f"{label}tiles", 1, 8 + n_tiles * TILE.itemsize, "i8")
+        rows = Buffer(f"{label}rows", 1, 8 + 4 * n_rows, "i4")
+        given: dict[str, Any] = {
+            "chosen": chosen,
+            "tiles": tiles,
+            "rows": rows,
+            "places": places,
+            "first": first,
+        }
+        self.steps.emit(f"{label}sort", spec, Grid(1), **given)
+        met = range(spec.over + 1, spec.upto + 1 if spec.upto else ANY.stop)
+        return Branch(label.removesuffix("."), tiles, n_rows, rows, spec.block, first, met)
+
+    # -- few rows of an expert ----------------------------------------------------------------
+
+    def _by_gemv(
+        self, branch: Branch, h: Rows, both: list[Matrix], down: Matrix, y: Buffer
+    ) -> None:
+        made, pitch = self.first_rows(branch, both)
+        for name, some in self.alike(both):
+            spec = self._gemv(branch, some, h.width, of_tokens=True)
+            x = self.ops.activations(h, spec.layout())
+            columns = [both.index(each) * pitch for each in some]
+            self.multiply(branch, name, spec, some, columns, x, made, of_tokens=True)
+        self.adapt(branch, both, h, made)
+        spec = self._gemv(branch, [down], self.at.n_ff)
+        packed, floats = self.gate(branch, down, made, pitch, spec.layout())
+        self.multiply(branch, "down", spec, [down], [0], packed, y, branch.first)
+        self.adapt(branch, [down], floats, y, branch.first)
+
+    def _gemv(
+        self, branch: Branch, matrices: list[Matrix], k: int, *, of_tokens: bool = False
+    ) -> Matmul:
+        isa, table, own = self.steps.isa, self.steps.table, self.fields(matrices)
+        if branch.rows is None:
+            return matmul(self.format(matrices), isa, k, 1, table, **own)
+        return group_gemv(self.format(matrices), isa, k, table, of_tokens=of_tokens, **own)
+
+    # -- many rows ----------------------------------------------------------------------------
+
+    def _gemms(self, h: Rows, both: list[Matrix], down: Matrix) -> tuple[Gemms, Matmul]:
+        """The first products' kernels and the last one's, by how many rows an expert has."""
+        n = self.n_slots // self.at.n
+        n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # of one would be too many to sort
+
+        def gemm(matrices: list[Matrix], k: int) -> Matmul:
+            steps, own = self.steps, self.fields(matrices)
+            alone = steps.deterministic
+            return matmul(self.format(matrices), steps.isa, k, n, steps.table, alone=alone, **own)
+
+        last = gemm([down], self.at.n_ff)
+        firsts = [(name, some, gemm(some, h.width)) for name, some in self.alike(both)]
+        if len(firsts) > 1 or not self.gated or self.adapted([*both, down]):
+            return firsts, last
+        fused = self._fused(both, h.width, last.layout(), n)
+        return ([(f"gate_up_{self.fn}", both, fused)] if fused else firsts), last
+
+    def _by_tile(
+        self,
+        branch: Branch,
+        h: Rows,
+        both: list[Matrix],
+        down: Matrix,
+        gemms: Gemms,
+        last: Matmul,
+        y: Buffer,
+    ) -> None:
+        emit_fetch(self.steps, branch.label, both, Grid(1, "tiles"), tiles=branch.tiles)
+        made, pitch = self.first_rows(branch, both)
+        gathered: dict[Act, Buffer] = {}
+        for name, some, spec in gemms:
+            act = spec.layout()
+            if act not in gathered:
+                gathered[act] = self._gather(branch, h, act, bool(gathered))
+            if isinstance(spec, Gated):
+                packed = floats = self.packed(branch, self.fn, spec.result())
+                self.multiply(branch, name, spec, both, [0, 0], gathered[act], packed)
+                break
+            columns = [both.index(each) * pitch for each in some]
+            self.multiply(branch, name, spec, some, columns, gathered[act], made)
+        else:
+            self.adapt(branch, both, h, made)
+            packed, floats = self.gate(branch, down, made, pitch, last.layout())
+        emit_fetch(self.steps, f"{branch.label}.down", [down], Grid(1, "tiles"), tiles=branch.tiles)
+        self.multiply(branch, "down", last, [down], [0], packed, y)
+        self.adapt(branch, [down], floats, y)
+
+    def _gather(self, branch: Branch, h: Rows, act: Act, more: bool) -> Buffer:
+        """The tokens' activations as an expert's."""
+        name = "gather" + (f".{act.kind}_group{act.group}_sub{act.sub}" if more else "")
+        out = self.packed(branch, name, act)
+        spec = Gather(act.kind, act.k, act.group, act.sub, branch.block, act.unit)
+        x = self.ops.activations(h, replace(act, group=1, unit=DWORD))
+        self.steps.emit(out.name, spec, Grid(1, "rows"), x=x, rows=branch.rows, out=out)
+        return out
+
+    def _fused(self, both: list[Matrix], k: int, out: Act, n: int) -> Gated | None:
+        """The kernel of both products and the activation."""
+        steps, name, alone = self.steps, both[0].name, self.steps.deterministic
+        given = self.format(both), steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table
+        made = gated(*given, alone=alone)
+        if made is None or self.has_factor(name):
+            return None
+        return replace(made, bias=steps.has(f"{name}.bias"), experts=self.at.n_used)

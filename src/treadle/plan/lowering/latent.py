@@ -1,0 +1,169 @@
+"""How the CPU lowers latent attention: the words ``latent`` and ``by_head`` of
+``models/mixers/latent.py``.
+
+A head's matrix meets that head's columns of every token: one product for all heads. Queries are
+multiplied by ``k_b`` and then meet latent rows as they are kept, which all heads share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
+from treadle.kernels.matmul.select import tokens_per_item
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats
+from treadle.plan.plan import Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.steps import Steps
+
+
+def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Rows:
+    """The products of each of ``heads`` equal parts of ``x`` with a matrix of its own, side by
+    side.
+    """
+    rows, column = ops.place(x)
+    m = ops.steps.weights.n_rows(f"{weight}.weight") // heads
+    out, k = ops.steps.floats(label, heads * m), x.width // heads
+    _multiply(ops, label, (rows, column, k), weight, heads, k, m, out, m)
+    return Floats(label, heads * m, out)
+
+
+def latent(
+    ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: str, whole: str = ""
+) -> Rows:
+    """Attention of ``q``, absorbed by ``weight`` (``k_b``), over latent rows, of which ``kv`` has
+    the batch's own: for each head the sum of these, as wide as ``k_b`` has rows. ``whole``: the
+    matrix that ``k_b`` and ``v_b`` are rows of.
+    """
+    if whole:
+        _cut(ops.steps, layer, f"{whole}.weight")
+    steps, at = ops.steps, ops.config.layers[layer]
+    sizes, pool = at.latent, steps.cache.pool_of(layer)
+    assert sizes is not None
+    (rows, column), (kv_rows, kv_column) = ops.place(q), ops.place(kv)
+    out, scale = steps.floats(f"{label}.absorbed", at.n_head * at.head_dim), ops.config.attn_scale
+    source = rows, column, sizes.n_q
+    _multiply(
+        ops,
+        f"{label}.k_b",
+        source,
+        weight,
+        at.n_head,
+        sizes.n_nope,
+        sizes.n_kv_rank,
+        out,
+        at.head_dim,
+        scale,
+    )
+    steps.emit(
+        f"{label}.rope",
+        LatentStore(
+            "none" if at.rope is None else ops.config.arch.rope,
+            steps.cache.kv,
+            at.n_head,
+            at.head_dim,
+            at.head_dim_v,
+            sizes.n_q,
+            sizes.n_rope,
+            scale,
+            sizes.norm_eps,
+            pool.index,
+            at.rope or 0,
+        ),
+        Grid(1, "n_tokens"),
+        q=rows,
+        kv=kv_rows,
+        out=out,
+        norm=steps.vector(f"blk.{layer}.attn_kv_a_norm.weight"),
+        pool=pool.const,
+        stride=rows.row_bytes // 4,
+        kv_stride=kv_rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        q_column=column,
+        kv_column=kv_column,
+        page_bytes=pool.cell_bytes,
+        layer_off=pool.layer_off(layer),
+    )
+    return ops.attention(label, layer, out)
+
+
+def _cut(steps: Steps, layer: int, name: str) -> None:
+    """Make the matrices of heads of the one that has both, once a model."""
+    from treadle.plan.lowering.latent_heads import cut_heads
+
+    at, weights = steps.config.layers[layer], steps.weights
+    assert at.latent is not None
+    steps.plan.tensors_used.add(name)
+    if name.replace("kv_b", "v_b") not in weights.made:
+        tensor, fmt = weights.tensor(name), weights.format(name)
+        for made in cut_heads(tensor, fmt, at.n_head, at.latent.n_nope):
+            weights.made[made.name] = made
+
+
+def _multiply(
+    ops: CpuOps,
+    label: str,
+    x: tuple[Buffer, int, int],
+    weight: str,
+    heads: int,
+    k: int,
+    m: int,
+    y: Buffer,
+    y_pitch: int,
+    scale: float = 1.0,
+) -> None:
+    """``x``: f32 rows, where their first head begins, and columns from a head's to the next one's;
+    the first ``k`` of each, times ``scale``, are multiplied by a matrix of ``m`` rows. Products are
+    ``y_pitch`` columns of ``y`` apart.
+    """
+    steps, (rows, column, pitch), n = ops.steps, x, ops.steps.plan.n_tokens
+    spec = steps.matmul(weight, k, heads=heads)
+    lanes = steps.isa.lanes
+    while m % spec.rows_per_item(lanes) and spec.mr % 2 == 0:
+        spec = replace(spec, mr=spec.mr // 2)
+    if m % spec.rows_per_item(lanes):  # a tile would write into the next head's columns
+        raise UnsupportedError(
+            f"{steps.weights.gguf.path}: {weight}.weight: {m} rows a head: treadle has multiples "
+            f"of {spec.rows_per_item(lanes)}"
+        )
+    act = spec.layout()
+    per_head = steps.activations(f"{label}.heads", act)
+    packed = Buffer(f"{label}.heads", heads * per_head.rows, per_head.row_bytes, "u1")
+    head_bytes = per_head.rows * per_head.row_bytes
+    steps.emit(
+        f"{label}.heads",
+        PackHeads(act.kind, k, act.group, heads, act.sub, scale, act.unit),
+        act.grid(heads, "n_tokens"),
+        x=rows,
+        out=packed,
+        stride=rows.row_bytes // 4,
+        column=column,
+        pitch=pitch,
+        head_bytes=head_bytes,
+    )
+    strips = heads * spec.strips([m], lanes)
+    tokens = tokens_per_item(spec, strips, n, steps.n_threads)
+    steps.emit(
+        label,
+        spec,
+        Grid(strips, spec.count, tokens),
+        n_bytes=steps.weights.n_bytes(f"{weight}.weight"),
+        n_flops=2 * k * m * heads,
+        shape=(heads * m, k),
+        x=packed,
+        y=y,
+        stride=y.row_bytes // 4,
+        tokens=tokens,
+        x_pitch=head_bytes,
+        y_pitch=y_pitch,
+        w=[steps.weight(f"{weight}.weight")],
+        rows=[m],
+        column=[0],
+        pitch=[m],
+    )

@@ -1,0 +1,50 @@
+"""What comes behind every graph's output product: the softcap, and each row's largest logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.kernels.elementwise.top_logits import (
+    LOOKS,
+    N_VOCAB_MAX,
+    PARTIAL,
+    RESULT,
+    JoinTop,
+    Top,
+    slices,
+)
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.inputs import sampled_inputs
+from treadle.plan.plan import Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.steps import Steps
+
+
+def emit_result(steps: Steps, name: str, x: Rows, buffer: Buffer) -> None:
+    """``x``, which is in ``buffer``, is an output of the plan. With ``logits`` there is ``top``."""
+    steps.plan.outputs[name] = buffer
+    if name == "logits":
+        _emit_top(steps, x.label, buffer, x.width)
+
+
+def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
+    """Steps behind those that made ``y``, f32 ``[n_outputs, n_vocab]``."""
+    plan, stride, cap = steps.plan, y.row_bytes // 4, steps.config.logit_softcap
+    if cap:
+        from treadle.kernels.elementwise.softcap import Softcap
+
+        softcap = Softcap(n_vocab, cap)
+        grid = Grid(softcap.pieces, softcap.count)
+        steps.emit(f"{label}.softcap", softcap, grid, y=y, stride=stride)
+    assert n_vocab <= N_VOCAB_MAX, n_vocab
+    n_rows, n_slices = LOOKS * plan.n_outputs, slices(n_vocab)
+    partials = Buffer(f"{label}.slices", n_rows * n_slices, PARTIAL.itemsize, "u1")
+    top = Buffer(f"{label}.top", n_rows, RESULT.itemsize, "u1")
+    grid = Grid(n_slices, "n_sampled")
+    steps.emit(f"{label}.top", Top(), grid, x=y, out=partials, stride=stride, n=n_vocab)
+    grid = Grid(1, "n_sampled")
+    steps.emit(f"{label}.top.join", JoinTop(), grid, partials=partials, out=top, n=n_vocab)
+    plan.outputs["top"] = top
+    plan.inputs |= sampled_inputs(plan.n_outputs, n_vocab)

@@ -1,0 +1,284 @@
+"""Adapters behind the products that they add to: ``.lora_a`` and ``.lora_b``
+(``kernels/matmul/lora.py``, of experts ``kernels/matmul/lora_experts.py``). Behind the tokens'
+embeddings ``.lora_rows`` comes first.
+
+The constants of a step hold all adapters that a model was loaded with, packed as its kernels read
+them, and are shared by all plans.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.formats import by_name
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.elementwise.elementwise import Embed
+from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, Down, Up
+from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp, Wants
+from treadle.kernels.spec import Grid, round_up
+from treadle.models.lora import LowRank
+from treadle.plan.lowering.weights import PART, whole
+from treadle.plan.plan import Buffer, Const
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from treadle.formats import Format
+    from treadle.models.lora import Floats
+    from treadle.plan.lowering.deferred import Branch, Matrix, Products
+    from treadle.plan.lowering.steps import Steps
+    from treadle.plan.lowering.weights import Weights
+
+FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step is taken
+
+
+@dataclass
+class Packed:
+    """All adapters of one product, as its two steps read them."""
+
+    w: str  # the format of both
+    a: Const
+    groups: Const
+    b: Const
+    pieces: Const
+    n_groups: int
+    n_strips: int
+    n_experts: int  # 1 for a matrix of none
+    n_flops: int  # of a row that wants every adapter, and meets every expert
+
+
+def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
+    """Add what adapters make of ``x``, f32 rows, to the products in ``y``."""
+    weights, key = steps.weights, tuple(of.names)
+    if key not in weights.packed:
+        placed = of.heights, of.columns, of.x.width, y.row_bytes // 4
+        weights.packed[key] = _pack(weights, weights.adapters, of.label, of.names, *placed)
+    packed: Packed = weights.packed[key]
+    n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
+    given: dict[str, Any] = {"t": steps.floats(f"{of.label}.lora", n_columns)}
+    into = {"y": y, "stride": y.row_bytes // 4}
+    down = Down(packed.w, of.x.width)
+    up = Up(packed.w, n_adapters, packed.n_strips)
+    n_flops, height = packed.n_flops // n_adapters, sum(of.heights)
+    _emit(
+        steps, packed, down, up, lambda base: Grid(base, "n_loras"), n_flops, height, x, into, given
+    )
+
+
+def emit_embedding_lora(
+    steps: Steps, label: str, names: Sequence[str], y: Buffer, width: int, scale: float
+) -> None:
+    """Add to the embeddings in ``y`` what adapters add to tokens' rows of ``names``: each token
+    reads one row of all their B's, side by side, and of these each adapter's own meet its A.
+    """
+    weights, key = steps.weights, tuple(names)
+    if key not in weights.packed:
+        table, selecting = _tables(weights, names)
+        placed = [width], [0], table.shape[1], y.row_bytes // 4
+        packed = _pack(weights, selecting, label, names[:1], *placed)
+        const = weights.storage.weights(f"{label}.lora_table", table)
+        weights.packed[key] = packed, const, *table.shape
+    packed, const, n_rows, k = weights.packed[key]
+    x, t = steps.floats(f"{label}.lora_rows", k), packed.n_groups * GROUP
+    steps.emit(
+        x.name,
+        Embed("F32", k, scale, n_rows if n_rows < steps.config.n_vocab else 0),
+        Grid(1, "n_tokens"),
+        n_bytes=4 * k * n_rows,
+        used=1 / n_rows,
+        w=(const,),
+        x=x,
+        stride=x.row_bytes // 4,
+        shape=(k,),
+    )
+    down, up = Down(packed.w, k), Up(packed.w, len(weights.adapters), packed.n_strips)
+    n_flops = packed.n_flops // len(weights.adapters)
+    given = {"t": steps.floats(f"{label}.lora", t)}
+    into = {"y": y, "stride": y.row_bytes // 4}
+    _emit(steps, packed, down, up, lambda n: Grid(n, "n_loras"), n_flops, width, x, into, given)
+
+
+def _tables(weights: Weights, names: Sequence[str]) -> tuple[Floats, list[dict[str, LowRank]]]:
+    """All B's ``[n_vocab, columns]``; of each adapter what picks its columns, as A, and its A's,
+    turned, as B, under the first name. A B of one row is the same for all tokens.
+    """
+    each = [
+        [ranks[f"{name}.weight"] for name in names if f"{name}.weight" in ranks]
+        for ranks in weights.adapters
+    ]
+    n_columns = round_up(sum(low.rank for lows in each for low in lows), BLOCK)
+    table = np.zeros((weights.n_rows(f"{names[0]}.weight"), n_columns), np.float32)
+    selecting: list[dict[str, LowRank]] = []
+    at = 0
+    for lows in each:
+        first = at
+        for low in lows:
+            table[:, at : at + low.rank] = low.b()
+            at += low.rank
+        a = np.eye(at - first, n_columns, first, np.float32)
+        b = [low.a().T * np.float32(low.factor) for low in lows]
+        made = _low_rank(a, np.concatenate(b, 1)) if lows else None
+        selecting.append({f"{names[0]}.weight": made} if made else {})
+    return table, selecting
+
+
+def _low_rank(a: Floats, b: Floats) -> LowRank:
+    return LowRank(len(a), 1.0, lambda: a, lambda: b, a.shape, b.shape)
+
+
+def emit_experts_lora(
+    steps: Steps,
+    branch: Branch,
+    matrices: Sequence[Matrix],
+    x: Buffer,
+    y: Buffer,
+    first: int,
+    n_used: int,
+    of_tokens: bool,
+) -> None:
+    """Add what adapters make of ``x``, f32 rows, to experts' products side by side in ``y``, from
+    its row ``first`` on. ``of_tokens``: as ``kernels/matmul/lora_experts.py`` has it.
+    """
+    weights, key = steps.weights, tuple(each.name for each in matrices)
+    label = f"{branch.label}.{y.name.rpartition('.')[-1]}"
+    k, name = weights.tensor(f"{key[0]}.weight").shape[-1], f"{label}.lora"
+    if key not in weights.packed:
+        heights, width = [each.height for each in matrices], y.row_bytes // 4
+        columns = [i * (width // len(matrices)) for i in range(len(matrices))]
+        placed = heights, columns, k, width
+        weights.packed[key] = _pack(weights, weights.adapters, label, key, *placed)
+    packed: Packed = weights.packed[key]
+    n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
+    if steps.wants is None:
+        steps.wants = Buffer("lora.wants", steps.plan.n_tokens, 4 * n_adapters)
+        steps.emit("lora.wants", Wants(n_adapters), Grid(1), out=steps.wants)
+    given: dict[str, Any] = {"t": Buffer(name, branch.n_rows, n_columns * 4), "wants": steps.wants}
+    given |= {"tiles": branch.tiles, "rows": branch.rows}
+    given |= {"used": n_used / packed.n_experts, "met": branch.met}
+    shape = packed.w, packed.n_experts, n_used, n_adapters, branch.rows is not None
+    down = ExpertDown(*shape, k, packed.n_groups, of_tokens)
+    up = ExpertUp(*shape, packed.n_strips)
+    n_flops = packed.n_flops // packed.n_experts * n_used // n_adapters
+
+    def grid(base: int) -> Grid:
+        return Grid(base, "tiles") if branch.rows else Grid(base * n_used, "n_tokens")
+
+    height = sum(each.height for each in matrices)
+    into = {"y": y, "first": first, "stride": y.row_bytes // 4}
+    _emit(steps, packed, down, up, grid, n_flops, height, x, into, given)
+
+
+def _emit(
+    steps: Steps,
+    packed: Packed,
+    down: Down | ExpertDown,
+    up: Up | ExpertUp,
+    grid: Callable[[int], Grid],
+    n_flops: int,
+    height: int,
+    x: Buffer,
+    into: dict[str, Any],
+    given: dict[str, Any],
+) -> None:
+    """Both steps; ``grid`` by items of a tile or slot, ``into``: where their results are added,
+    ``given``: t, and what both take beside.
+    """
+    t, n_columns = given["t"], packed.n_groups * GROUP
+    given["t_stride"] = t.row_bytes // 4
+    steps.emit(
+        f"{t.name}_a",
+        down,
+        grid(packed.n_groups),
+        n_flops=n_flops,
+        shape=(n_columns, down.k),
+        x=x,
+        w=packed.a,
+        groups=packed.groups,
+        stride=x.row_bytes // 4,
+        **given,
+    )
+    steps.emit(
+        f"{t.name}_b",
+        up,
+        grid(packed.n_strips),
+        n_flops=n_flops,
+        shape=(height, n_columns),
+        w=packed.b,
+        pieces=packed.pieces,
+        **into,
+        **given,
+    )
+
+
+def _pack(
+    weights: Weights,
+    adapters: Sequence[Mapping[str, LowRank]],
+    label: str,
+    names: Sequence[str],
+    heights: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    width: int,
+) -> Packed:
+    """``width``: of a row of the products, in f32 values. One matrix is packed as one expert's."""
+    n_strips, n = width // STRIP, 1
+    groups: list[tuple[int, float]] = []
+    downs: list[Floats] = []
+    ups: list[Floats] = []
+    pieces = np.zeros((len(adapters), n_strips), PIECE)
+    n_placed = 0  # values of ``ups``
+    for i, ranks in enumerate(adapters):
+        for name, height, column in zip(names, heights, columns, strict=True):
+            low = ranks.get(whole(f"{name}.weight"))
+            if low is None:
+                continue
+            rank, a, b = low.rank, low.a(), _rows_of(low, name, height)
+            n = len(a) if a.ndim > 2 else 1
+            down = np.zeros((n, round_up(rank, GROUP), round_up(k, BLOCK)), np.float32)
+            down[:, :rank, :k] = a
+            up = np.zeros((n, round_up(height, STRIP), rank), np.float32)
+            up[:, :height] = b
+            strips = up.reshape(n, -1, STRIP, rank).swapaxes(2, 3)
+            mine = pieces[i, column // STRIP :][: strips.shape[1]]
+            mine["first"], mine["n"] = GROUP * len(groups), rank
+            mine["at"] = n_placed + np.arange(strips.shape[1]) * (rank * STRIP)
+            mine["pitch"] = strips[0].size
+            groups += [(i, low.factor)] * (down.shape[1] // GROUP)
+            by_group = down.reshape(n, -1, GROUP, down.shape[2]).swapaxes(0, 1)
+            downs.append(by_group.reshape(-1, down.shape[2]))
+            ups.append(strips.ravel())
+            n_placed += up.size
+    a, b = np.concatenate(downs), np.concatenate(ups).reshape(-1, STRIP)
+    fmt = next(fmt for fmt in map(by_name, FORMATS) if _holds(fmt, a) and _holds(fmt, b))
+    for field in ("at", "pitch"):
+        pieces[field] *= fmt.dtype.itemsize
+
+    def const(what: str, array: np.ndarray) -> Const:
+        return weights.storage.weights(f"{label}.{what}", array)
+
+    return Packed(
+        fmt.name,
+        const("lora_a", fmt.quantize_rows(a)),
+        const("lora_groups", np.array(groups, GROUP_OF)),
+        const("lora_b", fmt.quantize_rows(b)),
+        const("lora_pieces", pieces),
+        len(groups),
+        n_strips,
+        n,
+        2 * (a.size + b.size),
+    )
+
+
+def _rows_of(low: LowRank, name: str, height: int) -> Floats:
+    """Rows of B for the matrix, or the part of one, called ``name``; of experts each one's."""
+    match = PART.fullmatch(f"{name}.weight")
+    first = int(match["first"]) if match else 0
+    return low.b()[..., first : first + height, :]
+
+
+def _holds(fmt: Format, values: Floats) -> bool:
+    """Whether nothing is lost in this format."""
+    return bool(np.array_equal(fmt.dequantize_rows(fmt.quantize_rows(values)), values))

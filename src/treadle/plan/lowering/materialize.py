@@ -1,0 +1,347 @@
+"""How the CPU makes values: buffers and steps, once something uses them, as it wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import UnsupportedError
+from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.elementwise.elementwise import Norm, Pack
+from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.select import gated
+from treadle.kernels.spec import Grid, round_up
+from treadle.models.lora import EMBEDDINGS, TYPES
+from treadle.plan.lowering.deferred import (
+    Activated,
+    Floats,
+    GateUp,
+    Mixed,
+    Normed,
+    Outputs,
+    Product,
+    Products,
+    Value,
+    Written,
+    of_outputs,
+)
+from treadle.plan.lowering.weights import whole
+
+if TYPE_CHECKING:
+    from treadle.models.config import Config
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.steps import Steps
+    from treadle.plan.plan import Buffer
+
+
+class Making:
+    """One plan's values, made."""
+
+    config: Config
+    steps: Steps
+
+    def floats(self, x: Rows) -> Buffer:
+        """``x`` in f32, from the first column on."""
+        buffer, column = self.place(x)
+        if column:
+            raise UnsupportedError(f"{x.label}: one of several products, by itself")
+        return buffer
+
+    def place(self, x: Rows) -> tuple[Buffer, int]:
+        """``x`` in f32, and the column where it begins."""
+        if isinstance(x, Product):
+            return self._multiply(x.of), x.of.columns[x.index]
+        if isinstance(x, Floats):
+            return x.buffer, x.column
+        if isinstance(x, (GateUp, Activated)) or (isinstance(x, Normed) and x.heads == 1):
+            return self.activations(x, Act("f32", x.width)), 0
+        if isinstance(x, Mixed):
+            return self.combine(x), 0
+        if isinstance(x, Normed):
+            rows, column = self.place(x.x)
+            self.column_norm(x, rows, column)
+            return rows, column
+        raise UnsupportedError(f"{x.label}: its rows as plain floats")
+
+    def column_norm(self, x: Normed, rows: Buffer, column: int) -> None:
+        """The norm in place: of ``x.heads`` parts of each row, from a column on."""
+        from treadle.kernels.elementwise.column_norm import ColumnNorm
+
+        bias = f"{x.weight}.bias"
+        biased = self.steps.has(bias)
+        self.steps.emit(
+            x.label,
+            ColumnNorm(x.width // x.heads, x.eps, x.heads, x.centred, biased, x.own),
+            Grid(x.heads, "n_tokens"),
+            x=rows,
+            w=self.steps.vector(f"{x.weight}.weight", x.scale),
+            stride=rows.row_bytes // 4,
+            column=column,
+            bias=self.steps.vector(bias, x.scale) if biased else None,
+        )
+
+    def combine(self, x: Mixed, residual: Buffer | None = None) -> Buffer:
+        """The sum, on top of ``residual`` if given."""
+        from treadle.kernels.moe.dispatch import Combine
+
+        shared, gate = (*x.shared, None, None)[:2]
+        out = self.steps.floats(x.label, x.width)
+        spec = Combine(
+            x.width,
+            x.n_used,
+            places=x.places is not None,
+            residual=residual is not None,
+            shared=shared is not None,
+            gate=gate is not None,
+            mean=x.mean and shared is not None,
+        )
+        self.steps.emit(
+            f"{x.label}.combine",
+            spec,
+            Grid(spec.pieces, "n_tokens"),
+            y=x.y,
+            weights=x.weights,
+            places=x.places,
+            residual=residual,
+            shared=shared,
+            gate=gate,
+            out=out,
+            stride=out.row_bytes // 4,
+            gate_stride=gate.row_bytes // 4 if gate else 0,
+        )
+        return out
+
+    def activations(self, x: Rows, act: Act) -> Buffer:
+        """``x`` in the layout ``act``."""
+        assert isinstance(x, Value)
+        if act not in x.acts:
+            if isinstance(x, Normed) and x.heads == 1:
+                x.acts[act] = self._norm(x, act)
+            elif isinstance(x, GateUp):
+                x.acts[act] = self._gate(x, act)
+            elif isinstance(x, Written):
+                x.acts[act] = x.make(act)
+            elif isinstance(x, Activated):
+                x.acts[act] = self._pack(x.label, x.fn, self.floats(x.x), act)
+            else:
+                rows, column = self.place(x)
+                label = f"{x.label}.pack{column or ''}{_nth(x, act)}"
+                if column:
+                    x.acts[act] = self._pack_columns(label, rows, act, column)
+                else:
+                    x.acts[act] = self._pack(label, "copy", rows, act)
+        return x.acts[act]
+
+    def _pack_columns(self, label: str, rows: Buffer, act: Act, column: int) -> Buffer:
+        """Columns of one of several products, by itself."""
+        from treadle.kernels.attention.latent_steps import PackHeads  # of few models alone
+
+        out = self.steps.activations(label, act)
+        self.steps.emit(
+            label,
+            PackHeads(act.kind, act.k, act.group, 1, act.sub, unit=act.unit),
+            act.grid(1, "n_tokens"),
+            x=rows,
+            out=out,
+            stride=rows.row_bytes // 4,
+            column=column,
+            pitch=0,
+            head_bytes=0,
+        )
+        return out
+
+    def _norm(self, x: Normed, act: Act) -> Buffer:
+        steps, source = self.steps, x.x.x if isinstance(x.x, Outputs) else x.x
+        label = x.label + _nth(x, act)
+        out = steps.activations(label, act, outputs=x.outputs)
+        self._norm_step(label, x, act, self.floats(source), out)
+        return out
+
+    def _summand(self, x: Rows) -> Buffer:
+        """``x`` in f32, in rows as wide as a product's."""
+        wide = self.steps.floats(f"{x.label}.rows", x.width)
+        act = Act("f32", x.width)
+        if not isinstance(x, Normed) or act.group_bytes == wide.row_bytes:
+            return self.floats(x)
+        if x.wide is None:
+            x.wide = wide
+            self._norm_step(f"{x.label}.rows", x, act, self.floats(x.x), wide, rows_out=True)
+        return x.wide
+
+    def _norm_step(
+        self,
+        label: str,
+        x: Normed,
+        act: Act,
+        rows: Buffer,
+        out: Buffer,
+        residual: Buffer | None = None,
+        *,
+        rows_out: bool = False,
+        gain: str = "",
+    ) -> None:
+        steps, bias = self.steps, f"{x.weight}.bias"
+        biased = steps.has(bias)
+        if not x.weight and x.scale != 1.0:
+            raise UnsupportedError(f"{x.label}: a norm that is scaled, and has no weights")
+        spec = Norm(
+            act.kind,
+            act.k,
+            act.group,
+            x.eps,
+            add=residual is not None,
+            outputs=x.outputs,
+            sub=act.sub,
+            centred=x.centred,
+            weight=bool(x.weight),
+            bias=biased,
+            rows=rows_out,
+            unit=act.unit,
+            gain=bool(gain),
+        )
+        steps.emit(
+            label,
+            spec,
+            act.grid(1, "n_outputs" if x.outputs else "n_tokens"),
+            x=rows,
+            w=steps.vector(f"{x.weight}.weight", x.scale) if x.weight else None,
+            out=out,
+            residual=residual,
+            stride=rows.row_bytes // 4,
+            bias=steps.vector(bias, x.scale) if biased else None,
+            gain=steps.vector(f"{gain}.weight") if gain else None,
+        )
+
+    def _pack(
+        self,
+        label: str,
+        fn: str,
+        x: Buffer,
+        act: Act,
+        up: int | None = None,
+        apart: Buffer | None = None,
+    ) -> Buffer:
+        """``up``: the column where begins what the activation gates, of ``apart`` if given."""
+        out, gated = self.steps.activations(label, act), up is not None or fn == "copy"
+        more: dict[str, Any] = {"unit": act.unit, "apart": apart is not None}
+        spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated, **more)
+        given: dict[str, Any] = {"x": x, "out": out, "up": up or 0, "apart": apart}
+        if apart is not None:
+            given["apart_stride"] = apart.row_bytes // 4
+        grid = act.grid(spec.slices, "n_tokens")
+        self.steps.emit(label, spec, grid, stride=x.row_bytes // 4, **given)
+        return out
+
+    def _gate(self, x: GateUp, act: Act) -> Buffer:
+        """Both products and the activation in one step, where tokens are many and the two matrices
+        alike; else one more step. What is gated may be any rows.
+        """
+        steps, gate, up = self.steps, x.gate, x.up
+        if not (
+            isinstance(gate, Product)
+            and isinstance(up, Product)
+            and gate.of is up.of
+            and (gate.index, up.index) == (0, 1)
+        ):
+            apart, column = self.place(up)
+            return self._pack(x.label, x.fn, self.floats(gate), act, column, apart)
+        of, names = gate.of, gate.of.names
+        spec = steps.matmul(names[0], of.x.width)
+        formats = {steps.weights.format(f"{name}.weight").name for name in names}
+        more = any(steps.has(f"{name}.bias") or steps.has_factor(name) for name in names)
+        alike = len(formats) == 1 and not more and not self.adapted(names)
+        if of.y is None and alike and isinstance(spec, Gemm):
+            fmt, alone = steps.weights.format(f"{names[0]}.weight"), steps.deterministic
+            shape, n = (of.x.width, x.width, x.fn, act), steps.plan.n_tokens
+            both = gated(fmt, steps.isa, *shape, n, steps.table, alone=alone)
+            if both is not None:
+                h = self.activations(of.x, both.layout())
+                out = steps.activations(x.label, both.result())
+                steps.multiply(f"{of.label}_{x.fn}", both, names, of.heights, [0, 0], h, out)
+                return out
+        return self._pack(x.label, x.fn, self.floats(gate), act, self.place(up)[1])
+
+    def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
+        """Make products: those of the same format, factors and biases are one step."""
+        steps, outputs = self.steps, of_outputs(of.x)
+        if of.y is not None:
+            return of.y
+        width = 0
+        for height in of.heights:
+            of.columns.append(width)
+            width += round_up(height, COLUMNS)
+        layouts = [steps.matmul(name, of.x.width, outputs=outputs).layout() for name in of.names]
+        rows = self._rows(of, layouts) if self.adapted(of.names) else None
+        groups: dict[tuple[str, bool, bool], list[int]] = {}
+        inputs = []
+        for j, name in enumerate(of.names):
+            inputs.append(self.activations(of.x, layouts[j]))
+            kind = steps.weights.format(f"{name}.weight").name
+            key = kind, steps.has(f"{name}.bias"), steps.has_factor(name)
+            groups.setdefault(key, []).append(j)
+        of.y = steps.floats(of.label, width, outputs=outputs)
+        for (_, bias, factor), members in groups.items():
+            part = [of.names[j] for j in members]
+            spec = steps.matmul(
+                part[0],
+                of.x.width,
+                segments=len(part),
+                bias=bias,
+                factor=factor,
+                residual=residual is not None,
+                outputs=outputs,
+            )
+            label = of.label
+            if len(groups) > 1:
+                stem = "_".join(name.rpartition("_")[2] for name in part)
+                label = f"{label.rpartition('.')[0]}.{stem}"
+            steps.multiply(
+                label,
+                spec,
+                part,
+                [of.heights[j] for j in members],
+                [of.columns[j] for j in members],
+                inputs[members[0]],
+                of.y,
+                residual,
+            )
+        if rows is not None:
+            from treadle.plan.lowering.lora import emit_lora  # no plan without adapters needs it
+
+            emit_lora(steps, of, rows, of.y)
+        return of.y
+
+    def adapted(self, names: Sequence[str]) -> bool:
+        """Whether an adapter adds to one of these matrices' products."""
+        wholes = {whole(f"{name}.weight") for name in names} - {EMBEDDINGS}  # as the output matrix
+        return any(not wholes.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
+
+    def adapted_tables(self, weight: str) -> list[str]:
+        """The matrix of embeddings ``weight``, and one row of types that all tokens get beside
+        theirs, if an adapter adds to one of these; else nothing.
+        """
+        weights, tables = self.steps.weights, [weight]
+        is_first = f"{weight}.weight" == EMBEDDINGS and self.steps.has(TYPES)
+        if is_first and weights.n_rows(TYPES) == 1:
+            tables.append(TYPES.removesuffix(".weight"))
+        met = [f"{name}.weight" in ranks for ranks in weights.adapters for name in tables]
+        return tables if any(met) else []
+
+    def _rows(self, of: Products, layouts: Sequence[Act]) -> Buffer:
+        """The input in f32, and of this in each layout: an op before it is not done twice."""
+        x = of.x
+        assert isinstance(x, Value)
+        if isinstance(x, Floats) and not x.column and not x.width % BLOCK:
+            return x.buffer
+        rows = self.activations(x, Act("f32", x.width))
+        for i, layout in enumerate(dict.fromkeys(layouts)):
+            if layout not in x.acts:
+                label = f"{of.label}.pack{i or ''}"
+                x.acts[layout] = self._pack(label, "copy", rows, layout)
+        return rows
+
+
+def _nth(x: Value, act: Act) -> str:
+    """What tells the label of a second layout of the same rows from the first one's."""
+    return f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else ""

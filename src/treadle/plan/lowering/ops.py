@@ -1,0 +1,381 @@
+"""The CPU's lowering: which kernels a graph's ops become, in which layouts and tiles.
+
+Most ops are put off until their result is used, and what uses it decides: a norm is written in the
+layout that the product after it wants, an addition becomes a product's residual, products of one
+input are one step, and so are rotation, norms of heads and the way into the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import UnsupportedError
+from treadle.kernels.activation_layout import Act
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.elementwise.add import Add, AddRows
+from treadle.kernels.elementwise.elementwise import Embed
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.select import SHIPPED, Table
+from treadle.kernels.spec import Grid
+from treadle.models.graphs import GRAPHS
+from treadle.models.ops import Ops, Rows
+from treadle.plan.lowering.attention import emit_attention
+from treadle.plan.lowering.deferred import (
+    Activated,
+    Floats,
+    GateUp,
+    Mixed,
+    Normed,
+    Outputs,
+    Product,
+    Products,
+    Roped,
+    of_outputs,
+    unwrap,
+)
+from treadle.plan.lowering.logits import emit_result
+from treadle.plan.lowering.materialize import Making
+from treadle.plan.lowering.steps import Steps
+from treadle.plan.plan import Buffer, Plan
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.kvcache.cache import KVCache
+    from treadle.models.config import Config
+    from treadle.plan.lowering.weights import Weights
+
+
+def build_plan(
+    config: Config,
+    weights: Weights,
+    cache: KVCache,
+    isa: Isa,
+    n_tokens: int,
+    n_outputs: int,
+    *,
+    n_threads: int,
+    deterministic: bool = False,
+    table: Table = SHIPPED,
+    output: str = "logits",
+    scarce: bool = False,
+) -> Plan:
+    """The plan for batches of up to ``n_tokens`` tokens that want ``output`` of up to
+    ``n_outputs``; ``table``: this machine's own tiles; ``scarce``: memory does not hold the model.
+    """
+    graph = GRAPHS[config.arch.graph]
+    steps = Steps(config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic, table)
+    steps.scarce = scarce
+    ops = CpuOps(steps)
+    if output not in graph.outputs:
+        name, has = config.arch.name, ", ".join(graph.outputs)
+        if output == "logits":
+            why = f"{name} writes no text, but has {has} (Model.embed, treadle embed)"
+            raise UnsupportedError(f"no logits: {why}")
+        raise UnsupportedError(f"no {output}: {name} has {has}")
+    graph.outputs[output](ops, graph.build(ops))
+    plan = steps.plan
+    if output != next(iter(graph.outputs)):  # tensors of the first output alone
+        rows = {row.name for row in graph.rows} & plan.tensors
+        plan.tensors_ignored |= rows - plan.tensors_used
+    if config.stage is not None:
+        stems = tuple(f"blk.{i}." for i in config.stage)
+        others = {name for name in plan.tensors if not name.startswith(stems)}
+        plan.tensors_ignored |= others - plan.tensors_used
+    plan.place()
+    return plan
+
+
+# Ops beside the common ones, by name: ``word(ops, label, *rows, **given)`` gives rows. Those that
+# stand in a file of their own are imported when a model has them.
+WORDS: dict[str, Callable[..., Rows]] = {}
+_STATES = (
+    "convolution",
+    "gated_convolution",
+    "rates",
+    "mamba2",
+    "delta",
+    "delta_apart",
+    "silu_gate",
+    "sigmoid_gate",
+    "softplus_gate",
+    "halves",
+)
+_CHANNELS = "part_convolution", "channel_rates", "channel_delta", "normed_gate"
+_STREAMS = (
+    *("spread", "take", "join", "predict", "correct", "add_beside"),
+    *("laurel", "sparse_gate"),
+)
+ELSEWHERE = {
+    "experts": "treadle.plan.lowering.experts",
+    **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
+    **dict.fromkeys(_STATES, "treadle.plan.lowering.states"),
+    **dict.fromkeys(_CHANNELS, "treadle.plan.lowering.channels"),
+    **dict.fromkeys(("selective", "columns_norm"), "treadle.plan.lowering.selective"),
+    **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    "embedded_beside": "treadle.plan.lowering.beside",
+    **dict.fromkeys(
+        ("tempered", "multiplied", "normed_heads", "weighed"), "treadle.plan.lowering.scaled"
+    ),
+    "xielu": "treadle.plan.lowering.xielu",
+    **dict.fromkeys(("clamped", "capped"), "treadle.plan.lowering.clamp"),
+    **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
+}
+
+
+class CpuOps(Making, Ops):
+    """The ops of one plan, as steps."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.config, self.steps = steps.config, steps
+        self.made: dict[str, Rows] = {}
+
+    def has(self, name: str) -> bool:
+        return self.steps.has(name)
+
+    # -- ops --------------------------------------------------------------------------------------
+
+    def embed(self, label: str, weight: str, scale: float) -> Rows:
+        steps = self.steps
+        fmt = steps.weights.format(f"{weight}.weight")
+        n_rows, width = steps.weights.tensor(f"{weight}.weight").shape
+        rows = n_rows if n_rows < self.config.n_vocab else 0
+        x = steps.floats("x", width)
+        steps.emit(
+            label,
+            Embed(fmt.name, width, scale, rows),
+            Grid(1, "n_tokens"),
+            w=steps.weight(f"{weight}.weight"),
+            x=x,
+            stride=x.row_bytes // 4,
+            **steps.row_of(f"{weight}.weight"),
+            shape=(width,),
+        )
+        if names := self.adapted_tables(weight):
+            from treadle.plan.lowering.lora import emit_embedding_lora
+
+            emit_embedding_lora(steps, label, names, x, width, scale)
+        return Floats(label, width, x)
+
+    def given(self, label: str, width: int) -> Rows:
+        x = self.steps.plan.takes[label] = self.steps.floats(label, width)
+        return Floats(label, width, x)
+
+    def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
+        rows = self.floats(x)
+        self.steps.emit(
+            label,
+            AddRows(x.width, by),
+            Grid(1, "n_parts"),
+            x=rows,
+            w=self.steps.vector(f"{weight}.weight"),
+            stride=rows.row_bytes // 4,
+        )
+        return Floats(label, x.width, rows)
+
+    def norm(
+        self,
+        label: str,
+        x: Rows,
+        weight: str,
+        *,
+        heads: int = 1,
+        centred: bool = False,
+        scale: float = 1.0,
+        eps: float | None = None,
+        own: bool = False,
+    ) -> Rows:
+        eps, outputs = self.config.norm_eps if eps is None else eps, of_outputs(x)
+        of = x.width, x, weight, heads, centred, scale, eps
+        return Normed(label, *of, own=own, outputs=outputs)
+
+    def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
+        heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
+        of, outputs = Products(label, x, list(weights), heights), of_outputs(x)
+        return [Product(label, n, of, i, outputs=outputs) for i, n in enumerate(heights)]
+
+    def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
+        return GateUp(label, gate.width, gate, up, fn)
+
+    def activate(self, label: str, x: Rows, fn: str) -> Rows:
+        return Activated(label, x.width, x, fn)
+
+    def rope(self, label: str, x: Rows, table: int) -> Rows:
+        return Roped(label, x.width, x, table)
+
+    def outputs(self, x: Rows) -> Rows:
+        return Outputs(x.label, x.width, x, outputs=True)
+
+    def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
+        from treadle.kernels.elementwise.pooling import Pooling  # of vectors of texts alone
+
+        rows, out = self.floats(x), self.steps.floats(label, x.width, outputs=True)
+        self.steps.emit(
+            label,
+            Pooling(how, x.width, unit),
+            Grid(1, "n_parts"),
+            x=rows,
+            out=out,
+            stride=rows.row_bytes // 4,
+            out_stride=out.row_bytes // 4,
+        )
+        return Floats(label, x.width, out)
+
+    def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
+        made: Rows = self._word(word, label)(self, label, *rows, **given)
+        return made
+
+    def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+        first, second = self._word("halves", label)(self, label, x, heads)
+        return first, second
+
+    def _word(self, word: str, label: str) -> Callable[..., Any]:
+        if word in WORDS:
+            return WORDS[word]
+        if word not in ELSEWHERE:
+            raise UnsupportedError(f"{label}: the CPU has no {word!r}")
+        made: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
+        return made
+
+    def result(self, name: str, x: Rows) -> None:
+        emit_result(self.steps, name, x, self.floats(x))
+
+    def columns(self, x: Rows, first: int, n: int) -> Rows:
+        rows, column = self.place(x)
+        return Floats(x.label, n, rows, column + first)
+
+    def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
+        if label not in self.made:
+            self.made[label] = make(self)
+        return self.made[label]
+
+    def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
+        """A product adds ``x`` by itself, and so does a norm behind one; what else there is takes a
+        step.
+        """
+        steps, residual = self.steps, self._summand(x)
+        if residual.row_bytes != steps.floats("", x.width).row_bytes:
+            raise UnsupportedError(
+                f"{x.label}: a sum of rows of {x.width}, no multiple of {COLUMNS}"
+            )
+        if gain and not (isinstance(h, Normed) and h.heads == 1):
+            raise UnsupportedError(f"{h.label}: a sum that is scaled, of what is no norm")
+        if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
+            return Floats(h.label, h.width, self._multiply(h.of, residual))
+        if isinstance(h, Mixed):
+            return Floats(h.label, h.width, self.combine(h, residual))
+        out = steps.floats(h.label, h.width)
+        if isinstance(h, Normed) and h.heads == 1:
+            act = Act("f32", h.width)
+            self._norm_step(h.label, h, act, self.floats(h.x), out, residual, gain=gain)
+            return Floats(h.label, h.width, out)
+        rows, stride = self.floats(h), out.row_bytes // 4
+        if rows.row_bytes != out.row_bytes:
+            raise UnsupportedError(f"{h.label}: a sum with some columns of others")
+        grid = Grid(1, "n_tokens")
+        steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
+        return Floats(h.label, h.width, out)
+
+    def attend(
+        self,
+        label: str,
+        layer: int,
+        q: Rows,
+        k: Rows | None = None,
+        v: Rows | None = None,
+        *,
+        sinks: str = "",
+        distances: str = "",
+    ) -> Rows:
+        at = self.config.layers[layer]
+        own, pool = (k is not None, v is not None), self.steps.cache.pool_of(at.kv_from)
+        if own != (at.kv_from == layer,) * 2 or (at.window, at.causal) != (
+            pool.window,
+            pool.causal,
+        ):
+            raise UnsupportedError(f"L{layer}: keys and values unlike those of layer {at.kv_from}")
+        qkv = self._rotated(label, layer, q, k, v)
+        return self.attention(label, layer, qkv, sinks, distances)
+
+    def attention(
+        self, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
+    ) -> Rows:
+        """Of queries as scores want them, over what is in the layer's pages."""
+        out = emit_attention(self.steps, label, layer, qkv, sinks, distances)
+        at = self.config.layers[layer]
+        return Floats(label, at.n_head * at.head_dim_v, out)
+
+    def _rotated(self, label: str, layer: int, q: Rows, k: Rows | None, v: Rows | None) -> Buffer:
+        """Norm and rotate queries and keys in place, and put keys and values into their pages;
+        without these, where the layer reads another one's, queries alone.
+        """
+        steps, config, at = self.steps, self.config, self.config.layers[layer]
+        ways = [unwrap(x) for x in (q, k) if x is not None]
+        v_norm = v if isinstance(v, Normed) else None
+        v = v_norm.x if v_norm else v
+        places = [self.place(x) for x in (*(way.source for way in ways), v) if x is not None]
+        (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
+        if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
+            raise UnsupportedError(f"L{layer}: queries, keys and values that do not lie together")
+        if v_norm is not None and (v_norm.weight or v_norm.centred or v_norm.heads != at.n_head_kv):
+            raise UnsupportedError(f"{v_norm.label}: with a weight, or not of each head")
+        norms = [way.norm for way in ways]
+        if norms[0] is not None and (norms[0].heads == 1 < at.n_head or self._unlike_rope(norms)):
+            if q_way.norm_last:
+                raise UnsupportedError(
+                    f"{norms[0].label}: LayerNorm, of all heads, or unlike from head to head, "
+                    "behind the rope"
+                )
+            for norm, (_, column) in zip(norms, places, strict=False):
+                assert norm is not None
+                self.column_norm(norm, qkv, column)
+            norms = [None] * len(norms)
+        rope = None if k_way.table is None else config.ropes[k_way.table]
+        if rope is not None and config.ropes[q_way.table or 0].dims != rope.dims:
+            raise UnsupportedError(f"L{layer}: queries and keys of which not the same dims turn")
+        q_norm, *k_norms = (x and steps.vector(f"{x.weight}.weight", x.scale) for x in norms)
+        pool, kept = None, dict[str, Any]()
+        if k is not None:
+            pool, (k_column, v_column) = steps.cache.pool_of(layer), (at for _, at in places[1:])
+            kept = {
+                "k_norm": k_norms[0],
+                "pool": pool.const,
+                "k_column": k_column,
+                "v_column": v_column,
+                "page_bytes": pool.cell_bytes,
+                "layer_off": pool.layer_off(layer),
+            }
+        steps.emit(
+            f"{label}.store" if rope is None else f"{label}.rope",
+            RopeStore(
+                config.arch.rope if rope else "none",
+                steps.cache.kv,
+                at.n_head,
+                at.n_head_kv,
+                at.head_dim,
+                rope.dims if rope else 0,
+                config.attn_scale,
+                norms[0].eps if norms[0] else None,
+                pool.index if pool else 0,
+                k_way.table or 0,
+                at.head_dim_v,
+                queries_only=k is None,
+                norm_last=q_way.norm_last,
+                q_table=-1 if q_way.table is None or q_way.table == k_way.table else q_way.table,
+                v_eps=v_norm.eps if v_norm else None,
+            ),
+            Grid(at.n_head_kv, "n_tokens", whole=min(PAGE, self.steps.plan.n_tokens)),
+            qkv=qkv,
+            q_norm=q_norm,
+            stride=qkv.row_bytes // 4,
+            **kept,
+        )
+        return qkv
+
+    def _unlike_rope(self, norms: Sequence[Normed | None]) -> bool:
+        """Whether one is LayerNorm, or has a bias or weights for each head: the rope's step has
+        none of these.
+        """
+        return any(x and (x.centred or x.own or self.steps.has(f"{x.weight}.bias")) for x in norms)

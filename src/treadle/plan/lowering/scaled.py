@@ -1,0 +1,59 @@
+"""How the CPU lowers what scales queries, keys and states by a number for each token or head."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from treadle.kernels.elementwise.scale import Temper, Times, Weigh
+from treadle.kernels.recurrent.gates import UnitHeads
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+
+def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
+    """``x`` times the cosine of each token's position in a table that turns nothing, in place."""
+    rows, column = ops.place(x)
+    spec, stride = Temper(x.width, table), rows.row_bytes // 4
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return x
+
+
+def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
+    """``x`` times ``gain``, in place: what it is given is used up."""
+    rows, column = ops.place(x)
+    spec, stride = Times(x.width, gain), rows.row_bytes // 4
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return Floats(label, x.width, rows, column)
+
+
+def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int) -> Rows:
+    """RMS norm without weights of each of ``heads`` equal parts, in place."""
+    rows, column = ops.place(x)
+    k = x.width // heads
+    spec = UnitHeads(k, heads, math.sqrt(k), k * ops.config.norm_eps)
+    grid, stride = Grid(heads, "n_tokens"), rows.row_bytes // 4
+    ops.steps.emit(label, spec, grid, x=rows, stride=stride, column=column)
+    return x
+
+
+def weighed(ops: CpuOps, label: str, x: Rows, scores: Rows) -> Rows:
+    """``x`` times the sigmoid of each token's largest score."""
+    rows, of = ops.floats(x), ops.floats(scores)
+    out = ops.steps.floats(label, x.width)
+    ops.steps.emit(
+        label,
+        Weigh(x.width, scores.width),
+        Grid(1, "n_tokens"),
+        x=rows,
+        scores=of,
+        out=out,
+        stride=rows.row_bytes // 4,
+        scores_stride=of.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out)

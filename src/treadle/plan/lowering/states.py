@@ -1,0 +1,316 @@
+"""Words of layers with a state: convolutions, recurrences, and what stands around them.
+
+All but ``rates`` and recurrences work in place: what they are given is used up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.select_activation import matrix_act
+from treadle.kernels.recurrent.chunk_keys import CHUNK
+from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.recurrent.gates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.recurrent.rules import Delta, Mamba2
+from treadle.kernels.recurrent.scan import BLOCK as SOME
+from treadle.kernels.recurrent.scan import Scan
+from treadle.kernels.spec import LINE, Grid, round_up
+from treadle.plan.lowering.deferred import Floats
+from treadle.plan.plan import Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.config import Recurrence
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
+
+
+def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+    """Silu of a short convolution of each column, and its bias, if the file has one."""
+    bias = ops.has(f"{weight}.bias")
+    spec = Convolution(x.width, state_of(ops, layer).n_conv, bias=bias)
+    bias_rows = ops.steps.vector(f"{weight}.bias") if bias else None
+    return convolved(ops, label, spec, x, layer, f"{weight}.weight", bias_rows)
+
+
+def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+    """Of three parts b, c, v of x: c times the short convolution of b times v."""
+    state = state_of(ops, layer)
+    spec = Convolution(state.n_channels, state.n_conv, gates=True)
+    return convolved(ops, label, spec, x, layer, weight, None)
+
+
+def convolved(
+    ops: CpuOps,
+    label: str,
+    spec: Convolution,
+    x: Rows,
+    layer: int,
+    weight: str,
+    bias: Any,
+    off: int = 0,
+) -> Rows:
+    """``off``: bytes of the layer's state before what this convolution keeps."""
+    steps, (rows, column) = ops.steps, ops.place(x)
+    states = steps.cache.states_of(layer)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.tiles, "n_parts"),
+        x=rows,
+        w=steps.vector(weight, turned=True),
+        bias=bias,
+        states=states.const,
+        stride=rows.row_bytes // 4,
+        column=column,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer) + off,
+    )
+    return Floats(label, spec.k, rows, column)
+
+
+def rates(
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    beta: Rows | None = None,
+    *,
+    a: str,
+    bias: str,
+    most: float = 1.0,
+) -> Rows:
+    """Two rows side by side: steps, or the sigmoid of ``beta`` times ``most``; and what states are
+    multiplied by.
+    """
+    steps, (rows, column) = ops.steps, ops.place(x)
+    out = steps.floats(label, 2 * round_up(x.width, COLUMNS))
+    beta_column = None
+    if beta is not None:
+        beta_rows, beta_column = ops.place(beta)
+        assert beta_rows is rows, label
+    steps.emit(
+        label,
+        Rates(x.width, beta=beta is not None, most=most),
+        Grid(1, "n_tokens"),
+        x=rows,
+        a=steps.vector(a),
+        bias=steps.vector(bias),
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        beta_column=beta_column,
+    )
+    return Floats(label, 2 * x.width, out)
+
+
+def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
+    """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
+    state = state_of(ops, layer)
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_group
+    by_chunks = _chunked(ops, layer)
+    spec = ChunkedMamba2(*sizes) if by_chunks else Mamba2(*sizes, block_of(ops))
+    n, (rows, column) = state.n_inner, ops.place(x)
+    columns = {"values": column, "keys": column + n, "queries": column + n + state.n_keys}
+    return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
+
+
+def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
+    """The gated delta rule; ``x``: queries, keys, both made of length 1, and values."""
+    state, (rows, column) = state_of(ops, layer), ops.place(x)
+    widths = ((0, state.n_keys), (state.n_keys, state.n_keys), (2 * state.n_keys, state.n_inner))
+    q, k, v = (Floats(label, n, rows, column + at) for at, n in widths)
+    return delta_apart(ops, label, q, k, v, rates, layer=layer, grouped=grouped)
+
+
+def delta_apart(
+    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
+) -> Rows:
+    """The same of queries, keys and values that lie anywhere in the same rows."""
+    state, places = state_of(ops, layer), [ops.place(x) for x in (q, k, v)]
+    assert all(rows is places[0][0] for rows, _ in places), label
+    for name, scale, part in (("q", state.n_state**-0.5, q), ("k", 1.0, k)):
+        unit_heads(ops, f"{label}.{name}_unit", part, state.n_group, scale)
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_group
+    by_chunks = _chunked(ops, layer)
+    kind, block = (ChunkedDelta, 1) if by_chunks else (Delta, block_of(ops))
+    spec = kind(*sizes, block, grouped=grouped)
+    names = ("queries", "keys", "values")
+    columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
+    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+
+
+def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> None:
+    """Each of the heads becomes of length ``scale``."""
+    rows, column = ops.place(x)
+    ops.steps.emit(
+        label,
+        UnitHeads(x.width // heads, heads, scale, UNIT_EPS),
+        Grid(heads, "n_tokens"),
+        x=rows,
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
+
+
+def scanned(
+    ops: CpuOps,
+    label: str,
+    spec: Scan,
+    rows: Buffer,
+    rates: Rows,
+    layer: int,
+    columns: dict[str, int],
+    d: Any,
+) -> Rows:
+    """``columns`` of ``rows``: where values, keys and queries begin."""
+    steps, state = ops.steps, state_of(ops, layer)
+    states, factors = steps.cache.states_of(layer), ops.floats(rates)
+    out, stride = steps.floats(label, state.n_inner), rows.row_bytes // 4
+    chunks = None
+    if isinstance(spec, Chunked):
+        n_chunks = -(-steps.plan.n_tokens // CHUNK)
+        chunks = Buffer(f"{label}.keys", n_chunks, spec.keys.n_bytes * spec.n_group, "u1")
+        steps.emit(
+            f"{label}.keys",
+            spec.keys,
+            Grid(spec.n_group, "n_tokens", CHUNK),
+            x=rows,
+            out=chunks,
+            stride=stride,
+            keys=columns["keys"],
+            queries=columns["queries"],
+        )
+    state_off, passing = scanned_from(ops, layer)
+    steps.emit(
+        label,
+        replace(spec, passing=passing),
+        Grid(spec.items, "n_parts"),
+        x=rows,
+        rates=factors,
+        d=d,
+        chunks=chunks,
+        states=states.const,
+        out=out,
+        stride=stride,
+        rates_stride=factors.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        values=columns["values"],
+        keys=columns["keys"],
+        queries=columns["queries"],
+        cell_bytes=states.cell_bytes,
+        state_off=state_off,
+    )
+    return Floats(label, state.n_inner, out)
+
+
+def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
+    """Where in a sequence's states that of a scan begins, in bytes, and whether it is written past
+    the caches: weights come between a single token and the next one, and lines that are written
+    whole need not be read.
+    """
+    steps, state, states = ops.steps, state_of(ops, layer), ops.steps.cache.states_of(layer)
+    state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
+    in_lines = not (states.cell_bytes | state_off | 4 * state.head_dim) % LINE
+    return state_off, in_lines and steps.plan.n_tokens == 1 and steps.isa.simt is None
+
+
+def silu_gate(
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    gate: Rows,
+    *,
+    layer: int,
+    norm: str,
+    groups: int,
+    gate_first: bool = False,
+) -> Rows:
+    """``x`` times silu of ``gate``; with ``norm`` (a weight, or "") an RMS norm of each group, of x
+    or of the product.
+    """
+    eps = state_of(ops, layer).norm_eps if norm else 0.0
+    spec = Gate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
+    return gated(ops, label, spec, x, gate, norm)
+
+
+def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+    """``x`` times the sigmoid of ``gate``, which has a value for each of x, or for each head."""
+    return _by_head(ops, label, "sigmoid", x, gate)
+
+
+def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+    """The same with its softplus."""
+    return _by_head(ops, label, "softplus", x, gate)
+
+
+def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
+    own = gate.width == x.width
+    spec = Gate(fn, x.width, 1 if own else gate.width, one=not own)
+    return gated(ops, label, spec, x, gate, "")
+
+
+def gated(ops: CpuOps, label: str, spec: Gate, x: Rows, gate: Rows, norm: str) -> Rows:
+    """``x`` gated in place, as ``spec`` says; ``norm``: a weight, or ""."""
+    steps, rows, (gates, column) = ops.steps, ops.floats(x), ops.place(gate)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.groups, "n_tokens"),
+        x=rows,
+        gate=gates,
+        w=steps.vector(norm) if norm else None,
+        stride=rows.row_bytes // 4,
+        gate_stride=gates.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, x.width, rows)
+
+
+def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+    """See ``Ops.halves``."""
+    rows, column = ops.place(x)
+    n = x.width // 2
+    ops.steps.emit(
+        label,
+        Halves(n // heads, heads),
+        Grid(1, "n_tokens"),
+        x=rows,
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, n, rows, column), Floats(label, n, rows, column + n)
+
+
+def block_of(ops: CpuOps) -> int:
+    """Tokens that a recurrence takes at a time: one where bits must not depend on how a text is
+    cut, and in threads of their own, of which each has one column.
+    """
+    steps = ops.steps
+    alone = steps.deterministic or steps.isa.simt is not None
+    return 1 if alone or steps.plan.n_tokens < SOME else SOME
+
+
+def _chunked(ops: CpuOps, layer: int) -> bool:
+    """Whether a recurrence goes by chunks on matrix registers: where the layer's products of many
+    tokens meet bf16 as well.
+    """
+    steps, state = ops.steps, state_of(ops, layer)
+    matrix = steps.isa.matrix
+    if matrix is None or steps.deterministic or steps.plan.n_tokens <= matrix.vector_tokens:
+        return False
+    fmt = steps.weights.format(f"blk.{layer}.ssm_out.weight")
+    narrow = matrix_act(fmt, steps.isa) == "bf16"
+    return narrow and not (state.head_dim % CHUNK or state.n_state % BLOCK)
+
+
+def state_of(ops: CpuOps, layer: int) -> Recurrence:
+    """The sizes of a layer that has a state."""
+    state = ops.config.layers[layer].state
+    assert state is not None, layer
+    return state

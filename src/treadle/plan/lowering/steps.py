@@ -1,0 +1,194 @@
+"""A plan under construction: its buffers, its constants, and the kernels chosen for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.page_layout import KV_FORMATS
+from treadle.kernels.matmul.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul.select import GEMV_TOKENS, Table, matmul, narrowed, tokens_per_item
+from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.models.rope import FACTORS, LONG, SHORT
+from treadle.plan.lowering.inputs import inputs_of, lora_inputs
+from treadle.plan.lowering.weights import factor_of, whole
+from treadle.plan.plan import ANY, Buffer, Const, Plan, Step
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.kernels.activation_layout import Act
+    from treadle.kvcache.cache import KVCache
+    from treadle.models.config import Config
+    from treadle.plan.lowering.weights import Weights
+
+TILE_ROWS = 8  # query rows of an attention tile in a prefill
+FEW_TOKENS = GEMV_TOKENS[-1]  # of a part: the queries of more are put into tiles
+# The same of wide tiles: many rows share a page's unpacking. Fewer where so large tiles would
+# be too few for many cores; how many cores there are has no say, for it must not change a bit.
+WIDE_ROWS, ENOUGH_TILES = (128, 64), 64
+
+
+class Steps:
+    """One plan under construction, with what its steps need to know."""
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Weights,
+        cache: KVCache,
+        isa: Isa,
+        n_tokens: int,
+        n_outputs: int,
+        n_threads: int,
+        deterministic: bool,
+        table: Table,
+    ) -> None:
+        self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
+        self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
+        self.scarce = False
+        self.wants: Buffer | None = None  # how much of each adapter tokens want, for experts
+        # One tiling for all layers: a run's attention items are made by pool.
+        attending = [layer for layer in config.layers if layer.n_head_kv]
+        shared = max((layer.n_head // layer.n_head_kv for layer in attending), default=1)
+        n_head = min((layer.n_head for layer in attending), default=1)
+        # Not where bits must be a row's own: few tokens are met by vectors.
+        wide = (
+            not deterministic
+            and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
+            and not any(at.latent for at in attending)
+            and not (config.alibi or config.n_buckets)
+            and cache.kv != "f32"
+            and not KV_FORMATS[cache.kv].packed
+        )
+        matrix, words = isa.matrix, isa.dot_words is not None
+        self.matrix_attention = wide and matrix is not None and n_tokens > matrix.vector_tokens
+        self.word_attention = wide and matrix is None and words and n_tokens > isa.lanes
+        rows = TILE_ROWS
+        if self.matrix_attention or self.word_attention:
+            most, fewer = WIDE_ROWS
+            rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
+        elif isa.simt is not None and not deterministic:
+            dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
+            narrow = cache.kv != "f32" and not KV_FORMATS[cache.kv].packed
+            added = config.alibi or config.n_buckets  # to scores
+            apart = bool(added) or any(at.latent for at in attending)
+            if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
+                rows = isa.simt.tile_rows
+        # Without few ones where bits must be a row's own: the size of its part must not show.
+        few = 0 if deterministic else FEW_TOKENS
+        tile = max(1, rows // shared)
+        self.plan = Plan(n_tokens, n_outputs, query_tile=tile, few_tokens=few)
+        self.plan.inputs = inputs_of(self.plan, cache, [rope.dims for rope in config.ropes])
+        if weights.adapters:
+            self.plan.inputs |= lora_inputs(n_tokens, len(weights.adapters))
+        self.plan.tensors = frozenset(weights.gguf.tensors)
+        self.plan.tensors_ignored = frozenset(config.ignored)
+        # In the rope tables of every run.
+        self.plan.tensors_used |= self.plan.tensors & {FACTORS, SHORT, LONG}
+
+    # -- kernels ----------------------------------------------------------------------------------
+
+    def matmul(self, name: str, k: int, *, outputs: bool = False, **fields: bool | int) -> Matmul:
+        """The kernel for products with the matrix ``name``."""
+        n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        fmt, alone = self.weights.format(f"{name}.weight"), self.deterministic
+        return matmul(fmt, self.isa, k, n, self.table, alone=alone, outputs=outputs, **fields)
+
+    def multiply(
+        self,
+        label: str,
+        spec: Matmul,
+        names: list[str],
+        heights: list[int],
+        columns: list[int],
+        x: Buffer,
+        y: Buffer,
+        residual: Buffer | None = None,
+    ) -> None:
+        """A step of products of ``x``: of each matrix into its columns of ``y``."""
+        n_tokens = self.plan.n_outputs if spec.outputs else self.plan.n_tokens
+        spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
+        strips = spec.strips(heights, self.isa.lanes)
+        tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
+        biases = [self.vector(f"{name}.bias") for name in names] if spec.bias else None
+        factors = [self.factor(name) for name in names] if spec.factor else None
+        self.emit(
+            label,
+            spec,
+            Grid(strips, spec.count, tokens),
+            n_bytes=sum(self.weights.n_bytes(f"{name}.weight") for name in names),
+            n_flops=2 * spec.k * sum(heights),
+            shape=(sum(heights), spec.k),
+            x=x,
+            residual=residual,
+            y=y,
+            stride=y.row_bytes // 4,
+            tokens=tokens,
+            w=[self.weight(f"{name}.weight") for name in names],
+            bias=biases,
+            factor=factors,
+            rows=heights,
+            column=columns,
+        )
+
+    def emit(
+        self,
+        label: str,
+        spec: Spec,
+        grid: Grid,
+        n_bytes: int = 0,
+        n_flops: int = 0,
+        shape: tuple[int, ...] = (),
+        serves: range = ANY,
+        used: float = 1.0,
+        met: range = ANY,
+        **args: Any,
+    ) -> None:
+        """A step; ``args`` by the names that the kernel declares."""
+        self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used, met))
+
+    def row_of(self, name: str) -> dict[str, Any]:
+        """Of a step: that each token reads one row of a matrix."""
+        return {"n_bytes": self.weights.n_bytes(name), "used": 1 / self.weights.n_rows(name)}
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def floats(self, name: str, width: int, *, outputs: bool = False) -> Buffer:
+        """A buffer of f32 rows."""
+        return Buffer(name, self._n_rows(outputs), round_up(width, COLUMNS) * 4)
+
+    def activations(self, name: str, act: Act, *, outputs: bool = False) -> Buffer:
+        """A buffer of rows in the layout ``act``."""
+        n_groups = -(-self._n_rows(outputs) // act.group)
+        return Buffer(name, n_groups, act.group_bytes, "u1")
+
+    def _n_rows(self, outputs: bool) -> int:
+        """Rows of a buffer: a tile writes whole groups of tokens, also past the last one."""
+        n = self.plan.n_outputs if outputs else self.plan.n_tokens
+        exact = self.table.only_gemv(n) and not self.deterministic
+        return n if exact else round_up(n, 64) + 64
+
+    def has(self, name: str) -> bool:
+        name = whole(name)
+        return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
+
+    def weight(self, name: str) -> tuple[Const, ...]:
+        """A matrix as it is in the file, or made of one: a constant for each of its arrays."""
+        if name not in self.weights.made:
+            self.plan.tensors_used.add(whole(name))
+        return self.weights[name]
+
+    def has_factor(self, name: str) -> bool:
+        """Whether the products of the matrix ``name`` are multiplied by something."""
+        return factor_of(name) in self.config.factors
+
+    def factor(self, name: str) -> Const:
+        """What the products of the matrix ``name`` are multiplied by, of each expert if it has
+        some; of rows of a matrix that of the whole.
+        """
+        return self.vector(factor_of(name))
+
+    def vector(self, name: str, scale: float = 1.0, *, turned: int = 0) -> Const:
+        """A vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""
+        self.plan.tensors_used.add(whole(name))
+        return self.weights.floats(name, scale, turned=turned)

@@ -1,0 +1,190 @@
+"""Words of layers with several streams of states, and of gates that few values pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.elementwise.altup import (
+    AddBeside,
+    Correct,
+    Join,
+    Laurel,
+    Predict,
+    Spread,
+    Take,
+)
+from treadle.kernels.elementwise.sparse_gate import SparseGate
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats, Written
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.plan import Buffer
+
+FEW = 8  # tokens: rows of fewer are cut, for there are not enough of them for several threads
+SLICES = 4
+
+
+def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
+    """``x``, and beside it each of the parts of ``y`` as wide as it, scaled to its size."""
+    steps, rows, (others, column) = ops.steps, ops.floats(x), ops.place(y)
+    out = steps.floats(label, x.width + y.width)
+    steps.emit(
+        label,
+        Spread(x.width, 1 + y.width // x.width),
+        Grid(1, "n_tokens"),
+        x=rows,
+        y=others,
+        out=out,
+        stride=rows.row_bytes // 4,
+        y_stride=others.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, x.width + y.width, out)
+
+
+def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
+    """``n`` values of each row from ``first`` on, in rows of their own."""
+    steps, (rows, column) = ops.steps, ops.place(x)
+    out = steps.floats(label, n)
+    steps.emit(
+        label,
+        Take(n),
+        Grid(1, "n_tokens"),
+        x=rows,
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column + first,
+    )
+    return Floats(label, n, out)
+
+
+def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
+    """``total + y / n``, ``y`` scaled to the size of ``x``; without a total it is ``x / n``."""
+    steps, rows = ops.steps, ops.floats(x)
+    out = steps.floats(label, y.width)
+    steps.emit(
+        label,
+        Join(y.width, n, first=total is None),
+        Grid(1, "n_tokens"),
+        x=rows,
+        y=ops.floats(y),
+        total=None if total is None else ops.floats(total),
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, y.width, out)
+
+
+def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
+    """The streams ``x`` as AltUp predicts each of all."""
+    steps, rows, width = ops.steps, ops.floats(x), x.width // n
+    slices, out = _slices(ops, width), steps.floats(label, x.width)
+    steps.emit(
+        label,
+        Predict(width, n, ops.config.norm_eps, slices),
+        Grid(slices, "n_tokens"),
+        x=rows,
+        out=out,
+        norm=steps.vector(f"{router}_norm.weight"),
+        router=steps.vector(f"{router}.weight"),
+        coef=steps.vector(f"{coef}.weight"),
+        stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out)
+
+
+def correct(
+    ops: CpuOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
+) -> Rows:
+    """The first of the streams ``x``, times ``scale``, once these are corrected, in place, by what
+    ``y`` is instead.
+    """
+    steps, rows, others = ops.steps, ops.floats(x), ops.floats(y)
+    slices, out = _slices(ops, y.width), steps.floats(label, y.width)
+    steps.emit(
+        label,
+        Correct(y.width, n, ops.config.norm_eps, slices),
+        Grid(slices, "n_tokens"),
+        x=rows,
+        y=others,
+        out=out,
+        norm=steps.vector(f"{router}_norm.weight"),
+        router=steps.vector(f"{router}.weight"),
+        coef=steps.vector(f"{coef}.weight"),
+        scale=steps.vector(f"{scale}.weight"),
+        stride=rows.row_bytes // 4,
+        y_stride=others.row_bytes // 4,
+    )
+    return Floats(label, y.width, out)
+
+
+def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
+    """The streams ``x`` with the norm of ``y`` added to all but the first, in place."""
+    steps, rows, others = ops.steps, ops.floats(x), ops.floats(y)
+    slices = _slices(ops, y.width)
+    steps.emit(
+        label,
+        AddBeside(y.width, x.width // y.width, ops.config.norm_eps, slices),
+        Grid(slices, "n_tokens"),
+        x=rows,
+        y=others,
+        w=steps.vector(f"{weight}.weight"),
+        stride=rows.row_bytes // 4,
+        y_stride=others.row_bytes // 4,
+    )
+    return Floats(label, x.width, rows)
+
+
+def laurel(
+    ops: CpuOps, label: str, x: Rows, a: Rows, b: Rows, *, norms: tuple[str, str, str], scale: float
+) -> Rows:
+    """``scale`` times the sum of ``x`` and of the norms of ``x``, ``a`` and ``b``."""
+    steps, rows = ops.steps, [ops.floats(each) for each in (x, a, b)]
+    slices, out = _slices(ops, x.width), steps.floats(label, x.width)
+    w_x, w_a, w_b = (steps.vector(f"{name}.weight") for name in norms)
+    steps.emit(
+        label,
+        Laurel(x.width, ops.config.norm_eps, scale, slices),
+        Grid(slices, "n_tokens"),
+        x=rows[0],
+        a=rows[1],
+        b=rows[2],
+        out=out,
+        w_x=w_x,
+        w_a=w_a,
+        w_b=w_b,
+        stride=rows[0].row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out)
+
+
+def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
+    """``fn(max(0, gate - c)) * up``, c being ``cut`` deviations above the mean of the row; written
+    in the layout that its product wants. The two are products of one input.
+    """
+    steps = ops.steps
+
+    def make(act: Act) -> Buffer:
+        rows, (others, column) = ops.floats(gate), ops.place(up)
+        assert others is rows, label
+        out, whole = steps.activations(label, act), steps.plan.n_tokens > FEW
+        more = {"sub": act.sub, "unit": act.unit}
+        spec = SparseGate(fn, act.kind, act.k, act.group, cut, **more, whole=whole)
+        grid, stride = act.grid(spec.slices, "n_tokens"), rows.row_bytes // 4
+        steps.emit(label, spec, grid, x=rows, out=out, stride=stride, up=column)
+        return out
+
+    return Written(label, gate.width, make)
+
+
+def _slices(ops: CpuOps, width: int) -> int:
+    """Parts of a token's row, for one thread each."""
+    few = ops.steps.plan.n_tokens <= FEW
+    return SLICES if few and not width % (SLICES * BLOCK) else 1

@@ -1,0 +1,31 @@
+"""The word of Apertus' feed-forward networks."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING
+
+from treadle.kernels.elementwise.xielu import Xielu
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+_PARTS, _VECTOR = 16, 16  # of a row at most; and values that no part's end cuts
+
+
+def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
+    """xIELU of each value, by the layer's numbers, in place."""
+    steps, rows = ops.steps, ops.floats(x)
+    groups = gcd(x.width // _VECTOR, _PARTS) if x.width % _VECTOR == 0 else 1
+    steps.emit(
+        label,
+        Xielu(x.width, groups),
+        Grid(groups, "n_tokens"),
+        x=rows,
+        w=steps.weights.numbers(f"{label}:f32", ops.config.layers[layer].curve),
+        stride=rows.row_bytes // 4,
+    )
+    return Floats(label, x.width, rows)

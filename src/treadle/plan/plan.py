@@ -1,0 +1,300 @@
+"""The forward pass as a flat list of labelled steps, and the memory they share.
+
+A plan is built once for a kind of batch (how many tokens and outputs at most). A device runs it
+(``devices/protocol.py``); ``run_reference`` walks the same list with the kernels' numpy twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
+from fnmatch import fnmatchcase
+from math import comb, prod
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.kernels.spec import Grid, Spec, round_up
+
+ALIGN = 64
+ANY = range(1, 1 << 62)  # tokens of a part, rows of an expert
+
+
+def counted(count: str) -> str:
+    """The input that a count of RUN_STATE is of."""
+    return "output_rows" if count == "n_outputs" else count.removeprefix("n_")
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory of a plan: ``rows`` rows of ``row_bytes``; the arena decides where.
+
+    ``dtype`` is how numpy's twins see it; activations in a kernel's own layout are bytes.
+    """
+
+    name: str
+    rows: int
+    row_bytes: int
+    dtype: str = "f4"
+
+    @property
+    def n_bytes(self) -> int:
+        return round_up(self.rows * self.row_bytes, ALIGN)
+
+
+class Memory(Protocol):
+    """Memory of a device (``devices/protocol.py``)."""
+
+    @property
+    def bytes(self) -> np.ndarray | None:
+        """uint8, where the host may read and write it in place."""
+
+    def read(self, at: int, n_bytes: int) -> np.ndarray:
+        """uint8 ``[n_bytes]``: a copy, or a view until the next run."""
+
+    def write(self, at: int, data: np.ndarray) -> None:
+        """Write bytes, uint8, between runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Const:
+    """Memory that outlives the plan and that no step changes, or changes for good: weights, pools
+    of pages. ``array`` is how numpy's twins see it, where the host can.
+    """
+
+    name: str
+    memory: Memory
+    array: Any = field(repr=False)
+
+
+class Storage(Protocol):
+    """Where weights, pages and inputs are kept: the part of a device (``devices/protocol.py``) that
+    needs no plan.
+    """
+
+    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
+        """Zeros. ``host``: for a run's inputs, which the host writes in place (``Memory.bytes``);
+        what it has written when a run begins, the run reads.
+
+        Raises MemoryError or ValueError where there is not so much.
+        """
+
+    def weights(self, name: str, array: np.ndarray) -> Const:
+        """Weights that the host has mapped or made, for plans to read: copied if they must be."""
+
+    def copy(self, memory: Memory, to: int, start: int, n_bytes: int) -> None:
+        """Copy bytes within a memory of this device's."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An array that each run is given anew; ``shape``: as large as it may become."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+ArrayOf = Callable[[Const], Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One entry of the plan: a kernel, and what it is given by the names in its ``Args``: a Buffer,
+    a Const, a tuple of them for a tensor, an integer or None; a list of these for each tensor.
+    """
+
+    label: str
+    spec: Spec
+    args: Mapping[str, Any]
+    grid: Grid
+    shape: tuple[int, ...] = ()
+    n_bytes: int = 0  # read from the model's file
+    n_flops: int = 0  # of one token (or output)
+    serves: range = ANY  # the sizes of parts, in tokens, whose history it reads
+    used: float = 1.0  # the share of n_bytes that one token needs: some experts, one embedding
+    met: range = ANY  # so many tokens must need the same, or it is not read here
+
+    @property
+    def kernel(self) -> str:
+        return self.spec.name
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        given = [self.args.get(name) for name in self.spec.args.reads]
+        return tuple(arg for arg in given if isinstance(arg, Buffer))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        given = [self.args.get(name) for name in self.spec.args.writes]
+        return tuple(arg for arg in given if isinstance(arg, Buffer))
+
+    def work(self, parts: Iterable[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
+        """Bytes that one run reads of the model's file and of its history, and its operations.
+
+        ``parts``: tokens held before, and tokens of the batch, of each sequence. A count that is
+        known only as the run goes is taken for the number of tokens.
+        """
+        parts = list(parts)
+        of_outputs = self.grid.count in ("n_outputs", "n_sampled")
+        rows = n_outputs if of_outputs else sum(n for _, n in parts)
+        # Expected, where tokens choose as they like: what none of them needs is not read.
+        n_bytes = round(self.n_bytes * chance(rows, self.used, self.met))
+        n_ops = rows * self.n_flops
+        if self.met != ANY and rows:  # a token's choice, if as many of the others have made it
+            others = range(self.met.start - 1, self.met.stop - 1)
+            n_ops = round(n_ops * chance(rows - 1, self.used, others))
+        for part in parts:
+            more_bytes, more_ops = self.spec.history(*part) if part[1] in self.serves else (0, 0)
+            n_bytes, n_ops = n_bytes + more_bytes, n_ops + more_ops
+        return n_bytes, n_ops
+
+
+def chance(n: int, p: float, counts: range) -> float:
+    """That of ``n`` things, each with the chance ``p``, a number in ``counts`` comes true."""
+    if counts.stop > n:
+        return 1.0 - chance(n, p, range(counts.start))
+    return sum(comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in counts)
+
+
+@dataclass
+class Plan:
+    """The steps for batches of up to ``n_tokens`` tokens and ``n_outputs`` rows of logits."""
+
+    n_tokens: int
+    n_outputs: int
+    steps: list[Step] = field(default_factory=list)
+    offsets: dict[Buffer, int] = field(default_factory=dict)
+    inputs: dict[str, Input] = field(default_factory=dict)  # a run's, by their RUN_STATE fields
+    takes: dict[str, Buffer] = field(default_factory=dict)  # written by the host before each run
+    outputs: dict[str, Buffer] = field(default_factory=dict)  # they live to the end
+    arena_bytes: int = 0
+    tensors: frozenset[str] = frozenset()  # of the file
+    tensors_used: set[str] = field(default_factory=set)
+    query_tile: int = 1  # query tokens of an attention item, in parts of more than few_tokens
+    few_tokens: int = 0  # parts of at most so many: items of one token each, long histories cut
+    tensors_ignored: frozenset[str] = frozenset()
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def emit(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def match(self, pattern: str) -> list[Step]:
+        """Steps whose label fits a shell pattern such as ``L5.*``."""
+        return [step for step in self.steps if fnmatchcase(step.label, pattern)]
+
+    def specs(self) -> list[Spec]:
+        """The kernels, each once: hundreds of steps share a dozen."""
+        return list(dict.fromkeys(step.spec for step in self.steps))
+
+    def scratch(self, lanes: int) -> int:
+        """Bytes that each thread needs; see ``Spec.scratch``."""
+        return max(step.spec.scratch(lanes) for step in self.steps)
+
+    def lifetimes(self) -> dict[Buffer, tuple[int, int]]:
+        """First and last step that touches each buffer."""
+        spans: dict[Buffer, tuple[int, int]] = {}
+        for i, step in enumerate(self.steps):
+            for name in step.spec.args.buffers:
+                if name in step.args and type(arg := step.args[name]) is Buffer:
+                    spans[arg] = (spans[arg][0] if arg in spans else i, i)
+        for buffer in self.takes.values():
+            spans[buffer] = (0, spans[buffer][1])
+        for buffer in self.outputs.values():
+            spans[buffer] = (spans[buffer][0], len(self.steps) - 1)
+        return spans
+
+    def place(self) -> None:
+        """Give every buffer an offset in the arena; buffers whose lives overlap never share a
+        byte.
+        """
+        spans = self.lifetimes()
+        taken: list[set[tuple[int, int]]] = [set() for _ in self.steps]  # by each step's buffers
+        for buffer in sorted(spans, key=lambda b: -b.n_bytes):
+            first, last = spans[buffer]
+            at, n_bytes = 0, buffer.n_bytes
+            for start, end in sorted(set().union(*taken[first : last + 1])):
+                if at < end and start < at + n_bytes:
+                    at = end
+            for step in taken[first : last + 1]:
+                step.add((at, at + n_bytes))
+            self.offsets[buffer] = at
+            self.arena_bytes = max(self.arena_bytes, at + n_bytes)
+
+    def check(self) -> None:
+        """Assert what every plan must hold; whatever fails is a bug of ours.
+
+        Labels are unique, steps give what their kernels take and count what a run is given (where
+        the plan tells), reads follow writes, buffers that live at once share no byte, and every
+        tensor of the file is used or listed as ignored.
+        """
+        labels = [step.label for step in self.steps]
+        assert len(set(labels)) == len(labels), f"a label twice: {sorted(labels)}"
+        written: set[Buffer] = set(self.takes.values())
+        for step in self.steps:
+            for buffer in step.reads:
+                assert buffer in written, f"{step.label} reads {buffer.name} before it is written"
+            written.update(step.writes)
+            args = step.spec.args
+            there = {name for name, arg in step.args.items() if arg is not None}
+            unlike = (step.spec.needs - there) | (step.args.keys() - args.kinds.keys())
+            assert not unlike, f"{step.label}: not given, or no argument: {sorted(unlike)}"
+            count = step.grid.count
+            assert count not in step.args or count in args.reads, f"{step.label}: {count} not read"
+            known = count in step.args or count == "one" or counted(count) in self.inputs
+            assert known or not self.inputs, f"{step.label}: no input {counted(count)}"
+        lost = self.tensors ^ (self.tensors_used | self.tensors_ignored)
+        assert not lost, f"tensors that are neither used nor ignored, or not there: {sorted(lost)}"
+        twice = self.tensors_used & self.tensors_ignored
+        assert not twice, f"tensors both used and ignored: {sorted(twice)}"
+        spans = self.lifetimes()
+        for a in spans:
+            for b in spans:
+                if a is b or spans[a][1] < spans[b][0] or spans[b][1] < spans[a][0]:
+                    continue
+                at, to = self.offsets[a], self.offsets[b]
+                apart = at + a.n_bytes <= to or to + b.n_bytes <= at
+                assert apart, f"{a.name} and {b.name} share memory while both live"
+
+    def arrays(
+        self, step: Step, arena: np.ndarray, array_of: ArrayOf = attrgetter("array")
+    ) -> SimpleNamespace:
+        """A step's arguments as its numpy twin takes them: views, integers, None."""
+
+        def view(arg: Any) -> Any:
+            if isinstance(arg, (tuple, list)):
+                return [view(one) for one in arg]
+            if isinstance(arg, Buffer):
+                at = self.offsets[arg]
+                return arena[at : at + arg.n_bytes].view(arg.dtype)
+            return array_of(arg) if isinstance(arg, Const) else arg
+
+        return step.spec.args(**{name: view(arg) for name, arg in step.args.items()})
+
+    def run_reference(
+        self,
+        arena: np.ndarray,
+        run: Any,
+        until: str | None = None,
+        array_of: ArrayOf = attrgetter("array"),
+    ) -> None:
+        """Run the numpy twins on ``arena`` (bytes), up to and with the step labelled ``until``.
+
+        ``run``: its inputs (``batch.Inputs``); ``array_of``: where constants are, if not where the
+        host has them.
+        """
+        for step in self.steps:
+            step.spec.run_ref(self.arrays(step, arena, array_of), run)
+            if step.label == until:
+                return

@@ -1,0 +1,1 @@
+"""What this machine can do: peaks, trials of kernels, and the report of ``treadle doctor``."""

@@ -1,0 +1,333 @@
+"""What is known of a machine: facts, and behind each its warnings with what to do about them.
+
+A section of ``describe``'s report is a function that yields them. All is read from a ``Here`` and
+the folders that it names, so that tests can hand over another machine's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from treadle.base.cached_property import cached_property
+from treadle.base.fast_dataclass import dataclass
+from treadle.isa import ROWS, choose, portable, runnable
+from treadle.isa import best as best_row
+from treadle.jit.compile import ASKED_FOR, host_features
+from treadle.jit.language import Isa
+from treadle.machine import memory, topology
+from treadle.machine.memory import MemoryBound
+from treadle.profiling.peaks import Peaks
+from treadle.system import SYSTEM
+from treadle.system import machine as architecture
+
+# LLVM's name of a feature: what it gives, and the features that make it needless.
+FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "x86_64": {
+        "avx2": ("256-bit vectors: several times the speed of the portable kernels", ()),
+        "fma": ("a multiplication and an addition in one: twice the rate of f32", ()),
+        "f16c": ("f16 to f32 in one instruction: F16 weights, keys and values", ()),
+        "avxvnni": ("dots of bytes in 256 bits: faster quantised prompts", ("avx512vnni",)),
+        "avx512f": ("512-bit vectors, and 32 of them: larger tiles", ()),
+        "avx512vnni": ("dots of bytes in 512 bits: faster quantised prompts", ()),
+        "avx512vbmi": ("bytes and bits in any order: faster writing from formats of few bits", ()),
+        "avx512bf16": ("dots of bf16: faster prompts for BF16 weights", ()),
+        "amx-bf16": ("matrix registers of bf16: quantised and BF16 prompts twice as fast", ()),
+    },
+    "aarch64": {
+        "neon": ("128-bit vectors", ()),
+        "dotprod": ("dots of bytes: faster quantised prompts", ()),
+        "i8mm": ("matrix products of bytes", ()),
+        "bf16": ("dots of bf16: faster prompts for BF16 weights", ()),
+        "fullfp16": ("arithmetic in f16", ()),
+        "sve": ("vectors longer than 128 bits, on cores that have them", ()),
+    },
+    "riscv64": {
+        "v": ("vectors", ()),
+        "zvfh": ("vectors of f16", ()),
+    },
+}
+
+
+# A fact's name and value, or a warning that the fact before it gives rise to.
+Told: TypeAlias = tuple[str, Any] | str
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """What a report needs to know of a model: its files, and the formats of its weights."""
+
+    files: Sequence[Path]
+    formats: Sequence[str] = ()  # of its weights, the one with most bytes first
+    without_kernel: Sequence[str] = ()  # those that treadle cannot compute with
+    acts: Set[str] = frozenset()  # "q8", "bf16", "f32": what its weights are multiplied by
+    instead: Sequence[str] = ()  # the formats that treadle has kernels for
+    problem: str | None = None  # why treadle cannot run it at all
+    # What is found in the answers of its chat template, and what is not; None: it has no template.
+    chat: Mapping[str, str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine or another, a model on it if one is asked about, and its peaks if they were
+    measured.
+    """
+
+    model: ModelFile | None = None
+    peaks: Peaks | None = None
+    features: Set[str] = field(default_factory=host_features)
+    allowed: list[int] = field(default_factory=topology.affinity)  # processors
+    sys_root: Path = topology.SYS
+    proc: Path = topology.PROC
+
+    @cached_property
+    def isa(self) -> Isa:
+        """The instruction set in use. Raises UnsupportedError."""
+        return choose(self.features)
+
+    @property
+    def acts(self) -> Set[str]:
+        """What weights are multiplied by: the model's, or any."""
+        return {"q8", "bf16"} if self.model is None else self.model.acts
+
+    @property
+    def cpus(self) -> Path:
+        """What the system tells of processors."""
+        return self.sys_root / "devices/system/cpu"
+
+    @property
+    def cgroup(self) -> Path:
+        """The root of the control groups."""
+        return self.sys_root / "fs/cgroup"
+
+    @cached_property
+    def known(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """FEATURES of this architecture."""
+        return FEATURES.get(architecture(), {})
+
+    @cached_property
+    def cores(self) -> dict[int, list[int]]:
+        """Processors that may be used, by core."""
+        return topology.physical_cores(self.allowed, self.cpus)
+
+    @cached_property
+    def fast(self) -> list[int]:
+        """Of the cores those that are not slow by design."""
+        return topology.fast_cores(sorted(self.cores), self.cpus)
+
+    @cached_property
+    def usable(self) -> MemoryBound | None:
+        """What this process may still take."""
+        return memory.usable_memory(self.cgroup, self.proc)
+
+    def useful(self, processors: list[int]) -> int:
+        """How many threads ``processors`` would be worth without a quota."""
+        cores = topology.physical_cores(processors, self.cpus)
+        return len(topology.fast_cores(sorted(cores), self.cpus)) if cores else len(processors)
+
+
+# -- instructions ---------------------------------------------------------------------------------
+
+
+def of_cpu(here: Here) -> Iterator[Told]:
+    """Of the features that matter here: used, unused (treadle has no row for them yet), and missing
+    (name: what it would give).
+    """
+    features, known = here.features, here.known
+    used = frozenset().union(*(row.needs for row in runnable(features)))
+    present = [name for name in known if name in features]
+    yield "name", topology.cpu_name(here.proc)
+    yield "architecture", architecture()
+    yield "used", [name for name in present if name in used]
+    yield "unused", [name for name in present if name not in used]
+    missing = {
+        name: gives + enabled_by(name)
+        for name, (gives, better) in known.items()
+        if name not in features and not features & set(better)
+    }
+    yield "missing", missing
+
+
+def enabled_by(feature: str) -> str:
+    """`` (for the kernels of ROW)``, the first row that needs ``feature``; empty if none does."""
+    row = next((row for row in ROWS.values() if feature in row.needs), None)
+    return f" (for the kernels of {row.name})" if row else ""
+
+
+def of_instructions(here: Here) -> Iterator[Told]:
+    """The row chosen, why, and all that can run here."""
+    isa, best, able = here.isa, best_row(here.features), runnable(here.features)
+    forced = os.environ.get("TREADLE_ISA")
+    yield "chosen", isa.name
+    if isa is not best:
+        yield f"TREADLE_ISA forces {isa.name}, and {best.name} would be faster: unset it"
+    elsewhere = (
+        "this is a virtual machine, which may hide it: give it the host's CPU (qemu -cpu host)"
+        if topology.is_virtual(here.proc)
+        else "only another CPU has it"
+    )
+    if not isa.needs:
+        unknown = here.features & set(here.known)
+        cure = "docs/add-an-isa.md tells how to add one" if unknown else elsewhere
+        yield (
+            "kernels use no instruction beyond the oldest of this architecture, several times "
+            f"slower than a row of its own: {cure}"
+        )
+    yield "why", "TREADLE_ISA asks for it" if forced else "the best that this CPU can run"
+    yield "can_run", [row.name for row in able]
+    yield from _lacking(here, best, elsewhere)
+    rows = list(ROWS.values())
+    for row in able:
+        slow = sorted(row.slow_with & here.features)
+        if slow and rows.index(row) > rows.index(isa):
+            yield (
+                f"the kernels of {row.name} are passed over, for CPUs with {', '.join(slow)} run "
+                f"their own instructions slowly: see with TREADLE_ISA={row.name} treadle bench "
+                "whether this one does"
+            )
+    if isa.dot4 is portable.dot4 and "q8" in here.acts:
+        yield (
+            "dots of bytes are made of several instructions: quantised prompts read slowly; "
+            "where memory allows, F16 or F32 weights may read faster (treadle bench)"
+        )
+    widened = isa.dot_bf16 is None and isa.matrix is None and not isa.tiles.words[0]
+    if widened and "bf16" in here.acts:
+        yield (
+            "BF16 weights are widened to f32: their prompts read at the rate of F32's; Q8_0 "
+            "weights read faster, and are half the size"
+        )
+
+
+def _lacking(here: Here, best: Isa, elsewhere: str) -> Iterator[str]:
+    """What each row above the best needs beyond the rows before it."""
+    rows, known = list(ROWS.values()), here.known
+    named: set[str] = set()
+    for row in rows[rows.index(best) + 1 :]:
+        lacking = sorted(row.needs - here.features - named)
+        if not lacking or not row.needs & set(known) or row.slow_with & here.features:
+            continue
+        named.update(lacking)
+        if ASKED_FOR.issuperset(lacking):  # the CPU has all of it
+            yield (
+                f"the system refuses this process {', '.join(lacking)}, which the kernels of "
+                f"{row.name} need: Linux grants it from 5.16 on, where no container's filter of "
+                "system calls forbids arch_prctl"
+            )
+            continue
+        gives = "; ".join(known[name][0] for name in lacking if name in known)
+        yield (
+            f"this CPU lacks {', '.join(lacking)}, which the kernels of {row.name} need"
+            f"{f' ({gives})' if gives else ''}: {elsewhere}"
+        )
+
+
+# -- processors -----------------------------------------------------------------------------------
+
+
+def of_threads(here: Here) -> Iterator[Told]:
+    """How many, which bound it was, and all bounds."""
+    bounds = topology.thread_bounds(here.allowed, here.cpus, here.cgroup, here.proc)
+    chosen, why = min(bounds, key=lambda bound: bound[0])
+    yield "chosen", chosen
+    cores, fast = here.cores, here.fast
+    siblings = max(map(len, cores.values()), default=1)
+    if siblings > 1:
+        yield (
+            f"{len(here.allowed)} processors are {len(cores)} cores of up to {siblings} threads "
+            "(SMT), and a core's second thread adds nothing here: treadle starts one a core; keep "
+            "-t at that, and other programs off the siblings"
+        )
+    if len(fast) < len(cores):
+        yield (
+            f"{len(cores) - len(fast)} of {len(cores)} cores are slow by design, and the others "
+            f"would wait for them: treadle starts {len(fast)} threads; keep them on the fast "
+            f"cores with taskset -c {','.join(map(str, fast))}"
+        )
+    everywhere = topology.physical_cores(topology.online(here.cpus), here.cpus)
+    best = topology.fast_cores(sorted(everywhere), here.cpus)
+    usable = {cpu for core in best for cpu in everywhere[core]}
+    if cores and best and not usable & set(here.allowed):
+        yield (
+            "this process may run on none of the fast cores: taskset -c "
+            f"{','.join(map(str, best))}, or the container's cpuset"
+        )
+    if SYSTEM.NAPS:
+        yield (
+            "idle threads wake once a millisecond, for this system offers treadle nothing to sleep "
+            "on: Linux, macOS from 14.4 on and Windows do"
+        )
+    yield "bound", why
+    yield "bounds", {text: count for count, text in bounds}
+
+
+def of_processors(here: Here) -> Iterator[Told]:
+    """Counts; the quota in processors; the governor; the load: threads that wanted to run in the
+    last minute.
+    """
+    online, useful = topology.online(here.cpus), here.useful(here.allowed)
+    yield "online", len(online)
+    yield "allowed", len(here.allowed)
+    if useful < here.useful(online):
+        yield (
+            f"this process may run on {len(here.allowed)} of {len(online)} processors: "
+            "see taskset, or the container's cpuset"
+        )
+    yield "cores", len(here.cores) or None
+    yield "threads_a_core", max(map(len, here.cores.values()), default=None)
+    yield "fast_cores", len(here.fast) or None
+    quota = topology.cgroup_quota(here.cgroup, here.proc)
+    yield "quota", quota
+    if quota is not None and quota < useful:
+        yield (
+            f"the control group allows the time of {quota:g} processors, {useful} would be of use: "
+            "raise it (docker --cpus, Kubernetes limits.cpu)"
+        )
+    yield "governor", topology.governor_of(here.allowed[0], here.cpus)
+    limits = [limit for cpu in here.allowed for limit in topology.clock_limits(cpu, here.cpus)]
+    yield from dict.fromkeys([*limits, *topology.power_limits(here.sys_root)])
+    stolen, load = topology.stolen_share(here.proc), topology.load_average(here.proc)
+    yield "load", load
+    if stolen > 1 - topology.ENOUGH:
+        yield (
+            f"the host gave {stolen:.0%} of this virtual machine's time to others: ask for "
+            "processors of its own, or another host"
+        )
+    if here.peaks is None and load is not None and load > 0.5:
+        yield (
+            f"other programs run (load average {load}): they take processors and memory "
+            "bandwidth; stop them"
+        )
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def of_memory(here: Here) -> Iterator[Told]:
+    """Sizes in bytes (usable is what this process may still take, bound the limit that says so),
+    huge pages, NUMA nodes.
+    """
+    total, available = memory.host_memory(here.proc)
+    yield "total_bytes", total
+    yield "available_bytes", available
+    yield "limit_bytes", memory.memory_limit(here.cgroup, here.proc)
+    yield "usable_bytes", here.usable and here.usable.free_bytes
+    yield "bound", here.usable and here.usable.what
+    huge_pages = topology.huge_pages(here.sys_root)
+    yield "huge_pages", huge_pages
+    if huge_pages == "never":
+        yield (
+            "transparent huge pages are off, which costs long contexts some speed: "
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        )
+    nodes = topology.memory_nodes(here.sys_root)
+    yield "nodes", nodes
+    if nodes > 1:
+        yield (
+            f"memory is in {nodes} parts (NUMA), and a processor reads the others' more "
+            "slowly: numactl --interleave=all treadle ..., or keep to one part, threads and all "
+            "(numactl --cpunodebind=0 --membind=0)"
+        )
+    yield "largest_cache_bytes", topology.cache_bytes(here.cpus)

@@ -1,0 +1,353 @@
+"""What this machine reaches at best, through the same compiler and threads as a model.
+
+Other programs and other guests of the host take their part, and one memory bus serves all of them:
+a peak is worth something beside a speed of the same minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.thread_team import Memory, Team
+from treadle.jit.kernel import load_kernels
+from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import Ty, bf16, f32, i8, i16, i32, u8
+from treadle.kernels.activation_layout import WORD_TOP, from_bf16_bits
+from treadle.kernels.matmul.matrix import REGISTER
+from treadle.kernels.spec import LINE, RUN_STATE, Args, Frame, Spec
+from treadle.machine import topology
+from treadle.machine.memory import usable_memory
+
+Progress = Callable[[str, int, int], None]
+
+DOTS_PER_VALUE = {
+    "q8": 4,
+    "q16": 2,
+    "bf16": 2,
+    "f32": 1,
+}  # products that one 32-bit sum takes at once
+WEIGHT_MAX = 127  # of a q8 weight: the most that every row's own byte dot takes
+ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of claiming it
+PIECE = 1 << 19  # bytes of an item of the burst
+PAGE = 1 << 12  # of a long stream, bytes are whole ones
+STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, bytes ahead): the best counts
+LONG = ((1, 0), (1, 4096))  # the same of a thread that reads its share from front to back
+BUFFER_BYTES = 256 << 20, 1 << 30  # at least and at most: four times the last-level cache
+BEYOND = 2  # times the largest cache: a smaller buffer is read from that cache, or half of it is
+SHARE = 3  # of the memory that may still be taken, a third at most
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The best seen of each, all threads together."""
+
+    q8: float  # operations a second in dots of bytes; a multiplication and an addition are two
+    # By matrix registers where there are any; None without a dot of bf16: such weights are then
+    # widened to f32.
+    bf16: float | None
+    f32: float
+    bytes_s: float  # bytes a second read from memory; of caches if ``from_memory`` is False
+    cpu_share: float  # of the processor time that the threads asked for, what they got meanwhile
+    buffer_bytes: int = BUFFER_BYTES[0]  # that ``bytes_s`` was measured on
+    from_memory: bool = True  # False: no buffer beyond the caches could be had
+    # Bytes a second of one long stream a thread: what reading a model in order can come to.
+    stream_bytes_s: float | None = None
+    q16: float | None = None  # in dots of i16, where prompts use them
+
+    def as_dict(self) -> dict[str, float]:
+        """By name, without those that are None; what was read from caches is ``cache_bytes_s``."""
+        read = "bytes_s" if self.from_memory else "cache_bytes_s"
+        stream = self.stream_bytes_s if self.from_memory else None
+        rates = {
+            read: self.bytes_s,
+            "stream_bytes_s": stream,
+            "q8": self.q8,
+            "q16": self.q16,
+            "bf16": self.bf16,
+            "f32": self.f32,
+        }
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+@dataclass(frozen=True)
+class Dots(Spec):
+    """Nothing but dots, in registers: ``out[item, m, n] = rounds * sum over lanes of w[m] . x[n]``.
+
+    ``mr * nr`` sums, so that none waits for the last: ``w [mr, values], x [nr, values], out [items,
+    mr * nr]``, a row of w and x being one vector. Items: repetitions.
+    """
+
+    op: ClassVar[str] = "dots"
+    args = Args("w:in x:in out:out rounds")
+    act: str  # of DOTS_PER_VALUE, as in the products' names
+    mr: int
+    nr: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        lanes, n_bytes = isa.lanes, isa.vector_bits // 8
+        w_at, x_at, out, rounds = frame.w, frame.x, frame.out, frame.rounds
+        w_ty, x_ty, sum_ty = self.types(lanes)
+        with k.loop(frame.end, start=frame.begin) as item:
+            sums = [k.var(k.zero(sum_ty)) for _ in range(self.mr * self.nr)]
+            with k.loop(rounds):
+                # The fences make LLVM read the operands anew: of products of constants it would do
+                # only the additions. One before each x keeps it from holding all of x at once.
+                k.fence()
+                w = [k.load(w_at, w_ty, offset=n_bytes * m) for m in range(self.mr)]
+                for n in range(self.nr):
+                    k.fence()
+                    x = k.load(x_at, x_ty, offset=n_bytes * n)
+                    for m in range(self.mr):
+                        total = sums[m * self.nr + n]
+                        total.v = self.dot(k, isa, total.v, w[m], x)
+            for i, total in enumerate(sums):
+                k.store(out, k.sum(total.v), offset=(item * len(sums) + i) * 4)
+
+    def types(self, lanes: int) -> tuple[Ty, Ty, Ty]:
+        """Of w, x and the sums."""
+        return {
+            "q8": (u8 * (4 * lanes), i8 * (4 * lanes), i32 * lanes),
+            "q16": (i16 * (2 * lanes), i16 * (2 * lanes), i32 * lanes),
+            "bf16": (bf16 * (2 * lanes), bf16 * (2 * lanes), f32 * lanes),
+            "f32": (f32 * lanes, f32 * lanes, f32 * lanes),
+        }[self.act]
+
+    def dot(self, k: Builder, isa: Isa, total: Val, w: Val, x: Val) -> Val:
+        """One of them."""
+        if self.act == "f32":
+            return k.fma(w, x, total)
+        if self.act == "q8":
+            return isa.dot4(k, total, w, x, WEIGHT_MAX)
+        if self.act == "q16":
+            assert isa.shorts is not None
+            return isa.shorts.scale(k, total, w, x)
+        assert isa.dot_bf16 is not None
+        return isa.dot_bf16(k, total, w, x)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        """The numpy twin; bf16 operands are u16."""
+        w, x, out = args.w, args.x, args.out
+        if self.act == "bf16":
+            w, x = ((a.astype(np.uint32) << 16).view(np.float32) for a in (w, x))
+        sums = (w.astype(np.float64) @ x.astype(np.float64).T).reshape(-1) * args.rounds
+        out[:] = sums if out.dtype == np.float32 else sums.astype(np.int64).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class MatrixDots(Spec):
+    """Nothing but products of matrix registers: ``out[item, m, n] = rounds * w[m] x[n]``, 16 by 16.
+
+    ``w [2, 16, 32], x [2, 16, 32], out [items, 2, 2, 16, 16]``, w and x in bf16, w by columns where
+    the machine takes it so, x in pairs of rows (``Matrix.dots_bf16``). Items: repetitions.
+    """
+
+    op: ClassVar[str] = "matrix_dots"
+    args = Dots.args
+
+    def scratch(self, lanes: int) -> int:
+        return LINE
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        w, x, out, rounds = frame.w, frame.x, frame.out, frame.rounds
+        matrix = isa.matrix
+        assert matrix is not None, isa.name
+        matrix.begin(k, frame.scratch)
+        with k.loop(frame.end, start=frame.begin) as item:
+            to = out + item * (4 * REGISTER)
+            matrix.scope(k, "dots", (w, x, to, rounds), self._multiply)
+        matrix.end(k)
+
+    def _multiply(self, k: Builder, w: Val, x: Val, out: Val, rounds: Val) -> None:
+        matrix = k.isa.matrix
+        assert matrix is not None
+        for i in range(2):
+            matrix.load(k, 4 + i, w + i * REGISTER, LINE)
+            matrix.load(k, 6 + i, x + i * REGISTER, LINE)
+        for c in range(4):
+            matrix.zero(k, c)
+        with k.loop(rounds):
+            matrix.dots_bf16(k)
+        for c in range(4):
+            matrix.store(k, c, out + c * REGISTER, LINE)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        """The numpy twin; bf16 operands are u16."""
+        left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (args.w, args.x))
+        right = right.reshape(2, 16, 16, 2).transpose(0, 1, 3, 2).reshape(2, 32, 16)
+        args.out[:] = args.rounds * (left[:, None] @ right[None])
+
+
+@dataclass(frozen=True)
+class Stream(Spec):
+    """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
+
+    An item is ``piece`` bytes, walked as ``streams`` runs side by side, each prefetching ``ahead``
+    bytes before it reads.
+    """
+
+    op: ClassVar[str] = "stream"
+    args = Args("data:in out:out piece")
+    streams: int
+    ahead: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        data, out, piece = frame.data, frame.out, frame.piece
+        ty, run = i32 * isa.lanes, piece // self.streams
+        per_line = max(1, LINE // ty.n_bytes)
+        with k.loop(frame.end, start=frame.begin) as item:
+            sums = [k.var(k.zero(ty)) for _ in range(max(4, self.streams))]
+            lines = max(1, len(sums) // self.streams)
+            with k.loop(run, step=lines * LINE) as at:
+                for s in range(self.streams):
+                    for line in range(lines):
+                        p = data + (item * piece + at + run * s + line * LINE)
+                        if self.ahead:
+                            k.prefetch(p + self.ahead)
+                        total = sums[s * lines + line]
+                        for part in range(per_line):
+                            off = part * ty.n_bytes
+                            total.v = total.v + k.load(p, ty, offset=off, align=ty.n_bytes)
+            k.store(out, k.sum(reduce(add, (each.v for each in sums))), offset=item * 4)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        """The numpy twin."""
+        pieces = args.data.view(np.int32).reshape(-1, args.piece // 4)
+        args.out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
+
+
+def measure_peaks(
+    isa: Isa, n_threads: int, seconds: float = 0.2, *, progress: Progress | None = None
+) -> Peaks:
+    """Measure for about ``seconds`` each: arithmetic in registers, and reading a large buffer."""
+    acts = [act for act in DOTS_PER_VALUE if has_dots(act, isa)]
+    dots = {act: dots_of(act, isa) for act in acts}
+    kernels = load_kernels([*dots.values(), *(Stream(*shape) for shape in (*STREAMS, *LONG))], isa)
+    team = Team(n_threads, isa, LINE)
+    rates: dict[str, float] = {}
+
+    def tell(done: int) -> None:
+        if progress:
+            progress("measure", done, len(acts) + 1)
+
+    try:
+        began, began_cpu = time.perf_counter(), time.process_time()
+        for done, act in enumerate(acts):
+            tell(done)
+            rates[act] = _rate_of_dots(team, kernels[dots[act].name], dots[act], isa, seconds)
+        asked = (time.perf_counter() - began) * n_threads
+        cpu_share = min(1.0, (time.process_time() - began_cpu) / asked)
+        tell(len(acts))
+        n_bytes = buffer_bytes()
+        data = Memory(n_bytes)
+        data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
+        shape_s = seconds / len(STREAMS)
+        bytes_s = max(stream_rate(team, kernels, s, data.bytes, PIECE, shape_s) for s in STREAMS)
+        whole = max(PAGE, n_bytes // n_threads // PAGE * PAGE)
+        long_s = max(stream_rate(team, kernels, s, data.bytes, whole, shape_s) for s in LONG)
+    finally:
+        team.close()
+    tell(len(acts) + 1)
+    return Peaks(
+        rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share,
+        n_bytes, n_bytes >= BEYOND * topology.cache_bytes(), long_s, rates.get("q16"),
+    )  # fmt: skip
+
+
+def has_dots(act: str, isa: Isa) -> bool:
+    """Whether products of this kind are made with ``isa``."""
+    if act == "q16":
+        return bool(isa.tiles.words[0])
+    return act != "bf16" or bool(isa.dot_bf16 or isa.matrix)
+
+
+def dots_of(act: str, isa: Isa) -> Dots | MatrixDots:
+    """The kernel that measures dots of this kind."""
+    return MatrixDots() if act == "bf16" and isa.matrix else Dots(act, *isa.tiles.peak)
+
+
+def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarray:
+    """``n`` vectors of ``lanes`` times 32 bits, random: zeros would draw less power than these."""
+    if act == "q8":
+        return rng.integers(0, WEIGHT_MAX + 1, (n, 4 * lanes), np.uint8)
+    if act == "q16":
+        return rng.integers(-WORD_TOP, WORD_TOP + 1, (n, 2 * lanes), np.int16)
+    values = rng.uniform(-1, 1, (n, lanes * DOTS_PER_VALUE[act])).astype(np.float32)
+    return values if act == "f32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _rate_of_dots(
+    team: Team, kernel: int, spec: Dots | MatrixDots, isa: Isa, seconds: float
+) -> float:
+    """Operations a second."""
+    rng = np.random.default_rng(0)
+    if isinstance(spec, MatrixDots):
+        w, x = (operands("bf16", 2 * 16, 16, rng) for _ in range(2))
+        n_values, products = 4 * 16 * 16, 4 * 16 * 16 * 32
+    else:
+        w, x = (operands(spec.act, n, isa.lanes, rng) for n in (spec.mr, spec.nr))
+        n_values = spec.mr * spec.nr
+        products = n_values * isa.lanes * DOTS_PER_VALUE[spec.act]
+    n_items = 64 * team.n_threads
+    out = np.zeros((n_items, n_values), np.int32)
+    args = spec.args.slots({"w": w, "x": x, "out": out, "rounds": ROUNDS})
+    best = _least_time(team, kernel, args, n_items, seconds)
+    return 2 * n_items * ROUNDS * products / best
+
+
+def stream_rate(
+    team: Team,
+    kernels: dict[str, int],
+    shape: tuple[int, int],
+    data: np.ndarray,
+    piece: int,
+    seconds: float,
+) -> float:
+    """Bytes a second of ``data``, uint8, in items of ``piece`` bytes, by one shape of Stream."""
+    n_items = len(data) // piece
+    named = {"data": data, "out": np.zeros(n_items, np.int32), "piece": piece}
+    args = Stream.args.slots(named)
+    return n_items * piece / _least_time(team, kernels[Stream(*shape).name], args, n_items, seconds)
+
+
+def wanted_bytes(cpus: Path = topology.CPUS) -> int:
+    """Of a buffer that caches cannot hold a useful part of."""
+    least, most = BUFFER_BYTES
+    return min(most, max(least, 4 * topology.cache_bytes(cpus)))
+
+
+def buffer_bytes(
+    cpus: Path = topology.CPUS, cgroup: Path = topology.CGROUP, proc: Path = topology.PROC
+) -> int:
+    """``wanted_bytes``, or the share of the memory that this process may still take, if less."""
+    wanted, usable = wanted_bytes(cpus), usable_memory(cgroup, proc)
+    allowed = usable.free_bytes // SHARE if usable else wanted
+    return max(PIECE, min(wanted, allowed) // PIECE * PIECE)
+
+
+def _least_time(
+    team: Team, kernel: int, args: Sequence[np.ndarray | int], n_items: int, seconds: float
+) -> float:
+    """Seconds of the quickest of at least two runs of ``n_items`` items, after one to warm up."""
+    slots = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
+    packed, run = np.array(slots, np.int64), np.zeros(1, RUN_STATE)
+    step = np.zeros(1, STEP)
+    step[0] = (kernel, packed.ctypes.data, n_items, 0, 1, 1)
+    times: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < stop:
+        began = time.perf_counter()
+        team.run(int(step.ctypes.data), 1, int(run.ctypes.data))
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

@@ -1,0 +1,267 @@
+"""One matrix product on trial: the same data for every variant of its kernel, checked, then timed.
+
+Hot: the same weights again and again, as far as caches hold them. Cold: the next of many copies
+each time, more than the caches hold together, as a model's layers come by. Activations and outputs
+are those of the run before, as they are in a model.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.devices.cpu.step_loop import STEP
+from treadle.devices.cpu.thread_team import Memory, Team
+from treadle.errors import CacheError, CompileError
+from treadle.jit.language import Isa
+from treadle.kernels.activation_layout import BLOCK, N_PRODUCTS, Act
+from treadle.kernels.matmul.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul.select import tokens_per_item
+from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
+from treadle.machine.topology import cache_bytes
+from treadle.profiling.peaks import BEYOND, buffer_bytes
+
+if TYPE_CHECKING:
+    from treadle.formats import Format
+
+LEAST_OPS = 1 << 30  # of a timed run: far above the microseconds of starting one
+MOST_STEPS = 4096  # of a timed run, however small the product is
+ROUNDING = 2.0**-24  # of f32
+# Weights rounded to bf16 from an f32 that may differ from the twin's in its last bit: one in some
+# ten thousand comes out at the neighbour; three of a row's may.
+NEXT_BF16 = 3 * 2.0**-8
+LEFT_OUT = {"bf16x2": 2.0**-18, "bf16x3": 2.0**-24}  # of products of several bf16: see N_PRODUCTS
+FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
+
+
+class Trial:
+    """Weights ``[m, k]`` of one format and up to ``n`` tokens, random, with a team of threads.
+
+    Kernels are compiled for the trial alone, and their code goes with it: a sweep's losers are no
+    use to the cache. ``clock`` gives seconds. Raises UnsupportedError where ``fmt`` has no rows of
+    ``k``.
+    """
+
+    def __init__(
+        self,
+        fmt: Format,
+        isa: Isa,
+        k: int,
+        m: int,
+        n: int,
+        n_threads: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        from treadle.jit.compile import Linker
+
+        rng = np.random.default_rng(0)
+        self.fmt, self.isa, self.k, self.m, self.n_threads = fmt, isa, k, m, n_threads
+        rows = fmt.quantize_rows(rng.standard_normal((m, k), np.float32))
+        self._arrays = fmt.split(rows)  # of the tensor; a copy has one after the other
+        self.weights = np.concatenate([array.reshape(-1) for array in self._arrays])
+        self.x = rng.standard_normal((n, k), np.float32)
+        self.stride = round_up(m, COLUMNS)
+        self.y = Memory((n + FULL_GROUPS) * self.stride * 4).bytes.view(np.float32)
+        self.y = self.y.reshape(-1, self.stride)
+        self._at = 0  # the copy that was read last
+        self._cold_bytes = buffer_bytes()  # asked once, before copies take memory themselves
+        self._copy_bytes = round_up(len(self.weights), 64)
+        self._copies = Memory(self._copy_bytes)  # the first; more when cold caches are asked for
+        self._copies.bytes[: len(self.weights)] = self.weights
+        self._inputs: dict[tuple[Act, int], np.ndarray] = {}
+        self._twins: dict[tuple[Act, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._addresses: dict[str, int] = {}
+        self._linker = Linker()
+        self._team: Team | None = None
+        self._clock = clock
+        self._asked_s = self._got_s = 0.0  # of processor time, while kernels ran
+
+    @property
+    def cpu_share(self) -> float:
+        """Of the processor time that the threads asked for, what they got: less where other
+        programs run, and then the least times are a matter of luck.
+        """
+        return min(1.0, self._got_s / self._asked_s) if self._asked_s else 1.0
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the weights."""
+        return len(self.weights)
+
+    def n_ops(self, n: int) -> int:
+        """Operations of the product for ``n`` tokens; a multiplication and an addition are two."""
+        return 2 * self.k * self.m * n
+
+    def compile(self, spec: Matmul) -> str | None:
+        """Make the kernel; gives what LLVM has against it, or None.
+
+        Raises CacheError under ``TREADLE_NO_COMPILE=1``.
+        """
+        from treadle.jit.compile import emit_object
+        from treadle.jit.kernel import symbol, trace
+
+        if spec.name not in self._addresses:
+            if os.environ.get("TREADLE_NO_COMPILE") == "1":
+                raise CacheError("TREADLE_NO_COMPILE=1 forbids compiling, which tuning needs")
+            try:
+                code = emit_object(trace(spec, self.isa), self.isa)
+            except CompileError as error:
+                return str(error)
+            self._addresses[spec.name] = self._linker.link(symbol(spec), code)
+        return None
+
+    def check(self, spec: Matmul, n: int) -> str | None:
+        """Run a kernel that is compiled, for ``n`` tokens, once against its numpy twin; gives what
+        is wrong, or None.
+        """
+        want, tolerance = self._twin(spec, n)
+        self.y[:] = np.nan
+        self._run(spec, n, [0])
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(self.y[:n, : self.m] - want) <= tolerance)
+        if not wrong.any():
+            return None
+        token, row = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        return (
+            f"{int(wrong.sum())} of {wrong.size} results are wrong, the first at token {token}, "
+            f"row {row}: {self.y[token, row]:.6g}, expected {want[token, row]:.6g}"
+        )
+
+    def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
+        """The least time of a product of ``n`` tokens over ``runs`` runs of it."""
+        n_copies = self._fill() if cold else 1
+        per_run = max(1, min(LEAST_OPS // self.n_ops(n), self._cold_copies(), MOST_STEPS))
+        if not cold:
+            self._run(spec, n, [0])
+        least = np.inf
+        for _ in range(runs):
+            if cold:
+                order = [(self._at + i) % n_copies for i in range(per_run)]
+                self._at = (self._at + per_run) % n_copies
+            else:
+                order = [0] * per_run
+            least = min(least, self._run(spec, n, order) / per_run)
+        return float(least)
+
+    def close(self) -> None:
+        """Send the threads home."""
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @property
+    def from_memory(self) -> bool:
+        """Whether copies beyond the caches were to be had: else cold times are of caches, too."""
+        return self._cold_copies() * self._copy_bytes >= BEYOND * cache_bytes()
+
+    def _cold_copies(self) -> int:
+        return max(2, -(-self._cold_bytes // self._copy_bytes))
+
+    def _fill(self) -> int:
+        """As many copies of the weights as no cache holds; how many."""
+        n = len(self._copies.bytes) // self._copy_bytes
+        if n == 1:
+            n = self._cold_copies()
+            self._copies = Memory(n * self._copy_bytes)
+            every = self._copies.bytes.reshape(n, self._copy_bytes)
+            every[:, : len(self.weights)] = self.weights
+        return n
+
+    def _input(self, act: Act, n: int) -> np.ndarray:
+        if (act, n) not in self._inputs:
+            made = Memory(act.n_bytes(n)).bytes
+            act.write_ref(made, self.x[:n])
+            self._inputs[act, n] = made
+        return self._inputs[act, n]
+
+    def _slots(self, spec: Matmul, n: int, copy: int, tokens: int) -> list[int]:
+        """A kernel's arguments."""
+        at, weights = self._copies.address + copy * self._copy_bytes, []
+        for array in self._arrays:
+            weights.append(at)
+            at += array.size
+        x, y = (int(a.ctypes.data) for a in (self._input(spec.layout(), n), self.y))
+        given: dict[str, Any] = {"x": x, "y": y, "stride": self.stride, "tokens": tokens}
+        given |= {"w": [tuple(weights)], "rows": [self.m], "column": [0]}
+        return [slot or 0 for slot in spec.args.slots(given)]
+
+    def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
+        """Multiply by these copies of the weights, one after the other; gives the seconds."""
+        scratch = spec.scratch(self.isa.lanes)
+        if self._team is None or self._team.scratch < scratch:
+            self.close()
+            self._team = Team(self.n_threads, self.isa, scratch)
+        strips = -(-self.m // spec.rows_per_item(self.isa.lanes))
+        tokens = tokens_per_item(spec, strips, n, self.n_threads)
+        grid = Grid(strips, spec.count, tokens)
+        first, second = np.array([self._slots(spec, n, copy, tokens) for copy in (0, 1)])
+        args = first + np.outer(order, second - first)  # only the weights' addresses differ
+        run, steps = np.zeros(1, RUN_STATE), np.zeros(len(order), STEP)
+        run[spec.count] = n
+        counted = int(run.ctypes.data) + run_offset(grid.count)
+        steps[:] = (self._addresses[spec.name], 0, grid.base, counted, grid.per, 1)
+        steps["args"] = int(args.ctypes.data) + args.strides[0] * np.arange(len(order))
+        wall, cpu = time.perf_counter(), time.process_time()
+        began = self._clock()
+        self._team.run(int(steps.ctypes.data), len(steps), int(run.ctypes.data))
+        seconds = self._clock() - began
+        self._asked_s += (time.perf_counter() - wall) * self.n_threads
+        self._got_s += time.process_time() - cpu
+        return seconds
+
+    # -- what is right --------------------------------------------------------------------------
+
+    def _twin(self, spec: Matmul, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The numpy twin's results for ``n`` tokens and how far each may be missed, ``[n, m]``.
+
+        Activations differ by their kind only: the same results serve every tile.
+        """
+        plain = replace(spec.layout(), group=1)
+        if (plain, n) not in self._twins:
+            y = np.full((n, self.stride), np.nan)
+            x, stride, w = self._input(spec.layout(), n), self.stride, [self._arrays]
+            args = spec.args(x=x, y=y, stride=stride, w=w, rows=[self.m], column=[0])
+            spec.run_ref(args, {spec.count: n})
+            x = np.abs(spec.layout().read_ref(self._input(spec.layout(), n), n))
+            rounding = (self._chain(spec) + 8) * ROUNDING
+            if plain.kind in N_PRODUCTS:
+                rounding = (N_PRODUCTS[plain.kind] * self.k + 8) * ROUNDING + LEFT_OUT[plain.kind]
+            as_codes = self.fmt.codes is not None and plain.kind not in ("bf16", "q16")
+            sizes = self._magnitudes(apart=as_codes)
+            tolerance = (x.astype(np.float32) @ sizes.T) * rounding
+            if self.fmt.codes is not None and plain.kind == "bf16":
+                tolerance += NEXT_BF16 * np.outer(x.max(-1), sizes.max(-1))
+            self._twins[plain, n] = y[:, : self.m].copy(), tolerance + 1e-30
+        return self._twins[plain, n]
+
+    def _chain(self, spec: Matmul) -> int:
+        """Additions that a result may go through, one after the other: of blocks where whole
+        numbers are summed, of products elsewhere.
+        """
+        codes, n_blocks = self.fmt.codes, spec.layout().kb
+        if spec.act == "q16":
+            return n_blocks + 16  # and gemv's blocks of a span, and its lanes
+        if codes is None or not n_blocks:
+            return self.k
+        return (2 if codes.has_m else 1) * n_blocks + 16  # and gemv's lanes
+
+    def _magnitudes(self, *, apart: bool) -> np.ndarray:
+        """What each weight can add to a result's rounding, f32 ``[m, k]``: its size; where codes
+        are summed (``apart``), also that of code and offset, or of the minimum: less than three
+        times the largest weight of the block, for a quantiser lets some code be near its end.
+        """
+        rows = self.fmt.join(self._arrays).reshape(self.m, -1)
+        sizes = np.abs(self.fmt.dequantize_rows(rows)).astype(np.float32)
+        if apart:
+            group = self.fmt.block if self.fmt.parts else BLOCK  # that shares a scale
+            blocks = sizes.reshape(self.m, -1, group)
+            sizes = (blocks + 3 * blocks.max(-1, keepdims=True)).reshape(self.m, -1)
+        return sizes

@@ -1,0 +1,263 @@
+"""``treadle tune``: which shape of a kernel is the fastest on this machine.
+
+For one weight format and kernel, a *sweep*: every combination of the first stage of
+``choice.SWEPT`` that fits the register file, then the fields of later stages, tried on the best of
+what came before; last, a final among the best and the shipped. Each variant must give the twin's
+results before it is timed. Variants take turns, in rounds, so that a slow moment of a shared
+machine spoils a part of everybody's runs and nobody's minimum.
+
+The winner is the quickest with cold caches, for that is how a model meets its weights; the shipped
+shape stays unless it is beaten by more than chance does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from itertools import product
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.jit.language import Isa
+from treadle.kernels.matmul import select
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.matrix import MatrixGemm
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits
+from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.select_strips import by_strips
+
+if TYPE_CHECKING:
+    from treadle.formats import Format
+
+Progress = Callable[[str, int, int], None]
+
+KERNELS = ("gemm", "matrix", "gemv", "crossover")
+ROUNDS = 3  # that a variant's runs are spread over
+KEPT = 3  # variants of a stage that the next one, or the final, starts from
+GAIN = 1.02  # how much faster than the shipped shape a winner must be: minima differ by a percent
+CROSSOVER = (2, 4, 8, 16)  # tokens at which gemv and gemm are compared
+
+
+class Timer(Protocol):
+    """What compiles, checks and times variants: ``trial.Trial``, or a test's stand-in."""
+
+    def compile(self, spec: Matmul) -> str | None:
+        """What is against the kernel, or None."""
+
+    def check(self, spec: Matmul, n: int) -> str | None:
+        """What is wrong with its results, or None."""
+
+    def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
+        """The least time of ``runs`` runs."""
+
+
+@dataclass
+class Variant:
+    """One configuration and what was found out about it."""
+
+    spec: Matmul
+    fields: Mapping[str, int]  # those that are swept
+    shipped: bool = False
+    best: bool = False
+    hot_s: float = inf  # of one product
+    cold_s: float = inf
+    problem: str | None = None  # why it cannot be used: never the best
+
+    @property
+    def name(self) -> str:
+        """``mr 2 nr 8``."""
+        return " ".join(f"{name} {value}" for name, value in self.fields.items())
+
+
+@dataclass
+class Sweep:
+    """All variants of one kernel for one format, ordered by their fields."""
+
+    kernel: str
+    format: str
+    tokens: int
+    variants: list[Variant] = field(default_factory=list)
+    left_out: int = 0  # that do not fit this instruction set
+
+    @property
+    def sound(self) -> list[Variant]:
+        """Those that gave the right results, the quickest first."""
+        right = [v for v in self.variants if v.problem is None]
+        return sorted(right, key=lambda v: (v.cold_s, v.hot_s))
+
+    @property
+    def best(self) -> Variant:
+        """The winner."""
+        return next(v for v in self.variants if v.best)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the shipped shape the winner is; None if that is unsound."""
+        shipped = next(v for v in self.variants if v.shipped)
+        return None if shipped.problem else shipped.cold_s / self.best.cold_s
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Up to how many tokens gemv is the faster, and up to how many gemm in vectors is, where there
+    are matrix registers; the seconds of each at each number tried.
+    """
+
+    format: str
+    tokens: int
+    gemv_s: Mapping[int, float]
+    gemm_s: Mapping[int, float]
+    vector_tokens: int | None = None
+    matrix_s: Mapping[int, float] = field(default_factory=dict)
+
+
+def tune(
+    timer: Timer,
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    n: int,
+    kernels: Sequence[str] = KERNELS,
+    *,
+    table: Table = SHIPPED,
+    runs: int = 12,
+    progress: Progress | None = None,
+) -> tuple[list[Sweep], Crossover | None, Table]:
+    """Sweep ``kernels`` (of KERNELS) for one format: gemm for ``n`` tokens, on vectors and on
+    matrix registers where these serve the format, gemv for each of GEMV_TOKENS; then the crossover
+    of gemv and gemm at their best, with ``table`` for what was not swept.
+
+    Gives the table of what was found beside the sweeps.
+    """
+    tell = progress or (lambda stage, done, total: None)
+    starts: list[tuple[Matmul, int]] = []
+    if "gemm" in kernels:
+        starts.append((select.gemm(fmt, isa, k, matrix=False), n))
+    if "matrix" in kernels and on_matrix(fmt, isa):
+        starts.append((select.gemm(fmt, isa, k), n))
+    if "gemv" in kernels:
+        starts += [(select.gemv(fmt, isa, k, tokens), tokens) for tokens in GEMV_TOKENS]
+    sweeps, crossed, found = [], None, SHIPPED
+    for start, tokens in starts:
+        made = sweep(timer, start, isa, tokens, runs=runs, progress=tell)
+        sweeps.append(made)
+        if made.sound:
+            at = (fmt.name, tokens) if made.kernel == "gemv" else fmt.name
+            row: dict[str, Any] = {made.kernel: {at: made.best.fields}}
+            found = found.updated(Table(**row))
+    if "crossover" in kernels:
+        crossed = cross(timer, fmt, isa, k, table.updated(found), runs=runs, progress=tell)
+        found = found.updated(Table(gemv_tokens={fmt.name: crossed.tokens}))
+        if crossed.vector_tokens is not None:
+            found = found.updated(Table(vector_tokens={fmt.name: crossed.vector_tokens}))
+    return sweeps, crossed, found
+
+
+def sweep(timer: Timer, start: Matmul, isa: Isa, n: int, *, runs: int, progress: Progress) -> Sweep:
+    """Time the shipped spec ``start`` and its variants on ``n`` tokens, and mark the best.
+
+    The shipped one is a variant like the others, and may be wrong like them; if all are, it wins
+    nothing: its fields are what stays in use in any case.
+    """
+    kernel = select.family(start)
+    made, title = Sweep(kernel, start.w, n), f"tuning {kernel} {start.w}, {n} tokens"
+    for number, stage in enumerate(SWEPT[kernel]):
+        seeds = [v.spec for v in made.sound[:KEPT]] if number else [start]
+        known = {v.spec.name for v in made.variants}
+        tried = [*seeds, *(s for seed in seeds for s in combinations(seed, stage))]
+        unique = {spec.name: spec for spec in tried if spec.name not in known}
+        fitting = [spec for spec in unique.values() if spec == start or fits(spec, isa)]
+        here = [Variant(spec, swept_fields(spec), shipped=spec == start) for spec in fitting]
+        made.left_out += len(unique) - len(here)
+        made.variants += here
+        prepare(timer, here, n, title, progress)
+        measure(timer, here, n, runs, title, progress)
+    shipped = made.variants[0]
+    final = [v for v in made.variants if v is shipped or v in made.sound[:KEPT]]
+    measure(timer, final, n, runs, title, progress)
+    best = made.sound[0] if made.sound else shipped
+    if shipped.problem is None and shipped.cold_s <= GAIN * best.cold_s:
+        best = shipped
+    best.best = True
+    made.variants.sort(key=lambda v: tuple(v.fields.values()))
+    return made
+
+
+def swept_fields(spec: Matmul) -> dict[str, int]:
+    """The fields of a spec that a sweep may change, as they are."""
+    return {name: getattr(spec, name) for stage in SWEPT[select.family(spec)] for name in stage}
+
+
+def combinations(seed: Matmul, stage: Mapping[str, tuple[int, ...]]) -> Iterator[Matmul]:
+    """``seed`` with every combination of a stage's values.
+
+    kc >= k means no K blocking, which kc = 0 says already: skipped.
+    """
+    for values in product(*stage.values()):
+        given: dict[str, Any] = dict(zip(stage, values, strict=True))
+        if given.get("kc", 0) < seed.k:
+            yield replace(seed, **given)
+
+
+def prepare(
+    timer: Timer, variants: Sequence[Variant], n: int, title: str, progress: Progress
+) -> None:
+    """Compile each variant and check its results, once."""
+    for done, variant in enumerate(variants):
+        progress(f"{title}: compiling", done, len(variants))
+        variant.problem = timer.compile(variant.spec) or timer.check(variant.spec, n)
+
+
+def measure(
+    timer: Timer, variants: Sequence[Variant], n: int, runs: int, title: str, progress: Progress
+) -> None:
+    """Time the sound ones in rounds; minima count, those of earlier calls as well."""
+    sound = [variant for variant in variants if variant.problem is None]
+    n_rounds = min(ROUNDS, runs)
+    for i in range(n_rounds):
+        share = runs // ROUNDS + (i < runs % ROUNDS)
+        for done, variant in enumerate(sound):
+            progress(title, i * len(sound) + done, n_rounds * len(sound))
+            hot, cold = (timer.seconds(variant.spec, n, c, share) for c in (False, True))
+            variant.hot_s, variant.cold_s = min(variant.hot_s, hot), min(variant.cold_s, cold)
+    progress(title, len(sound), len(sound))
+
+
+def cross(
+    timer: Timer, fmt: Format, isa: Isa, k: int, table: Table, *, runs: int, progress: Progress
+) -> Crossover:
+    """Compare the best gemv, the best gemm and, where there are matrix registers, the best on them,
+    at the numbers of tokens in CROSSOVER, cold.
+
+    gemv serves one token whatever was measured: a tile of one is mostly filling. Where few tokens
+    have a product of their own, that stands for gemm.
+    """
+    gemv_s: dict[int, float] = {}
+    gemm_s: dict[int, float] = {}
+    matrix_s: dict[int, float] = {}
+    gemm, matrix = (select.gemm(fmt, isa, k, table, matrix=on) for on in (False, True))
+    for tokens in CROSSOVER:
+        few = by_strips(fmt, isa, k, tokens) or gemm
+        specs: list[Matmul] = [select.gemv(fmt, isa, k, tokens, table), few]
+        specs += [matrix] if isinstance(matrix, MatrixGemm) else []
+        tried = [Variant(spec, swept_fields(spec)) for spec in specs]
+        title = f"comparing {fmt.name}, {tokens} tokens"
+        prepare(timer, tried, tokens, title, progress)
+        measure(timer, tried, tokens, runs, title, progress)
+        for variant, times in zip(tried, (gemv_s, gemm_s, matrix_s), strict=False):
+            times[tokens] = variant.cold_s if variant.problem is None else inf
+    vectors = ahead(gemm_s, matrix_s, 0) if matrix_s else None
+    return Crossover(fmt.name, ahead(gemv_s, gemm_s, 1), gemv_s, gemm_s, vectors, matrix_s)
+
+
+def ahead(one: Mapping[int, float], other: Mapping[int, float], least: int) -> int:
+    """Up to how many tokens ``one`` is no slower than ``other``, from the fewest on; ``least`` for
+    none. What is unsound takes forever.
+    """
+    best = least
+    for tokens, seconds in one.items():
+        if seconds == inf or seconds > other[tokens]:
+            break
+        best = tokens
+    return best

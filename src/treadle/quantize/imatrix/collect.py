@@ -1,0 +1,362 @@
+"""Measuring what passes into every weight matrix while a model reads a text.
+
+The plan that serves a prefill is copied with a *tap* behind each step that makes activations: the
+same kernel once more, writing plain floats instead of the layout (int8, say) that the matrix
+product wants. It runs from tap to tap, and between two of them the squares are summed. The engine's
+own plans stay as they are, so a normal run costs nothing.
+
+Rows that experts multiply are kept until it is known which expert has which, and summed for each.
+Heads that have matrices of their own (latent attention) have sums of their own too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.interrupts import interrupts_held
+from treadle.engine.batch import Part, Run
+from treadle.engine.engine import OUTPUTS
+from treadle.errors import TreadleError
+from treadle.kernels.activation_layout import Act
+from treadle.kernels.attention.latent_steps import PackHeads
+from treadle.kernels.elementwise.elementwise import Pack
+from treadle.kernels.matmul.gated import Gated
+from treadle.kernels.matmul.matmul import Matmul, tiles_of
+from treadle.kernels.moe.dispatch import Gather
+from treadle.kernels.moe.route import Sort
+from treadle.kernels.spec import Grid
+from treadle.plan.plan import Buffer, Plan, Step
+from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix
+
+if TYPE_CHECKING:
+    from treadle.devices.protocol import Device
+    from treadle.engine.engine import Engine
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Tap:
+    """Where to look: after ``step`` (its place in the plan) ``buffer`` holds ``act``'s rows."""
+
+    step: int
+    act: Act
+    buffer: Buffer
+    count: str  # of RUN_STATE: how many rows
+    tensors: tuple[str, ...]  # the weight matrices that these rows are multiplied by
+    kept: bool = False  # all rows of the buffer, for experts
+    heads: int = 1  # with rows of their own: the buffer's
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Which of the rows kept of ``buffer`` each expert multiplies, known after ``step``.
+
+    ``tiles``: whose rows are those of ``rows``'s tokens if that is given; or, with ``tokens``, the
+    experts, each ``tokens`` of which have the same row.
+    """
+
+    step: int
+    buffer: Buffer
+    tensors: tuple[str, ...]
+    n_experts: int
+    tiles: Buffer
+    rows: Buffer | None
+    tokens: int
+    n_used: int  # experts of a token
+
+    def of_experts(
+        self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Experts, and rows that they multiply."""
+        tiles = read(self.tiles).view(self.tiles.dtype)
+        if self.tokens:
+            chosen = tiles[: n_tokens * self.n_used]
+            for expert in np.unique(chosen):
+                yield int(expert), np.flatnonzero(chosen == expert) // self.tokens
+            return
+        token_of = read(self.rows).view(self.rows.dtype)[2:] if self.rows else None
+        for expert, here in tiles_of(tiles):
+            yield expert, here if token_of is None else token_of[here].astype(np.int64)
+
+
+@dataclass(eq=False)
+class Collector:
+    """Entries, by tensor, of all that is run through it."""
+
+    engine: Engine
+    with_output: bool = False
+    entries: dict[str, Entry] = field(default_factory=dict)
+    _plans: dict[int, _Tapped] = field(default_factory=dict)  # by the engine's plan
+
+    def run(self, window: list[int], pool: ThreadPoolExecutor) -> None:
+        """Let the model read tokens from the beginning of a text on.
+
+        Raises ContextFullError where they do not fit, TreadleError for activations that are not
+        finite.
+        """
+        engine, step = self.engine, self.engine.max_tokens
+        if self.with_output:  # a run gives few logits, and what makes them must be seen at work
+            step = min(step, OUTPUTS)
+        seq = engine.cache.sequence()
+        try:
+            for at in range(0, len(window), step):
+                ids = window[at : at + step]
+                part = Part(seq, ids, len(ids) if self.with_output else 0)
+                with engine.lock, interrupts_held():
+                    self._run([part], pool)
+                    engine.cache.commit(seq)
+        finally:
+            with interrupts_held():
+                seq.close()
+
+    def _run(self, parts: list[Part], pool: ThreadPoolExecutor) -> None:
+        whole, run = self.engine.steps(parts)
+        at, device = 0, self.engine.device
+        tapped = self._plans.get(id(whole))
+        if tapped is None:
+            tapped = self._plans[id(whole)] = _Tapped(whole, run, device)
+        kept: dict[Buffer, npt.NDArray[np.float32]] = {}
+        for tap in tapped.taps:
+            device.run(tapped.program, range(at, tap.step + 1))
+            at = tap.step + 1
+            if isinstance(tap, Share):
+                rows = kept[tap.buffer]
+                self._add_experts(tap, rows, tapped.read, run["n_tokens"])
+            elif tap.kept:
+                kept[tap.buffer] = tapped.rows(tap, tap.buffer.n_bytes // tap.act.row_bytes).copy()
+            elif n_rows := run[tap.count]:
+                heads = [tapped.rows(tap, n_rows, head) for head in range(tap.heads)]
+                self._add(tap, heads, pool)
+        if at < len(tapped.plan):
+            device.run(tapped.program, range(at, len(tapped.plan)))
+        self.engine.check_files()
+
+    def _add(
+        self, tap: Tap, heads: list[npt.NDArray[np.float32]], pool: ThreadPoolExecutor
+    ) -> None:
+        cuts = np.linspace(0, tap.act.k, self.engine.device.n_threads + 1, dtype=int)
+
+        def of_columns(a: int, b: int) -> npt.NDArray[np.float64]:
+            return np.stack([_squares(rows[:, a:b]) for rows in heads])
+
+        parts = pool.map(of_columns, cuts[:-1], cuts[1:])
+        counts = np.array([float(len(rows)) for rows in heads])
+        self._add_entry(tap.tensors, Entry(np.concatenate(list(parts), axis=1), counts))
+
+    def _add_experts(
+        self,
+        share: Share,
+        rows: npt.NDArray[np.float32],
+        read: Callable[[Buffer], npt.NDArray[np.uint8]],
+        n_tokens: int,
+    ) -> None:
+        sums, counts = np.zeros((share.n_experts, rows.shape[1])), np.zeros(share.n_experts)
+        for expert, here in share.of_experts(read, n_tokens):
+            sums[expert] += _squares(rows[here])
+            counts[expert] += len(here)
+        self._add_entry(share.tensors, Entry(sums, counts))
+
+    def _add_entry(self, tensors: tuple[str, ...], found: Entry) -> None:
+        if not np.isfinite(found.sums).all():
+            raise TreadleError(
+                f"what enters {tensors[0]} is not finite: the model's file is damaged, or its "
+                "activations overflow"
+            )
+        for name in tensors:
+            own = self.entries.get(name)
+            self.entries[name] = found if own is None else own + found
+
+
+def collect(
+    engine: Engine,
+    windows: npt.NDArray[np.int32],
+    dataset: str,
+    *,
+    bos: int | None,
+    with_output: bool = False,
+    progress: Progress | None = None,
+) -> ImportanceMatrix:
+    """Run a text's windows, int32 ``[n_windows, n_ctx]``, and sum what enters every matrix.
+
+    Each window is a text by itself, its first token replaced by ``bos`` where the model wants one.
+    ``with_output``: the output matrix too, which llama.cpp leaves out by default. ``progress(done,
+    total)`` counts tokens.
+    """
+    collector = Collector(engine, with_output)
+    with ThreadPoolExecutor(engine.device.n_threads, "imatrix") as pool:
+        for i, row in enumerate(windows):
+            ids: list[int] = row.tolist()
+            if bos is not None:
+                ids[0] = bos
+            collector.run(ids, pool)
+            if progress is not None:
+                progress((i + 1) * len(ids), windows.size)
+    tensors = engine.gguf.tensors  # by the graph's names; `quantize` knows the file's
+    entries = {
+        tensors[name].name if name in tensors else name: entry
+        for name, entry in collector.entries.items()
+    }
+    return ImportanceMatrix(entries, (dataset,), len(windows), windows.shape[1])
+
+
+class _Tapped:
+    """A copy of a plan with its taps, compiled, and with memory of its own."""
+
+    def __init__(self, plan: Plan, run: Run, device: Device) -> None:
+        self.source = plan  # kept, so that its id stays its own
+        steps, self.taps = _with_taps(plan)
+        self.plan = replace(plan, steps=steps, offsets={}, arena_bytes=0)
+        self.plan.place()
+        self._arena = device.memory(self.plan.arena_bytes)
+        self.program = device.ready(self.plan, self._arena, run.memory)
+
+    def rows(self, tap: Tap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
+        """What the tap shows, float32 ``[n, K]``: a view, until the next step is run."""
+        at = self.plan.offsets[tap.buffer] + head * tap.buffer.row_bytes
+        rows = self._arena.read(at, n * tap.act.row_bytes)
+        return rows.view(np.float32).reshape(n, -1)[:, : tap.act.k]
+
+    def read(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
+        """A buffer's bytes: a view, until the next step is run."""
+        return self._arena.read(self.plan.offsets[buffer], buffer.n_bytes)
+
+
+def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
+    """The plan's steps with taps between them, and where these are."""
+    tensors: dict[Buffer, list[str]] = {}  # by the activations that they are multiplied by
+    counts: dict[Buffer, str] = {}
+    maker = {made: step for step in plan.steps for made in step.writes}
+    experts: dict[Buffer, list[Step]] = {}  # products of experts, by the rows that are kept
+    for step in plan.steps:
+        if isinstance(step.spec, Matmul):
+            x = step.args["x"]
+            if step.spec.experts:
+                source = maker[x]
+                x = source.args["x"] if isinstance(source.spec, Gather) else x
+                experts.setdefault(x, []).append(step)
+                continue
+            tensors.setdefault(x, []).extend(w[0].name for w in step.args["w"])
+            counts[x] = step.spec.count
+    steps: list[Step] = []
+    taps: list[Tap | Share] = []
+    shares: dict[str, tuple[Buffer, list[Step]]] = {}  # by the step behind which they are known
+    for step in plan.steps:
+        tapped = [made for made in step.writes if made in tensors or made in experts]
+        if not tapped:
+            steps.append(step)
+        for made in tapped:
+            if isinstance(step.spec, Gated):
+                tiles = step.args.get("tiles")
+                both, act, buffer = _split(step, made, maker[tiles] if tiles else None)
+            else:
+                both, act, buffer = _tap(step, made)
+            at = len(steps) + next(i for i, part in enumerate(both) if buffer in part.writes)
+            if made in tensors:
+                # Once, also where rows of one matrix are several products.
+                names = tuple(dict.fromkeys(tensors[made]))
+                heads = buffer.rows if isinstance(step.spec, PackHeads) else 1
+                taps.append(Tap(at, act, buffer, counts[made], names, heads=heads))
+            if made in experts:
+                taps.append(Tap(at, act, buffer, "", (), kept=True))
+                for product in experts[made]:
+                    source = maker[product.args["x"]]
+                    known = source if isinstance(source.spec, Gather) else product
+                    shares.setdefault(known.label, (buffer, []))[1].append(product)
+            steps += both
+        if step.label in shares:
+            buffer, products = shares[step.label]
+            for product in products:
+                chooser: Any = maker[product.args["tiles"]].spec
+                taps.append(_share(len(steps) - 1, buffer, product, step, chooser.n))
+    return steps, taps
+
+
+def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) -> Share:
+    """What ``product`` multiplies of the rows in ``buffer``."""
+    spec = product.spec
+    assert isinstance(spec, Matmul)
+    names = dict.fromkeys(w[0].name for w in product.args["w"])
+    return Share(
+        at,
+        buffer,
+        tuple(names),
+        n_experts,
+        product.args["tiles"],
+        known.args["rows"] if isinstance(known.spec, Gather) else product.args.get("sources"),
+        product.args["tokens"],
+        spec.experts,
+    )
+
+
+def _split(step: Step, made: Buffer, sort: Step | None) -> tuple[list[Step], Act, Buffer]:
+    """A kernel that makes ``made`` of products, as one that makes plain floats and one that packs
+    them: products are not for doing twice. ``sort``: what put its rows in order, of experts.
+    """
+    spec = step.spec
+    assert isinstance(spec, Gated)
+    result, act = spec.result(), Act("f32", spec.m)
+    n_rows = made.n_bytes // result.row_bytes
+    tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
+    pack = Pack("copy", result.kind, result.k, result.group, result.sub, unit=result.unit)
+    grid, rows = result.grid(pack.slices, "n_tokens"), None
+    if sort is not None:
+        assert isinstance(sort.spec, Sort)
+        pack = replace(pack, per=sort.spec.block, counted=True)
+        grid = Grid(pack.slices * pack.per // result.together, "rows")
+        rows = sort.args["rows"]
+    plain = replace(
+        step,
+        spec=replace(spec, to=act.kind, to_group=act.group, to_sub=act.sub, to_unit=act.unit),
+        args={**step.args, "y": tap},
+    )
+    args = {"x": tap, "out": made, "stride": act.row_bytes // 4, "up": 0, "rows": rows}
+    return [plain, Step(f"{step.label}.pack", pack, args, grid)], act, tap
+
+
+def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
+    """The step, and one that makes ``made`` once more as plain floats unless it already does."""
+    spec: Any = step.spec
+    assert {"act", "group", "k"} <= {f.name for f in fields(spec)}, spec.name
+    act = Act("f32", spec.k)
+    if isinstance(spec, PackHeads):
+        return _tap_heads(step, spec, act)
+    if (spec.act, spec.group) == (act.kind, act.group):
+        return [step], act, made
+    n_rows = made.n_bytes // spec.layout().row_bytes
+    tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
+    items = spec.slices * spec.per if isinstance(spec, Pack) else 1
+    again = Step(
+        f"{step.label}.tap",
+        replace(spec, act=act.kind, group=act.group),
+        {**step.args, "out": tap},
+        Grid(items, step.grid.count),
+    )
+    return [step, again], act, tap
+
+
+def _tap_heads(step: Step, spec: PackHeads, act: Act) -> tuple[list[Step], Act, Buffer]:
+    """The same of heads, without what scores are multiplied by."""
+    n_rows = step.args["head_bytes"] // spec.layout().row_bytes
+    tap = Buffer(f"{step.label}.tap", spec.heads, act.n_bytes(n_rows), "u1")
+    again = Step(
+        f"{step.label}.tap",
+        replace(spec, act=act.kind, group=act.group, sub=act.sub, unit=act.unit, scale=1.0),
+        {**step.args, "out": tap, "head_bytes": tap.row_bytes},
+        act.grid(spec.heads, step.grid.count),
+    )
+    return [step, again], act, tap
+
+
+def _squares(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """The sum over rows of their squares, float64 ``[K]``."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total: npt.NDArray[np.float64] = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+    return total

@@ -1,1 +1,0 @@
-"""Threads, the compiled step loop, and what this machine can do."""

@@ -1,0 +1,97 @@
+"""How likely the model itself found each token of a text, and what else it might have been."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.engine.logits import Rows
+from treadle.errors import NotFiniteError
+from treadle.kernels.elementwise.top_logits import N_TOP
+from treadle.sampling.candidates import largest
+
+if TYPE_CHECKING:
+    from treadle.engine.logits import Row
+    from treadle.tokenizer.tokenizer import Tokenizer
+
+Octets = bytes  # a field below has the name of the type
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token, and the natural logarithm of its probability. Names are those of OpenAI's API."""
+
+    id: int
+    token: str  # its text; U+FFFD for bytes that are only part of a character
+    bytes: Octets
+    logprob: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As OpenAI's API writes it in JSON: ``bytes`` as a list of numbers; ``id`` is added."""
+        return {
+            "id": self.id,
+            "token": self.token,
+            "bytes": list(self.bytes),
+            "logprob": self.logprob,
+        }
+
+
+@dataclass(frozen=True)
+class TokenLogprob(Logprob):
+    """A token of a text, with the likeliest tokens in its place, the most likely first: its own
+    among them if it is one of those.
+    """
+
+    top_logprobs: tuple[Logprob, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """See ``Logprob.as_dict``."""
+        return super().as_dict() | {"top_logprobs": [top.as_dict() for top in self.top_logprobs]}
+
+
+def token_logprob(row: Row, token: int, n_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+    """``token`` and its ``n_top`` alternatives under the softmax of a row. Those that cannot be are
+    none.
+    """
+    found, log_total = _likeliest(row, n_top)
+    own = found[token] if token in found else float(row.take([token])[0])
+
+    def fields(token: int, logit: float) -> tuple[int, str, bytes, float]:
+        raw = tokenizer.token_bytes(token)
+        return token, raw.decode("utf-8", "replace"), raw, logit - log_total
+
+    top = tuple(Logprob(*fields(*pair)) for pair in islice(found.items(), n_top))
+    return TokenLogprob(*fields(token, own), top)
+
+
+def row_logprobs(
+    logits: np.ndarray, ids: Sequence[int], n_top: int, tokenizer: Tokenizer
+) -> list[TokenLogprob]:
+    """Of the tokens ``ids``, each with the row of ``logits`` [n, n_vocab] before it."""
+    rows = Rows(lambda: logits, b"", [()] * len(ids), nullcontext())
+    pairs = zip(rows, ids, strict=True)
+    return [token_logprob(row, id, n_top, tokenizer) for row, id in pairs]
+
+
+def _likeliest(row: Row, n: int) -> tuple[dict[int, float], float]:
+    """The ``n`` likeliest tokens or more, with their logits, in order; and the logarithm of the sum
+    of all exponentials, to an absolute error of TOTAL_ERROR
+    (``kernels/elementwise/top_logits.py``), 4e-6.
+    """
+    if row.raw is not None and n <= N_TOP:
+        ids, x, total = row.raw.ids.tolist(), row.raw.values.tolist(), row.raw.total
+        peak = x[0]
+    else:
+        whole = row.logits().astype(np.float64)
+        at = largest(whole, n)
+        ids, x, peak = at.tolist(), whole[at].tolist(), float(whole.max())
+        total = float(np.exp(whole - peak).sum()) if math.isfinite(peak) else 0.0
+    if not math.isfinite(peak):
+        raise NotFiniteError("the model's logits are not finite numbers")
+    return {i: v for i, v in zip(ids, x, strict=True) if v > -math.inf}, peak + math.log(total)

@@ -1,0 +1,1 @@
+"""Which request runs next, and what a batch is made of."""

@@ -1,0 +1,130 @@
+"""One line of a batch file: what it asks, and what is written for it.
+
+A line is OpenAI's (``custom_id``, ``method``, ``url``, ``body``) or a simple one: the fields of a
+body, with ``prompt`` or ``messages`` among them, and perhaps a ``custom_id``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import TreadleError
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.body_fields import mapping, text, wrong
+from treadle.server.http.http_io import MAX_BODY, encode, parse
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
+ENDLESS = 1 << 30  # bytes of a line
+NAMED = "batch_req_"
+HEAD = b'{"id":"%b' % NAMED.encode()  # each answer begins so
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the input, and its number there; blank lines count, and are left out."""
+
+    number: int
+    raw: bytes
+
+    @property
+    def id(self) -> str:
+        """What its answer is known by when the job goes on: the same line in the same place."""
+        digest = hashlib.sha256(b"%d\n%b" % (self.number, self.raw)).hexdigest()
+        return f"{NAMED}{digest[:32]}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a line asks for; ``simple``: in our own form, and to be answered so."""
+
+    url: str
+    body: dict[str, Any]
+    custom_id: str | None
+    simple: bool
+
+
+def read_lines(file: BinaryIO) -> Iterator[Line]:
+    """The lines that are not blank. Of one that is longer than a body may be, the beginning.
+    Raises TreadleError for one without an end.
+    """
+    number = 0
+    while raw := file.readline(MAX_BODY + 2):
+        number += 1
+        rest, n_bytes = raw, len(raw)
+        while rest and not rest.endswith(b"\n"):
+            if n_bytes > ENDLESS:
+                raise TreadleError(f"line {number} has more than {ENDLESS} bytes")
+            rest = file.readline(MAX_BODY)
+            n_bytes += len(rest)
+        raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw  # as PowerShell writes
+        if raw := raw.strip():
+            yield Line(number, raw)
+
+
+def read_job(line: Line) -> Job:
+    """What a line asks for. Raises ApiError."""
+    if len(line.raw) > MAX_BODY:
+        raise ApiError(413, f"the line is longer than {MAX_BODY >> 20} MiB", code="too_large")
+    given = parse(line.raw)
+    name = given.pop("custom_id", None)
+    custom_id = None if name is None else text("custom_id", name)
+    if "url" in given or "body" in given:
+        method, url = given.get("method", "POST"), given.get("url")
+        if method != "POST":
+            raise ApiError(400, f"method: {method!r:.20}: expected POST", param="method")
+        if url not in URLS:
+            raise ApiError(400, f"url: {url!r:.80}: expected {', '.join(URLS)}", param="url")
+        body = mapping("body", given.get("body"))
+        simple = False
+    elif "messages" in given or "prompt" in given:
+        url, body, simple = CHAT if "messages" in given else COMPLETIONS, given, True
+        if body.get("n") not in (None, 1):
+            raise ApiError(400, "n: a simple line has one answer; use OpenAI's form", param="n")
+        if url == COMPLETIONS and not isinstance(body["prompt"], str):
+            raise wrong("prompt", body["prompt"], "a string; OpenAI's form has others")
+    else:
+        raise ApiError(400, "neither url and body, nor prompt or messages: no request")
+    if body.get("stream"):
+        raise ApiError(400, "stream: an answer is one line", param="stream")
+    return Job(url, body, custom_id, simple)
+
+
+def custom_id_of(line: Line) -> str | None:
+    """The line's own name, of a line that is otherwise wrong perhaps."""
+    try:
+        name = parse(line.raw).get("custom_id")
+    except ApiError:
+        return None
+    return name if isinstance(name, str) else None
+
+
+def answered(line: Line, job: Job, body: Mapping[str, Any]) -> bytes:
+    """The answer's line, its end included."""
+    head = {"id": line.id, "custom_id": job.custom_id}
+    if job.simple:
+        (choice,) = body["choices"]
+        said = "message" if job.url == CHAT else "text"
+        made = {**head, said: choice[said], "finish_reason": choice["finish_reason"]}
+        if choice.get("logprobs") is not None:
+            made["logprobs"] = choice["logprobs"]
+        return _line({**made, "usage": body["usage"]})
+    response = {"status_code": 200, "request_id": body.get("id", line.id), "body": body}
+    return _line({**head, "response": response, "error": None})
+
+
+def failed(line: Line, job: Job | None, problem: ApiError) -> bytes:
+    """The line of a request that was refused, or, without a job, that could not be read."""
+    head = {"id": line.id, "custom_id": job.custom_id if job else custom_id_of(line)}
+    if job is not None and not job.simple:
+        response = {"status_code": problem.status, "request_id": line.id, "body": problem.as_dict()}
+        return _line({**head, "response": response, "error": None})
+    return _line({**head, **({} if job else {"response": None}), **problem.as_dict()})
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return encode(record) + b"\n"

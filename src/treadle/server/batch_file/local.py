@@ -1,0 +1,95 @@
+"""Lines answered by a model in this process: bodies are read as the server reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from treadle.errors import TreadleError
+from treadle.server.batch_file.lines import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    Job,
+    Line,
+    answered,
+    failed,
+    read_job,
+)
+from treadle.server.batch_file.work import Written
+from treadle.server.http.api_errors import ApiError, problem_of
+from treadle.server.http.http_io import read_to_end
+from treadle.server.protocols.embeddings import embeddings_answer
+from treadle.server.protocols.openai.chat import chat_answer, read_chat
+from treadle.server.protocols.openai.completions import completion_answer, read_completion
+from treadle.server.protocols.openai.echo import measure_prompts
+from treadle.server.requests.generation_request import SYNONYMS
+from treadle.server.requests.service import Service
+
+PATIENCE_S = 0.2  # before a line that found no room is tried again
+OVERLOADED = 503
+
+
+async def _chat(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    call = await service.start(read_chat, body)
+    return chat_answer(service, call, await read_to_end(call))
+
+
+async def _completions(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    call = await service.start(read_completion, body)
+    await measure_prompts(service, call)
+    return completion_answer(service, call, await read_to_end(call))
+
+
+ANSWERS: dict[str, Callable[[Service, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+    CHAT: _chat,
+    COMPLETIONS: _completions,
+    EMBEDDINGS: embeddings_answer,
+}
+
+
+class Local:
+    """Answers lines with a service. ``defaults``: fields of bodies that lack them."""
+
+    def __init__(self, service: Service, defaults: Mapping[str, Any]) -> None:
+        self.service, self.defaults = service, dict(defaults)
+        self._n_in_hand = 0
+
+    async def ready(self) -> None:
+        """Once the plans are compiled. Raises what keeps the model from being used."""
+        self.service.engine.start()
+        await asyncio.wrap_future(self.service.engine.warmed)
+
+    async def answer(self, line: Line) -> Written:
+        """The output's line. Raises TreadleError where the model cannot be used any more."""
+        job: Job | None = None
+        self._n_in_hand += 1
+        try:
+            job = (
+                await asyncio.to_thread(read_job, line)
+                if len(line.raw) > 1 << 16
+                else read_job(line)
+            )
+            body = await self._answer(job.url, self._with_defaults(job.body))
+        except Exception as error:
+            if self.service.engine.state == "error":
+                raise TreadleError(self.service.engine.why) from error
+            return Written(failed(line, job, problem_of(error)), failed=True)
+        finally:
+            self._n_in_hand -= 1
+        return Written(answered(line, job, body), body["usage"].get("completion_tokens", 0))
+
+    async def _answer(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        while True:
+            try:
+                return await ANSWERS[url](self.service, body)
+            except ApiError as error:
+                if error.status != OVERLOADED or self._n_in_hand == 1:
+                    raise
+            await asyncio.sleep(PATIENCE_S)  # the others end, and make room
+
+    def _with_defaults(self, body: dict[str, Any]) -> dict[str, Any]:
+        given = {name for name, value in body.items() if value is not None}
+        own = {SYNONYMS.get(name, name) for name in given}
+        return body | {name: value for name, value in self.defaults.items() if name not in own}

@@ -1,0 +1,123 @@
+"""The file of answers: appended to, line by line, and gone on with after any end.
+
+The n-th line answers the n-th request. A process may be killed while it writes: then the last line
+has no end, and is cut off at the next start. All others are whole, so no line is written twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from treadle.errors import FileError, TreadleError
+from treadle.server.batch_file.lines import HEAD, Line
+from treadle.system import SYSTEM
+
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | SYSTEM.BINARY
+
+
+class Output:
+    """Where answers go; ``path`` "-" is standard output, which nothing can be gone on with."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.n_earlier = path, 0
+        self._fd = 1 if path == "-" else os.open(path, FLAGS, 0o666)
+        if path == "-":
+            sys.stdout.flush()
+        else:
+            try:
+                self._lock()
+            except BaseException:
+                self.close()
+                raise
+
+    def _lock(self) -> None:
+        with contextlib.suppress(OSError):  # a pipe, or a file system without locks
+            if not SYSTEM.lock(self._fd):
+                raise TreadleError(f"{self.path}: another treadle batch is writing it")
+
+    def skip(self, lines: Iterator[Line]) -> None:
+        """Take from ``lines`` those that are answered already. Raises FileError where the file
+        holds answers to others.
+        """
+        if self.path == "-" or not _is_file(self._fd):
+            return
+        at = 0
+        with open(self._fd, "rb", closefd=False) as file:
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    self._check_cut(raw)
+                    break
+                self.n_earlier += 1
+                self._check(raw, next(lines, None))
+                at += len(raw)
+        if at < os.fstat(self._fd).st_size:
+            os.ftruncate(self._fd, at)
+
+    def _check(self, raw: bytes, line: Line | None) -> None:
+        found: object = None
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(raw)
+        name = found.get("id") if isinstance(found, dict) else None
+        if line is None or name != line.id:
+            what = "answers no line of the input" if line is None else "answers another line"
+            raise FileError(
+                f"{what}: it is not this job's file",
+                path=self.path,
+                where=f"line {self.n_earlier}",
+                expected=f"the answer to line {line.number}" if line else "no more lines",
+            )
+
+    def _check_cut(self, raw: bytes) -> None:
+        """Cut off is only what an answer may have begun as: other files have last lines without an
+        end too. A disk that lost its cache leaves zeros.
+        """
+        begun = raw.rstrip(b"\0")[: len(HEAD)]
+        if not HEAD.startswith(begun):
+            where = f"line {self.n_earlier + 1}"
+            what = "is no answer: it is not this job's file"
+            raise FileError(what, path=self.path, where=where, expected="answers, or no such file")
+
+    def append(self, data: bytes) -> None:
+        """Write a line. Raises OSError with the file's name, and then perhaps a part of it is
+        there.
+        """
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            error.filename = self.path
+            raise
+
+    def close(self) -> None:
+        """Wait until the disk has it all. Idempotent."""
+        if self._fd > 1:
+            with contextlib.suppress(OSError):
+                os.fsync(self._fd)
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _is_file(fd: int) -> bool:
+    import stat
+
+    return stat.S_ISREG(os.fstat(fd).st_mode)
+
+
+def open_input(path: str) -> BinaryIO:
+    """The file of requests; "-" is standard input."""
+    if path == "-":
+        # Not sys.stdin: a thread may wait in it when the process ends.
+        return open(0, "rb", closefd=False)
+    return open(path, "rb")
+
+
+def check_apart(source: str, target: str) -> None:
+    """Raise TreadleError where answers would be written behind the requests."""
+    if "-" not in (source, target) and os.path.exists(target) and os.path.samefile(source, target):
+        raise TreadleError(f"{target}: the answers cannot go into the file of the requests")

@@ -1,0 +1,109 @@
+"""Many lines at once, written in their order.
+
+Lines are answered as they are done; an answer waits until those before it are written. So what the
+file holds is always a beginning of the whole, and a job can go on behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.server.batch_file.lines import Line
+
+IN_HAND = 256  # lines that are being answered
+AHEAD = 4096  # lines that were begun and are not written
+HELD = 64 << 20  # bytes of answers that wait for one before them: then no line more is begun
+
+
+@dataclass(frozen=True)
+class Written:
+    """A line of the output; ``failed``: it says why there is no answer."""
+
+    data: bytes
+    n_tokens: int = 0
+    failed: bool = False
+
+
+Answer = Callable[[Line], Awaitable[Written]]
+
+
+class Lines:
+    """Lines for an event loop: read by a thread of their own, which may wait for a pipe."""
+
+    def __init__(self, lines: Iterator[Line]) -> None:
+        self._lines, self._loop = lines, asyncio.get_running_loop()
+        self._asked = threading.Semaphore(0)
+        self._queue: asyncio.Queue[Line | BaseException | None] = asyncio.Queue()
+        threading.Thread(target=self._read, daemon=True, name="treadle-lines").start()
+
+    def _read(self) -> None:
+        while True:
+            self._asked.acquire()
+            found: Line | BaseException | None
+            try:
+                found = next(self._lines, None)
+            except BaseException as error:
+                found = error
+            try:
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, found)
+            except RuntimeError:  # the loop is closed: nobody waits
+                return
+            if not isinstance(found, Line):
+                return
+
+    async def next(self) -> Line | None:
+        """The next one; None at the end."""
+        self._asked.release()
+        found = await self._queue.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+async def work(lines: Iterator[Line], answer: Answer, write: Callable[[Written], None]) -> None:
+    """Have all lines answered, and ``write`` each answer in its turn. What ``answer`` and ``write``
+    raise ends it.
+    """
+    order: asyncio.Queue[asyncio.Task[Written] | None] = asyncio.Queue(AHEAD)
+    slots, below, held = asyncio.Semaphore(IN_HAND), asyncio.Event(), 0
+    below.set()
+    begun: set[asyncio.Task[Written]] = set()
+
+    def done(task: asyncio.Task[Written]) -> None:
+        nonlocal held
+        slots.release()
+        if not task.cancelled() and task.exception() is None:
+            held += len(task.result().data)
+            if held > HELD:
+                below.clear()
+
+    async def read() -> None:
+        source = Lines(lines)
+        try:
+            while (line := await source.next()) is not None:
+                await below.wait()
+                await slots.acquire()
+                task = asyncio.ensure_future(answer(line))
+                begun.add(task)
+                task.add_done_callback(done)
+                await order.put(task)
+        finally:
+            await order.put(None)
+
+    reader = asyncio.ensure_future(read())
+    try:
+        while (task := await order.get()) is not None:
+            written = await task
+            begun.discard(task)
+            write(written)
+            held -= len(written.data)
+            if held <= HELD:
+                below.set()
+        await reader
+    finally:
+        for left in (reader, *begun):
+            left.cancel()
+        await asyncio.gather(reader, *begun, return_exceptions=True)

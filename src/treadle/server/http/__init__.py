@@ -1,0 +1,1 @@
+"""HTTP: bodies, errors, connections and the log."""

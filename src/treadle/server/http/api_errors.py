@@ -1,0 +1,141 @@
+"""What a client is told when a call cannot be served: a status and OpenAI's error object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import ceil
+from typing import Any
+
+from treadle.errors import (
+    CacheError,
+    CompileError,
+    ContextFullError,
+    DeviceError,
+    FileError,
+    NoRoomError,
+    NotFiniteError,
+    TreadleError,
+)
+from treadle.server.http.redaction import without_folders, without_paths
+
+RETRY_S = 2  # in Retry-After, where it is not known when there will be room
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """A call that ends with ``status``. ``param`` names the field that is wrong; ``more`` are
+    further keys of the error object.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        message = without_paths(message)
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.type = type or TYPES.get(status, "invalid_request_error")
+        self.param, self.code, self.headers, self.more = param, code, headers or {}, more
+
+    def as_dict(self) -> dict[str, Any]:
+        """OpenAI's object."""
+        known = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": {**known, **self.more}}
+
+
+def too_long(
+    n_prompt: int, n_ctx: int, n_most: int | None = None, *, at_least: bool = False
+) -> ApiError:
+    """A prompt that the context cannot hold: it is never cut silently. The first words are those of
+    Anthropic's API: agents find them in a message, and shorten their conversation. ``n_most``:
+    tokens that it may have, where that is less than ``n_ctx``.
+    """
+    n_most = n_ctx if n_most is None else n_most
+    shown = f"at least {n_prompt}" if at_least else str(n_prompt)
+    return ApiError(
+        400,
+        f"prompt is too long: {shown} tokens > {n_most} maximum: shorten it, or start the server "
+        "with a larger --context",
+        type="exceed_context_size_error",
+        code="context_length_exceeded",
+        n_prompt_tokens=n_prompt,
+        n_ctx=n_ctx,
+    )
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """What goes wrong is said of this part of a body."""
+    try:
+        yield
+    except (ApiError, TreadleError) as error:
+        problem = problem_of(error)
+        problem.message, problem.param = f"{where}: {problem.message}", where
+        raise problem from error
+
+
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """What goes wrong is said by the names that a client knows: ``names`` has them by ours."""
+    try:
+        yield
+    except (ApiError, TreadleError) as error:
+        problem = problem_of(error)
+        at = problem.param or ""
+        own = next((name for name in names if re.match(rf"{re.escape(name)}(?![\w-])", at)), None)
+        if own is None:
+            raise
+        if problem.message.startswith(own):
+            problem.message = names[own] + problem.message.removeprefix(own)
+        problem.param = names[own] + at.removeprefix(own)
+        raise problem from error
+
+
+def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
+    """No room now; in ``retry_s`` there may be."""
+    return ApiError(
+        503, message, type="overloaded_error", code="overloaded",
+        headers={"Retry-After": str(min(max(ceil(retry_s), 1), 600))},
+    )  # fmt: skip
+
+
+def not_yet(what: str) -> ApiError:
+    """A path or a field's value that is known and not built."""
+    return ApiError(501, f"{what}: not supported by treadle yet", code="not_implemented")
+
+
+def problem_of(error: BaseException) -> ApiError:
+    """What a client is told of an error of the library. Our own bugs show no detail."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, NoRoomError):
+        return busy("no pages of keys and values are left for this text now")
+    if isinstance(error, ContextFullError):
+        return ApiError(400, str(error), type="exceed_context_size_error")
+    if isinstance(error, FileError | CompileError | CacheError | DeviceError | NotFiniteError):
+        return ApiError(500, without_folders(str(error), getattr(error, "path", "")))
+    if isinstance(error, TreadleError):
+        return ApiError(400, str(error), param=error.setting)
+    return ApiError(500, f"an internal error: {type(error).__name__}")

@@ -1,0 +1,119 @@
+"""The fields of a body, read by tables: a row is a name and what reads its value.
+
+A field that no table has is ignored: clients send much that is meant for others. One that is known
+and cannot be honoured is an error, so nothing that was asked for is left out silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from treadle.server.http.api_errors import ApiError
+
+Reader = Callable[[str, Any], Any]  # (name, value) -> value; raises ApiError
+Table = Mapping[str, Reader]
+T = TypeVar("T")
+
+_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"} | {
+    int: "a number", float: "a number", type(None): "null"
+}  # fmt: skip
+
+
+def wrong(name: str, value: Any, expected: str) -> ApiError:
+    """A field of the wrong type or out of its range."""
+    found = _NAMES.get(type(value), type(value).__name__)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        found = f"{value:g}" if isinstance(value, float) else f"{str(value)[:24]}"
+    return ApiError(400, f"{name}: expected {expected}, found {found}", param=name)
+
+
+def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[str, Any]:
+    """Those of a table's fields that a body has; null is as good as absent. ``where``: what a wrong
+    one's name has before it.
+    """
+    return {
+        name: read(where + name, body[name])
+        for name, read in table.items()
+        if body.get(name) is not None
+    }
+
+
+def of_type(kind: type[T], expected: str) -> Callable[[str, Any], T]:
+    """Values of one JSON type."""
+
+    def read(name: str, value: Any) -> T:
+        if not isinstance(value, kind):
+            raise wrong(name, value, expected)
+        return value
+
+    return read
+
+
+text = of_type(str, "a string")
+flag = of_type(bool, "a boolean")
+mapping: Callable[[str, Any], dict[str, Any]] = of_type(dict, "an object")
+array: Callable[[str, Any], list[Any]] = of_type(list, "an array")
+
+
+def object_of(table: Table) -> Callable[[str, Any], dict[str, Any]]:
+    """Objects whose fields a table reads."""
+
+    def read(name: str, value: Any) -> dict[str, Any]:
+        return read_fields(mapping(name, value), table, f"{name}.")
+
+    return read
+
+
+def whole(low: int, high: int = 2**31 - 1) -> Callable[[str, Any], int]:
+    """Whole numbers from ``low`` to ``high``; 5.0 is one, as in JSON."""
+
+    def read(name: str, value: Any) -> int:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if fits and low <= value <= high and value == int(value):
+            return int(value)
+        raise wrong(name, value, f"a whole number from {low} to {high}")
+
+    return read
+
+
+def number(low: float, high: float) -> Callable[[str, Any], float]:
+    """Numbers from ``low`` to ``high``."""
+
+    def read(name: str, value: Any) -> float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if fits and low <= value <= high:
+            return float(value)
+        raise wrong(name, value, f"a number from {low:g} to {high:g}")
+
+    return read
+
+
+def one_of(*values: str) -> Callable[[str, Any], str]:
+    """One of some words."""
+
+    def read(name: str, value: Any) -> str:
+        if value in values and isinstance(value, str):
+            return value
+        raise wrong(name, value, f"one of {', '.join(values)}")
+
+    return read
+
+
+def texts(name: str, value: Any) -> list[str]:
+    """A string, or an array of them."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise wrong(name, value, "a string or an array of strings")
+    return found
+
+
+def refused(reason: str, *harmless: Any) -> Reader:
+    """A field that is known and not supported, but for values that ask for nothing."""
+
+    def read(name: str, value: Any) -> Any:
+        if any(value == fine and type(value) is type(fine) for fine in harmless):
+            return value
+        raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
+
+    return read

@@ -1,0 +1,353 @@
+"""Bodies in, JSON and events out, and the clients that leave before their answer is whole.
+
+Plain ASGI: a middleware that wraps ``receive`` would hide that a client has gone. Nothing here
+imports Starlette, so that ``treadle batch`` makes the same answers without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.gc_pause import garbage_kept
+from treadle.server.http import json_pieces
+from treadle.server.http.api_errors import ApiError, busy, problem_of
+from treadle.server.requests.request_stream import Call, GoneError, Piece, Text, late
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+MAX_BODY = 16 << 20  # bytes
+MAX_BODIES = 256 << 20  # of all large bodies that are being read: many slow writers fill no memory
+BODY_S = 30.0  # a client that sends nothing for so long is not waited for
+WHOLE_BODY_S = 120.0  # nor one that sends a little now and then
+PING_S = 1.0  # after so long without a piece a stream shows that it is alive
+LARGE = 1 << 16  # bytes of JSON that are read in another thread: 1 MB takes 10 ms
+is_large = ContextVar("is_large", default=False)  # of the body of the call that a task answers
+MANY = 20_000  # log-probabilities, which take some 0.1 s
+Render = Callable[[ApiError], bytes]  # of an error within a stream
+
+
+# Of Unicode's ends of lines, those that JSON has within a text. httpx's ``iter_lines`` ends a line
+# there, and Ollama's client reads lines by it.
+ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
+def encode(value: Any) -> bytes:
+    """JSON on one line. Lone surrogates, which UTF-8 has not, become question marks. Raises
+    ValueError for NaN and infinity, which JSON has not.
+    """
+    made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    if not made.isascii():
+        for end, escaped in ENDS.items():
+            made = made.replace(end, escaped)
+    return made.encode("utf-8", "replace")
+
+
+def event(value: Any, name: str = "") -> bytes:
+    """A server-sent event."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + encode(value) + b"\n\n"
+
+
+def encode_large(value: Any, depth: int = 5) -> bytes:
+    """The same, a part after another: json's encoder lets no other thread run before it is done,
+    which may take seconds.
+    """
+    if depth and isinstance(value, dict):
+        made = [encode(key) + b":" + encode_large(each, depth - 1) for key, each in value.items()]
+        return b"{" + b",".join(made) + b"}"
+    if depth and isinstance(value, list):
+        return b"[" + b",".join(encode_large(each, depth - 1) for each in value) + b"]"
+    return encode(value)
+
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class Response:
+    """An answer, as ASGI sends it. A ``body`` of None has a length that nobody knows yet."""
+
+    def __init__(
+        self,
+        body: bytes | None = b"",
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str = "text/plain",
+    ) -> None:
+        if media_type.startswith("text/"):
+            media_type += "; charset=utf-8"
+        named = {"content-type": media_type, **(headers or {})}
+        if body is not None:
+            named["content-length"] = str(len(body))
+        self.body, self.status = body, status
+        self.head = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (name.lower().encode("latin-1"), value.encode("latin-1"))
+                for name, value in named.items()
+            ],
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send(self.head)
+        await send({"type": "http.response.body", "body": self.body or b""})
+
+
+class Json(Response):
+    """An answer in JSON."""
+
+    def __init__(
+        self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(encode(value), status, headers, "application/json")
+
+
+async def whole_json(make: Callable[[list[Piece]], Any], pieces: list[Piece]) -> Response:
+    """What is made of a call's texts. Where they have many log-probabilities that takes seconds:
+    then it is done in another thread.
+    """
+    tops = [piece.text.request.n_top or 0 for piece in pieces]
+    n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
+    if sum(n * (1 + top) for n, top in zip(n_told, tops, strict=True)) < MANY:
+        return Json(make(pieces))
+    body = await asyncio.to_thread(lambda: encode_large(make(pieces)))
+    return Response(body, media_type="application/json")
+
+
+def n_echoed(piece: Piece) -> int:
+    """Tokens of its prompt that are told with their log-probabilities."""
+    measured = piece.text.call.asked.more.get("measured")
+    return len(measured[piece.text.prompt]) if measured else 0
+
+
+# -- bodies ---------------------------------------------------------------------------------------
+
+
+class Bodies:
+    """Bytes of large bodies that are being read. Small ones are not counted: who sends slowly is
+    to keep out none but other large ones.
+    """
+
+    n_bytes = 0
+
+    @contextmanager
+    def weighing(self) -> Iterator[Callable[[int], None]]:
+        """A scale for one body, to be told how long it is; raises ApiError where that is too much
+        with the others. At the block's end it is gone.
+        """
+        held = 0
+
+        def weigh(n: int) -> None:
+            nonlocal held
+            if n > LARGE:
+                held, self.n_bytes = n, self.n_bytes + n - held
+            if held and self.n_bytes > MAX_BODIES:
+                raise busy("too many large bodies are being read")
+
+        try:
+            yield weigh
+        finally:
+            self.n_bytes -= held
+
+
+async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
+    """The whole body. Raises ApiError where it is too large, packed, or does not come."""
+    most = MAX_BODY
+    packed = request.headers.get("content-encoding", "identity")
+    if packed.lower() != "identity":
+        raise ApiError(415, f"a body with content-encoding {packed[:40]!r}: send it as it is")
+    told = request.headers.get("content-length", "0")
+    if told.isdigit() and int(told[:20]) > most:
+        raise _too_large()
+    out, loop = bytearray(), asyncio.get_running_loop()
+    end = loop.time() + WHOLE_BODY_S
+    while True:
+        try:
+            patience = min(BODY_S, end - loop.time())
+            message = await asyncio.wait_for(request.receive(), patience)
+        except asyncio.TimeoutError:
+            raise ApiError(408, f"the body is not whole after {len(out)} bytes") from None
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        out += message.get("body", b"")
+        if len(out) > most:
+            raise _too_large()
+        weigh(len(out))
+        if not message.get("more_body", False):
+            return bytes(out)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB", code="too_large")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as an object of JSON, whatever its content type says. Raises ApiError."""
+    return _object(await read_any(request))
+
+
+async def read_any(request: Request) -> Any:
+    """The body as a value of JSON. Raises ApiError."""
+    bodies: Bodies = request.app.state.service.bodies
+    with bodies.weighing() as weigh:
+        raw = await read_body(request, weigh)
+        is_large.set(len(raw) > LARGE)
+        return await asyncio.to_thread(parse_any, raw) if len(raw) > LARGE else parse_any(raw)
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """An object of JSON. Raises ApiError that says where it is broken."""
+    return _object(parse_any(raw))
+
+
+def _object(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ApiError(400, f"the body is {type(found).__name__}: expected an object")
+    return found
+
+
+def parse_any(raw: bytes) -> Any:
+    """A value of JSON. Raises ApiError as ``parse`` does."""
+    try:
+        # .NET's and PowerShell's writers put a byte order mark before it.
+        said = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        with garbage_kept():  # nothing in it is garbage
+            return json_pieces.loads(said, _no_number)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deep") from None
+    except ValueError as error:  # JSONDecodeError, and numbers of 5000 digits
+        raise ApiError(400, f"the body is no JSON: {str(error)[:200]}") from None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+# -- clients that leave ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterator[None]:
+    """Within it, ``leave`` is called at once when the client goes."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
+    task = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+def ticking(call: Call) -> AsyncIterator[Piece | None]:
+    """A call's pieces for a stream; None where it is time to show that it is alive."""
+    return call.pieces(PING_S if call.asked.ping_s is None else call.asked.ping_s)
+
+
+async def finished(request: Request, call: Call) -> list[Piece]:
+    """Read a call to its end: each text as one piece. Raises ApiError, and GoneError."""
+    async with watched(request.receive, lambda: call.give_up(GoneError())):
+        return await read_to_end(call)
+
+
+async def read_to_end(call: Call) -> list[Piece]:
+    """Each text of a call as one piece. Raises ApiError, and what ``give_up`` was told."""
+    got: dict[Text, list[Piece]] = {text: [] for text in call.texts}
+    try:
+        async for piece in call.pieces(ping_s=60.0):
+            if piece is not None:
+                got[piece.text].append(piece)
+    finally:
+        call.close()
+    return [Piece.joined(pieces) for pieces in got.values()]
+
+
+def seconds_of(request: Request) -> float:
+    """Seconds that a call may take by its header, from its arrival on. Raises ApiError."""
+    said = request.headers.get("x-request-timeout")
+    if said is None:
+        return math.inf
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ApiError(400, "X-Request-Timeout: expected a number of seconds above 0")
+    return seconds
+
+
+async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What ``work`` gives, which is cancelled when the client goes. Raises ApiError where the time
+    that the call's header gives it is over before.
+    """
+    try:
+        seconds = seconds_of(request)
+    except ApiError:
+        work.close()
+        raise
+    task = asyncio.ensure_future(work)
+    left_s = request.scope["treadle.came"] + seconds - time.perf_counter()
+    async with watched(request.receive, task.cancel):
+        try:
+            return await asyncio.wait_for(task, None if seconds == math.inf else left_s)
+        except asyncio.TimeoutError:
+            raise late(seconds) from None
+        except asyncio.CancelledError:
+            raise GoneError from None
+
+
+class Stream(Response):
+    """An answer that comes in parts, as ``parts`` makes them of a call's pieces.
+
+    The headers go out before the first piece is there. An error behind them is ``render``ed as the
+    protocol's last part: the status cannot be changed any more.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        parts: AsyncIterator[bytes],
+        render: Render,
+        media_type: str = "text/event-stream",
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(None, 200, headers, media_type)
+        self._call, self._parts, self._render = call, parts, render
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, until the client leaves."""
+        call = self._call
+        try:
+            await send(self.head)
+            async with watched(receive, lambda: call.give_up(GoneError())):
+                async for part in self._parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except GoneError:
+            return
+        except Exception as error:
+            last = self._render(problem_of(error))
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+            if not isinstance(error, ApiError):
+                raise
+        finally:
+            call.close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,1 @@
+"""Protocols of other servers: a file for each family of endpoints."""

@@ -1,0 +1,410 @@
+"""Anthropic's ``/v1/messages``, and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from treadle.chat.tools import Said
+from treadle.chat.tools.arguments import arguments_of
+from treadle.chat.tools.messages import in_turns
+from treadle.server.http.api_errors import ApiError, named
+from treadle.server.http.body_fields import (
+    Table,
+    array,
+    mapping,
+    object_of,
+    one_of,
+    read_fields,
+    refused,
+    text,
+    texts,
+    whole,
+)
+from treadle.server.http.http_io import Json, Response, Stream, event, finished, read_json, ticking
+from treadle.server.protocols.openai.answer import warnings
+from treadle.server.requests.chat_prompt import conversation_text, read_conversation
+from treadle.server.requests.generation_request import Asked, read_asked, two_forms
+from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
+from treadle.server.requests.request_stream import Call, Piece, Text
+from treadle.server.requests.service import Service, service_of
+
+# A client's first line of the system prompt, which changes with every call: with it no beginning
+# of a prompt would ever be found in the cache.
+BILLING = "x-anthropic-billing-header:"
+# Of reasoning. Nobody checks it; but clients (pydantic-ai) take an empty one for a stream that was
+# cut, and do not send the block back.
+SIGNATURE = "treadle"
+
+
+def _format(name: str, value: Any) -> dict[str, Any]:
+    """What answers must be, as OpenAI's ``response_format``."""
+    form = mapping(name, value)
+    kind = one_of("json_schema")(f"{name}.type", form.get("type"))
+    return {"type": kind, "schema": mapping(f"{name}.schema", form.get("schema"))}
+
+
+def _thread(name: str, value: Any) -> Any:
+    """Anthropic's SDKs ask for a conversation that the server keeps, and then send new messages
+    alone. Told by this code that there is none, they send all of it.
+    """
+    why = "treadle keeps no conversation: send all of its messages, without this field"
+    code = "thread_unsupported_request"
+    raise ApiError(400, f"{name}: {why}", param=name, details={"error_code": code})
+
+
+FIELDS: Table = {
+    "thread": _thread,
+    "max_tokens": whole(0),  # 0: the prompt is read, for the cache
+    "stop_sequences": texts,
+    "metadata": mapping,
+    "tools": array,
+    "tool_choice": mapping,
+    "messages": array,
+    "thinking": mapping,
+    "output_config": object_of({"effort": text, "format": _format}),
+    "output_format": _format,  # its older place
+    "mcp_servers": refused("treadle calls no servers", []),
+    "compaction": refused("treadle summarizes no conversation"),
+}
+NAMES = {
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+    "reasoning_budget": "thinking.budget_tokens",
+    "response_format": "output_config.format",
+}
+TEXT_BLOCKS = ("text", "search_result", "tool_reference")
+TEXT_SOURCES = ("text", "content")  # of documents
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_dict(error: ApiError) -> dict[str, Any]:
+    """Anthropic's error object."""
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    made = {"type": TYPES.get(error.status, other), "message": error.message}
+    if "details" in error.more:
+        made["details"] = error.more["details"]
+    return {"type": "error", "error": made}
+
+
+@named(NAMES)
+def read_messages(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    given = read_fields(body, FIELDS)
+    if "max_tokens" not in given:
+        raise ApiError(400, "max_tokens: required", param="max_tokens")
+    own: dict[str, Any] = {
+        "stop": given.get("stop_sequences"),
+        "user": given.get("metadata", {}).get("user_id"),
+        "n": None,
+        "reasoning_budget": given.get("thinking", {}).get("budget_tokens"),
+    }
+    forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
+    if all(forms):
+        raise two_forms("output_format", "output_config.format")
+    if any(forms):
+        own["response_format"] = forms[0] or forms[1]
+    asked = read_asked({**body, **own}, service.model, service.defaults)
+    asked.ignored = ignored_fields(body, ANTHROPIC)
+    asked.ignored += ignored_fields(given.get("thinking", {}), ANTHROPIC_THINKING, "thinking.")
+    asked.more["stop"] = list(asked.settings["stop"])  # the template's own are no stop_sequence
+    read_conversation(chat_of(body), service, asked)
+    return asked
+
+
+def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body's conversation and tools, as OpenAI's chat has them."""
+    given = read_fields(body, FIELDS)
+    if not given.get("messages"):
+        raise ApiError(400, "messages: required", param="messages")
+    messages = _system(body.get("system"))
+    for i, message in enumerate(given["messages"]):
+        messages += _messages(f"messages[{i}]", mapping(f"messages[{i}]", message))
+    chat: dict[str, Any] = {
+        "messages": in_turns(messages),
+        "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given.get("tools", []))],
+        **_choice(given.get("tool_choice", {})),
+    }
+    if "effort" in given.get("output_config", {}):
+        chat["reasoning_effort"] = given["output_config"]["effort"]
+    if "thinking" in given:  # variables that templates of models which reason read
+        on = given["thinking"].get("type") != "disabled"
+        chat["chat_template_kwargs"] = {"enable_thinking": on}
+    return chat
+
+
+def count(service: Service, body: Mapping[str, Any]) -> int:
+    """Tokens of a body's conversation, also where the context cannot hold them: that is what a
+    client wants to know.
+    """
+    prompt = conversation_text(chat_of(body), service)
+    return len(service.model.tokenizer.encode_prompt(prompt))
+
+
+def _tool(name: str, tool: Any) -> dict[str, Any]:
+    own = mapping(name, tool)
+    kind = own.get("type") or "custom"
+    if kind != "custom":
+        why = "treadle has no tools of its own, only those with a schema can be called"
+        raise ApiError(400, f"{name}: a tool of type {kind!r:.40}: {why}", param="tools")
+    function = {key: own[key] for key in ("name", "description", "strict") if key in own}
+    return {
+        "type": "function",
+        "function": {**function, "parameters": own.get("input_schema") or {"type": "object"}},
+    }
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    kind = choice.get("type", "auto")
+    words = {"auto": "auto", "none": "none", "any": "required"}
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    if not isinstance(kind, str) or (kind not in words and kind != "tool"):
+        raise ApiError(
+            400, "tool_choice.type: expected auto, any, tool or none", param="tool_choice"
+        )
+    return {
+        "tool_choice": words.get(kind, named),
+        "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
+    }
+
+
+def _system(system: Any) -> list[dict[str, Any]]:
+    if system is None:
+        return []
+    blocks = [system] if isinstance(system, str) else array("system", system)
+    said = [block if isinstance(block, str) else _text("system", block) for block in blocks]
+    kept = [_without_billing(words) for words in said]
+    return [{"role": "system", "content": "\n".join(words for words in kept if words)}]
+
+
+def _without_billing(words: str) -> str:
+    return words.partition("\n")[2] if words.startswith(BILLING) else words
+
+
+def _text(name: str, block: Any) -> str:
+    return text(f"{name}.text", mapping(name, block).get("text"))
+
+
+def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A message as OpenAI's: results of tools are messages of their own, calls a list beside the
+    content.
+    """
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    said: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    thought: list[str] = []
+    for i, block in enumerate(array(f"{name}.content", content)):
+        where = f"{name}.content[{i}]"
+        kind = mapping(where, block).get("type")
+        if kind == "thinking":
+            thought.append(text(f"{where}.thinking", block.get("thinking")))
+        elif kind == "tool_use":
+            arguments = json.dumps(mapping(f"{where}.input", block.get("input")))
+            function = {"name": text(f"{where}.name", block.get("name")), "arguments": arguments}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            results.append(_result(where, block))
+        elif kind != "redacted_thinking":
+            said.append(_read(where, block))
+    made: dict[str, Any] = {"role": role, "content": "\n".join(said)}
+    if calls:
+        made["tool_calls"] = calls
+    if thought:
+        made["reasoning_content"] = "\n".join(thought)
+    return [*results, *([made] if said or calls or not results else [])]
+
+
+def _read(name: str, block: Any) -> str:
+    """The text of a block. Raises ApiError for one that has another kind of content."""
+    own = mapping(name, block)
+    kind, source = own.get("type"), own.get("source")
+    if kind == "text":
+        return _text(name, own)
+    if kind == "search_result":
+        return "\n".join(_text(name, part) for part in array(f"{name}.content", own.get("content")))
+    if kind == "tool_reference":  # all tools are shown from the start
+        return text(f"{name}.tool_name", own.get("tool_name"))
+    if kind == "document" and isinstance(source, dict) and source.get("type") in TEXT_SOURCES:
+        where = f"{name}.source"
+        told = source.get("data" if source["type"] == "text" else "content")
+        if isinstance(told, list) and source["type"] == "content":
+            told = "\n".join(_read(f"{where}.content[{i}]", part) for i, part in enumerate(told))
+        said = (own.get("title"), own.get("context"), text(f"{where}.{source['type']}", told))
+        return "\n".join(text(name, each) for each in said if each)
+    raise ApiError(
+        400, f"{name}: a block of type {kind!r:.40}: treadle reads text alone", param=name
+    )
+
+
+def _parts(name: str, block: Any) -> list[dict[str, Any]]:
+    """A block of a tool's result as parts of a chat's content. What is no text stays as it is: the
+    conversation has a sentence for it.
+    """
+    own = mapping(name, block)
+    source = own.get("source") if own.get("type") == "document" else None
+    kind = source.get("type") if isinstance(source, dict) else None
+    if source is not None and kind == "content" and isinstance(source.get("content"), list):
+        said = [text(name, own[key]) for key in ("title", "context") if own.get(key)]
+        made = [{"type": "text", "text": each} for each in said]
+        for i, part in enumerate(source["content"]):
+            made += _parts(f"{name}.source.content[{i}]", part)
+        return made
+    if own.get("type") in TEXT_BLOCKS or kind in TEXT_SOURCES:
+        return [{"type": "text", "text": _read(name, own)}]
+    return [{**own, "type": text(f"{name}.type", own.get("type"))}]
+
+
+def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    content = block.get("content") or ""
+    if not isinstance(content, str):
+        where = f"{name}.content"
+        parts = enumerate(array(where, content))
+        content = [made for i, part in parts for made in _parts(f"{where}[{i}]", part)]
+        if all(part["type"] == "text" for part in content):
+            content = "\n".join(part["text"] for part in content)
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+async def messages(request: Request) -> Response:
+    """``POST /v1/messages``."""
+    service, body = service_of(request), await read_json(request)
+    call = await service.begin(request, read_messages, body)
+    shown = _message(service, call.texts[0])
+    if call.stream:
+        return Stream(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
+    (piece,) = await finished(request, call)
+    shown["content"] = _blocks(piece.said())
+    return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text), **warnings(call)})
+
+
+async def count_tokens(request: Request) -> Response:
+    """``POST /v1/messages/count_tokens``."""
+    service, body = service_of(request), await read_json(request)
+    return Json({"input_tokens": await service.prepare(count, service, body)})
+
+
+def _message(service: Service, of: Text) -> dict[str, Any]:
+    """A message of which nothing is written yet."""
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": service.name,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(of),
+    }
+
+
+def _usage(of: Text) -> dict[str, int]:
+    """Tokens that the cache had are not in ``input_tokens``: a client adds them up."""
+    t = of.answer.timings
+    return {
+        "input_tokens": t.n_prompt - t.n_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": t.n_cached,
+        "output_tokens": len(of.answer.ids),
+    }
+
+
+def _stop(call: Call, piece: Piece) -> dict[str, Any]:
+    word, own = piece.text.answer.stopped_by, call.asked.more["stop"]
+    if piece.finish_reason == "stop" and piece.text.scanner.n_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if piece.finish_reason != "stop":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if word and word in own:
+        return {"stop_reason": "stop_sequence", "stop_sequence": word}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _blocks(parts: list[Said]) -> list[dict[str, Any]]:
+    """A whole answer's blocks of content."""
+    blocks: list[dict[str, Any]] = []
+    for part in parts:
+        if part.kind == "arguments":
+            blocks[-1]["input"] = arguments_of(part.text)
+        else:
+            blocks.append(_opening(part))
+            if part.call is None:
+                blocks[-1][_TEXTS[part.kind]] = part.text
+            if part.kind == "reasoning":
+                blocks[-1]["signature"] = SIGNATURE
+    return blocks
+
+
+_TEXTS = {"reasoning": "thinking", "content": "text"}  # where a block has its text
+
+
+def _opening(part: Said) -> dict[str, Any]:
+    """A block of which nothing is told yet."""
+    if part.call is not None:
+        return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
+
+
+def _delta(part: Said) -> dict[str, Any]:
+    if part.kind == "reasoning":
+        return {"type": "thinking_delta", "thinking": part.text}
+    if part.kind == "content":
+        return {"type": "text_delta", "text": part.text}
+    return {"type": "input_json_delta", "partial_json": part.text}
+
+
+def _closing(index: int, kind: str) -> bytes:
+    """The end of the block that is open, if one is. Before that of reasoning comes its signature,
+    which clients send back with it.
+    """
+    if not kind:
+        return b""
+    end = _event("content_block_stop", index=index)
+    if kind != "reasoning":
+        return end
+    signed = {"type": "signature_delta", "signature": SIGNATURE}
+    return _event("content_block_delta", index=index, delta=signed) + end
+
+
+async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
+    yield _event("message_start", message=shown)
+    index, kind = -1, ""  # of the block that is open
+    async for piece in ticking(call):
+        if piece is None:
+            yield _event("ping")
+            continue
+        for part in piece.said():
+            if part.call is not None or part.kind not in (kind, "arguments"):
+                yield _closing(index, kind)
+                index, kind = index + 1, part.kind
+                yield _event("content_block_start", index=index, content_block=_opening(part))
+            if part.text:
+                yield _event("content_block_delta", index=index, delta=_delta(part))
+        if piece.finish_reason is not None:
+            yield _closing(index, kind)
+            own = {"delta": _stop(call, piece), "usage": _usage(piece.text), **warnings(call)}
+            yield _event("message_delta", **own)
+    yield _event("message_stop")
+
+
+def _event(kind: str, **values: Any) -> bytes:
+    return event({"type": kind, **values}, kind)

@@ -1,0 +1,229 @@
+"""``/v1/embeddings`` of OpenAI's, and llama.cpp's ``/embedding``."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.api.embedding import EUCLIDEAN, NOTHING, Embedder, scaled
+from treadle.api.options import lora_scales
+from treadle.errors import TreadleError
+from treadle.server.http.api_errors import ApiError, within
+from treadle.server.http.body_fields import Table, flag, one_of, read_fields, refused, whole, wrong
+from treadle.server.http.http_io import Json, Response, read_json, result
+from treadle.server.requests.generation_request import (
+    adapters,
+    check_length,
+    check_text,
+    is_ids,
+    most_characters,
+    room,
+)
+from treadle.server.requests.ignored_fields import EMBEDDINGS as IGNORED
+from treadle.server.requests.ignored_fields import ignored_fields
+from treadle.server.requests.service import Service, service_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from treadle.api.model import Model
+
+MAX_INPUTS = 2048
+
+CUT: Table = {"dimensions": whole(1)}
+# And what ``Config`` calls them.
+POOLINGS = {"mean": "mean", "cls": "first", "last": "last", "none": "none"}
+READ: Table = {"lora": adapters, "pooling": one_of(*POOLINGS), "default_prompt": flag}
+
+
+def _is_cut(name: str, value: Any) -> bool:
+    """Whether texts that are too long are cut: a boolean, or a word of Cohere's."""
+    if isinstance(value, str):
+        return one_of("none", "end")(name, value.lower()) == "end"
+    return flag(name, value)
+
+
+def _side(name: str, value: Any) -> str:
+    """The side that is left out."""
+    return one_of("right")(name, value.lower() if isinstance(value, str) else value)
+
+
+TRUNCATE: Table = {
+    "truncate": _is_cut,
+    "truncate_prompt_tokens": whole(-1),
+    "truncation_side": _side,
+    "truncation_direction": _side,
+}
+FIELDS: Table = {
+    **CUT,
+    **READ,
+    **TRUNCATE,
+    "normalize": flag,
+    "use_activation": flag,
+    "embd_normalize": whole(NOTHING),
+    "encoding_format": one_of("float", "base64"),
+    "embed_dtype": refused("vectors are float32", "float32"),
+    "endianness": refused("base64 has the lowest byte first", "native", "little"),
+    "add_special_tokens": refused("a text is read as the model wants it: send ids", True),
+    "messages": refused("send texts as input"),
+    "late_chunking": refused("each text is read by itself", False),
+}
+NATIVE: Table = {**READ, **TRUNCATE, "embd_normalize": whole(NOTHING)}
+
+
+async def embeddings(request: Request) -> Response:
+    """``POST /v1/embeddings``. ``content`` and no ``input``: as ``/embedding``."""
+    service, body = service_of(request), await read_json(request)
+    if "input" not in body and "content" in body:
+        return await _native(request, service, body)
+    return Json(await result(request, embeddings_answer(service, body)))
+
+
+async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    """The whole answer. Raises ApiError, TreadleError."""
+    given = read_fields(body, FIELDS)
+    if given.get("pooling") == "none":
+        raise ApiError(
+            400, "pooling: none gives a vector for each token, which /embedding has",
+            param="pooling",
+        )  # fmt: skip
+    by = given.get("embd_normalize", EUCLIDEAN)
+    unit = given.get("normalize", given.get("use_activation", True)) and by == EUCLIDEAN
+    embedder = embedder_of(service.model, {**given, "normalize": unit})
+    most = most_tokens(service.model, given)
+    vectors, n_tokens = await embed(service, body.get("input"), embedder, most=most)
+    if by != EUCLIDEAN:
+        vectors = scaled(vectors, by)
+    told = [*ignored_fields(body, IGNORED), *filter(None, [embedder.note])]
+    packed = given.get("encoding_format") == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": _base64(vector) if packed else vector.tolist(),
+        }
+        for i, vector in enumerate(vectors)
+    ]
+    return {
+        "object": "list",
+        "data": data,
+        "model": service.name,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        **({"warnings": told} if told else {}),
+    }
+
+
+async def native_embedding(request: Request) -> Response:
+    """``POST /embedding``."""
+    return await _native(request, service_of(request), await read_json(request))
+
+
+async def _native(request: Request, service: Service, body: dict[str, Any]) -> Response:
+    content = body.get("content", body.get("input"))
+    given = read_fields(body, NATIVE)
+    by, most = given.get("embd_normalize", EUCLIDEAN), most_tokens(service.model, given)
+    pooling = given.get("pooling", service.model.config.pooling)
+    embedder = embedder_of(service.model, {**given, "normalize": by == EUCLIDEAN})
+    for message in ignored_fields(body, IGNORED):  # the answer, a list, has no place for it
+        service.warn_once(message)
+    if pooling == "none":
+        work = embed_tokens(service, content, embedder, most)
+        made = [rows.tolist() for rows in await result(request, work)]
+    else:
+        vectors, _ = await result(request, embed(service, content, embedder, "content", most=most))
+        made = [[row] for row in scaled(vectors, by if by != EUCLIDEAN else NOTHING).tolist()]
+    return Json([{"index": i, "embedding": rows} for i, rows in enumerate(made)])
+
+
+def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
+    """Tokens behind which a text is cut; None: one that is too long is refused. Raises ApiError."""
+    asked = given.get("truncate_prompt_tokens")
+    if asked is None:
+        return room(model) if given.get("truncate") else None
+    if asked == 0:
+        raise wrong("truncate_prompt_tokens", 0, "a whole number above 0, or -1")
+    return room(model) if asked == -1 else min(asked, room(model))
+
+
+def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
+    """What makes the vectors that were asked for. Raises ApiError, TreadleError."""
+    pooling, own = given.get("pooling"), model.config.pooling
+    free = pooling == "none" or (own, pooling) == ("none", "mean")
+    if pooling is not None and not free and POOLINGS[pooling] != own:
+        name = next(name for name, ours in POOLINGS.items() if ours == own)
+        raise ApiError(400, f"pooling: {pooling}: the model's own is {name}", param="pooling")
+    lora = lora_scales(given.get("lora"), model.engine)
+    try:
+        return Embedder(
+            model, given.get("normalize", True), given.get("dimensions"), lora,
+            default_prompt=given.get("default_prompt", True),
+        )  # fmt: skip
+    except TreadleError as error:
+        raise ApiError(400, str(error), param="dimensions") from error
+
+
+async def embed(
+    service: Service,
+    value: Any,
+    embedder: Embedder,
+    name: str = "input",
+    *,
+    most: int | None = None,
+) -> tuple[np.ndarray, int]:
+    """Vectors float32 ``[n_texts, n]``, and how many tokens were read. Runs and steps of texts take
+    turns. ``most``: tokens behind which a text is cut. Raises ApiError, TreadleError.
+    """
+    texts = await service.prepare(_read, value, service.model, embedder, name, most)
+    made = [np.zeros((0, embedder.n), np.float32)]
+    for batch in service.model.engine.together(texts):
+        began = time.perf_counter()
+        made.append(await service.steps(embedder.runs(batch)))
+        service.tally.note_embedded(sum(map(len, batch)), time.perf_counter() - began)
+    return np.concatenate(made), sum(map(len, texts))
+
+
+async def embed_tokens(
+    service: Service, value: Any, embedder: Embedder, most: int | None
+) -> list[np.ndarray]:
+    """The same of each token of a text, float32 ``[n_tokens, n_embd]``, as they are."""
+    made = []
+    for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
+        began = time.perf_counter()
+        made.append(await service.steps(embedder.token_runs(ids)))
+        service.tally.note_embedded(len(ids), time.perf_counter() - began)
+    return made
+
+
+def _read(
+    value: Any, model: Model, embedder: Embedder, name: str, most: int | None
+) -> list[list[int]]:
+    """A text, ids, or a list of either; the embedder's prompt goes before each text."""
+    several = isinstance(value, list) and not (value and is_ids(value))
+    items = value if several else [value]
+    if value is None or not items or len(items) > MAX_INPUTS:
+        raise ApiError(400, f"{name}: expected 1 to {MAX_INPUTS} texts", param=name)
+    made = []
+    for i, item in enumerate(items):
+        if not isinstance(item, str) and not is_ids(item):
+            raise wrong(name, item, "texts, or lists of token ids")
+        with within(f"{name}[{i}]" if several else name):
+            made.append(check_length(_ids(item, model, embedder, most), model))
+    return made
+
+
+def _ids(item: str | list[int], model: Model, embedder: Embedder, most: int | None) -> list[int]:
+    if isinstance(item, list):
+        return item if most is None else embedder.cut(item, most, whole=False)
+    item = embedder.prompt + item
+    if most is None:
+        check_text(item, model)
+        return model.tokenize(item)
+    return embedder.cut(model.tokenize(item[: most_characters(model)]), most)
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

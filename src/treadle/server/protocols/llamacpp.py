@@ -1,0 +1,276 @@
+"""llama.cpp's own endpoints: ``/completion``, and tokens, templates and state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+from starlette.requests import Request
+
+from treadle.errors import UnsupportedError
+from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.body_fields import (
+    Table,
+    array,
+    flag,
+    mapping,
+    read_fields,
+    text,
+    texts,
+    whole,
+    wrong,
+)
+from treadle.server.http.http_io import (
+    PING,
+    Json,
+    Response,
+    Stream,
+    event,
+    finished,
+    read_json,
+    ticking,
+    whole_json,
+)
+from treadle.server.http.redaction import without_folders
+from treadle.server.protocols.llamacpp_answer import end, said, sampling_dict
+from treadle.server.protocols.openai.answer import error_event, timings
+from treadle.server.protocols.openai.chat import MAX_TOP
+from treadle.server.requests.chat_prompt import conversation_text
+from treadle.server.requests.generation_request import (
+    Asked,
+    check_length,
+    check_text,
+    read_asked,
+    read_prompt,
+    room,
+    several,
+)
+from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
+from treadle.server.requests.request_stream import Call, Piece
+from treadle.server.requests.service import Service, service_of
+from treadle.tokenizer.fill_in_middle import infill_ids
+
+MOST_NAMES = 256  # of fields of an answer
+
+
+def _names(name: str, value: Any) -> list[str]:
+    """They are looked for in each event of a stream."""
+    found = texts(name, value)
+    if len(found) > MOST_NAMES:
+        raise ApiError(400, f"{name}: {len(found)}, at most {MOST_NAMES}", param=name)
+    return found
+
+
+def _n_probs(name: str, value: Any) -> int:
+    """``logprobs`` is another name of it; true is 1."""
+    return whole(0, MAX_TOP)(name, int(value) if isinstance(value, bool) else value)
+
+
+COMPLETION: Table = {
+    "n_probs": whole(0, MAX_TOP),
+    "logprobs": _n_probs,
+    "return_tokens": flag,
+    "timings_per_token": flag,
+    "return_progress": flag,
+    "response_fields": _names,
+    "n_cmpl": whole(1),
+}
+
+
+def read_completion(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    given = read_fields(body, COMPLETION)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
+    asked.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
+    if n_probs := given.get("n_probs", given.get("logprobs")):
+        asked.settings["logprobs"] = min(n_probs, service.model.config.n_vocab)
+    asked.progress = asked.stream and given.get("return_progress", False)
+    asked.plan(service.model)
+    asked.ignored = ignored_fields(body, NATIVE)
+    asked.more = {
+        "tokens": given.get("return_tokens", False),
+        "timings_per_token": given.get("timings_per_token", False),
+        "fields": given.get("response_fields", []),
+    }
+    return asked
+
+
+INFILL: Table = {
+    "input_prefix": text,
+    "input_suffix": text,
+    "input_extra": array,
+    "prompt": text,
+}
+
+
+def read_infill(service: Service, body: dict[str, Any]) -> Asked:
+    """What ``/infill`` asks for: a completion of a prompt that is made of its parts."""
+    given, model = read_fields(body, INFILL), service.model
+    before, behind = given.get("input_prefix", ""), given.get("input_suffix", "")
+    begun, files = given.get("prompt", ""), []
+    for i, file in enumerate(given.get("input_extra", [])):
+        said = mapping(f"input_extra[{i}]", file)
+        files.append((str(said.get("filename") or ""), text("text", said.get("text"))))
+    check_text("".join([before, behind, begun, *(said for _, said in files)]), model)
+    try:
+        ids = infill_ids(model.tokenizer, before, behind, begun=begun, files=files)
+    except UnsupportedError as error:
+        raise ApiError(501, f"/infill: {error}", code="not_implemented") from None
+    return read_completion(service, {**body, "prompt": check_length(ids, model)})
+
+
+async def infill(request: Request) -> Response:
+    """``POST /infill``."""
+    service, body = service_of(request), await read_json(request)
+    return await _completed(request, service, await service.begin(request, read_infill, body))
+
+
+async def completion(request: Request) -> Response:
+    """``POST /completion``."""
+    service, body = service_of(request), await read_json(request)
+    return await _completed(request, service, await service.begin(request, read_completion, body))
+
+
+async def _completed(request: Request, service: Service, call: Call) -> Response:
+    if call.stream:
+        return Stream(call, _chunks(service, call), error_event)
+
+    def answer(pieces: list[Piece]) -> Any:
+        made = [_whole(service, call, piece) for piece in pieces]
+        return made[0] if len(made) == 1 else made
+
+    return await whole_json(answer, await finished(request, call))
+
+
+def _whole(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+    """An answer, or a stream's last event: of its fields those that were asked for. That of an
+    inner object, ``timings/prompt_n``, is told by this name.
+    """
+    tokens = call.stream or call.asked.more["tokens"]
+    made = {**said(piece, tokens=tokens), **end(service, call, piece)}
+    names: list[str] = call.asked.more["fields"]
+    found: dict[str, Any] = {}
+    for name in names:
+        with suppress(KeyError, TypeError):  # one that is not there is left out
+            found[name] = reduce(getitem, name.split("/"), made)
+    return found if names else made
+
+
+async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+    each = call.asked.more["timings_per_token"]
+    async for piece in ticking(call):
+        if piece is None:
+            yield PING
+        elif piece.progress is not None:
+            yield event({**said(piece), "prompt_progress": piece.progress.as_dict(call.came_s)})
+        elif piece.finish_reason is not None:
+            yield event(_whole(service, call, piece))
+        else:
+            yield event({**said(piece), **({"timings": timings(piece.text)} if each else {})})
+
+
+# -- tokens and templates -------------------------------------------------------------------------
+
+
+async def tokenize(request: Request) -> Response:
+    """``POST /tokenize``: content (texts and ids may be mixed); add_special, and others."""
+    service, body = service_of(request), await read_json(request)
+    table: Table = dict.fromkeys(("add_special", "parse_special", "with_pieces"), flag)
+    given, content = read_fields(body, table), body.get("content")
+    if content is None:
+        raise ApiError(400, "content: required", param="content")
+    bos = None if given.get("add_special", False) else False
+    parts = content if isinstance(content, list) else [text("content", content)]
+    if not all(type(part) in (int, str) for part in parts):
+        raise wrong("content", content, "a string, or texts and token ids")
+
+    def ids_of(part: str | int, bos: bool | None) -> list[int]:
+        if isinstance(part, int):
+            service.model.engine.check_ids([part])
+            return [part]
+        special = given.get("parse_special", True)
+        return service.model.tokenize(part, bos=bos, special=special)
+
+    def read() -> list[int]:
+        check_text("".join(part for part in parts if isinstance(part, str)), service.model)
+        return [id for i, part in enumerate(parts) for id in ids_of(part, False if i else bos)]
+
+    ids = await service.prepare(read)
+    if not given.get("with_pieces", False):
+        return Json({"tokens": ids})
+    return Json({"tokens": [{"id": id, "piece": _piece(service, id)} for id in ids]})
+
+
+def _piece(service: Service, token: int) -> str | list[int]:
+    """What a token adds to a text; its bytes, where they are part of a character."""
+    raw = service.model.tokenizer.token_bytes(token)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+async def detokenize(request: Request) -> Response:
+    """``POST /detokenize``: tokens."""
+    service, body = service_of(request), await read_json(request)
+    ids = array("tokens", body.get("tokens"))
+    if not all(type(item) is int for item in ids):
+        raise wrong("tokens", ids, "token ids")
+    return Json({"content": await service.prepare(service.model.detokenize, ids)})
+
+
+async def apply_template(request: Request) -> Response:
+    """``POST /apply-template``: messages."""
+    service, body = service_of(request), await read_json(request)
+    return Json({"prompt": await service.prepare(conversation_text, body, service)})
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+
+async def health(request: Request) -> Response:
+    """``GET /health``: 200 once the plans are compiled."""
+    engine = service_of(request).engine
+    if service_of(request).draining:
+        raise busy("the server is stopping")
+    if engine.state == "ok":
+        return Json({"status": "ok"})
+    if engine.state == "loading":
+        raise ApiError(503, "Loading model", type="unavailable_error", headers={"Retry-After": "1"})
+    raise ApiError(500, f"the model cannot be used: {without_folders(engine.why)}")
+
+
+async def props(request: Request) -> Response:
+    """``GET /props``."""
+    service = service_of(request)
+    model = service.model
+    tokenizer, template = model.tokenizer, model.template
+
+    def spelt(token: int | None) -> str:
+        return "" if token is None else tokenizer.piece(token)
+
+    return Json(
+        {
+            "default_generation_settings": {
+                "n_ctx": room(model),
+                "params": sampling_dict(service.defaults),
+            },
+            "total_slots": model.engine.cache.n_sequences,
+            "model_alias": service.name,
+            "model_path": model.path.name,  # without folders, which are nobody's business
+            "chat_template": template.source,
+            "bos_token": spelt(tokenizer.bos),
+            "eos_token": spelt(tokenizer.eos),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": service.fingerprint,
+            "chat_template_kwargs": template.defaults,
+            "treadle": {
+                "builtin_template": template.builtin,
+                "template_from": template.origin,
+                "reasoning": template.default_reasoning,
+            },
+        }
+    )

@@ -1,0 +1,87 @@
+"""llama.cpp's form of an answer: that of ``/completion``, and ``__verbose`` of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from treadle.server.protocols.openai.answer import timings, warnings
+from treadle.server.requests.generation_request import room
+
+if TYPE_CHECKING:
+    from treadle.sampling import Sampling
+    from treadle.scheduler.output import Answer
+    from treadle.server.requests.request_stream import Call, Piece
+    from treadle.server.requests.service import Service
+
+STOP_TYPES = {"length": "limit", "context": "limit"}
+
+
+def said(piece: Piece, *, tokens: bool = True) -> dict[str, Any]:
+    """What came of a text; with its ``tokens``, where they are wanted."""
+    made: dict[str, Any] = {
+        "index": piece.text.index,
+        "content": piece.content,
+        "tokens": piece.ids if tokens else [],
+        "stop": piece.finish_reason is not None,
+        "id_slot": piece.text.slot,
+        "tokens_predicted": len(piece.text.answer.ids),
+        "tokens_evaluated": piece.text.answer.timings.n_prompt,
+    }
+    if piece.text.request.n_top is not None:
+        made["completion_probabilities"] = [entry.as_dict() for entry in piece.logprobs]
+    return made
+
+
+def end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+    """What an answer, or a stream's last event, has beside its text."""
+    answer, word = piece.text.answer, piece.text.answer.stopped_by
+    kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
+    limit = call.asked.settings["max_tokens"]
+    sampling = call.asked.settings["sampling"]
+    return {
+        "model": service.name,
+        "generation_settings": {
+            **sampling_dict(sampling),
+            "seed": piece.text.request.sampler.seed,
+            "max_tokens": -1 if limit is None else limit,
+            "n_predict": -1 if limit is None else limit,
+            "stop": call.asked.settings["stop"],
+            "stream": call.stream,
+        },
+        "stop_type": kind,
+        "stopping_word": word,
+        "truncated": answer.finish_reason != "stop" and _is_full(service, answer),
+        "has_new_line": "\n" in service.model.detokenize(answer.ids),
+        "tokens_cached": answer.timings.n_cached,
+        "timings": timings(piece.text),
+        **warnings(call),
+    }
+
+
+def _is_full(service: Service, answer: Answer) -> bool:
+    """Whether prompt and text fill the context."""
+    return answer.timings.n_prompt + len(answer.ids) >= room(service.model)
+
+
+def verbose(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+    """What an answer, or a stream's last event, has for a call that is ``verbose``."""
+    if not call.asked.more["verbose"]:
+        return {}
+    prompt = service.model.detokenize(call.asked.prompts[piece.text.prompt])
+    return {"__verbose": {**said(piece), **end(service, call, piece), "prompt": prompt}}
+
+
+def sampling_dict(sampling: Sampling) -> dict[str, Any]:
+    """Settings as JSON has them: no infinity, no callables."""
+    made = dataclasses.asdict(dataclasses.replace(sampling, custom=None))
+    del made["custom"]
+    made["samplers"] = list(sampling.samplers)
+    made["dry_sequence_breakers"] = list(sampling.dry_sequence_breakers)
+    made["logit_bias"] = [
+        [token, False if amount == -math.inf else amount]
+        for token, amount in sampling.logit_bias.items()
+    ]
+    made["seed"] = -1 if sampling.seed is None else sampling.seed
+    return made

@@ -1,0 +1,30 @@
+"""llama.cpp's ``/lora-adapters``: how much of which adapter texts have that say nothing of it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from treadle.api.options import lora_scales
+from treadle.server.http.http_io import Json, Response, read_any
+from treadle.server.requests.generation_request import adapters
+from treadle.server.requests.service import service_of
+
+
+async def show(request: Request) -> Response:
+    """``GET /lora-adapters``."""
+    engine = service_of(request).model.engine
+    scales = dict(engine.cache.lora)
+    return Json(
+        [
+            {"id": i, "name": one.name, "path": one.path.name, "scale": scales.get(i, 0.0)}
+            for i, one in enumerate(engine.adapters)
+        ]
+    )
+
+
+async def change(request: Request) -> Response:
+    """``POST /lora-adapters``: scales of texts from now on; adapters not named get 0."""
+    engine = service_of(request).model.engine
+    body = await read_any(request)
+    engine.cache.lora = lora_scales(adapters("body", body), engine)
+    return Json({"success": True})

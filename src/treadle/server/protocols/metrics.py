@@ -1,0 +1,170 @@
+"""``/metrics``: counts and times under llama.cpp's and vLLM's names, for Prometheus.
+
+The engine's thread and the event loop count into plain numbers. They become Prometheus' families
+when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.http_io import Response
+from treadle.server.requests.service import Service, service_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+
+async def metrics(request: Request) -> Response:
+    """``GET /metrics``."""
+    service = service_of(request)
+    if not service.settings.metrics:
+        raise ApiError(501, "start the server with --metrics", code="not_enabled")
+    return Response(
+        exposition(service),
+        headers={"Process-Start-Time-Unix": str(service.created)},  # llama.cpp's
+        media_type="text/plain; version=0.0.4",
+    )
+
+
+def exposition(service: Service) -> bytes:
+    """The text that Prometheus reads."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(service))
+    return generate_latest(registry)
+
+
+class _Families:
+    """Prometheus' collector of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, with its value now."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        name = self._service.name
+        for family, values in (
+            (CounterMetricFamily, counters(self._service)),
+            (GaugeMetricFamily, gauges(self._service)),
+        ):
+            for key, (text, value) in values.items():
+                labels, known = _labels(key, name)
+                made = family(key, text, labels=labels)
+                made.add_metric(known, value)
+                yield made
+        tally = self._service.tally
+        ended = CounterMetricFamily(
+            "vllm:request_success",
+            "Texts that have ended, or were given up",
+            labels=["model_name", "finished_reason"],
+        )
+        for reason, n in (*tally.ended.items(), ("abort", tally.n_cancelled)):
+            ended.add_metric([name, reason], n)
+        yield ended
+        for prefix in ("llamacpp", "vllm"):
+            key = f"{prefix}:spec_decode_num_accepted_tokens_per_pos"
+            labels, known = _labels(key, name)
+            by_place = CounterMetricFamily(
+                key, "Drafts that were right up to a place", labels=[*labels, "position"]
+            )
+            for at, n in enumerate(list(tally.accepted_at)):
+                by_place.add_metric([*known, str(at)], n)
+            yield by_place
+        for key, text, found in (
+            ("time_to_first_token_seconds", "From a call to its first token", tally.first),
+            ("inter_token_latency_seconds", "Between two tokens of a text", tally.between),
+            ("e2e_request_latency_seconds", "From a call to a text's end", tally.whole),
+            ("request_queue_time_seconds", "From a call to its first step", tally.waited),
+            ("request_prefill_time_seconds", "From the first step to a token", tally.reading),
+            ("request_decode_time_seconds", "From the first token to the last", tally.writing),
+            ("iteration_tokens_total", "Tokens of a step", tally.step_tokens),
+        ):
+            labels, known = _labels(f"vllm:{key}", name)
+            made_of = HistogramMetricFamily(f"vllm:{key}", text, labels=labels)
+            made_of.add_metric(known, buckets=found.buckets, sum_value=found.sum)
+            yield made_of
+
+
+def _labels(key: str, name: str) -> tuple[list[str], list[str]]:
+    """vLLM's families name the model, llama.cpp's do not."""
+    return (["model_name"], [name]) if key.startswith("vllm:") else ([], [])
+
+
+Values = dict[str, tuple[str, float]]  # by name: what it is, and its value
+
+
+def counters(service: Service) -> Values:
+    """What only grows; Prometheus puts ``_total`` behind each name."""
+    t = service.tally
+    read = t.n_prompt - t.n_cached + t.n_embedded
+    preempted = service.engine.scheduler.admission.n_preempted
+    drafts = {
+        "num_drafts": ("Drafts that were checked", t.n_drafts),
+        "num_draft_tokens": ("Tokens that were drafted", t.n_drafted),
+        "num_accepted_tokens": ("Tokens of drafts that were right", t.n_accepted),
+    }
+    return {
+        **{
+            f"{prefix}:spec_decode_{name}": row
+            for prefix in ("llamacpp", "vllm")
+            for name, row in drafts.items()
+        },
+        "llamacpp:prompt_tokens": ("Tokens that were read: of prompts, and embedded ones", read),
+        "llamacpp:prompt_tokens_cached": ("Tokens of prompts found in the cache", t.n_cached),
+        "llamacpp:prompt_seconds": ("Seconds of reading", t.prefill_s + t.embed_s),
+        "llamacpp:tokens_predicted": ("Tokens that were written", t.n_written),
+        "llamacpp:tokens_predicted_seconds": ("Seconds of writing", t.decode_s),
+        "llamacpp:n_decode": ("Steps of the engine", t.n_steps),
+        "vllm:prompt_tokens": ("Tokens of prompts, and embedded ones", t.n_prompt + t.n_embedded),
+        "vllm:generation_tokens": ("Tokens that were written", t.n_written),
+        "vllm:prefix_cache_queries": ("Tokens looked for in the cache", t.n_prompt),
+        "vllm:prefix_cache_hits": ("Tokens found in the cache", t.n_cached),
+        "vllm:num_preemptions": ("Texts that gave their pages to others", preempted),
+        "treadle:prompt_tokens_from_files": ("Of them, found in page files", t.n_from_files),
+        "treadle:cancelled": ("Texts that were given up", t.n_cancelled),
+        "treadle:embedded_tokens": ("Tokens read for embeddings", t.n_embedded),
+        "treadle:step_seconds": ("Seconds of steps", t.step_s),
+    }
+
+
+def gauges(service: Service) -> Values:
+    """What is so now."""
+    t, texts = service.tally, list(service.engine.texts.values())
+    running = sum(text.request.seq is not None for text in texts)
+    read, read_s = t.n_prompt - t.n_cached + t.n_embedded, t.prefill_s + t.embed_s
+    pools = service.model.engine.cache.pools
+    return {
+        "llamacpp:requests_processing": ("Texts being written", running),
+        "llamacpp:requests_deferred": ("Texts that wait", len(texts) - running),
+        "llamacpp:prompt_tokens_seconds": ("Tokens read a second", _rate(read, read_s)),
+        "llamacpp:n_tokens_max": ("Tokens of the longest prompt and its text", t.n_most),
+        "process_start_time_seconds": ("When the server was started, Unix time", service.created),
+        "llamacpp:predicted_tokens_seconds": (
+            "Tokens written a second",
+            _rate(t.n_written, t.decode_s),
+        ),
+        "llamacpp:n_busy_slots_per_decode": ("Texts that a step fed", _rate(t.n_fed, t.n_steps)),
+        "vllm:num_requests_running": ("Texts being written", running),
+        "vllm:num_requests_waiting": ("Texts that wait", len(texts) - running),
+        "vllm:kv_cache_usage_perc": (
+            "Pages of keys and values that texts hold, 1 for all",
+            max(1 - pool.room / pool.n_pages for pool in pools),
+        ),
+        "treadle:queued_seconds": ("Seconds of prompts to be read", service.engine.queued_s()),
+    }
+
+
+def _rate(n: float, seconds: float) -> Any:
+    return n / seconds if seconds else 0.0

@@ -1,0 +1,67 @@
+"""``/v1/models``: the one model that is served, whatever it is called by clients."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.requests import Request
+
+from treadle.server.http.http_io import Json, Response
+from treadle.server.requests.generation_request import room
+from treadle.server.requests.service import Service, service_of
+
+
+def describe(service: Service) -> dict[str, Any]:
+    """OpenAI's object, with llama.cpp's ``meta``."""
+    model, tensors = service.model, service.model.gguf.tensors.values()
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "treadle",
+        "meta": {
+            "n_ctx": room(model),
+            "n_ctx_train": model.config.n_ctx_train,
+            "n_embd": model.config.n_embd,
+            "n_vocab": model.config.n_vocab,
+            "n_params": sum(math.prod(tensor.shape) for tensor in tensors),
+            "size": model.gguf.n_bytes,
+        },
+    }
+
+
+def describe_for_anthropic(service: Service) -> dict[str, Any]:
+    """Anthropic's object."""
+    created = datetime.fromtimestamp(service.created, timezone.utc)
+    return {
+        "type": "model",
+        "id": service.name,
+        "display_name": service.name,
+        "created_at": f"{created:%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+        "max_input_tokens": room(service.model),
+    }
+
+
+def is_anthropics(request: Request) -> bool:
+    """Whether a client of Anthropic's asks, who has the same path and reads another form."""
+    return "anthropic-version" in request.headers
+
+
+async def models(request: Request) -> Response:
+    """``GET /v1/models``."""
+    service = service_of(request)
+    if is_anthropics(request):
+        data, name = [describe_for_anthropic(service)], service.name
+        return Json({"data": data, "first_id": name, "last_id": name, "has_more": False})
+    return Json({"object": "list", "data": [describe(service)]})
+
+
+async def one_model(request: Request) -> Response:
+    """``GET /v1/models/NAME``: any name is this model's; without one it is the list."""
+    if not request.path_params["name"]:
+        return await models(request)
+    of = describe_for_anthropic if is_anthropics(request) else describe
+    return Json(of(service_of(request)))

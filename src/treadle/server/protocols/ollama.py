@@ -1,0 +1,383 @@
+"""Ollama's ``/api``: one line of JSON a part, durations in nanoseconds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.requests import Request
+
+from treadle.api.embedding import Embedder
+from treadle.chat.tools import Said, Told
+from treadle.chat.tools.arguments import arguments_of
+from treadle.server.http.api_errors import ApiError, named
+from treadle.server.http.body_fields import (
+    Table,
+    array,
+    flag,
+    mapping,
+    one_of,
+    read_fields,
+    refused,
+    text,
+)
+from treadle.server.http.http_io import (
+    Json,
+    Response,
+    Stream,
+    encode,
+    finished,
+    read_json,
+    result,
+    ticking,
+)
+from treadle.server.protocols.embeddings import CUT, embed, embedder_of, most_tokens
+from treadle.server.protocols.openai.answer import warnings
+from treadle.server.protocols.openai.chat import read_logprobs
+from treadle.server.protocols.openai.completions import read_prompts
+from treadle.server.requests.chat_prompt import read_conversation
+from treadle.server.requests.generation_request import (
+    ANY_OBJECT,
+    Asked,
+    read_asked,
+    read_prompt,
+    room,
+    two_forms,
+)
+from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
+from treadle.server.requests.request_stream import Call, Piece, Text
+from treadle.server.requests.service import Service, service_of
+from treadle.version import __version__
+
+Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
+SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
+EFFORTS = ("low", "medium", "high", "max")
+NOTHING = Told("", "", [])
+
+FIELDS: Table = {
+    "options": mapping,
+    "stream": flag,
+    "raw": flag,
+    "prompt": text,
+    "system": text,
+    "messages": array,
+    "tools": array,
+    "images": refused("treadle reads text alone", []),
+    "suffix": text,
+    "template": refused("the model's own template is used", ""),
+    "context": refused("the cache finds beginnings by itself", []),
+    "_debug_render_only": refused("/apply-template shows prompts", False),
+}
+
+
+def error_dict(error: ApiError) -> dict[str, Any]:
+    """Ollama's error object."""
+    return {"error": error.message}
+
+
+def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
+    """Settings: Ollama has them in ``options``, and streams unless it is told not to."""
+    given = read_fields(body, FIELDS)
+    options = dict(given.get("options", {}))
+    if options.get("num_predict") in (0, -2):  # no limit, too, and to fill the context
+        options["num_predict"] = -1
+    form = body.get("format")
+    if form not in (None, ""):
+        options |= _format(form, options)
+    options |= {"stream": given.get("stream", True), "n": None}
+    asked = read_asked(options, service.model, service.defaults)
+    asked.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
+    asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
+    asked.settings["logprobs"] = read_logprobs(body, service.model)
+    return asked
+
+
+def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``format`` as a schema; the word json says nothing where ``options`` have a schema."""
+    other = next((key for key in ("json_schema", "guided_json") if options.get(key)), None)
+    if form == "json":
+        return dict(ANY_OBJECT) if other is None else {}
+    schema = mapping("format", form)
+    if other is not None and options[other] != schema:
+        raise two_forms("format", f"options.{other}")
+    return {"json_schema": schema}
+
+
+@named({"json_schema": "format"})
+def read_chat(service: Service, body: dict[str, Any]) -> Asked:
+    """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
+    given, asked = read_fields(body, FIELDS), _asked(service, body)
+    messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
+    chat = {"messages": messages, "tools": given.get("tools")}
+    read_conversation({**chat, **_thinking(body)}, service, asked)
+    return asked
+
+
+def _given(name: str, message: Any) -> dict[str, Any]:
+    """A message as a chat's: pictures of a tool's result are parts of its content."""
+    made = dict(mapping(name, message))
+    pictures = array(f"{name}.images", made.pop("images", None) or [])
+    if not pictures:
+        return made
+    if made.get("role") != "tool":
+        raise ApiError(400, f"{name}.images: treadle reads text alone")
+    said = made.get("content")
+    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said or []
+    parts = [*array(f"{name}.content", parts), *({"type": "image", "data": p} for p in pictures)]
+    return {**made, "content": parts}
+
+
+@named({"json_schema": "format"})
+def read_generate(service: Service, body: dict[str, Any]) -> Asked:
+    """What ``/api/generate`` asks for: a prompt is one message, unless it is raw."""
+    given, asked = read_fields(body, FIELDS), _asked(service, body)
+    prompt = given.get("prompt", "")
+    if given.get("suffix"):
+        asked.prompts = read_prompts({"prompt": prompt, "suffix": given["suffix"]}, service.model)
+        asked.plan(service.model)
+        return asked
+    if given.get("raw", False):
+        asked.prompts = [read_prompt(prompt, service.model)]
+        asked.plan(service.model)
+        return asked
+    messages = [{"role": "user", "content": prompt}]
+    if given.get("system"):
+        messages.insert(0, {"role": "system", "content": given["system"]})
+    read_conversation({"messages": messages, **_thinking(body)}, service, asked)
+    return asked
+
+
+def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
+    """``think``: variables that templates of models which reason read."""
+    think = body.get("think")
+    if think is None or think == "":
+        return {}
+    if not isinstance(think, bool):
+        one_of("true", "false", *EFFORTS)("think", think)
+    effort = {"reasoning_effort": think} if think in EFFORTS else {}
+    on = think not in (False, "false")
+    return {"chat_template_kwargs": {"enable_thinking": on}, **effort}
+
+
+async def chat(request: Request) -> Response:
+    """``POST /api/chat``."""
+    service, body = service_of(request), await read_json(request)
+    if body.get("messages") in (None, []):  # a client that wants the model loaded
+        return Json(_loaded(service, _message))
+    return await _answer(request, service, await service.begin(request, read_chat, body), _message)
+
+
+async def generate(request: Request) -> Response:
+    """``POST /api/generate``."""
+    service, body = service_of(request), await read_json(request)
+    if not body.get("prompt"):  # a client that wants the model loaded
+        return Json(_loaded(service, _response))
+    call = await service.begin(request, read_generate, body)
+    return await _answer(request, service, call, _response)
+
+
+def _message(told: Told) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": told.content}
+    if told.reasoning:
+        made["thinking"] = told.reasoning
+    if told.calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "function": {
+                    "index": index,
+                    "name": call.name,
+                    "arguments": arguments_of(call.arguments),
+                },
+            }
+            for index, call in enumerate(told.calls, told.first)
+        ]
+    return {"message": made}
+
+
+def _response(told: Told) -> dict[str, Any]:
+    thought = {"thinking": told.reasoning} if told.reasoning else {}
+    return {"response": told.content, **thought}
+
+
+def _loaded(service: Service, say: Say) -> dict[str, Any]:
+    service.check_ready()
+    return {**_head(service), **say(NOTHING), "done": True, "done_reason": "load"}
+
+
+async def _answer(request: Request, service: Service, call: Call, say: Say) -> Response:
+    if call.stream:
+        parts = _lines(service, call, say)
+        return Stream(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
+    (piece,) = await finished(request, call)
+    said = _said(piece, piece.said(), say)
+    return Json({**_head(service), **said, **_end(piece), **warnings(call)})
+
+
+async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]:
+    async for piece in ticking(call):
+        if piece is None:  # there is no comment in lines of JSON: a part without text
+            yield _line({**_head(service), **say(NOTHING), "done": False})
+            continue
+        parts = piece.said()
+        if parts or piece.logprobs:  # some of tokens whose text is held back
+            yield _line({**_head(service), **_said(piece, parts, say), "done": False})
+        if piece.finish_reason is not None:
+            yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(call)})
+
+
+def _said(piece: Piece, parts: list[Said], say: Say) -> dict[str, Any]:
+    made = say(Told.of(parts))
+    if piece.text.request.n_top is not None:
+        made["logprobs"] = [entry.as_dict() for entry in piece.logprobs]
+    return made
+
+
+def _line(value: Any) -> bytes:
+    return encode(value) + b"\n"
+
+
+def _head(service: Service) -> dict[str, Any]:
+    return {"model": service.name, "created_at": _now()}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _end(piece: Piece) -> dict[str, Any]:
+    reason = "stop" if piece.finish_reason == "stop" else "length"
+    return {"done": True, "done_reason": reason, **_durations(piece.text)}
+
+
+def _durations(of: Text) -> dict[str, int]:
+    t = of.answer.timings
+    return {
+        "total_duration": _ns(of.last_s - of.came_s),
+        "load_duration": _ns(t.compile_s),
+        "prompt_eval_count": t.n_prompt,
+        "prompt_eval_duration": _ns(t.prefill_s),
+        "eval_count": t.n_generated,
+        "eval_duration": _ns(t.decode_s),
+    }
+
+
+def _ns(seconds: float) -> int:
+    return max(0, int(seconds * 1e9))
+
+
+# -- embeddings and models ------------------------------------------------------------------------
+
+
+async def embed_texts(request: Request) -> Response:
+    """``POST /api/embed``."""
+    service, body = service_of(request), await read_json(request)
+    given = {"truncate": True, **read_fields(body, {**CUT, "truncate": flag})}
+    embedder = embedder_of(service.model, given)
+    if body.get("input") == []:
+        return Json({"model": service.name, "embeddings": []})
+    most = most_tokens(service.model, given)
+    work = embed(service, body.get("input"), embedder, most=most)
+    vectors, n_tokens = await result(request, work)
+    made = {"model": service.name, "embeddings": vectors.tolist(), "prompt_eval_count": n_tokens}
+    return Json({**made, **_notes(service, body, embedder)})
+
+
+async def embed_prompt(request: Request) -> Response:
+    """``POST /api/embeddings``, the older form: one text."""
+    service, body = service_of(request), await read_json(request)
+    given, prompt = read_fields(body, {"truncate": flag}), text("prompt", body.get("prompt"))
+    embedder, most = Embedder(service.model), most_tokens(service.model, given)
+    vectors, _ = await result(request, embed(service, prompt, embedder, "prompt", most=most))
+    return Json({"embedding": vectors[0].tolist(), **_notes(service, body, embedder)})
+
+
+def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dict[str, list[str]]:
+    """What was asked for and is not done."""
+    told = ignored_by_ollama(body, {}, room(service.model))
+    told += [embedder.note] if embedder.note else []
+    return {"warnings": told} if told else {}
+
+
+def describe(service: Service) -> dict[str, Any]:
+    """The one model, as ``/api/tags`` lists it."""
+    model, when = service.model, datetime.fromtimestamp(service.created, timezone.utc)
+    # Clients want a digest; hashing all of a file would take longer than it is worth.
+    told = f"{model.path}:{model.gguf.n_bytes}".encode()
+    return {
+        "name": service.name,
+        "model": service.name,
+        "modified_at": when.isoformat().replace("+00:00", "Z"),
+        "size": model.gguf.n_bytes,
+        "digest": hashlib.sha256(told).hexdigest(),
+        "details": details(service),
+    }
+
+
+def details(service: Service) -> dict[str, Any]:
+    """What kind of model it is."""
+    card, arch = service.card(), service.model.config.arch.name
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": arch,
+        "families": [arch],
+        "parameter_size": card["parameters"],
+        "quantization_level": card["format"],
+    }
+
+
+async def root(request: Request) -> Response:
+    """``GET /``: how clients of Ollama find out that a server is there."""
+    return Response(b"Ollama is running", headers={"vary": "Accept"})  # a browser gets the page
+
+
+async def version(request: Request) -> Response:
+    """``GET /api/version``: of Ollama whose API is spoken, which clients ask for (VS Code's Copilot
+    wants 0.6.4 at least), and treadle's own.
+    """
+    return Json({"version": SPOKEN, "treadle": __version__})
+
+
+async def tags(request: Request) -> Response:
+    """``GET /api/tags``."""
+    return Json({"models": [describe(service_of(request))]})
+
+
+async def running(request: Request) -> Response:
+    """``GET /api/ps``."""
+    service = service_of(request)
+    never = "9999-12-31T23:59:59Z"
+    own = {"expires_at": never, "size_vram": 0, "context_length": room(service.model)}
+    return Json({"models": [{**describe(service), **own}]})
+
+
+async def show(request: Request) -> Response:
+    """``POST /api/show``: any name is this model's."""
+    service = service_of(request)
+    model = service.model
+    arch = model.config.arch.name
+    return Json(
+        {
+            "modelfile": "",
+            "parameters": f"{'num_ctx':30} {room(model)}",  # clients shorten their prompts to it
+            "template": model.template.source,
+            "details": details(service),
+            "model_info": {
+                "general.architecture": arch,
+                f"{arch}.context_length": room(model),  # no call can ask for more
+                f"{arch}.embedding_length": model.config.n_embd,
+            },
+            "capabilities": _capabilities(service),
+        }
+    )
+
+
+def _capabilities(service: Service) -> list[str]:
+    if not service.writes:  # clients offer no conversation with it
+        return ["embedding"]
+    found = {"tools": True, "thinking": service.manner.thought is not None}
+    return ["completion", "embedding", *(name for name, there in found.items() if there)]

@@ -1,0 +1,133 @@
+"""What OpenAI's and llama.cpp's answers share: the head of an object, counts, times."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from treadle.server.http.http_io import Json, event, read_json
+from treadle.server.requests.service import service_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from treadle.sampling.logprobs import TokenLogprob
+    from treadle.server.http.api_errors import ApiError
+    from treadle.server.requests.generation_request import Asked
+    from treadle.server.requests.request_stream import Call, Text
+    from treadle.server.requests.service import Service
+
+
+def head(service: Service, kind: str, name: str) -> dict[str, Any]:
+    """The beginning of every answer of OpenAI's kind."""
+    return {
+        "id": name,
+        "object": kind,
+        "created": int(time.time()),
+        "model": service.name,
+        "system_fingerprint": service.fingerprint,
+    }
+
+
+def counter(
+    read: Callable[[Service, dict[str, Any]], Asked],
+) -> Callable[[Request], Awaitable[Json]]:
+    """An endpoint that tells how many tokens the prompts of a body have, as ``read`` makes them."""
+
+    async def input_tokens(request: Request) -> Json:
+        service, body = service_of(request), await read_json(request)
+        asked = await service.prepare(read, service, body)
+        n_tokens = sum(map(len, asked.prompts))
+        return Json({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+    return input_tokens
+
+
+def finish_reason(reason: str | None) -> str | None:
+    """OpenAI has no word of its own for a full context."""
+    return "length" if reason == "context" else reason
+
+
+def usage(call: Call) -> dict[str, Any]:
+    """Tokens of a call, when all its pieces were told. Each prompt counts once, however many texts
+    it has.
+    """
+    first = {text.prompt: text for text in reversed(call.texts)}
+    n_prompt = sum(text.answer.timings.n_prompt for text in first.values())
+    n_cached = sum(text.answer.timings.n_cached for text in first.values())
+    n_written = sum(len(text.answer.ids) for text in call.texts)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_written,
+        "total_tokens": n_prompt + n_written,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(text.n_thought for text in call.texts)
+        },
+    }
+
+
+def reuse(text: Text) -> dict[str, Any]:
+    """What of a prompt was in the cache, and where and why it left it: a ``PrefixHit``."""
+    use = text.answer.timings.cache
+    return {
+        "memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why
+    }  # fmt: skip
+
+
+def timings(text: Text) -> dict[str, Any]:
+    """Of one text, under llama.cpp's names; milliseconds. ``cache`` is our own."""
+    t = text.answer.timings
+    read, written = t.n_prompt - t.n_cached, t.n_generated
+    return {
+        "cache_n": t.n_cached,
+        "prompt_n": read,
+        "prompt_ms": 1e3 * t.prefill_s,
+        "prompt_per_token_ms": 1e3 * t.prefill_s / read if read else 0.0,
+        "prompt_per_second": t.prefill_tok_s,
+        "predicted_n": written,
+        "predicted_ms": 1e3 * t.decode_s,
+        "predicted_per_token_ms": 1e3 * t.decode_s / written if written else 0.0,
+        "predicted_per_second": t.decode_tok_s,
+        "draft_n": t.n_drafted,
+        "draft_n_accepted": t.n_accepted,
+        "cache": reuse(text) | {"piece": _piece(text)},
+    }
+
+
+def warnings(call: Call) -> dict[str, list[str]]:
+    """What was asked for and is not done, and what of the schemas is not enforced."""
+    found = [*call.asked.ignored, *call.asked.planned.warnings]
+    return {"warnings": found} if found else {}
+
+
+def _piece(text: Text) -> str:
+    """The first token of a prompt that had to be read."""
+    token = text.answer.timings.cache.token
+    return "" if token is None else text.answer.tokenizer.piece(token)
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that ends with an error."""
+    return event(error.as_dict())
+
+
+def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
+    """The form of ``/v1/completions``; ``offsets``: the character of the text that each token
+    begins with.
+    """
+    tokens: list[str] = []
+    made: dict[str, list[Any]] = {
+        "tokens": tokens, "token_logprobs": [], "top_logprobs": [], "text_offset": offsets
+    }  # fmt: skip
+    for entry in entries:
+        tokens.append(entry.token)
+        known = not math.isnan(entry.logprob)  # a prompt's first token has no probability
+        made["token_logprobs"].append(entry.logprob if known else None)
+        tops: dict[str, float] = {}
+        for top in entry.top_logprobs:
+            tops.setdefault(top.token, top.logprob)  # bytes of characters may look alike
+        made["top_logprobs"].append(tops if known else None)
+    return made

@@ -1,0 +1,230 @@
+"""OpenAI's ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from treadle.chat.tools import Said, Told
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.body_fields import (
+    Table,
+    array,
+    flag,
+    object_of,
+    one_of,
+    read_fields,
+    refused,
+    whole,
+)
+from treadle.server.http.http_io import (
+    DONE,
+    PING,
+    Response,
+    Stream,
+    event,
+    finished,
+    read_json,
+    ticking,
+    whole_json,
+)
+from treadle.server.protocols.llamacpp_answer import verbose
+from treadle.server.protocols.openai.answer import (
+    error_event,
+    finish_reason,
+    head,
+    timings,
+    usage,
+    warnings,
+)
+from treadle.server.requests.chat_prompt import read_conversation
+from treadle.server.requests.generation_request import MAX_N, Asked, read_asked
+from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields
+from treadle.server.requests.request_stream import Call, Piece
+from treadle.server.requests.service import Service, service_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from treadle.api.model import Model
+
+MAX_TOP = 64  # alternatives to a token
+STREAM_OPTIONS = object_of({"include_usage": flag})
+LOGPROBS: Table = {"logprobs": flag, "top_logprobs": whole(0, MAX_TOP)}
+
+FIELDS: Table = {
+    "stream_options": STREAM_OPTIONS,
+    "timings_per_token": flag,
+    "return_progress": flag,
+    "verbose": flag,
+    "n_probs": whole(0, MAX_TOP),
+    "n_cmpl": whole(1, MAX_N),
+    "include_reasoning": flag,
+    "reasoning_format": one_of("auto", "deepseek", "deepseek-legacy", "none"),
+    "chat_template": refused("the model's own template is used", ""),
+    "functions": refused("use tools", []),
+    "function_call": refused("use tool_choice", "none", "auto"),
+    "modalities": refused("treadle writes text alone", ["text"]),
+    "audio": refused("treadle writes text alone"),
+    "web_search_options": refused("there is no search"),
+    "suffix": refused("a conversation has no suffix", ""),
+    "messages": array,
+}
+
+
+def read_chat(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    model, given = service.model, read_fields(body, FIELDS)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
+    asked.settings["logprobs"] = read_logprobs(body, model)
+    if given.get("n_probs") and asked.settings["logprobs"] is None:
+        asked.settings["logprobs"] = min(given["n_probs"], model.config.n_vocab)
+    read_conversation(body, service, asked)
+    asked.ignored = ignored_fields(body, CHAT)
+    asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
+    if body.get("documents") and "documents" not in model.template.source:
+        asked.ignored.append("documents: the chat template does not read them")
+    if given.get("reasoning_format") == "none":  # what is written is content, with its marks
+        speech = replace(asked.planned.speech, thought=None, opened=False)
+        asked.planned = replace(asked.planned, speech=speech)
+    elif given.get("reasoning_format") == "deepseek-legacy":
+        asked.ignored.append("reasoning_format: deepseek-legacy: the content has no reasoning")
+    options = given.get("stream_options", {})
+    asked.progress = asked.stream and given.get("return_progress", False)
+    asked.more = {
+        "include_usage": options.get("include_usage", False),
+        "timings_per_token": given.get("timings_per_token", False),
+        "verbose": given.get("verbose", False),
+        "reasoning": given.get("include_reasoning", True),
+    }
+    return asked
+
+
+def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
+    """Alternatives to each token that a chat asks for; None for no log-probabilities at all. Raises
+    ApiError.
+    """
+    given = read_fields(body, LOGPROBS)
+    n_top: int = given.get("top_logprobs", 0)
+    if given.get("logprobs"):
+        return min(n_top, model.config.n_vocab)
+    if n_top:
+        raise ApiError(400, "top_logprobs: logprobs must be true", param="top_logprobs")
+    return None
+
+
+async def chat_completions(request: Request) -> Response:
+    """``POST /v1/chat/completions``."""
+    service, body = service_of(request), await read_json(request)
+    call = await service.begin(request, read_chat, body)
+    if call.stream:
+        return Stream(call, _chunks(service, call), error_event)
+    pieces = await finished(request, call)
+    return await whole_json(partial(chat_answer, service, call), pieces)
+
+
+def chat_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
+    """The whole answer: a piece for each text."""
+    kept = [_kept(call, piece.said()) for piece in pieces]
+    told = zip(pieces, kept, strict=True)
+    choices = [_choice(piece, {"message": _message(Told.of(parts))}) for piece, parts in told]
+    return {
+        **head(service, "chat.completion", _new_id()),
+        "choices": choices,
+        "usage": usage(call),
+        "timings": timings(call.texts[0]),
+        **warnings(call),
+        **verbose(service, call, pieces[0]),
+    }
+
+
+def _kept(call: Call, parts: list[Said]) -> list[Said]:
+    """Without reasoning, where that is not wanted (vLLM's ``include_reasoning``)."""
+    wanted = call.asked.more["reasoning"]
+    return parts if wanted else [part for part in parts if part.kind != "reasoning"]
+
+
+def _new_id() -> str:
+    return f"chatcmpl-{secrets.token_hex(16)}"
+
+
+def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {"index": piece.text.index, **said}
+    if piece.text.request.n_top is not None:
+        made["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
+    else:
+        made["logprobs"] = None
+    calls = piece.finish_reason == "stop" and piece.text.scanner.n_calls
+    made["finish_reason"] = "tool_calls" if calls else finish_reason(piece.finish_reason)
+    return made
+
+
+async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+    """The roles; deltas; each text's end; the use of tokens, if it was asked for."""
+    more = call.asked.more
+    shared = head(service, "chat.completion.chunk", _new_id())
+    for text in call.texts:
+        opening = {"role": "assistant", "content": None}
+        choice = {"index": text.index, "delta": opening, "logprobs": None, "finish_reason": None}
+        yield event({**shared, "choices": [choice]})
+    async for piece in ticking(call):
+        if piece is None:
+            yield PING
+            continue
+        if piece.progress is not None:
+            delta = {**shared, "choices": [_choice(piece, {"delta": {}})]}
+            yield event({**delta, "prompt_progress": piece.progress.as_dict(call.came_s)})
+            continue
+        for part, delta in _parts(piece):
+            chunk = {**shared, "choices": [_choice(part, {"delta": delta})]}
+            if part.finish_reason is not None or more["timings_per_token"]:
+                chunk["timings"] = timings(part.text)
+            if part.finish_reason is not None:
+                chunk |= warnings(call) | verbose(service, call, piece)
+            yield event(chunk)
+    if more["include_usage"]:
+        told = {"usage": usage(call), "timings": timings(call.texts[0])}
+        yield event({**shared, "choices": [], **told})
+    yield DONE
+
+
+def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
+    """A piece as chunks with their deltas: what was said, and the end, which says nothing."""
+    deltas = [_delta(part) for part in _kept(piece.text.call, piece.said())]
+    end = piece.finish_reason is not None
+    if piece.logprobs and not deltas and not end:  # of a text that is held back
+        deltas = [{"content": ""}]
+    parts = []
+    for delta in [*deltas, *([{}] if end else [])]:
+        reason = None if delta else piece.finish_reason
+        parts.append((replace(piece, finish_reason=reason), delta))
+        piece = replace(piece, logprobs=[])  # told once
+    return parts
+
+
+def _delta(part: Said) -> dict[str, Any]:
+    if part.kind == "reasoning":  # clients read one name or the other
+        return {"reasoning_content": part.text, "reasoning": part.text}
+    if part.kind == "content":
+        return {"content": part.text}
+    call: dict[str, Any] = {"index": part.number, "function": {"arguments": part.text}}
+    if part.call is not None:
+        call = {"index": part.number, "id": part.call.id, "type": "function"}
+        call["function"] = {"name": part.call.name, "arguments": ""}
+    return {"tool_calls": [call]}
+
+
+def _message(told: Told) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": told.content}
+    if told.reasoning:
+        made["reasoning_content"] = made["reasoning"] = told.reasoning
+    if told.calls:
+        made["content"] = told.content or None
+        made["tool_calls"] = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id, name, arguments in told.calls
+        ]
+    return made

@@ -1,0 +1,194 @@
+"""OpenAI's older ``/v1/completions``: texts that are gone on with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import UnsupportedError
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.body_fields import Table, flag, read_fields, refused, text, whole
+from treadle.server.http.http_io import (
+    DONE,
+    PING,
+    Response,
+    Stream,
+    event,
+    finished,
+    read_json,
+    result,
+    ticking,
+    whole_json,
+)
+from treadle.server.protocols.llamacpp_answer import verbose
+from treadle.server.protocols.openai.answer import (
+    error_event,
+    finish_reason,
+    head,
+    legacy_logprobs,
+    timings,
+    usage,
+    warnings,
+)
+from treadle.server.protocols.openai.chat import MAX_TOP, STREAM_OPTIONS
+from treadle.server.protocols.openai.echo import measure_prompts
+from treadle.server.requests.generation_request import (
+    MAX_N,
+    Asked,
+    check_length,
+    check_text,
+    read_asked,
+    read_prompt,
+    several,
+)
+from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
+from treadle.server.requests.request_stream import Call, Piece
+from treadle.server.requests.service import Service, service_of
+from treadle.tokenizer.fill_in_middle import infill_ids
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from treadle.api.model import Model
+
+MOST_ECHOED = 4_000_000  # log-probabilities of prompts: some hundred MB
+FIELDS: Table = {
+    "stream_options": STREAM_OPTIONS,
+    "logprobs": whole(0, MAX_TOP),
+    "echo": flag,
+    "best_of": whole(1),
+    "return_progress": flag,
+    "timings_per_token": flag,
+    "verbose": flag,
+    "n_probs": whole(0, MAX_TOP),
+    "n_cmpl": whole(1, MAX_N),
+    "add_special_tokens": refused("a text begins as the model wants it: send ids", True),
+    "prompt_embeds": refused("send texts or ids"),
+    "suffix": text,
+}
+
+
+def read_completion(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    model, given = service.model, read_fields(body, FIELDS)
+    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
+    asked.prompts = read_prompts(body, model)
+    if given.get("best_of", asked.n) != asked.n:
+        raise ApiError(400, "best_of: only the same as n", param="best_of")
+    echo = given.get("echo", False)
+    n_top = given.get("logprobs", given.get("n_probs") or None)
+    if n_top is not None:
+        asked.settings["logprobs"] = top = min(n_top, model.config.n_vocab)
+        if echo and asked.n * (1 + top) * sum(map(len, asked.prompts)) > MOST_ECHOED:
+            raise ApiError(
+                400, f"logprobs: with echo more than {MOST_ECHOED} for the prompts: ask for fewer",
+                param="logprobs",
+            )  # fmt: skip
+    asked.progress = asked.stream and given.get("return_progress", False)
+    asked.plan(model)
+    asked.ignored = ignored_fields(body, COMPLETIONS)
+    asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
+    options = given.get("stream_options", {})
+    asked.more = {
+        "include_usage": options.get("include_usage", False),
+        "timings_per_token": given.get("timings_per_token", False),
+        "verbose": given.get("verbose", False),
+        "echo": [model.detokenize(ids) for ids in asked.prompts] if echo else None,
+    }
+    return asked
+
+
+def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
+    """The ids of a body's prompts; with a ``suffix``, those for what stands before it. Raises
+    ApiError.
+    """
+    prompts, suffix = several(body.get("prompt")), read_fields(body, FIELDS).get("suffix")
+    if not suffix:
+        return [read_prompt(prompt, model) for prompt in prompts]
+    made = []
+    for prompt in prompts:
+        before = text("prompt", prompt)
+        check_text(before + suffix, model)
+        try:
+            ids = infill_ids(model.tokenizer, before, suffix)
+        except UnsupportedError as error:
+            raise ApiError(
+                400, f"suffix: {error}", param="suffix", code="unsupported_parameter"
+            ) from None
+        made.append(check_length(ids, model))
+    return made
+
+
+async def completions(request: Request) -> Response:
+    """``POST /v1/completions``."""
+    service, body = service_of(request), await read_json(request)
+    call = await service.begin(request, read_completion, body)
+    await result(request, measure_prompts(service, call))
+    if call.stream:
+        return Stream(call, _chunks(service, call), error_event)
+    pieces = await finished(request, call)
+    return await whole_json(partial(completion_answer, service, call), pieces)
+
+
+def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
+    """The whole answer: a piece for each text."""
+    return {
+        **_head(service),
+        "choices": [_choice(call, piece) for piece in pieces],
+        "usage": usage(call),
+        "timings": timings(call.texts[0]),
+        **warnings(call),
+        **verbose(service, call, pieces[0]),
+    }
+
+
+def _head(service: Service) -> dict[str, Any]:
+    return head(service, "text_completion", f"cmpl-{secrets.token_hex(16)}")
+
+
+def _choice(call: Call, piece: Piece, *, first: bool = True) -> dict[str, Any]:
+    """A choice of an answer or a chunk, perhaps its ``first``."""
+    more, text, said, entries = call.asked.more, piece.text, piece.content, piece.logprobs
+    before = "" if more["echo"] is None else more["echo"][text.prompt]
+    offsets = [len(before) + at for at in piece.starts]
+    if first:
+        said = before + said
+        if "measured" in more:
+            measured = more["measured"][text.prompt]
+            entries = measured + entries
+            offsets = text.answer.tokenizer.starts(entry.id for entry in measured) + offsets
+    return {
+        "text": said,
+        "index": text.index,
+        "logprobs": None if text.request.n_top is None else legacy_logprobs(entries, offsets),
+        "finish_reason": finish_reason(piece.finish_reason),
+    }
+
+
+async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+    shared, begun = _head(service), set[int]()
+    each = call.asked.more["timings_per_token"]
+    async for piece in ticking(call):
+        if piece is None:
+            yield PING
+            continue
+        if piece.progress is not None:
+            told = piece.progress.as_dict(call.came_s)
+            choice = {"text": "", "index": piece.text.index, "logprobs": None}
+            choices = [{**choice, "finish_reason": None}]
+            yield event({**shared, "choices": choices, "prompt_progress": told})
+            continue
+        i = piece.text.index
+        chunk = {**shared, "choices": [_choice(call, piece, first=i not in begun)]}
+        begun.add(i)
+        if piece.finish_reason is not None or each:
+            chunk["timings"] = timings(piece.text)
+        if piece.finish_reason is not None:
+            chunk |= {**warnings(call), **verbose(service, call, piece)}
+        yield event(chunk)
+    if call.asked.more["include_usage"]:
+        last: dict[str, Any] = {"usage": usage(call), "timings": timings(call.texts[0])}
+        yield event({**shared, "choices": [], **last})
+    yield DONE

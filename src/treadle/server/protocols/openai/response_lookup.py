@@ -1,0 +1,82 @@
+"""Responses of ``/v1/responses`` by their ids: those that are still in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.body_fields import Table, one_of, read_fields, text, whole
+from treadle.server.http.http_io import Json, Response
+from treadle.server.protocols.openai.response_items import listed
+from treadle.server.requests.service import service_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from treadle.server.requests.response_store import Kept
+
+
+def _limit(name: str, value: str) -> int:
+    """Queries have numbers as text."""
+    number = value.isascii() and value.isdecimal() and len(value) < 10
+    return whole(1, 100)(name, int(value) if number else value)
+
+
+PAGE: Table = {"order": one_of("asc", "desc"), "limit": _limit, "after": text}
+
+
+async def show(request: Request) -> Response:
+    """``GET /v1/responses/ID``."""
+    if request.query_params.get("stream", "false") != "false":
+        raise ApiError(400, "stream: a response is streamed once, when it is made", param="stream")
+    return Json(_kept(request).whole)
+
+
+async def input_items(request: Request) -> Response:
+    """``GET /v1/responses/ID/input_items``: a page of the items that it was asked with, those of
+    responses before it among them.
+    """
+    items, given = _kept(request).inputs, read_fields(request.query_params, PAGE)
+    if given.get("order", "desc") == "desc":
+        items = items[::-1]
+    names, after = [item["id"] for item in items], given.get("after")
+    if after is not None and after not in names:
+        raise ApiError(400, f"after: there is no item {after[:80]!r}", param="after")
+    begin = len(names) - names[::-1].index(after) if after is not None else 0
+    page = [listed(item) for item in items[begin : begin + given.get("limit", 20)]]
+    return Json(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": begin + len(page) < len(items),
+        }
+    )
+
+
+async def delete(request: Request) -> Response:
+    """``DELETE /v1/responses/ID``."""
+    name = request.path_params["id"]
+    if not service_of(request).talks.drop(name):
+        raise _unknown(name)
+    return Json({"id": name, "object": "response", "deleted": True})
+
+
+async def cancel(request: Request) -> Response:
+    """``POST /v1/responses/ID/cancel``: a response is whole, or its client has left."""
+    _kept(request)
+    raise ApiError(400, "only a response in the background could be cancelled: there are none")
+
+
+def _kept(request: Request) -> Kept:
+    name = request.path_params["id"]
+    found = service_of(request).talks.get(name)
+    if found is None:
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: str) -> ApiError:
+    """The last ones are kept, if ``store`` is not false, until the server ends."""
+    return ApiError(404, f"a response {name[:80]!r} is not kept here (any more)")

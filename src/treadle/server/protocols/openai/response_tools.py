@@ -1,0 +1,151 @@
+"""Tools of OpenAI's ``/v1/responses`` as functions of a chat, and which of them may be called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.body_fields import array, mapping, text
+from treadle.server.requests.tools import MAX_TOOLS, few
+
+FUNCTION = ("name", "description", "parameters", "strict")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a client calls a function. Calls of a ``custom`` one have a text for arguments."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+@dataclass
+class Offered:
+    """The tools of a call: functions as chat has them, what the client calls each, and types that
+    only OpenAI serves. Clients offer those to everybody, so they are left out.
+    """
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    known: dict[str, Known] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    unenforced: list[str] = field(default_factory=list)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the tools does not hold."""
+        return (*map(unserved, self.left_out), *self.unenforced)
+
+    def add(self, tool: Any, namespace: str | None = None) -> None:
+        """One tool, or all of a namespace. Raises ApiError."""
+        kind = text("tools.type", mapping("tools", tool).get("type"))
+        if len(self.functions) + len(self.left_out) > MAX_TOOLS:
+            raise ApiError(400, f"tools: more than {MAX_TOOLS}", param="tools")
+        if kind == "namespace":
+            if namespace is not None:
+                raise ApiError(400, "tools: a namespace within a namespace", param="tools")
+            within = text("tools.name", tool.get("name"))
+            for inner in array("tools.tools", tool.get("tools") or []):
+                self.add(inner, within)
+        elif kind == "function":
+            self._add(Known(_name(tool), namespace), tool)
+        elif kind == "custom":
+            self._add(Known(_name(tool), namespace, custom=True), self._custom(tool))
+        elif kind not in self.left_out:
+            self.left_out.append(kind)
+
+    def _add(self, known: Known, function: Mapping[str, Any]) -> None:
+        name = flat_name(known.namespace, known.name)
+        own = {key: function[key] for key in FUNCTION if function.get(key) is not None}
+        self.known[name] = known
+        self.functions.append({"type": "function", "function": {**own, "name": name}})
+
+    def _custom(self, tool: Mapping[str, Any]) -> dict[str, Any]:
+        """A function of one text. No grammar but a pattern holds within a string of JSON."""
+        form = mapping("tools.format", tool.get("format") or {"type": "text"})
+        schema: dict[str, Any] = {"type": "string"}
+        if form.get("type") == "grammar":
+            syntax = text("tools.format.syntax", form.get("syntax"))
+            rule = text("tools.format.definition", form.get("definition"))
+            schema["description"] = f"A text of this grammar ({syntax}):\n{rule}"
+            if syntax == "regex":
+                schema["pattern"] = f"^(?:{rule})$"
+            else:
+                self.unenforced.append(f"tool {tool['name']!r:.80}: its grammar is not enforced")
+        parameters = {"type": "object", "properties": {"input": schema}, "required": ["input"]}
+        return {**tool, "parameters": {**parameters, "additionalProperties": False}}
+
+    def named(self, choice: Mapping[str, Any]) -> Iterator[str]:
+        """Our names of the functions that a part of ``tool_choice`` is about."""
+        name, namespace = choice.get("name"), choice.get("namespace")
+        if choice.get("type") == "namespace":
+            yield from (own for own, known in self.known.items() if known.namespace == name)
+        elif namespace is None and isinstance(name, str) and name in self.known:
+            yield name
+        else:
+            for own, known in self.known.items():
+                if name == known.name and namespace in (None, known.namespace):
+                    yield own
+
+
+def read_response_tools(tools: list[Any]) -> Offered:
+    """Raises ApiError."""
+    offered = Offered()
+    for tool in tools:
+        offered.add(tool)
+    return offered
+
+
+def chat_choice(choice: Any, offered: Offered) -> Any:
+    """``tool_choice`` as chat has it. Raises ApiError where it asks for what is left out."""
+    if choice == "required" and not offered.functions and offered.left_out:
+        raise _unserved_choice(offered.left_out[0])
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        return _allowed(choice, offered)
+    if kind not in ("function", "custom"):
+        raise _unserved_choice(kind)
+    found = next(offered.named(choice), choice.get("name"))  # chat says that there is none
+    return {"type": "function", "function": {"name": found}}
+
+
+def _allowed(choice: Mapping[str, Any], offered: Offered) -> dict[str, Any] | str:
+    """Those of the allowed tools that are functions; the others are left out here, too."""
+    tools: list[Any] = []
+    for tool in few("tool_choice.tools", choice.get("tools")):
+        if mapping("tool_choice.tools", tool).get("type") in offered.left_out:
+            continue
+        names = list(offered.named(tool)) or [tool.get("name")]
+        tools += [{"type": "function", "function": {"name": name}} for name in names]
+    if not offered.functions and choice.get("mode") == "auto":
+        return "auto"
+    own = {"mode": choice.get("mode"), "tools": tools}
+    return {"type": "allowed_tools", "allowed_tools": own}
+
+
+def flat_name(namespace: Any, name: Any) -> Any:
+    """The name of a function for the model: that of its namespace is part of it."""
+    both = isinstance(namespace, str) and isinstance(name, str) and namespace
+    return f"{namespace.rstrip('_')}__{name}" if both else name
+
+
+def unserved(kind: str) -> str:
+    """What is said of a tool that is left out."""
+    return f"tools: treadle has no tool of type {kind!r:.40}: it is left out"
+
+
+def _unserved_choice(kind: Any) -> ApiError:
+    return ApiError(
+        400,
+        f"tool_choice: treadle has no tool of type {kind!r:.40}, only functions can be called",
+        param="tool_choice",
+    )
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return text("tools.name", tool.get("name"))

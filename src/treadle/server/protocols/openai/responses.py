@@ -1,0 +1,404 @@
+"""OpenAI's ``/v1/responses``. Every event has its ``sequence_number``, an item its
+``output_index``, a part its ``content_index``: clients put answers together by them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from treadle.chat.tools import Said
+from treadle.chat.tools.arguments import arguments_of
+from treadle.server.http.api_errors import ApiError, named
+from treadle.server.http.body_fields import (
+    Table,
+    array,
+    flag,
+    mapping,
+    read_fields,
+    refused,
+    text,
+    whole,
+)
+from treadle.server.http.http_io import (
+    PING,
+    Json,
+    Response,
+    Stream,
+    event,
+    finished,
+    read_json,
+    ticking,
+)
+from treadle.server.protocols.openai.answer import usage, warnings
+from treadle.server.protocols.openai.chat import MAX_TOP
+from treadle.server.protocols.openai.response_items import (
+    calling,
+    given_items,
+    gone,
+    in_turns,
+    new_id,
+    read_items,
+    sealed,
+    thinking,
+)
+from treadle.server.protocols.openai.response_tools import (
+    Known,
+    chat_choice,
+    read_response_tools,
+    unserved,
+)
+from treadle.server.requests import ignored_fields as ignored
+from treadle.server.requests.chat_prompt import read_conversation
+from treadle.server.requests.generation_request import Asked, read_asked
+from treadle.server.requests.ignored_fields import ignored_fields
+from treadle.server.requests.request_stream import Call, Piece
+from treadle.server.requests.response_store import Kept
+from treadle.server.requests.service import Service, service_of
+
+ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
+
+FIELDS: Table = {
+    "instructions": text,
+    "text": mapping,
+    "reasoning": mapping,
+    "tools": array,
+    "previous_response_id": text,
+    "store": flag,
+    "metadata": mapping,
+    "top_logprobs": whole(0, MAX_TOP),
+    "include": array,
+    "return_progress": flag,
+    "truncation": refused("nothing is ever cut", "disabled", "auto"),
+    "background": refused("a response is written while its client waits", False),
+    "conversation": refused("send the conversation's items"),
+    "prompt": refused("there are no stored prompts"),
+}
+
+
+NAMES = {
+    "response_format": "text.format",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "tool_choice.allowed_tools": "tool_choice",
+}
+
+
+@named(NAMES)
+def read_response(service: Service, body: dict[str, Any]) -> Asked:
+    """What a body asks for. Raises ApiError, TreadleError."""
+    given = read_fields(body, FIELDS)
+    form = given.get("text", {}).get("format")
+    own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
+    asked = read_asked({**body, **own}, service.model, service.defaults)
+    include = given.get("include", [])
+    if "message.output_text.logprobs" in include:
+        asked.settings["logprobs"] = given.get("top_logprobs", 0)
+    before = _before(service, given)
+    said = [] if body.get("input") is None and before is not None else body.get("input")
+    items = given_items(said, service.talks)
+    earlier = list(before.talk) if before is not None else []
+    talk = in_turns(earlier + read_items(items))
+    first = (
+        [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
+    )
+    offered = read_response_tools(given.get("tools", []))
+    chat = {
+        "messages": first + talk,
+        "tools": offered.functions,
+        "tool_choice": chat_choice(body.get("tool_choice"), offered),
+        "parallel_tool_calls": body.get("parallel_tool_calls"),
+        "reasoning_effort": given.get("reasoning", {}).get("effort"),
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
+    }
+    read_conversation(chat, service, asked)
+    told = (*offered.warnings, *asked.planned.warnings)
+    asked.planned = replace(asked.planned, warnings=told)
+    asked.ignored = _ignored(body, given)
+    asked.progress = asked.stream and given.get("return_progress", False)
+    for kind in offered.left_out:
+        service.warn_once(unserved(kind))
+    asked.more = {
+        "talk": talk,
+        "inputs": [*(before.items if before is not None else []), *items],
+        "keep": given.get("store", True),
+        "known": offered.known,
+        "seal": "reasoning.encrypted_content" in include,
+    }
+    return asked
+
+
+def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """What was asked for and is not done."""
+    told = ignored_fields(body, ignored.RESPONSES)
+    streamed = body.get("stream_options") or {}
+    told += ignored_fields(streamed, ignored.STREAMED, "stream_options.")
+    told += ignored_fields(given.get("text", {}), ignored.RESPONSES_TEXT, "text.")
+    told += ignored_fields(given.get("reasoning", {}), ignored.RESPONSES_REASONING, "reasoning.")
+    others = [each for each in given.get("include", []) if each not in ignored.INCLUDED]
+    return told + [f"include: {each!r:.80} is not there" for each in others]
+
+
+def _before(service: Service, given: Mapping[str, Any]) -> Kept | None:
+    """The response that this one goes on from, if one is named."""
+    name = given.get("previous_response_id")
+    if name is None:
+        return None
+    found = service.talks.get(name)
+    if found is None:
+        raise gone("previous_response_id", name, "previous_response_not_found")
+    return found
+
+
+class _Item:
+    """One item of an output: a message, a reasoning or a call. ``known``: what the client calls
+    the function. ``more``: the call's own, see ``read_response``.
+    """
+
+    def __init__(self, part: Said, more: Mapping[str, Any]) -> None:
+        self.kind, self.text, self.call = part.kind, part.text, part.call
+        self.known: Known = Known("") if part.call is None else more["known"][part.call.name]
+        self.seal: bool = more["seal"]
+        self.logprobs: list[dict[str, Any]] = []
+        types = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
+        self.type = "custom_tool_call" if self.known.custom else types[part.kind]
+        self.id = new_id(self.type)
+
+    def part(self, text: str | None = None) -> dict[str, Any]:
+        """The one part of its content; with another text, as it begins."""
+        said = self.text if text is None else text
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": said}
+        logprobs = self.logprobs if text is None else []
+        return {"type": "output_text", "text": said, "annotations": [], "logprobs": logprobs}
+
+    def as_dict(self, status: str, *, begins: bool = False) -> dict[str, Any]:
+        """The item; of one that ``begins`` nothing is told yet."""
+        head = {"id": self.id, "status": status, "type": self.type}
+        if self.call is not None:
+            said = "" if begins else self.said
+            own = {"call_id": self.call.id, "name": self.known.name}
+            if self.known.namespace is not None:
+                own["namespace"] = self.known.namespace
+            if self.known.custom:
+                return {**head, **own, "input": said}
+            return {**head, **own, "arguments": said}
+        content = [] if begins else [self.part()]
+        if self.kind == "reasoning":
+            own = {"encrypted_content": sealed(self.text)} if self.seal and not begins else {}
+            return {**head, "summary": [], "content": content, **own}
+        return {**head, "role": "assistant", "content": content}
+
+    @property
+    def said(self) -> str:
+        """The arguments of a call; of a custom tool's its text, once that is whole."""
+        if not self.known.custom:
+            return self.text
+        found = arguments_of(self.text).get("input", "")
+        return found if isinstance(found, str) else ""
+
+    def message(self) -> dict[str, Any]:
+        """The item as a message of a chat."""
+        if self.call is not None:
+            return calling(self.call.id, self.call.name, self.text)
+        if self.kind == "reasoning":
+            return thinking(self.text)
+        return {"role": "assistant", "content": self.text}
+
+
+class _Reply:
+    """One response, as it is told: its ids, and what of the body it repeats."""
+
+    def __init__(self, service: Service, call: Call, body: Mapping[str, Any]) -> None:
+        self.service, self.call = service, call
+        self.id = f"resp_{secrets.token_hex(24)}"
+        own = mapping("text", body.get("text") or {})
+        form = own.get("format") or {"type": "text"}
+        self._shared = {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": service.name,
+            "error": None,
+            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+            "previous_response_id": body.get("previous_response_id"),
+            "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
+            "store": body.get("store") is not False,
+            "text": {**own, "format": form},
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
+            "truncation": "disabled",
+            **{name: body.get(name) for name in ECHOED},
+        }
+
+    def begun(self) -> dict[str, Any]:
+        """The object, with nothing written yet."""
+        none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
+        return {**self._shared, "status": "in_progress", **none}
+
+    def failed(self, error: ApiError, items: Sequence[_Item]) -> dict[str, Any]:
+        """The object of a response that ends with an error, with what was told of it."""
+        output = [item.as_dict("incomplete") for item in items]
+        why = {"code": "server_error", "message": error.message}
+        return {**self.begun(), "status": "failed", "error": why, "output": output}
+
+    def ended(self, piece: Piece, items: Sequence[_Item]) -> dict[str, Any]:
+        """The whole object; what was said is kept for one that goes on from it."""
+        more, used = self.call.asked.more, usage(self.call)
+        done = _status(piece) == "completed"
+        whole = {
+            **self._shared,
+            "status": _status(piece),
+            "incomplete_details": None if done else {"reason": "max_output_tokens"},
+            "output": [item.as_dict(_status(piece)) for item in items],
+            **warnings(self.call),
+            "usage": {
+                "input_tokens": used["prompt_tokens"],
+                "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": used["completion_tokens"],
+                "output_tokens_details": used["completion_tokens_details"],
+                "total_tokens": used["total_tokens"],
+            },
+        }
+        if more["keep"]:
+            talk = [*more["talk"], *(item.message() for item in items)]
+            self.service.talks.keep(self.id, Kept(talk, more["inputs"], whole))
+        return whole
+
+
+def _status(piece: Piece) -> str:
+    return "completed" if piece.finish_reason == "stop" else "incomplete"
+
+
+async def responses(request: Request) -> Response:
+    """``POST /v1/responses``."""
+    service, body = service_of(request), await read_json(request)
+    call = await service.begin(request, read_response, body)
+    reply = _Reply(service, call, body)
+    if call.stream:
+        told = _Told(reply)
+        return Stream(call, _events(told), told.failed)
+    (piece,) = await finished(request, call)
+    items: list[_Item] = []
+    for part in piece.said():
+        if part.kind == "arguments":
+            items[-1].text = part.text
+        else:
+            items.append(_Item(part, call.asked.more))
+    said = next((item for item in items if item.kind == "content"), None)
+    if said is not None:
+        said.logprobs = [entry.as_dict() for entry in piece.logprobs]
+    return Json(reply.ended(piece, items))
+
+
+class _Told:
+    """The events of one response, numbered."""
+
+    def __init__(self, reply: _Reply) -> None:
+        self.reply, self.items, self._n = reply, list[_Item](), 0
+        self.logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back, or no content
+
+    def event(self, kind: str, **values: Any) -> bytes:
+        """The next event."""
+        self._n += 1
+        return event({"type": kind, "sequence_number": self._n - 1, **values}, kind)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        item, at = self.items[-1], len(self.items) - 1
+        inner = {} if item.call is not None else {"content_index": 0}
+        return {"item_id": item.id, "output_index": at, **inner}
+
+    def said(self, part: Said) -> bytes:
+        """A part of the answer: of the item that is open, or of a new one."""
+        out = b""
+        if part.call is not None:
+            return self.closed("completed") + self._opened(part)
+        if part.kind != "arguments" and (not self.items or self.items[-1].kind != part.kind):
+            out = self.closed("completed") + self._opened(part)
+        else:
+            self.items[-1].text += part.text
+        item, place = self.items[-1], self._place
+        if item.known.custom:  # its text is within JSON, and told when that is whole
+            return out
+        if item.call is not None:
+            kind = "response.function_call_arguments.delta"
+            return out + self.event(kind, **place, delta=part.text)
+        if item.kind == "reasoning":
+            return out + self.event("response.reasoning_text.delta", **place, delta=part.text)
+        logprobs = self._take_logprobs()
+        place |= {"delta": part.text, "logprobs": logprobs}
+        return out + self.event("response.output_text.delta", **place)
+
+    def _take_logprobs(self) -> list[dict[str, Any]]:
+        """Those that the open item, a content, has not had."""
+        taken, self.logprobs = self.logprobs, []
+        self.items[-1].logprobs += taken
+        return taken
+
+    def _opened(self, part: Said) -> bytes:
+        item = _Item(part, self.reply.call.asked.more)
+        self.items.append(item)
+        at, shown = len(self.items) - 1, item.as_dict("in_progress", begins=True)
+        out = self.event("response.output_item.added", output_index=at, item=shown)
+        if item.call is None:
+            own = {**self._place, "part": item.part("")}
+            out += self.event("response.content_part.added", **own)
+        return out
+
+    def closed(self, status: str) -> bytes:
+        """The end of the item that is open, if one is."""
+        if not self.items:
+            return b""
+        item, place = self.items[-1], self._place
+        if item.known.custom:
+            kind = "response.custom_tool_call_input"
+            out = self.event(f"{kind}.delta", **place, delta=item.said)
+            out += self.event(f"{kind}.done", **place, input=item.said)
+        elif item.call is not None:
+            own = {"name": item.known.name, "arguments": item.text}
+            out = self.event("response.function_call_arguments.done", **place, **own)
+        else:
+            content = item.kind == "content"
+            if content:
+                self._take_logprobs()
+            kind = "output_text" if content else "reasoning_text"
+            told = {**place, "text": item.text}
+            if content:
+                told["logprobs"] = item.logprobs
+            out = self.event(f"response.{kind}.done", **told)
+            out += self.event("response.content_part.done", **place, part=item.part())
+        at, shown = len(self.items) - 1, item.as_dict(status)
+        return out + self.event("response.output_item.done", output_index=at, item=shown)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last events of a response that ends with an error. Clients read one or the other."""
+        own = {"code": error.code or error.type, "message": error.message, "param": error.param}
+        whole = self.reply.failed(error, self.items)
+        return self.event("error", **own) + self.event("response.failed", response=whole)
+
+
+async def _events(told: _Told) -> AsyncIterator[bytes]:
+    reply = told.reply
+    yield told.event("response.created", response=reply.begun())
+    yield told.event("response.in_progress", response=reply.begun())
+    async for piece in ticking(reply.call):
+        if piece is None:
+            yield PING
+            continue
+        if piece.progress is not None:
+            now = piece.progress.as_dict(reply.call.came_s)
+            yield told.event("response.in_progress", response=reply.begun(), prompt_progress=now)
+            continue
+        told.logprobs += [entry.as_dict() for entry in piece.logprobs]
+        for part in piece.said():
+            yield told.said(part)
+        if piece.finish_reason is not None:
+            yield told.closed(_status(piece))
+            whole = reply.ended(piece, told.items)
+            yield told.event(f"response.{_status(piece)}", response=whole)

@@ -1,0 +1,165 @@
+"""Slots, as llama.cpp's clients know them: numbered places that texts are written in one after
+another. What a slot's last text was can be saved to a file, restored and erased.
+
+treadle shares the beginnings of all texts, whatever their slots. So a slot is a text's name here:
+no text waits for one, and one that finds none free has the number -1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from treadle.api.session import Session
+from treadle.errors import FileError
+from treadle.kvcache.disk.session_file import save_session
+from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.body_fields import Table, read_fields, text
+from treadle.server.http.http_io import Json, Response, read_json
+from treadle.server.http.redaction import without_folders
+from treadle.server.requests.client_slots import NONE, Slot
+from treadle.server.requests.generation_request import room
+from treadle.server.requests.service import Service, service_of
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+
+Act = Callable[["Model", Slot, Path], dict[str, Any]]
+FILE: Table = {"filename": text}
+MOST_BYTES = 240  # of a file's name, beside which it is written under a longer one
+
+
+async def slots(request: Request) -> Response:
+    """``GET /slots``: nothing of what texts say. Behind the slots are texts that have none."""
+    service = service_of(request)
+    made = [
+        {
+            "id": slot.id,
+            "n_ctx": room(service.model),
+            "is_processing": slot.text is not None,
+            "n_tokens": len(slot.ids),
+            **({} if slot.text is None else _progress(slot.text)),
+        }
+        for slot in service.engine.slots
+    ]
+    made += [
+        {"id": NONE, "n_ctx": room(service.model), "is_processing": True, **_progress(each)}
+        for each in list(service.engine.texts.values())
+        if each.slot == NONE
+    ]
+    return Json(made)
+
+
+def _progress(each: Any) -> dict[str, int]:
+    return {
+        "n_prompt_tokens": each.answer.timings.n_prompt,
+        "n_prompt_tokens_processed": each.request.n_read,
+        "n_decoded": len(each.answer.ids),
+    }
+
+
+async def act(request: Request) -> Response:
+    """``POST /slots/{id}?action=save|restore|erase``, with a ``filename`` but for the last."""
+    service, action = service_of(request), request.query_params.get("action")
+    acts: dict[str | None, Act] = {"save": _save, "restore": _restore, "erase": _erase}
+    if action not in acts:
+        raise ApiError(400, "action: expected save, restore or erase", param="action")
+    service.check_ready()
+    slot = _slot(service, request.path_params["id"])
+    path = Path() if action == "erase" else _path(service, await read_json(request))
+    job = partial(_act, acts[action], service.model, slot, path)
+    try:
+        return Json(await asyncio.wrap_future(service.engine.submit(job)))
+    except FileError as error:
+        said = without_folders(str(error).replace(str(path), path.name), error.path)
+        raise ApiError(400, f"filename: {said}", param="filename") from None
+
+
+def _slot(service: Service, word: str) -> Slot:
+    found = service.engine.slots
+    number = word.isascii() and word.isdecimal() and len(word) <= 9
+    if not number or int(word) >= len(found):
+        raise ApiError(400, f"id: expected a slot from 0 to {len(found) - 1}", param="id")
+    return found[int(word)]
+
+
+def _path(service: Service, body: dict[str, Any]) -> Path:
+    """The file that a body names: in the operator's folder, and in no other. Raises ApiError."""
+    folder = service.settings.slot_save_path
+    if folder is None:
+        raise ApiError(
+            501, "/slots/{id}: this server saves no slots: start it with --slot-save-path DIR",
+            code="not_implemented",
+        )  # fmt: skip
+    name: str = read_fields(body, FILE).get("filename", "")
+    plain = all(c.isalnum() or c in "._- " for c in name) and len(name.encode()) <= MOST_BYTES
+    if not plain or name[:1] in ("", ".", " ") or name[-1] in ". ":
+        raise ApiError(
+            400, "filename: expected a name of letters, digits, dots, dashes and spaces",
+            param="filename",
+        )  # fmt: skip
+    path = folder / name
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ApiError(400, "filename: is no plain file", param="filename")
+    return path
+
+
+# -- in the engine's thread -----------------------------------------------------------------------
+
+
+def _act(act: Act, model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+    if slot.text is not None:
+        raise busy(f"slot {slot.id} is at work")
+    return act(model, slot, path)
+
+
+def _save(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+    """Write what the slot's text has; pages that have given way to others are read again."""
+    began, ids = time.perf_counter(), slot.ids[: model.n_ctx]  # the last may never have been read
+    if not ids:
+        raise ApiError(400, f"slot {slot.id} is empty", param="id")
+    with model.engine.lock:
+        model._turns.scheduler.make_room(len(ids))
+        session = Session(model.engine, slot.lora)
+        try:
+            session.prefill(ids)
+            save_session(path, model.engine, session.seq, mode=0o600)  # it says what users said
+        finally:
+            session.close()
+    return {
+        "id_slot": slot.id,
+        "filename": path.name,
+        "n_saved": len(ids),
+        "n_written": path.stat().st_size,
+        "timings": {"save_ms": 1000 * (time.perf_counter() - began)},
+    }
+
+
+def _restore(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+    """Put what a file has where the next text that begins so finds it."""
+    began = time.perf_counter()
+    session = model.load_session(path)
+    slot.ids, slot.lora = session.ids, session.seq.lora
+    session.retire()
+    return {
+        "id_slot": slot.id,
+        "filename": path.name,
+        "n_restored": len(slot.ids),
+        "n_read": path.stat().st_size,
+        "timings": {"restore_ms": 1000 * (time.perf_counter() - began)},
+    }
+
+
+def _erase(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+    """Give up the pages of the slot's text, but for those that other texts have too."""
+    ids, slot.ids = slot.ids, []
+    with model.engine.lock:
+        model.engine.cache.revive().close()
+        model.engine.cache.tree.erase(ids, slot.lora)
+    return {"id_slot": slot.id, "n_erased": len(ids)}

@@ -1,0 +1,1 @@
+"""From a request's body to generations, and back to events."""

@@ -1,0 +1,227 @@
+"""The one thread that calls the engine: it steps the scheduler, and tells the event loop once a
+step.
+
+Handlers hand requests over (``add``) and are told by their call's bell. What is no text, such as
+embeddings, is a job: jobs and steps take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treadle.engine.engine import CHUNK, OUTPUTS
+from treadle.errors import FileError
+from treadle.models.graphs import main_output
+from treadle.server.requests.client_slots import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from treadle.api.model import Model
+    from treadle.engine.engine import Engine
+    from treadle.scheduler.request import Request
+    from treadle.server.requests.request_stream import Call, Text
+    from treadle.server.requests.stats import Tally
+
+T = TypeVar("T")
+_Job = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class EngineThread:
+    """Steps ``model``'s scheduler from ``start`` to ``stop``.
+
+    ``state`` is "loading" until the plans are compiled, then "ok"; "error" where the model cannot
+    be used any more, and ``why`` says it.
+    """
+
+    def __init__(self, model: Model, tally: Tally) -> None:
+        self.model, self.tally = model, tally
+        self.turns, self.scheduler = model._turns, model._turns.scheduler
+        self.state, self.why = "loading", ""
+        self.warmed: Future[None] = Future()
+        # Who gives up waiting for it (Ctrl-C, while kernels are compiled) must not cancel it.
+        self.warmed.set_running_or_notify_cancel()
+        self.texts: dict[Request, Text] = {}  # in hand
+        self.slots = Slots(model.engine.cache.n_sequences)
+        self._left: deque[Text] = deque()  # dropped when they were done, perhaps before ``_tell``
+        self._news: deque[Call] = deque()  # what has something new, and does not know it
+        self._jobs: deque[_Job] = deque()
+        self._bell, self._stopping = threading.Event(), False
+        self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
+
+    def start(self) -> None:
+        """Compile, then serve."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End the thread after the step in hand. Idempotent."""
+        self._stopping = True
+        self._bell.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """Something has changed that lets the thread go on. Any thread may call this."""
+        self._bell.set()
+
+    def add(self, texts: Iterable[Text]) -> None:
+        """Have these written. A text that is done before it begins (``max_tokens`` 0) is told."""
+        for text in texts:
+            if text.answer.done:
+                text.call.bell.ring()
+            else:
+                self.texts[text.request] = text
+                self.slots.take(text, text.call.asked.slot)
+                self.scheduler.add(text.request)
+        self._bell.set()
+
+    def drop(self, text: Text) -> None:
+        """Forget a text; cancel it, if it is not done."""
+        if self.texts.pop(text.request, None) is None:
+            return
+        self.slots.leave(text)
+        if text.answer.done:
+            self._left.append(text)
+        else:
+            self.scheduler.cancel(text.request)
+            self.tally.n_cancelled += 1
+        self._bell.set()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Run ``job`` between two steps. Its future may be cancelled before it begins."""
+        future: Future[T] = Future()
+        self._jobs.append((job, future))
+        self._bell.set()
+        return future
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._warm()
+        except BaseException as error:
+            self.state, self.why = "error", str(error)
+            self.warmed.set_exception(error)
+            return
+        self.state = "ok"
+        self.warmed.set_result(None)
+        # The event loop writes to clients while a run is computed: then Python has time, which
+        # between two runs would be the next run's.
+        self.model.engine.beside = self._ring
+        while not self._stopping:
+            self._bell.clear()  # before looking: what comes later rings again
+            if self._jobs:
+                self._ring()
+                self._do(*self._jobs.popleft())
+            if not self.scheduler.idle:
+                self._step()
+            elif not self._jobs:
+                # Another thread of this program may have written them, for a text of its own.
+                self._tell([r for r, text in list(self.texts.items()) if text.answer.done])
+                self._ring()
+                self._bell.wait()
+        self._ring()
+        while self._jobs:
+            self._jobs.popleft()[1].cancel()
+
+    def _warm(self) -> None:
+        """Compile the plans of every size of batch, so that nobody's first token waits for it."""
+        drafter = self.scheduler.drafting.drafter
+        for engine in (self.model.engine, *((drafter.engine,) if drafter else ())):
+            adapted = bool(engine.adapters)  # a deterministic engine runs no other plans then
+            for lora in {adapted, adapted and engine.deterministic}:
+                self._warm_engine(engine, lora)
+
+    def _warm_engine(self, engine: Engine, lora: bool) -> None:
+        sizes = engine.few
+        if main_output(engine.config) != "logits":
+            for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer texts are rare
+                engine.plan_for(n_tokens, 1, "embedding", lora)
+            return
+        for n_tokens in (*sizes, engine.max_tokens):
+            for n_outputs in (*sizes, OUTPUTS):
+                large = n_tokens == engine.max_tokens
+                if (large or n_outputs <= n_tokens) and not self._stopping:
+                    engine.plan_for(n_tokens, n_outputs, engine.sampled, lora)
+
+    def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        try:
+            fed, others = self.turns.step()
+            if others:
+                fed = list(self.texts)
+        except BaseException as error:  # a bug of ours: all are told, none waits for ever
+            traceback.print_exc()
+            fed = list(self.texts)
+            for request in fed:
+                request.answer.fail(error)
+                self.scheduler.cancel(request)
+        seconds = time.perf_counter() - began
+        self._ring()  # if nothing was run
+        self.tally.note_step(len(fed), self.scheduler.n_tokens, seconds)
+        self._tell(fed)
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Ring where a stream has asked how far its prompt is."""
+        waiting = [text for text in list(self.texts.values()) if text.call.asked.progress]
+        moved = {text.call: None for text in waiting if text.progress() not in (None, text.told)}
+        self._news += moved
+
+    def queued_s(self) -> float:
+        """Seconds until the prompts of all texts in hand are read, as far as that is known."""
+        texts = list(self.texts.values())
+        left = sum(t.answer.timings.n_prompt - t.request.n_read for t in texts if not t.answer.ids)
+        return left * self.scheduler.token_s
+
+    def _tell(self, fed: list[Request]) -> None:
+        """Note all calls that have something new, for their bells to be rung together."""
+        now = time.perf_counter()
+        for request in fed:
+            text = self.texts.get(request)
+            if text is None:
+                continue
+            self.tally.note_news(text, now)
+            if isinstance(request.answer.error, FileError):
+                self.state, self.why = "error", str(request.answer.error)
+            if text.call.stream or request.answer.done:
+                self._news.append(text.call)
+        while self._left:
+            self.tally.note_news(self._left.popleft(), now)
+
+    def _ring(self) -> None:
+        """Ring the bells of calls that have something new: one hand-over for all."""
+        calls: dict[Call, None] = {}
+        while self._news:  # a thread that steps for its own text may be here too
+            with suppress(IndexError):
+                calls[self._news.popleft()] = None
+        by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
+        for call in calls:
+            by_loop.setdefault(call.loop, []).append(call)
+        for loop, of_loop in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_ring, of_loop)
+            except RuntimeError:  # its loop is closed: nobody is there
+                for call in of_loop:
+                    call.close()
+
+
+def _ring(calls: list[Call]) -> None:
+    for call in calls:
+        call.bell.ring()

@@ -1,0 +1,507 @@
+"""From the body of a call to requests: what all protocols share.
+
+Each protocol reads its own fields and its prompt; settings, limits and constraints are read here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
+from treadle.chat.tools.detect import Manner
+from treadle.sampling import Sampling
+from treadle.scheduler.output import Lines
+from treadle.server.http.api_errors import ApiError, named, too_long
+from treadle.server.http.body_fields import (
+    Table,
+    array,
+    flag,
+    mapping,
+    number,
+    object_of,
+    read_fields,
+    refused,
+    text,
+    texts,
+    whole,
+    wrong,
+)
+from treadle.server.requests.client_slots import NONE
+from treadle.server.requests.token_rules import TokenRules, read_rules
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+    from treadle.scheduler.request import Request
+
+MAX_N = 128  # texts of one prompt
+MAX_PROMPTS = 256  # of one call
+LOOK_AHEAD = 64  # pieces that a stream's reader may be behind before its text pauses
+MAX_STOP = 64  # stop strings
+SEEDS = 2**64
+NEVER_S = 1e6  # no stream is silent for so long
+
+
+def _words(name: str, value: Any) -> list[str] | str:
+    return value if isinstance(value, str) else texts(name, value)
+
+
+_NUMBER, _WHOLE = number(-1e300, 1e300), whole(-(2**31))  # Sampling knows their ranges
+SAMPLERS: Table = {
+    "samplers": _words,
+    "temperature": _NUMBER,
+    "dynatemp_range": _NUMBER,
+    "dynatemp_exponent": _NUMBER,
+    "top_k": _WHOLE,
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "typical_p": _NUMBER,
+    "top_n_sigma": _NUMBER,
+    "min_keep": _WHOLE,
+    "xtc_probability": _NUMBER,
+    "xtc_threshold": _NUMBER,
+    "repeat_last_n": _WHOLE,
+    "repeat_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "presence_penalty": _NUMBER,
+    "dry_multiplier": _NUMBER,
+    "dry_base": _NUMBER,
+    "dry_allowed_length": _WHOLE,
+    "dry_penalty_last_n": _WHOLE,
+    "dry_sequence_breakers": texts,
+    "mirostat": _WHOLE,
+    "mirostat_tau": _NUMBER,
+    "mirostat_eta": _NUMBER,
+    "adaptive_target": _NUMBER,
+    "adaptive_decay": _NUMBER,
+    "ignore_eos": flag,
+}
+"""Fields of ``Sampling`` by llama.cpp's names, which are its own."""
+
+SYNONYMS = {
+    "typ_p": "typical_p",
+    "repetition_penalty": "repeat_penalty",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "thinking_budget_tokens": "reasoning_budget",
+    "thinking_token_budget": "reasoning_budget",
+    "reasoning_budget_tokens": "reasoning_budget",
+}
+
+GUIDED = ("guided_json", "guided_regex")  # vLLM's names of what an answer must be
+
+_ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
+_PROMPT: Table = {"multimodal_data": refused("treadle reads text alone", [])}
+
+
+def adapters(name: str, value: Any) -> dict[int, float]:
+    """``[{"id", "scale"}]``: scales of adapters by their numbers; those not named have none."""
+    made: dict[int, float] = {}
+    for entry in array(name, value):
+        given = read_fields(mapping(name, entry), _ADAPTER)
+        if "id" not in given:
+            raise wrong(name, entry, "objects with id and scale")
+        if given["id"] in made:
+            raise ApiError(400, f"{name}: adapter {given['id']} is there twice", param=name)
+        made[given["id"]] = given.get("scale", 0.0)
+    return made
+
+
+ANY_OBJECT: Mapping[str, Any] = {"json_schema": {"type": "object"}}
+"""What ``response_format`` says by json_object, where it has no schema."""
+
+_OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
+
+
+def _choices(name: str, value: Any) -> str:
+    """A regular expression of the texts that may be chosen."""
+    found = texts(name, value)
+    if not found:
+        raise wrong(name, value, "a text at least")
+    return "|".join(re.sub(r"([\\.+*?()|\[\]{}^$#&\-~])", r"\\\1", each) for each in found)
+
+
+STRUCTURED: Table = {
+    "json": lambda name, value: value,  # checked where it is compiled
+    "regex": text,
+    "choice": _choices,
+    "grammar": text,
+    "json_object": flag,
+    "structural_tag": refused(_OTHER_ENGINES),
+}
+"""vLLM's ``structured_outputs``."""
+
+COMMON: Table = {
+    "max_tokens": whole(-1),
+    "seed": whole(-(2**63), 2**64 - 1),
+    "stop": texts,
+    "stream": flag,
+    "n": whole(1, MAX_N),
+    "logit_bias": lambda name, value: value,
+    "response_format": mapping,
+    "json_schema": lambda name, value: value,  # checked where it is compiled
+    "grammar": text,
+    "regex": text,
+    "reasoning_budget": whole(-1),
+    "priority": whole(-100, 100),
+    "timeout": number(0, 1e6),
+    "cache_prompt": flag,
+    "user": text,
+    "safety_identifier": text,
+    "guided_choice": _choices,
+    "guided_grammar": refused(_OTHER_ENGINES),
+    "structured_outputs": object_of(STRUCTURED),
+    "include_stop_str_in_output": flag,
+    "use_beam_search": refused("texts are sampled", False),
+    "logits_processors": refused("samplers are fields of a call", []),
+    "cache_salt": refused("all callers share the cache of beginnings"),
+    "sse_ping_interval": number(-1, 1e6),
+    "grammar_lazy": refused("a grammar holds from the first token on", False),
+    "lora": adapters,
+    "post_sampling_probs": refused("log-probabilities are the model's own", False),
+    "t_max_predict_ms": whole(-1),
+    "n_indent": whole(0),
+    "image_data": refused("treadle reads text alone", []),
+}
+
+
+@dataclass
+class Asked:
+    """What one call wants: ``prompts`` of ids, ``n`` texts of each, made by ``settings`` of
+    ``Model.generate``. ``more``: what only its protocol reads.
+    """
+
+    prompts: list[list[int]]
+    settings: dict[str, Any]
+    n: int = 1
+    stream: bool = False
+    client: str | None = None  # whose turn its prompts are read in
+    priority: int = 0
+    timeout_s: float | None = None
+    slot: int = NONE  # that the text is to be in
+    reuse: bool = True  # of what the cache has of its prompts
+    progress: bool = False  # whether a stream tells how far its prompt is
+    lines: tuple[int, int] = (0, 0)  # blanks before each, and milliseconds: see ``Lines``
+    more: dict[str, Any] = field(default_factory=dict)
+    wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
+    planned: Planned = field(default_factory=Planned)  # how it is held, and what is found in them
+    names: dict[str, str] = field(default_factory=dict)  # that the client has for settings, by ours
+    rules: TokenRules = field(default_factory=TokenRules)
+    keeps_stop: bool = False  # whether a text has the stop string that ends it
+    ping_s: float | None = None  # seconds of silence behind which a stream shows that it is alive
+    ignored: list[str] = field(default_factory=list)  # what was asked for and is not done
+
+    def plan(self, model: Model, manner: Manner | None = None, prompt: str = "") -> None:
+        """Compile what must hold for answers to ``prompt``; without a ``manner`` they
+        are plain text. Raises GrammarError.
+        """
+        with named(self.names):
+            self.planned = plan_answer(self.wanted, manner or Manner(), prompt, model.grammars)
+
+    def _limit(self, ids: list[int], model: Model) -> int | None:
+        """Tokens to write: where keys and values have less room than a context, that bounds it."""
+        asked: int | None = self.settings["max_tokens"]
+        asked = model.defaults.max_tokens if asked is None else asked
+        if room(model) == model.n_ctx:
+            return asked
+        most = room(model) - len(ids)
+        return most if asked in (None, -1) else min(asked, most)
+
+    def requests(self, model: Model) -> list[tuple[Request, int]]:
+        """A request for each text, and the number of its prompt. Raises TreadleError."""
+        sampling: Sampling = self.settings["sampling"]
+        made = []
+        for at, ids in enumerate(self.prompts):
+            if len(ids) >= room(model):  # no token can follow
+                raise too_long(len(ids), room(model), room(model) - 1)
+            for i in range(self.n):
+                own = sampling if sampling.seed is None else _seeded(sampling, i)
+                own = self.rules.applied(own, len(ids))
+                settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
+                rule = self.planned.guide()
+                request = model.generate(ids, constraint=rule, **settings).request
+                self.planned.dress(request.answer)
+                request.answer.ends = self.rules.stop
+                request.answer.keeps_stop = self.keeps_stop
+                if max(self.lines) > 0:
+                    request.answer.lines = Lines(*self.lines)
+                request.priority = request.level = self.priority
+                request.reuse = self.reuse
+                request.client = request if self.client is None else self.client
+                if self.stream:
+                    request.look_ahead = LOOK_AHEAD
+                made.append((request, at))
+        return made
+
+
+def _seeded(sampling: Sampling, i: int) -> Sampling:
+    """The i-th text of a prompt has a seed of its own, or all would be the same."""
+    assert sampling.seed is not None
+    return replace(sampling, seed=(sampling.seed + i) % SEEDS)
+
+
+def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
+    """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
+    body = dict(body)
+    names = _structured(body)
+    for name, ours in SYNONYMS.items():
+        two = name in GUIDED and body.get(name) is not None
+        if two and body.get(ours) not in (None, "", body[name]):
+            raise two_forms(name, ours)
+        if body.get(name) is not None and (body.get(ours) is None or name.startswith("max_")):
+            body[ours], names[ours] = body[name], name
+    with named(names):
+        asked = _asked(body, model, defaults, names)
+    form = body.get("response_format")
+    if form is not None:
+        own = [key for key in _response_format(form) if body.get(key) in (None, "")]
+        names |= dict.fromkeys(own, "response_format")
+    asked.names = names
+    return asked
+
+
+def _structured(body: dict[str, Any]) -> dict[str, str]:
+    """Put what vLLM's fields ask of a text's form where ours are; the client's names of these."""
+    made, names = dict[str, Any](), dict[str, str]()
+    own = {"json": "json_schema", "choice": "regex"}
+    given = read_fields(
+        body, {name: COMMON[name] for name in ("guided_choice", "structured_outputs")}
+    )
+    for name, value in given.get("structured_outputs", {}).items():
+        if name == "json_object":
+            name, value = "json", {"type": "object"} if value else None
+        if value is not None:
+            made[own.get(name, name)] = value
+            names[own.get(name, name)] = f"structured_outputs.{name}"
+    if "guided_choice" in given:
+        if "regex" in made:
+            raise two_forms("guided_choice", names["regex"])
+        made["regex"], names["regex"] = given["guided_choice"], "guided_choice"
+    for name in made:
+        for other in (name, *(each for each, ours in SYNONYMS.items() if ours == name)):
+            if body.get(other) is not None:
+                raise two_forms(names[name], other)
+    body |= made
+    return names
+
+
+def _asked(
+    body: Mapping[str, Any], model: Model, defaults: Sampling, names: Mapping[str, str]
+) -> Asked:
+    slots = whole(NONE, model.engine.cache.n_sequences - 1)
+    given = read_fields(body, {**COMMON, "id_slot": slots})
+    settings: dict[str, Any] = {
+        "max_tokens": given.get("max_tokens"),
+        "stop": _stop(given.get("stop", [])),
+        "sampling": _sampling(body, given, model, defaults),
+    }
+    if "lora" in given:
+        settings["lora"] = given["lora"]
+    return Asked(
+        [],
+        settings,
+        n=given.get("n", 1),
+        stream=given.get("stream", False),
+        client=given.get("safety_identifier", given.get("user")),
+        priority=given.get("priority", 0),
+        timeout_s=given.get("timeout") or None,
+        slot=given.get("id_slot", NONE),
+        reuse=given.get("cache_prompt", True),
+        lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
+        wanted=_wanted(given, names),
+        rules=read_rules(body, model),
+        keeps_stop=given.get("include_stop_str_in_output", False),
+        ping_s=_ping_s(given.get("sse_ping_interval")),
+    )
+
+
+def _ping_s(asked: float | None) -> float | None:
+    """llama.cpp's interval: -1, and 0, for none."""
+    return asked if asked is None or asked > 0 else NEVER_S
+
+
+def _stop(stop: list[str]) -> list[str]:
+    if len(stop) > MAX_STOP:
+        raise ApiError(400, f"stop: {len(stop)} texts, at most {MAX_STOP}", param="stop")
+    return [word for word in stop if word]
+
+
+def _sampling(
+    body: Mapping[str, Any], given: Mapping[str, Any], model: Model, defaults: Sampling
+) -> Sampling:
+    fields = read_fields(body, SAMPLERS)
+    if "seed" in given:
+        fields["seed"] = None if given["seed"] == -1 else given["seed"] % SEEDS
+    if "logit_bias" in given:
+        fields["logit_bias"] = _bias(given["logit_bias"], model)
+    return replace(defaults, **fields)
+
+
+def _bias(value: Any, model: Model) -> dict[int, float]:
+    """OpenAI's object, or llama.cpp's pairs. A text means each of its tokens; false forbids."""
+    pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
+    made: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise wrong("logit_bias", pair, "pairs of a token and a number")
+        token, amount = pair[0], pair[1]
+        if amount is False:
+            amount = -math.inf
+        elif isinstance(amount, bool) or not isinstance(amount, int | float):
+            raise wrong("logit_bias", amount, "a number, or false")
+        if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
+            made[int(token)] = amount
+        elif isinstance(token, str):
+            check_text(token, model)
+            made |= {id: amount for id in model.tokenize(token, bos=False)}
+        else:
+            made[whole(0)("logit_bias", token)] = amount
+    return made
+
+
+def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> Wanted:
+    """The grammar, the schema or the regular expression of answers. ``names``: the client's names
+    of fields, by ours. Raises ApiError where two fields say different things.
+    """
+    keys = ("grammar", "json_schema", "regex")
+    found = {key: given[key] for key in keys if given.get(key, "") != ""}
+    form, lenient = given.get("response_format"), False
+    own = {} if form is None else _response_format(form)
+    any_object = own == ANY_OBJECT and "json_schema" in found
+    if own and not any_object and found and own != found:
+        other = next(iter(found))
+        raise two_forms("response_format", names.get(other, other))
+    if own and not found:
+        lenient = form is not None and form.get("type") == "json_schema" and _is_lenient(form)
+        found = own
+    if len(found) > 1:
+        one, other, *_ = (names.get(key, key) for key in found)
+        raise two_forms(one, other)
+    budget = given.get("reasoning_budget", -1)
+    return Wanted(
+        schema=found.get("json_schema"),
+        lenient=lenient,
+        grammar=found.get("grammar"),
+        regex=found.get("regex"),
+        budget=None if budget < 0 else budget,
+    )
+
+
+def two_forms(one: str, other: str) -> ApiError:
+    """Two fields that each say what an answer must be."""
+    why = "each says what the answer must be: send one of them"
+    return ApiError(400, f"{one} and {other}: {why}", param=one)
+
+
+def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The grammar, the schema or the regular expression that a ``response_format`` has."""
+    kind, where = form.get("type"), "response_format"
+    if kind == "text":
+        return {}
+    if kind == "json_object" and form.get("schema") is None and form.get("json_schema") is None:
+        return dict(ANY_OBJECT)
+    if kind in ("json_object", "json_schema"):
+        return {"json_schema": _inner_schema(where, form)}
+    if kind in ("grammar", "regex"):
+        return {kind: text(f"{where}.{kind}", form.get(kind))}
+    raise ApiError(
+        400,
+        f"{where}.type: {kind!r:.40} is none of text, json_object, json_schema, grammar, regex",
+        param=where,
+    )
+
+
+def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a ``response_format``: its own, or that of its ``json_schema``."""
+    if form.get("json_schema") is None:  # Responses has all of it one level up
+        return mapping(f"{where}.schema", form.get("schema"))
+    inner = mapping(f"{where}.json_schema", form["json_schema"])
+    schema = mapping(f"{where}.json_schema.schema", inner.get("schema"))
+    if form.get("schema") not in (None, schema):
+        raise two_forms(f"{where}.schema", f"{where}.json_schema.schema")
+    return schema
+
+
+def _is_lenient(form: Mapping[str, Any]) -> bool:
+    """Whether a ``response_format`` says that its schema is to hold as far as possible."""
+    inner = form.get("json_schema")
+    return (form if inner is None else inner).get("strict") is False
+
+
+# -- prompts --------------------------------------------------------------------------------------
+
+
+def check_length(ids: list[int], model: Model) -> list[int]:
+    """``ids``, which the context can hold. Raises ApiError for none, for one that is no token, and
+    for too many.
+    """
+    if not ids:
+        raise ApiError(400, "the prompt is empty", param="prompt")
+    if len(ids) > room(model):
+        raise too_long(len(ids), room(model))
+    model.engine.check_ids(ids)
+    return ids
+
+
+def room(model: Model) -> int:
+    """Tokens that a text may have: the context's, or all that keys and values have room for."""
+    return min(model.n_ctx, model.engine.cache.n_tokens)
+
+
+def is_ids(value: Any) -> bool:
+    """Whether a prompt is a list of token ids."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def several(value: Any) -> list[Any]:
+    """The prompts of a body: a list of texts or of lists is several. One with ids in it, alone or
+    between texts, is one prompt. Raises ApiError.
+    """
+    if value is None:
+        raise ApiError(400, "prompt: required", param="prompt")
+    one = not isinstance(value, list) or any(type(item) is int for item in value)
+    prompts = [value] if one or not value else value
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt: {len(prompts)}, at most {MAX_PROMPTS}", param="prompt")
+    return prompts
+
+
+def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
+    """A text, ids, or both mixed, as ids. Raises ApiError."""
+    if isinstance(value, dict) and "prompt_string" in value:
+        value = read_fields(value, {**_PROMPT, "prompt_string": text}, f"{name}.")["prompt_string"]
+    if isinstance(value, str):
+        check_text(value, model)
+        return check_length(model.tokenize(value), model)
+    if not isinstance(value, list) or not all(type(item) in (int, str) for item in value):
+        raise wrong(name, value, "a string, token ids, or both mixed")
+    ids: list[int] = []
+    for i, item in enumerate(value):
+        if isinstance(item, str):
+            check_text(item, model)
+            ids += model.tokenize(item, bos=False if i else None)
+        else:
+            ids.append(item)
+    return check_length(ids, model)
+
+
+def check_text(said: str, model: Model) -> None:
+    """Refuse a text that no vocabulary brings into the context, before it is tokenized: that
+    takes a second for some megabytes. A token of ordinary text has 4 characters, one of blanks
+    up to some hundred.
+    """
+    if len(said) > most_characters(model):
+        raise too_long(len(said) // 512, room(model), at_least=True)
+
+
+def most_characters(model: Model) -> int:
+    """Of a text that is worth tokenizing."""
+    return 512 * model.n_ctx + 4096

@@ -1,0 +1,247 @@
+"""What all handlers share: the model, the thread of its engine, a pool for what takes a while."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treadle.api.summary import card
+from treadle.base.cached_property import cached_property
+from treadle.base.caller_warnings import warnings_to
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.tools import Manner, manner_of
+from treadle.models.graphs import main_output
+from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.http_io import Bodies, is_large, seconds_of
+from treadle.server.http.log import log
+from treadle.server.http.redaction import hide, without_folders
+from treadle.server.requests.engine_thread import EngineThread
+from treadle.server.requests.generation_request import Asked
+from treadle.server.requests.request_stream import Call, Text, late
+from treadle.server.requests.response_store import Talks
+from treadle.server.requests.stats import Tally
+from treadle.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from treadle.api.model import Model
+
+T = TypeVar("T")
+MAX_WARNED = 64  # different warnings in the log: clients can make up more
+PREPARING = 4  # threads that render, tokenize and compile grammars
+PREPARING_LARGE = 2  # of them, at most, for large bodies: short calls pass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator has said."""
+
+    alias: str | None = None  # the model's name
+    api_keys: tuple[str, ...] = ()  # none: everybody on this machine may call
+    allow_hosts: tuple[str, ...] = ()  # names in the header Host, beside this machine's
+    allow_origins: tuple[str, ...] = ()  # of web pages that may call
+    metrics: bool = False
+    max_requests: int = 512  # texts in hand, waiting ones included
+    max_queue_s: float = 300.0  # seconds of reading that may be before a text
+    log: bool = True
+    log_text: bool = False  # prompts and texts too
+    page: bool = True  # at /
+    host: str = "127.0.0.1"
+    slot_save_path: Path | None = None  # the folder of slots that are saved
+
+
+@dataclass
+class Service:
+    """One model that is served. ``close`` it to end its threads."""
+
+    model: Model
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        own = self.model.path.name.removesuffix(".gguf")
+        self.name = self.settings.alias or own
+        for path in (self.model.path, *self.model.gguf.paths):
+            hide(path)
+        self.created = int(time.time())
+        self.fingerprint = f"treadle-{__version__}"
+        self.tally, self.talks, self.bodies = Tally(), Talks(), Bodies()
+        self.engine = EngineThread(self.model, self.tally)
+        self.defaults = self.model.sampling
+        self.writes = main_output(self.model.config) == "logits"  # texts
+        self.draining = False
+        self.n_open = 0  # calls that the end waits for: those that came before it began
+        self.calls: set[Call] = set()
+        self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
+        self._large = asyncio.Semaphore(PREPARING_LARGE)
+        self._n_preparing = 0
+        self._warned = set[str]()
+
+    @cached_property
+    def manner(self) -> Manner:
+        """How the model's template has reasoning and calls; renders it a few times."""
+        return manner_of(self.model.template)
+
+    def card(self) -> dict[str, str]:
+        """What the model is, in words."""
+        return card(self.model.path, self.model.engine)
+
+    def check_ready(self) -> None:
+        """Raise ApiError where no call can be taken now."""
+        if self.draining:
+            raise busy("the server is stopping")
+        if self.engine.state == "loading":
+            raise ApiError(
+                503, "the model is loading", type="unavailable_error", code="loading",
+                headers={"Retry-After": "1"},
+            )  # fmt: skip
+        if self.engine.state != "ok":
+            raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
+        if self._n_preparing + len(self.engine.texts) >= self.settings.max_requests:
+            raise busy(f"{self.settings.max_requests} texts are in hand, which is the most")
+
+    async def prepare(self, work: Callable[..., T], *args: Any) -> T:
+        """What ``work(*args)`` gives, computed beside the event loop."""
+        self.check_ready()
+        self._n_preparing += 1
+        work = self._noting(work)
+        try:
+            if not is_large.get():
+                return await asyncio.wrap_future(self._pool.submit(work, *args))
+            await self._large.acquire()
+            job, loop = self._pool.submit(work, *args), asyncio.get_running_loop()
+
+            def done(_: Future[T]) -> None:  # and not when its client leaves: its thread works on
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._large.release)
+
+            job.add_done_callback(done)
+            return await asyncio.wrap_future(job)
+        finally:
+            self._n_preparing -= 1
+
+    async def steps(self, runs: Generator[T | None, None, None]) -> T:
+        """The first of ``runs`` that is not None. Each is computed as a job of the engine's thread:
+        steps of texts come between. When the client leaves, no further one is computed.
+        """
+        try:
+            while True:
+                made = await asyncio.wrap_future(self.engine.submit(lambda: next(runs)))
+                if made is not None:
+                    return made
+        except BaseException:
+            self.engine.submit(runs.close)  # behind the run in hand
+            raise
+
+    def _noting(self, work: Callable[..., T]) -> Callable[..., T]:
+        """``work``, whose warnings are lines in the log, where nobody else takes them."""
+
+        def noted(*args: Any) -> T:
+            with warnings_to(self.warn_once):
+                return work(*args)
+
+        return noted
+
+    async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
+        """What ``work`` gives. Raises ApiError where the call's time is over before."""
+        if within_s == math.inf:
+            return await work
+        try:
+            return await asyncio.wait_for(work, came_s + within_s - time.perf_counter())
+        except asyncio.TimeoutError:
+            raise late(within_s) from None
+
+    async def begin(self, request: HttpRequest, read: Callable[..., Asked], *args: Any) -> Call:
+        """``start`` for a call over HTTP, whose header may bound its time."""
+        came_s = request.scope["treadle.came"]
+        key = request.scope.get("treadle.key")
+        call = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
+        request.scope["treadle.call"] = call  # for the log
+        return call
+
+    async def start(
+        self,
+        read: Callable[..., Asked],
+        *args: Any,
+        within_s: float = math.inf,
+        came_s: float | None = None,
+        key: int | None = None,
+    ) -> Call:
+        """Read what is asked, ``read(service, *args)``, and have it written. ``came_s``: when it
+        came, by ``perf_counter``; ``within_s`` counts from then on; ``key``: whose turn it
+        takes, where there are several. Raises ApiError, TreadleError.
+        """
+
+        if not self.writes:  # said before a stream begins
+            raise ApiError(400, f"{self.name} writes no text: it makes vectors or scores of texts")
+
+        def prepared() -> tuple[Asked, Any]:
+            told: dict[str, None] = {}
+            with warnings_to(told.setdefault):
+                asked = read(self, *args)
+            if told:
+                given = (*asked.planned.warnings, *told)
+                asked.planned = replace(asked.planned, warnings=given)
+            if len(asked.prompts) * asked.n > self.settings.max_requests:
+                raise ApiError(
+                    400, f"more than {self.settings.max_requests} texts in one call", param="n"
+                )
+            return asked, asked.requests(self.model)
+
+        came_s = time.perf_counter() if came_s is None else came_s
+        asked, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
+        self.check_room(len(requests))
+        seconds = min(within_s, asked.timeout_s or math.inf)
+        call = Call(
+            self.engine.drop,
+            self.engine.wake,
+            asked=asked,
+            came_s=came_s,
+            timeout_s=None if seconds == math.inf else seconds,
+        )
+        for made, _ in requests:
+            made.key = key
+        call.texts = [Text(call, made, i, at) for i, (made, at) in enumerate(requests)]
+        self.calls.add(call)
+        call.on_close = lambda: self.calls.discard(call)
+        self.engine.add(call.texts)
+        return call
+
+    def warn_once(self, message: str) -> None:
+        """A line in the log about what clients ask for in vain; each once."""
+        if not self.settings.log or message in self._warned or len(self._warned) >= MAX_WARNED:
+            return
+        self._warned.add(message)
+        log(level="warning", message=message)
+
+    def check_room(self, n: int) -> None:
+        """Raise ApiError where ``n`` texts more are too many."""
+        self.check_ready()
+        if len(self.engine.texts) + n > self.settings.max_requests:
+            raise busy(f"{n} texts more than the {self.settings.max_requests} that may be in hand")
+        queued_s, most_s = self.engine.queued_s(), self.settings.max_queue_s
+        if queued_s > most_s:
+            raise busy(f"{queued_s:.0f} s of prompts are to be read before", queued_s - most_s)
+
+    def stop_calls(self) -> None:
+        """Give up what is still being written: the server ends."""
+        for call in list(self.calls):
+            call.give_up(busy("the server is stopping"))
+
+    def close(self) -> None:
+        """End the threads; the model is its owner's."""
+        self.engine.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def service_of(request: HttpRequest) -> Service:
+    """The service that a call came to."""
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,112 @@
+"""What a server has done since it was started, in plain numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.server.requests.request_stream import Text
+
+EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+EDGES_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+
+class Histogram:
+    """How many values lie up to each edge, and their sum."""
+
+    def __init__(self, edges: tuple[float, ...] = EDGES_S) -> None:
+        self.edges, self.counts = edges, [0] * (len(edges) + 1)
+        self.sum = 0.0
+
+    def note(self, value: float) -> None:
+        """One value."""
+        self.counts[bisect_left(self.edges, value)] += 1
+        self.sum += value
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus' form: how many up to each edge."""
+        edges = [*map(str, self.edges), "+Inf"]
+        return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]
+
+
+class Tally:
+    """What has happened since the start. ``n_`` are counts, ``_s`` seconds.
+
+    Numbers of steps and tokens are written by the engine's thread alone, the others by the event
+    loop's.
+    """
+
+    def __init__(self) -> None:
+        self.n_steps = self.n_fed = self.n_cancelled = self.n_embedded = 0
+        self.n_prompt = self.n_cached = self.n_from_files = self.n_written = 0
+        self.prefill_s = self.decode_s = self.step_s = self.embed_s = 0.0
+        self.n_most = 0  # tokens of the longest prompt and its text
+        self.n_drafts = self.n_drafted = self.n_accepted = 0
+        self.accepted_at: list[int] = []  # drafts that were right up to each place
+        self.ended: dict[str, int] = {"stop": 0, "length": 0, "error": 0}
+        self.first, self.between, self.whole = Histogram(), Histogram(), Histogram()
+        self.waited, self.reading, self.writing = Histogram(), Histogram(), Histogram()
+        self.step_tokens = Histogram(EDGES_TOKENS)
+
+    def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:
+        """One step of the scheduler: it ran ``n_tokens`` and gave ``n_fed`` texts an id."""
+        if n_tokens:
+            self.step_tokens.note(n_tokens)
+        self.n_steps += 1
+        self.n_fed += n_fed
+        self.step_s += seconds
+
+    def note_embedded(self, n_tokens: int, seconds: float) -> None:
+        """Texts that were read for vectors or scores."""
+        self.n_embedded += n_tokens
+        self.embed_s += seconds
+
+    def note_news(self, text: Text, now: float) -> None:
+        """Count what is new of a text: its prompt with its first id, ids as they come, its end."""
+        answer, t, done = text.answer, text.answer.timings, text.answer.done
+        n_new = t.n_generated - text.n_counted
+        if text.counted or not (n_new or done):
+            return
+        text.counted = done
+        if text.first_s:
+            self.between.note(now - text.last_s)
+        elif n_new or answer.finish_reason:  # its prompt was read
+            self.n_prompt += t.n_prompt
+            self.n_cached += t.n_cached
+            self.n_from_files += t.cache.files
+            self.prefill_s += t.prefill_s
+        if n_new and not text.first_s:
+            text.first_s, started = now, text.request.started or now
+            self.first.note(now - text.came_s)
+            self.waited.note(max(0.0, started - text.came_s))
+            self.reading.note(now - started)
+        text.last_s = now
+        self.n_most = max(self.n_most, t.n_prompt + t.n_generated)
+        if t.n_drafts:
+            self._note_drafts(text)
+        self.n_written += n_new
+        self.decode_s += t.decode_s - text.counted_s
+        text.n_counted, text.counted_s = text.n_counted + n_new, t.decode_s
+        if done:
+            self.whole.note(now - text.came_s)
+            if text.first_s:
+                self.writing.note(now - text.first_s)
+            reason = "length" if answer.finish_reason == "context" else answer.finish_reason
+            self.ended[reason or "error"] += 1
+
+    def _note_drafts(self, text: Text) -> None:
+        """Count those of a text that are new."""
+        t, (n_drafts, n_drafted, at) = text.answer.timings, text.drafts_counted
+        if t.n_drafts == n_drafts:
+            return
+        now = list(t.accepted_at)
+        self.n_drafts += t.n_drafts - n_drafts
+        self.n_drafted += t.n_drafted - n_drafted
+        self.n_accepted += sum(now) - sum(at)
+        self.accepted_at += [0] * (len(now) - len(self.accepted_at))
+        for i, n in enumerate(now):
+            self.accepted_at[i] += n - (at[i] if i < len(at) else 0)
+        text.drafts_counted = t.n_drafts, t.n_drafted, now

@@ -1,0 +1,111 @@
+"""vLLM's rules about tokens: those that a text may have, words that it may not, and how many there
+must be before its end. They hold as a custom sampler does, before everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.server.http.body_fields import Table, read_fields, texts, whole, wrong
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+    from treadle.sampling import Sampling
+
+MAX_WORDS = 1024
+MAX_MIN = 2**31 - 1
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """A list of token ids."""
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise wrong(name, value, "token ids")
+    return value
+
+
+def _words(name: str, value: Any) -> list[str]:
+    found = texts(name, value)
+    if len(found) > MAX_WORDS:
+        raise wrong(name, len(found), f"at most {MAX_WORDS} words")
+    return [word for word in found if word]
+
+
+FIELDS: Table = {
+    "allowed_token_ids": token_ids,
+    "bad_words": _words,
+    "min_tokens": whole(0, MAX_MIN),
+    "stop_token_ids": token_ids,
+}
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """``allowed``: the only tokens; ``bad``: runs of tokens that may not be written; ``n_least``:
+    tokens before one of ``ends`` may come; ``stop``: those of them that the caller has named.
+    """
+
+    allowed: tuple[int, ...] | None = None
+    bad: tuple[tuple[int, ...], ...] = ()
+    n_least: int = 0
+    ends: frozenset[int] = frozenset()
+    stop: frozenset[int] = frozenset()
+
+    def applied(self, sampling: Sampling, n_prompt: int) -> Sampling:
+        """Settings in which they hold for a text behind ``n_prompt`` tokens."""
+        if self.allowed is None and not self.bad and not self.n_least:
+            return sampling
+        custom = sampling.custom or ()
+        others = custom if isinstance(custom, Sequence) else (custom,)
+
+        def rule(logits: np.ndarray, ids: list[int]) -> np.ndarray:
+            return self.mask(logits, ids[n_prompt:])
+
+        return replace(sampling, custom=(rule, *others))
+
+    def mask(self, logits: np.ndarray, written: list[int]) -> np.ndarray:
+        """``logits``, in place, with -inf for what may not follow what was ``written``."""
+        if self.allowed is not None:
+            kept = logits[list(self.allowed)]
+            logits[:] = -np.inf
+            logits[list(self.allowed)] = kept
+        if len(written) < self.n_least:
+            logits[list(self.ends)] = -np.inf
+        for *before, last in self.bad:
+            if written[len(written) - len(before) :] == before:
+                logits[last] = -np.inf
+        return logits
+
+
+def read_rules(body: Any, model: Model) -> TokenRules:
+    """The rules of a body. Raises ApiError, TreadleError."""
+    given = read_fields(body, FIELDS)
+    for name in ("allowed_token_ids", "stop_token_ids"):
+        ids, n_vocab = given.get(name, []), model.config.n_vocab
+        if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
+            raise wrong(name, ids, f"token ids from 0 to {n_vocab - 1}")
+    if given.get("allowed_token_ids") == []:
+        raise wrong("allowed_token_ids", [], "a token id at least")
+    allowed = given.get("allowed_token_ids")
+    stop = frozenset(given.get("stop_token_ids", []))
+    if not given.keys() - {"stop_token_ids"}:
+        return TokenRules(stop=stop)
+    return TokenRules(
+        None if allowed is None else tuple(allowed),
+        tuple(dict.fromkeys(_runs(given.get("bad_words", []), model))),
+        given.get("min_tokens", 0),
+        model.tokenizer.eog | stop,
+        stop,
+    )
+
+
+def _runs(words: Iterable[str], model: Model) -> Iterable[tuple[int, ...]]:
+    """The tokens of words, at a text's beginning and behind a blank."""
+    for word in words:
+        for spelt in (word, f" {word.lstrip()}"):
+            if ids := model.tokenize(spelt, bos=False, special=False):
+                yield tuple(ids)

@@ -1,0 +1,127 @@
+"""The tools of a call: which there are, and which the model must call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.tools.python_functions import check_tool
+from treadle.chat.tools.schemas import without_nulls
+from treadle.errors import TreadleError
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.body_fields import array, flag, mapping, one_of, text
+
+MAX_TOOLS = 512
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Functions as OpenAI's chat has them, all of which the model is shown. ``allowed``: the names
+    of those that it may call; ``forced``: of which it must call one.
+    """
+
+    functions: tuple[dict[str, Any], ...] = ()
+    allowed: tuple[str, ...] = ()
+    forced: tuple[str, ...] = ()
+    parallel: bool = True
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the arguments of those that may be called, by name."""
+        return {function["name"]: function.get("parameters") or {} for function in self._callable()}
+
+    @property
+    def strict(self) -> frozenset[str]:
+        """The names of those whose schemas must be enforced whole."""
+        own = self._callable()
+        return frozenset(function["name"] for function in own if function.get("strict"))
+
+    def _callable(self) -> list[dict[str, Any]]:
+        own = [tool["function"] for tool in self.functions]
+        return [function for function in own if function["name"] in self.allowed]
+
+
+def read_tools(given: Mapping[str, Any]) -> Tools:
+    """From ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Raises ApiError."""
+    choice = given.get("tool_choice", "auto")
+    tools = given.get("tools", [])
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
+        return Tools()
+    functions = tuple(_function(f"tools[{i}]", t) for i, t in enumerate(few("tools", tools)))
+    names = [tool["function"]["name"] for tool in functions]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ApiError(400, f"tools: two are called {twice[0]!r}", param="tools")
+    if choice == "none":
+        return Tools()
+    parallel = given.get("parallel_tool_calls", True)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return Tools(functions, *_allowed(choice, names), parallel)
+    named = isinstance(choice, dict)  # then there is one call
+    return Tools(functions, tuple(names), _forced(choice, names), parallel and not named)
+
+
+def few(name: str, value: Any) -> list[Any]:
+    """An array of no more than may be tools."""
+    found = array(name, value)
+    if len(found) > MAX_TOOLS:
+        raise ApiError(400, f"{name}: {len(found)}, at most {MAX_TOOLS}", param=name)
+    return found
+
+
+def _function(name: str, tool: Any) -> dict[str, Any]:
+    if mapping(name, tool).get("type") != "function":
+        raise ApiError(400, f"{name}.type: only functions can be called", param="tools")
+    function = mapping(f"{name}.function", tool.get("function"))
+    text(f"{name}.function.name", function.get("name"))
+    if function.get("parameters") is not None:
+        parameters = mapping(f"{name}.function.parameters", function["parameters"])
+        function = {**function, "parameters": without_nulls(parameters)}
+    try:
+        check_tool(function["name"], function.get("parameters"))
+    except TreadleError as error:
+        raise ApiError(400, f"{name}: {error}", param="tools") from None
+    if function.get("strict") is not None:
+        flag(f"{name}.function.strict", function["strict"])
+    return {"type": "function", "function": function}
+
+
+def _allowed(
+    choice: Mapping[str, Any], names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of those that may be called, and of those of which one must be."""
+    where = "tool_choice.allowed_tools"
+    given = mapping(where, choice.get("allowed_tools", choice))  # Responses has it one level up
+    mode = one_of("auto", "required")(f"{where}.mode", given.get("mode"))
+    tools = [mapping(f"{where}.tools", t) for t in few(f"{where}.tools", given.get("tools"))]
+    allowed = tuple(dict.fromkeys(_chosen(tool, names) for tool in tools))
+    if mode == "auto":
+        return allowed, ()
+    if not allowed:
+        raise ApiError(400, "tool_choice: no tool is allowed", param="tool_choice")
+    return allowed, allowed
+
+
+def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The name of the function that is chosen."""
+    name = mapping("tool_choice", choice.get("function", choice)).get("name")
+    if isinstance(name, str) and name in names:
+        return name
+    raise ApiError(400, f"tool_choice: there is no tool {name!r:.80}", param="tool_choice")
+
+
+def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of which one must be called; none for "auto"."""
+    if choice == "auto":
+        return ()
+    if choice == "required":
+        return tuple(names)
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return (_chosen(choice, names),)
+    raise ApiError(
+        400,
+        "tool_choice: expected auto, none, required, a function or allowed_tools",
+        param="tool_choice",
+    )

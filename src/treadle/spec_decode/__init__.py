@@ -1,0 +1,1 @@
+"""Speculative decoding: n-grams, draft models and multi-token prediction."""

@@ -1,0 +1,206 @@
+"""A model's own drafts, by the layer behind its last that predicts the token after the next (MTP).
+
+It reads the model's states: of a token the state behind the last layer, and the token that came
+next. So it knows a text from where the model has run it since the layer was there, and a text that
+was found in the cache from its first new token on. That costs it no id that is wrong: what it says
+is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from treadle.engine.batch import Part
+from treadle.engine.engine import Engine
+from treadle.models.graphs.nextn import GIVEN, nextn_model
+from treadle.spec_decode.draft_model import Drafter, Text
+
+if TYPE_CHECKING:
+    from treadle.engine.logits import Rows
+    from treadle.engine.prepared_plan import Ready
+    from treadle.kvcache.cache import Sequence
+
+KEPT = 512  # states of a text that were not read yet
+AHEAD = "ahead"
+
+
+class States:
+    """The model's states of a text's tokens from ``start`` on, f32 ``[n, n_embd]``, and which
+    tokens these are.
+    """
+
+    def __init__(self) -> None:
+        self.start, self.ids, self.rows = 0, list[int](), np.zeros((0, 0), np.float32)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+    def put(self, at: int, ids: Ids[int], rows: np.ndarray) -> None:
+        """Those of ``ids``, which the model has run behind ``at`` others."""
+        keep = min(max(at - self.start, 0), len(self.ids))
+        if not keep or at > self.end:
+            self.start, self.ids, self.rows = at, list(ids), rows.copy()
+        else:
+            self.ids[keep:] = ids
+            self.rows = np.concatenate([self.rows[:keep], rows])
+        self.drop(self.end - KEPT)
+
+    def drop(self, before: int) -> None:
+        """Forget those of tokens ``before`` a place."""
+        n = max(before - self.start, 0)
+        self.start, self.ids, self.rows = self.start + n, self.ids[n:], self.rows[n:]
+
+    def settle(self, ids: Ids[int]) -> None:
+        """Forget those of tokens that are not the text's."""
+        mine, its = self.ids, ids[self.start : self.end]
+        pairs = enumerate(zip(mine, its, strict=False))
+        n = next((i for i, (a, b) in pairs if a != b), len(its))
+        del mine[n:]
+        self.rows = self.rows[:n]
+
+
+class NextnEngine(Engine):
+    """Runs the layer alone. ``given``: the states of the next run's tokens, f32 ``[n, n_embd]``."""
+
+    given: np.ndarray
+
+    def _walk(self, ready: Ready, times: Any = None, *, stoppable: bool = False) -> bool:
+        buffer, width = ready.plan.takes[GIVEN], self.config.n_embd
+        rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
+        rows[:, width : 2 * width] = self.given
+        ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+        return super()._walk(ready, times, stoppable=stoppable)
+
+
+class NextnDrafter(Drafter):
+    """Writes ahead for the texts of ``engine``. Owners have a sequence of it, ``seq``."""
+
+    engine: NextnEngine
+
+    def __init__(self, made: NextnEngine, engine: Engine, **given: Any) -> None:
+        super().__init__(made, engine.config.n_vocab, **given)
+        self._before = _share(made, engine)
+        self._states: WeakKeyDictionary[Sequence, States] = WeakKeyDictionary()
+        self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states, of what it drafts
+        self._model = engine
+        engine.sampled, engine.watch, made.sampled, made.watch = AHEAD, self._seen, AHEAD, self._own
+        self._rows = np.zeros((0, 0), np.float32)
+
+    def _seen(self, parts: Ids[Part], ready: Ready) -> None:
+        rows, row = self._states_of(ready), 0
+        for seq, ids, *_ in parts:
+            end = row + len(ids)
+            states = self._states.setdefault(seq, States())
+            states.put(len(seq) - len(ids), ids, rows[row:end])
+            row = end
+
+    def _own(self, parts: Ids[Part], ready: Ready) -> None:
+        self._rows = self._states_of(ready).copy()
+
+    def _states_of(self, ready: Ready) -> np.ndarray:
+        buffer, n = ready.plan.outputs[AHEAD], ready.run["n_tokens"]
+        return ready.rows(buffer, n, self.engine.config.n_embd)
+
+    # -- a text here is one without its first token: each stands beside the state before it --------
+
+    def keep(self, owners: Collection[Any]) -> None:
+        """See ``Drafter``."""
+        super().keep(owners)
+        seqs = {id(owner.seq) for owner in owners}
+        for seq in [seq for seq in self._states if id(seq) not in seqs]:
+            del self._states[seq]
+
+    def knows(self, owner: Any, ids: Ids[int]) -> bool:
+        """See ``Drafter``."""
+        return self._settle(owner, ids) and super().knows(owner, ids[1:])
+
+    def read(self, owner: Any, ids: Ids[int], within_s: float) -> None:
+        """See ``Drafter``."""
+        if self._settle(owner, ids):
+            super().read(owner, ids[1:], within_s)
+
+    def write(self, wanted: Any) -> Any:
+        """See ``Drafter``."""
+        self._last.clear()
+        made = super().write({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})
+        for owner, (ids, _) in wanted.items():  # what it drafted is read anew, beside the model's
+            text = self._texts[owner]
+            text.n, text.seq.n_drafted = min(len(ids) - 1 - text.start, len(text.seq)), 0
+            self.engine.cache.truncate(text.seq, text.n)
+        return made
+
+    def _settle(self, owner: Any, ids: Ids[int]) -> bool:
+        """Whether the states of all tokens but the last are there, from where it goes on to read
+        the text, or from anywhere.
+        """
+        states, text = self._states.get(owner.seq), self._texts.get(owner)
+        if states is None:
+            return False
+        states.settle(ids)
+        if states.end < len(ids) - 1 or not states.ids:
+            return False
+        if text is not None:
+            text.settle(ids[1:])
+            if text.start + text.n < states.start:
+                self._texts.pop(owner).seq.close()
+            else:
+                states.drop(text.start + text.n)
+        return True
+
+    def _first(self, owner: Any) -> int:
+        return self._states[owner.seq].start
+
+    def _read(self, owner: Any, text: Text, ids: Ids[int]) -> None:
+        self.engine.given = self._between(owner, text.start + text.n, len(ids))
+        super()._read(owner, text, ids)
+
+    def _sample(self, owners: Ids[Any], parts: list[Part]) -> Rows:
+        given = []
+        for owner, part in zip(owners, parts, strict=True):
+            if owner in self._last:
+                given.append(self._last[owner])
+            else:
+                text = self._texts[owner]
+                given.append(self._between(owner, text.start + text.n, len(part.ids)))
+        self.engine.given = np.concatenate(given)
+        rows, end = super()._sample(owners, parts), 0
+        for owner, part in zip(owners, parts, strict=True):
+            end += len(part.ids)
+            self._last[owner] = self._rows[end - 1 : end]
+        return rows
+
+    def _between(self, owner: Any, at: int, n: int) -> np.ndarray:
+        states = self._states[owner.seq]
+        return states.rows[at - states.start :][:n]
+
+    def close(self) -> None:
+        """Let go of what it holds; the model's file stays open."""
+        self.keep(())
+        self.engine.close()
+        self.engine.gguf.tensors = {}
+        self._model.sampled, self._model.watch = "logits", None
+
+
+def _share(made: Engine, engine: Engine) -> float:
+    """The layer's bytes of all that a step of the model reads."""
+    n = sum(tensor.n_bytes for tensor in made.gguf.tensors.values())
+    return min(n / max(sum(tensor.n_bytes for tensor in engine.gguf.tensors.values()), 1), 1.0)
+
+
+def open_nextn(engine: Engine) -> NextnDrafter:
+    """A drafter of the file's own layer, on the device of ``engine``. Raises FileError where a
+    tensor of the layer is missing or has another shape.
+    """
+    gguf, config = nextn_model(engine.gguf, engine.config)
+    cache = engine.cache
+    made = NextnEngine(
+        gguf, config, engine.device, n_ctx=engine.n_ctx, kv=cache.kv,
+        n_sequences=cache.n_sequences, kv_tokens=cache.kv_tokens,
+    )  # fmt: skip
+    return NextnDrafter(made, engine)

@@ -1,0 +1,153 @@
+"""Which texts of a step have a draft, and from where: what a grammar forces and what the text has
+said before cost nothing; a second model writes for the others, where that pays.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from treadle.errors import FileError, TreadleError
+from treadle.spec_decode.ngram import Gate
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.scheduler.request import Request
+    from treadle.spec_decode.draft_model import Drafter
+
+MODEL = "model"  # the source of what the second model writes
+
+Drafts = dict["Request", list[int]]
+
+
+class Drafting:
+    """Makes the drafts of steps of at most ``max_tokens``. ``clock`` gives seconds; ``cost`` is how
+    many the last drafts took to make.
+    """
+
+    def __init__(self, max_tokens: int, clock: Callable[[], float]) -> None:
+        self.gate, self._most, self._clock = Gate(), max_tokens, clock
+        self.drafter: Drafter | None = None
+        self._opened: Drafter | None = None  # kept where it has failed
+        self.cost = 0.0
+
+    def open(
+        self,
+        path: str | os.PathLike[str] | None,
+        engine: Engine,
+        speculate: bool | None,
+    ) -> bool:
+        """Take the model at ``path``, if there is one, for a second one beside that of ``engine``;
+        else a layer of its own file that predicts further tokens, unless ``speculate`` is False.
+        Whether texts are to have drafts: None leaves that to the file.
+
+        Raises FileError, UnsupportedError.
+        """
+        if path is None:
+            own = (speculate is None or bool(speculate)) and self._open_own(engine)
+            return own or bool(speculate)
+        from treadle.convert.open import open_model  # few have a second model
+        from treadle.files.target import file_name
+        from treadle.spec_decode.draft_model import open_drafter
+
+        gguf = open_model(file_name(path, "draft"))
+        try:
+            self.drafter = self._opened = open_drafter(gguf, engine)
+        except BaseException:
+            gguf.close()
+            raise
+        return True
+
+    def _open_own(self, engine: Engine) -> bool:
+        if engine.config.arch.nextn and engine.has_states:
+            from treadle.models.graphs.nextn import has_nextn
+
+            if has_nextn(engine.gguf, engine.config):
+                from treadle.spec_decode.mtp import open_nextn  # few files have one
+
+                try:
+                    self.drafter = self._opened = open_nextn(engine)
+                except FileError as error:
+                    warnings.warn(f"no drafts by the file's own layer: {error}", stacklevel=4)
+        return self.drafter is not None
+
+    def close(self) -> None:
+        """Let go of the second model. The caller holds the engine's lock."""
+        self.drafter = None
+        if self._opened is not None:
+            self._opened.close()
+
+    def make(self, decoding: list[Request], running: list[Request]) -> Drafts:
+        """Ids to be checked behind the last one of texts, those ``decoding`` of the ``running``."""
+        self.cost = 0.0
+        if self.drafter is not None:
+            self.drafter.keep(running)
+        drafts, right = self._guessed(decoding)
+        if self.drafter is not None and self.gate.times and self.gate.left >= 0:
+            began, compiled = self._clock(), self.drafter.engine.kernels.seconds
+            left = [request for request in decoding if request not in drafts and request.room > 0]
+            drafter = self.drafter
+            try:
+                drafts |= self._written(drafter, len(decoding), left, drafts, right)
+            except TreadleError as error:  # its file shrank, say: texts go on without it
+                self.drafter = None
+                warnings.warn(f"no more drafts: {error}", stacklevel=2)
+            self.cost = self._clock() - began - (drafter.engine.kernels.seconds - compiled)
+        return drafts
+
+    def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
+        """Those that cost nothing, and how many ids of them will be right."""
+        gate, found = self.gate, []
+        for request in decoding:
+            for source, track in request.tracks.items():
+                gate.settled(source, track.settle(request.ids))
+            if guess := request.guess():
+                found.append((gate.right(guess), request, guess))
+        if not found:
+            return {}, 0.0
+        found.sort(key=lambda each: -each[0] / len(each[2].ids))
+        n = gate.choose(len(decoding), [guess for *_, guess in found], self._most)
+        chosen = found[:n]
+        return {request: guess.ids for _, request, guess in chosen}, sum(r for r, *_ in chosen)
+
+    def _written(
+        self, drafter: Drafter, n: int, left: list[Request], drafts: Drafts, right: float
+    ) -> Drafts:
+        """Those of the second model, of the texts that are ``left`` in a step of ``n``."""
+        gate, promised = self.gate, []
+        for request in left:
+            track = request.track(MODEL)
+            length = min(request.room, track.length)
+            promised.append((gate.promise(MODEL, track, length), length, request))
+        promised.sort(key=lambda each: -each[0] / each[1])
+        n_drafted, step_s = sum(map(len, drafts.values())), gate.times.predicted(n)
+        if not promised or n + n_drafted >= self._most:
+            return {}
+        # As many as are worth most together; else one id, to see whether it pays by now.
+        best, top, ids, longest = 0, max(gate.gain(n, n_drafted, right), 0.0), n_drafted, 0
+        for i, (more, length, _) in enumerate(promised, 1):
+            ids, right, longest = ids + length, right + more, max(longest, length)
+            gain = gate.gain(n, ids, right, drafter.seconds(i, longest, step_s))
+            if gain > top and n + ids <= self._most:
+                best, top = i, gain
+        chosen = {request: length for _, length, request in promised[:best]}
+        if not best and gate.allows(n, n_drafted + 1, 0.0, drafter.seconds(1, 1, step_s)):
+            chosen = {promised[0][2]: 1}
+        known = {r: (r.ids, length) for r, length in chosen.items() if drafter.knows(r, r.ids)}
+        for request in chosen:
+            if request not in known:  # one in a step
+                drafter.read(request, request.ids, gate.left)
+                break
+        made = drafter.write(known)
+        return {request: own for request in known if (own := _usable(request, made[request]))}
+
+
+def _usable(request: Request, ids: list[int]) -> list[int]:
+    """A draft up to what would end the text: that is chosen, or not, before it is run."""
+    eog = request.answer.tokenizer.eog
+    end = next((i for i, token in enumerate(ids) if token in eog), len(ids))
+    if end:
+        request.track(MODEL).guessed(len(request.ids), ids[:end])
+    return ids[:end]

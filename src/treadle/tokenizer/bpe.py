@@ -1,0 +1,175 @@
+"""Byte-pair vocabularies over bytes (``gpt2``): GPT-2's scheme, run by ``tokenizers``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.base.cached_property import cached_property
+from treadle.errors import UnsupportedError
+from treadle.files.gguf_array import GGUFArray
+from treadle.tokenizer.normalizer import SPACES
+from treadle.tokenizer.pretokenizers import (
+    DEFAULT,
+    PRE_OF_ARCH,
+    PRE_OF_PIECE,
+    PRE_TOKENIZERS,
+    PreTokenizer,
+)
+from treadle.tokenizer.tokenizer import PRE, Tokenizer
+from treadle.tokenizer.vocab import TokenType, Vocab, joined, texts
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letter for each byte: itself where it prints, else the next free one from U+0100."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printing]
+    return {chr(b): b for b in printing} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+UNKNOWN = " "  # the unknown token's name inside: spaces have another letter there
+BYTE_OF_LETTER = _byte_letters()
+
+
+class BpeTokenizer(Tokenizer):
+    """Words cut by the family's expression, then merged pair by pair, over bytes as letters."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.pre, family = _family(vocab)
+        super().__init__(vocab, add_bos=family.add_bos, add_sep=family.add_sep)
+        self._tokenizer = _build(vocab, family)
+        self.adds_space = vocab.text(SPACES, "never") == "always"
+        # tokenizers drops bytes that have no piece, silently. UTF-8 itself never has some.
+        never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+        find = self._tokenizer.token_to_id
+        lost = [b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None]
+        self._lost = frozenset(lost)
+
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        """Ids through tokenizers. Few vocabularies put a space before a text, if it has none."""
+        if start and self.adds_space and text and not text.startswith(" "):
+            text = f" {text}"
+        if self._lost and not self._lost.isdisjoint(text.encode()):
+            text = self._without_lost(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _without_lost(self, text: str) -> str:
+        """``text`` without the characters that the vocabulary cannot spell whole. Those of one byte
+        stay: tokenizers drops them once it has cut the text into words.
+        """
+        lost = {each for each in set(text) if not self._lost.isdisjoint(each.encode())}
+        self.warn_dropped(each for each in text if each in lost)
+        return text.translate({ord(each): None for each in lost if not each.isascii()})
+
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        """The bytes whose letters the piece has; its own UTF-8 if it was added as text."""
+        if self._kinds[token] == TokenType.NORMAL:
+            try:
+                return raw.decode().translate(self._latin).encode("latin-1")
+            except UnicodeError:  # not all of it is letters for bytes
+                return raw
+        return raw
+
+    @cached_property
+    def _latin(self) -> dict[int, int]:
+        """From the letter to the character whose Latin-1 code is the byte; others past Latin-1."""
+        table = {ord(letter): byte for letter, byte in BYTE_OF_LETTER.items()}
+        return {c: 0x2FF for c in range(256)} | table
+
+
+def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
+    """The pre-tokenizer of the file, or the best guess and a warning where the key is missing."""
+    name = vocab.text(PRE, "")
+    if not name:
+        pieces = vocab.find(PRE_OF_PIECE)
+        guesses = (PRE_OF_PIECE[piece] for piece in PRE_OF_PIECE if piece in pieces)
+        name = PRE_OF_ARCH.get(vocab.arch) or next(guesses, DEFAULT)
+        vocab.warnings.append(
+            f"{PRE} is missing: {name!r} is a guess, and a wrong one would cut words differently "
+            "from what the model was trained on"
+        )
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedError(
+            f"{vocab.path}: {PRE} is {name!r}, which treadle does not have: any other would feed "
+            "the model wrong tokens without a sign"
+        )
+    return name, PRE_TOKENIZERS[name]
+
+
+def _build(vocab: Vocab, family: PreTokenizer) -> Any:
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    merges, key = vocab.merges(), "tokenizer.ggml.merges"
+    longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics where none is so long
+    if longest > int(vocab.sizes.max()):
+        vocab.fail(key, f"makes {longest} bytes", "merges into pieces")
+    try:
+        model = merge_model(vocab, merge_pairs(merges), ignore_merges=family.ignore_merges)
+    except Exception as e:  # tokenizers raises Exception itself
+        raise vocab.error(key, str(e), "merges of and into pieces") from None
+    tokenizer = Tokenizer(model)
+    splits = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
+    letters = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = Sequence([*splits, letters])
+    return tokenizer
+
+
+def merge_model(
+    vocab: Vocab, pairs: list[tuple[str, str]], mark: str = "\n", unk: int | None = None,
+    **settings: Any,
+) -> Any:  # fmt: skip
+    """A model for ``tokenizers`` of the pieces that plain text may become; ``mark`` as in
+    ``texts``, ``unk`` the id of what has no piece. Of pieces that are spelt alike the first wins.
+
+    Raises Exception, as tokenizers does, for merges of, or into, what is no piece.
+    """
+    from tokenizers.models import BPE
+
+    pieces, never = texts(vocab.tokens, mark), vocab.unspellable()
+    ids = dict(zip(pieces, range(len(pieces)), strict=True))
+    if len(ids) != len(pieces):
+        vocab.warnings.append(f"{len(pieces) - len(ids)} pieces are duplicates: the first ones win")
+        hidden = frozenset(never)
+        several = reversed(list(enumerate(pieces)))
+        ids = {piece: i for i, piece in several if i not in hidden}
+    else:
+        for i in never:
+            del ids[pieces[i]]
+    lost = {pieces[i] for i in never}.difference(ids)
+    if unk is not None:
+        ids[UNKNOWN] = unk
+        settings["unk_token"] = UNKNOWN
+    try:
+        return BPE(ids, pairs, **settings)
+    except Exception:  # tokenizers raises Exception itself
+        if not lost:
+            raise
+    # A merge into a control token, say: without it no text becomes that.
+    kept = [(a, b) for a, b in pairs if lost.isdisjoint((a, b, a + b))]
+    return BPE(ids, kept, **settings)
+
+
+def merge_pairs(merges: GGUFArray) -> list[tuple[str, str]]:
+    """The merges "left right" as pairs, in order of rank; a merge without a space is left out.
+
+    UnicodeDecodeError for one that is not UTF-8.
+    """
+    lines = joined(merges)
+    marks = lines[(lines == 0x20) | (lines == 0x0A)]
+    if len(marks) == 2 * len(merges) - 1 and (marks[::2] == 0x20).all():
+        if not (marks[1::2] == 0x0A).all():
+            return _pairs_one_by_one(merges)
+        words = lines.tobytes().decode().replace("\n", " ").split(" ")
+        return list(zip(words[::2], words[1::2], strict=True))
+    return _pairs_one_by_one(merges)
+
+
+def _pairs_one_by_one(merges: GGUFArray) -> list[tuple[str, str]]:
+    pairs = []
+    for i in range(len(merges)):
+        line = merges.raw(i).decode()
+        cut = line.find(" ", 1)  # a left side may be a space
+        if cut > 0:
+            pairs.append((line[:cut], line[cut + 1 :]))
+    return pairs

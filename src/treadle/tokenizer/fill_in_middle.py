@@ -1,0 +1,68 @@
+"""Filling in the middle: prompts of what stands before and behind a gap, for models that have
+tokens for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.tokenizer.tokenizer import Tokenizer
+
+# GGUF's name of the key, its older one, and what families call the token where no key says it.
+TOKENS = {
+    "fim_pre": ("prefix", "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "▁<PRE>", "<PRE>",
+                "<｜fim▁begin｜>", "[PREFIX]"),
+    "fim_suf": ("suffix", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "▁<SUF>", "<SUF>",
+                "<｜fim▁hole｜>", "[SUFFIX]"),
+    "fim_mid": ("middle", "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "▁<MID>", "<MID>",
+                "<｜fim▁end｜>", "[MIDDLE]"),
+    "fim_rep": ("", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("", "<|file_sep|>", "<file_sep>"),
+}  # fmt: skip
+
+
+def fim_token(tokenizer: Tokenizer, role: str) -> int | None:
+    """The token that plays a role of ``TOKENS``, if the vocabulary has one."""
+    older, *names = TOKENS[role]
+    specials = tokenizer.vocab.specials
+    for key in (role, older):
+        if key in specials:
+            return specials[key]
+    found = (tokenizer.token_id(name) for name in names)
+    return next((token for token in found if token is not None), None)
+
+
+def infill_ids(
+    tokenizer: Tokenizer,
+    before: str,
+    behind: str,
+    *,
+    begun: str = "",
+    files: Iterable[tuple[str, str]] = (),
+) -> list[int]:
+    """The ids of a prompt after which the model writes what stands between two texts. ``begun``:
+    the beginning of it; ``files``: others of the same project, by name. Raises UnsupportedError
+    where the vocabulary has no tokens for it.
+    """
+    roles = ("fim_pre", "fim_suf", "fim_mid")
+    marks = [token for role in roles if (token := fim_token(tokenizer, role)) is not None]
+    if len(marks) < 3:
+        raise UnsupportedError("this model's vocabulary has no tokens for filling in the middle")
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode_plain(text, start=False) if text else []
+
+    made = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
+    repository, separator = fim_token(tokenizer, "fim_rep"), fim_token(tokenizer, "fim_sep")
+    for n, (name, text) in enumerate(files):
+        if separator is None:
+            made += ids(f"{text}\n")
+        else:
+            made += [repository, *ids("project\n")] if not n and repository is not None else []
+            made += [separator, *ids(f"{name}\n{text}")]
+    prefix, suffix, middle = marks
+    return [*made, prefix, *ids(before), suffix, *ids(behind), middle, *ids(begun)]

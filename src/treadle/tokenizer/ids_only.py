@@ -1,0 +1,43 @@
+"""Ids of files that have no vocabulary: no id has a text, and none is known to end one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+from treadle.tokenizer.tokenizer import Tokenizer
+from treadle.tokenizer.vocab import NONE
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+
+
+def has_vocabulary(gguf: GGUF) -> bool:
+    """Whether a file says that it has one, of whatever kind."""
+    return gguf.metadata.get("tokenizer.ggml.model", NONE[0]) not in NONE
+
+
+class NoVocabulary(Tokenizer):
+    """What an answer of ids alone asks of a tokenizer."""
+
+    of_text = None
+
+    def __init__(self, n_vocab: int) -> None:
+        self.n_vocab, self.eog = n_vocab, frozenset()
+        self.bos = self.eos = self.eot = self.unk = self.pad = self.sep = None
+        self.add_bos = self.add_eos = self.add_sep = False
+
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        raise UnsupportedError("the model has no vocabulary: there are ids, and no text")
+
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        return b""
+
+    def token_bytes(self, token: int) -> bytes:
+        return b""
+
+    def is_control(self, token: int) -> bool:
+        return False
+
+    def is_special(self, token: int) -> bool:
+        return False

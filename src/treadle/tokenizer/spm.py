@@ -1,0 +1,192 @@
+"""SentencePiece vocabularies (``llama``): a model for ``sentencepiece`` built from GGUF's arrays.
+
+``sentencepiece`` reads its model as a protobuf message of one record for each piece. The records
+are laid down by numpy straight from the file's bytes, so that 262,144 pieces take about 25 ms
+instead of seconds through message objects.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.fork_safety import uncut
+from treadle.files.gguf_array import GGUFArray, string_array
+from treadle.tokenizer.normalizer import MARK, SPACES
+from treadle.tokenizer.tokenizer import Tokenizer
+from treadle.tokenizer.vocab import TokenType, Vocab, windows
+
+_BYTE_PIECE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
+
+# ModelProto.pieces (field 1), each {1: piece, 2: score, 3: type}; the piece comes last here, so
+# that everything before it has one size. Lengths are varints stretched to three bytes.
+_RECORD = np.dtype(
+    [
+        ("tag", "u1"),
+        ("size", "u1", 3),
+        ("score_tag", "u1"),
+        ("score", "<f4"),
+        ("type_tag", "u1"),
+        ("type", "u1"),
+        ("piece_tag", "u1"),
+        ("piece_size", "u1", 3),
+    ]
+)
+_MAX_PIECE = 4096  # bytes; sentencepiece refuses longer ones
+
+# trainer_spec (field 2) {3: model_type = BPE, 35: byte_fallback}, normalizer_spec (field 3)
+# {1: name, 3: add_dummy_prefix = 0, 4: remove_extra_whitespaces = 0, 5: escape_whitespaces = 1}
+_TRAINER = b"\x12\x05\x18\x02\x98\x02"
+_NORMALIZER = b"\x1a\x10\x0a\x08identity\x18\x00\x20\x00\x28\x01"
+
+
+class SpmTokenizer(Tokenizer):
+    """Scored pieces in which U+2581 stands for a space, encoded by sentencepiece."""
+
+    pre = "default"
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__(vocab, add_bos=True)
+        if vocab.scores is None:
+            vocab.fail("tokenizer.ggml.scores", "is missing", "a score for each token")
+        prepend = vocab.text(SPACES, "")
+        self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
+        self.begins_anew = prepend != "first"
+        self._kept = (" ", MARK) if prepend else ()  # texts that begin so get no further space
+        types = vocab.types.copy()
+        self._byte_of = self._byte_pieces(types)
+        # All 256 or none: sentencepiece refuses a part, and a part could not spell every text.
+        fallback = len(set(self._byte_of.values())) == len(self._byte_of) == 256
+        if not fallback:
+            types[types == TokenType.BYTE] = TokenType.CONTROL
+        # It also wants exactly one unknown piece, where files have none or dozens.
+        unknowns = np.flatnonzero(types == TokenType.UNKNOWN)
+        unk = self.unk if self.unk is not None else next(iter(unknowns.tolist()), None)
+        types[unknowns] = TokenType.UNUSED
+        if unk is not None:
+            types[unk] = TokenType.UNKNOWN
+        self._unk = unk
+        self._processor = _load(vocab, types, fallback)
+
+    def _byte_pieces(self, types: npt.NDArray[np.int32]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for token in np.flatnonzero(types == TokenType.BYTE).tolist():
+            match = _BYTE_PIECE.fullmatch(self.vocab.raw(token))
+            if match is None:
+                what = f"{self.vocab.raw(token)!r} (token {token}) is typed as a byte"
+                self.vocab.fail("tokenizer.ggml.tokens", what, "<0x00> to <0xFF>")
+            found[token] = int(match[1], 16)
+        return found
+
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        """Ids through sentencepiece; a text that begins anew gets the space the file asks for."""
+        # The space is put here and not by sentencepiece: it does not know what stands before.
+        spaced = start and self.adds_space and not text.startswith(self._kept)
+        ids: list[int] = self._processor.encode(" " + text if spaced else text)
+        if self._unk is None and self.n_vocab in ids:
+            encode, unknown = self._processor.encode, self.n_vocab
+            lost = {each for each in set(text) if unknown in encode(each)}
+            self.warn_dropped(each for each in text if each in lost)
+            ids = [each for each in ids if each != unknown]
+        return ids
+
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        """The piece with its spaces, the byte it stands for, or U+FFFD for the unknown token."""
+        kind = self._kinds[token]
+        if kind == TokenType.BYTE:
+            return bytes([self._byte_of[token]])
+        if kind == TokenType.CONTROL:
+            return raw
+        return b"\xef\xbf\xbd" if token == self._unk else raw.replace(b"\xe2\x96\x81", b" ")
+
+
+def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    def processor(tokens: GGUFArray) -> Any:
+        proto = model_proto(vocab, tokens, types, fallback)
+        with uncut:  # protobuf makes its tables under locks of its own
+            return SentencePieceProcessor(model_proto=proto)
+
+    if int(vocab.sizes.max()) <= _MAX_PIECE:
+        try:
+            return processor(vocab.tokens)
+        except (RuntimeError, ValueError):
+            pass  # an empty piece or a duplicate may be why: try again with other names for those
+    tokens = _all_different(vocab, types)
+    try:
+        return processor(tokens)
+    except (RuntimeError, ValueError) as e:  # ValueError: the message is not UTF-8
+        what = f"sentencepiece refuses the vocabulary: {e}"
+        raise vocab.error("tokenizer.ggml.tokens", what) from None
+
+
+def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:
+    """The pieces with another name for each that is empty, a duplicate or too long: all that
+    sentencepiece refuses, and text cannot become."""
+    seen: set[bytes] = set()
+    pieces = []
+    for token in range(vocab.n):
+        piece = vocab.raw(token)
+        if not piece or piece in seen or len(piece) > _MAX_PIECE:
+            why = "empty" if not piece else "a duplicate" if piece in seen else "very long"
+            vocab.warnings.append(f"token {token} is {why}: text never becomes it")
+            piece = b"<treadle:token:%d>" % token
+            if types[token] != TokenType.UNKNOWN:
+                types[token] = TokenType.UNUSED
+        seen.add(piece)
+        pieces.append(piece)
+    return string_array(pieces)
+
+
+def model_proto(
+    vocab: Vocab, tokens: GGUFArray, types: npt.NDArray[np.int32], fallback: bool
+) -> bytes:
+    """The serialised sentencepiece ModelProto: BPE, identity normaliser, no dummy prefix.
+
+    When ``types`` int32 [n] has no UNKNOWN piece, one is added at the end with id n.
+    """
+    starts, sizes = tokens.offsets()
+    records = np.empty(vocab.n, _RECORD)
+    records["tag"] = records["piece_tag"] = 0x0A
+    records["score_tag"], records["type_tag"] = 0x15, 0x18
+    records["size"] = _varints(sizes + 11)
+    records["score"], records["type"] = vocab.scores, types
+    records["piece_size"] = _varints(sizes)
+
+    # A GGUF string is 8 bytes of length and its bytes: each record puts 15 in place of the 8.
+    payload, heads = tokens.payload, starts - int(starts[0])
+    places = heads + (_RECORD.itemsize - 8) * np.arange(vocab.n)
+    proto = np.empty(len(payload) + (_RECORD.itemsize - 8) * vocab.n, np.uint8)
+    windows(proto, _RECORD.itemsize)[places] = records.view(f"V{_RECORD.itemsize}")
+    proto[_outside(len(proto), places, _RECORD.itemsize)] = payload[
+        _outside(len(payload), heads, 8)
+    ]
+    unknown = b"" if (types == TokenType.UNKNOWN).any() else _unknown_record(vocab)
+    trainer = _TRAINER + bytes([fallback])
+    return b"".join((proto.tobytes(), unknown, trainer, _NORMALIZER))
+
+
+def _varints(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Protobuf varints of three bytes each, uint8 [n, 3]."""
+    digits = np.empty((len(values), 3), np.uint8)
+    digits[:, 0] = values & 127 | 128
+    digits[:, 1] = values >> 7 & 127 | 128
+    digits[:, 2] = values >> 14
+    return digits
+
+
+def _outside(n_bytes: int, places: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.bool_]:
+    """A mask of ``n_bytes`` without the ``size`` bytes at each place."""
+    mask = np.ones(n_bytes, np.uint8)
+    windows(mask, size)[places] = np.zeros(1, f"V{size}")[0]
+    return mask.view(np.bool_)
+
+
+def _unknown_record(vocab: Vocab) -> bytes:
+    name = b"<treadle:unknown:%d>" % vocab.n  # must differ from every piece
+    body = b"\x0a" + bytes([len(name)]) + name + b"\x18" + bytes([TokenType.UNKNOWN])
+    return b"\x0a" + bytes([len(body)]) + body

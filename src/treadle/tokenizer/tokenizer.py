@@ -1,0 +1,329 @@
+"""Text to token ids and back, for every kind of vocabulary that GGUF files carry."""
+
+from __future__ import annotations
+
+import abc
+import codecs
+from collections.abc import Callable, Container, Iterable
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from treadle.base.cached_property import cached_property
+from treadle.base.caller_warnings import warn
+from treadle.errors import UnsupportedError
+from treadle.tokenizer.special_tokens import Specials
+from treadle.tokenizer.vocab import BEFORE, TokenType, Vocab
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+
+MAX_SHOWN = 8  # characters that a warning names
+# White space as Rust has it: Python's without four control characters.
+WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
+WHITE += "".join(map(chr, range(0x2000, 0x200B)))
+# tokenizer.ggml.model -> the module and class that read it; imported when a file asks for it.
+MODELS = {
+    "llama": ("spm", "SpmTokenizer"),
+    "gpt2": ("bpe", "BpeTokenizer"),
+    "bert": ("wordpiece", "WordPieceTokenizer"),
+    "t5": ("unigram", "UnigramTokenizer"),
+    "gemma4": ("bpe_chars", "MergedTokenizer"),
+    "whitespace": ("bpe_whitespace", "UnspacedTokenizer"),
+    "rwkv": ("rwkv_world", "LongestTokenizer"),
+}
+# With this tokenizer.ggml.pre it is another one.
+PRE = "tokenizer.ggml.pre"
+_BY_PRE = {
+    ("gpt2", "gemma4"): ("bpe_chars", "MergedTokenizer"),
+    ("gpt2", "granite-embed-multi-311m"): ("bpe_chars", "MergedTokenizer"),
+    ("gpt2", "sarvam-moe"): ("bpe_chars", "PlainMergedTokenizer"),
+}
+
+
+def load_tokenizer(gguf: GGUF) -> Tokenizer:
+    """The tokenizer that an open model file describes.
+
+    Raises FileError (its arrays are missing, damaged or at odds) or UnsupportedError (a kind of
+    vocabulary or a pre-tokenizer that treadle does not have, or no vocabulary at all).
+    """
+    if "tokenizer.ggml.model" not in gguf.metadata:
+        raise UnsupportedError(
+            f"{gguf.path}: the file has no tokenizer (no key tokenizer.ggml.model)"
+        )
+    vocab = Vocab(gguf)
+    if vocab.model not in MODELS:
+        raise UnsupportedError(
+            f"{gguf.path}: tokenizer.ggml.model is {vocab.model!r}, "
+            f"which treadle does not have ({', '.join(MODELS)})"
+        )
+    module, name = _BY_PRE.get((vocab.model, vocab.text(PRE, "")), MODELS[vocab.model])
+    loader: Callable[[Vocab], Tokenizer] = getattr(import_module(f".{module}", __package__), name)
+    return loader(vocab)
+
+
+class Tokenizer(abc.ABC):
+    """Text to ids and back. Token ids are ints in [0, n_vocab).
+
+    ``bos eos eot unk pad sep`` are ids or None; ``eog`` is every id that ends generation;
+    ``add_bos``, ``add_eos``, ``add_sep`` say what the file wants around a text; ``warnings``
+    tells what about the file is doubtful; ``model`` and ``pre`` are GGUF's names of the kind.
+    """
+
+    adds_space = False  # the tokenizer puts a space of its own before a text
+    begins_anew = True  # and behind special tokens
+    tells_second = False  # of a pair, the second text has a type of its own: BERT's, not RoBERTa's
+    pre = ""
+
+    def __init__(
+        self, vocab: Vocab, *, add_bos: bool, add_eos: bool = False, add_sep: bool = False
+    ) -> None:
+        self.vocab = vocab
+        self.model = vocab.model
+        self.n_vocab = vocab.n
+        self.warnings = vocab.warnings
+        special = vocab.specials.get
+        self.bos = special("bos", special("cls"))
+        self.eos, self.eot, self.unk = special("eos"), special("eot"), special("unk")
+        self.pad, self.sep = special("pad"), special("sep")
+        self.eog = vocab.eog
+        self._trimming, self._before = vocab.trimming(), vocab.ids(BEFORE)
+        self._kinds = vocab.types.astype("u1").tobytes()  # quicker than numpy, one at a time
+        self._seen: dict[int, bytes] = {}
+        prefix = "tokenizer.ggml.add_"
+        self.add_bos = vocab.flag(f"{prefix}bos_token", add_bos) and self.bos is not None
+        self.add_eos = vocab.flag(f"{prefix}eos_token", add_eos) and self.eos is not None
+        self.add_sep = vocab.flag(f"{prefix}sep_token", add_sep) and self.sep is not None
+
+    # -- what a kind of vocabulary must say -----------------------------------------------
+
+    @abc.abstractmethod
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        """The ids of text in which no special token is looked for; ``start``: nothing stands before
+        it, or a special token does where ``begins_anew``."""
+
+    @abc.abstractmethod
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        """What the token, spelt ``raw``, adds to a text; for control tokens, their names."""
+
+    # -- text to ids ----------------------------------------------------------------------
+
+    def warn_beyond(self, n_rows: int) -> None:
+        """Tell the caller of tokens that the model, with ``n_rows``, neither reads nor writes."""
+        if self.n_vocab <= n_rows:
+            return
+        ends = [self.piece(token) for token in sorted(self.eog) if token >= n_rows][:4]
+        lost = "it cannot write the last of them"
+        if ends:
+            shown = ", ".join(map(repr, ends))
+            lost = f"it cannot write {shown}, and texts that should end there do not"
+        name, n = self.vocab.path.name, self.n_vocab
+        warn(f"{name}: the vocabulary has {n} tokens and the model {n_rows}: {lost}")
+
+    def warn_dropped(self, characters: Iterable[str]) -> None:
+        """Tell the caller which characters of a text the vocabulary has no token for."""
+        different = dict.fromkeys(characters)
+        shown = ", ".join(ascii(each) for each in islice(different, MAX_SHOWN))
+        more = ", ..." if len(different) > MAX_SHOWN else ""
+        if different:
+            warn(f"the vocabulary has no token for {shown}{more}: left out of the text")
+
+    def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
+        """The ids of ``text``.
+
+        ``bos``: None adds what the file wants around a text (and no second BOS to a text that
+        spells one), False adds nothing, True begins with BOS in any case. ``special``: control
+        tokens spelled in the text become those tokens; otherwise they are plain text, which is
+        what text from strangers must be. User-defined pieces are found either way.
+        """
+        text = _without_surrogates(text)
+        ids: list[int] = []
+        start = True
+        for part in self._trimmed(self._specials[special].split(text)):
+            if isinstance(part, int):
+                ids.append(part)
+                start = self.begins_anew
+            else:
+                ids += self.encode_plain(part, start=start)
+                start = False
+        return ids if bos is False else self._surround(ids, bos)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of what a chat template made, which spells control tokens, BOS perhaps too."""
+        spelt = self.bos is not None and text.startswith(self.piece(self.bos))
+        return self.encode(text, bos=False if spelt else None, special=True)
+
+    def _trimmed(self, parts: Iterable[str | int]) -> Iterable[str | int]:
+        """``parts`` without the white space that tokens beside it drop."""
+        left, right = self._trimming
+        if not left and not right:
+            return parts
+        made: list[str | int] = []
+        for part in parts:
+            if isinstance(part, str) and made and made[-1] in right:
+                part = part.lstrip(WHITE)
+            if part in left and made and isinstance(made[-1], str):
+                made[-1] = made[-1].rstrip(WHITE)
+            made.append(part)
+        return [part for part in made if part != ""]
+
+    def _surround(self, ids: list[int], bos: bool | None) -> list[int]:
+        first: list[int] = []
+        if self._before:
+            first = self._before if ids[: len(self._before)] != self._before else []
+        elif self.bos is not None and (bos or (self.add_bos and ids[:1] != [self.bos])):
+            first = [self.bos]
+        last = [self.eos] if self.add_eos and self.eos is not None else []
+        if self.add_sep and self.sep is not None:
+            last = [self.sep]
+        return [*first, *ids, *last]
+
+    @cached_property
+    def _specials(self) -> dict[bool, Specials]:
+        """What to cut out of text, by whether control tokens are parsed."""
+        always = self._spellings(TokenType.USER_DEFINED)
+        parsed = always | self._spellings(TokenType.CONTROL, TokenType.UNKNOWN)
+        return {False: Specials(always), True: Specials(parsed)}
+
+    def _spellings(self, *types: TokenType) -> dict[str, int]:
+        """The texts of such tokens; those with U+2581 stand for a space that belongs to the text
+        around it, and are the encoder's business."""
+        texts = ((self.vocab.raw(i).decode("utf-8", "replace"), i) for i in self._ids(*types))
+        return {text: token for text, token in texts if "▁" not in text}
+
+    def _ids(self, *types: TokenType) -> list[int]:
+        return self.vocab.of_type(*types)
+
+    # -- ids to text ----------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, special: bool = False, start: bool = True) -> str:
+        """The text of ``ids``; control tokens vanish unless ``special``.
+
+        The inverse of ``encode`` wherever the vocabulary keeps all of a text: the space that
+        encoding put before a text is taken away. ``start`` False keeps it, for ids that continue
+        a text. Bytes that are no UTF-8 become U+FFFD. IndexError for an id outside the vocabulary.
+        """
+        decoder = StreamDecoder(self, special=special, start=start)
+        return "".join([*map(decoder.push, ids), decoder.flush()])
+
+    @property
+    def of_text(self) -> Tokenizer | None:
+        """Itself; None where no token has a text."""
+        return self
+
+    def starts(self, ids: Iterable[int]) -> list[int]:
+        """Where the text of each of ``ids`` begins in what ``decode`` makes of all, in characters.
+        Tokens of one character begin where it does.
+        """
+        decoder, made = StreamDecoder(self, start=True), []
+        for id in ids:
+            decoder.push(id)
+            made.append(decoder.at)
+        return made
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to a text, in bytes that may be part of a character; for control
+        tokens, their names. IndexError for an id outside the vocabulary."""
+        data = self._seen.get(token)
+        if data is None:
+            data = self._seen[token] = self._bytes_of(token, self.vocab.raw(token))
+        return data
+
+    def all_token_bytes(self) -> list[bytes]:
+        """``token_bytes`` of every token, [n_vocab]."""
+        return [self._bytes_of(token, raw) for token, raw in enumerate(self.vocab.raws())]
+
+    def piece(self, token: int) -> str:
+        """The token as the file spells it, for people to read: "▁the", "Ġthe", "<0x0A>"."""
+        return self.vocab.raw(token).decode("utf-8", "replace")
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token stands for something other than text. IndexError as ``piece``."""
+        if not 0 <= token < self.n_vocab:
+            raise IndexError(f"token {token}: the vocabulary has {self.n_vocab}")
+        return self._kinds[token] == TokenType.CONTROL
+
+    def is_special(self, token: int) -> bool:
+        """Whether ``encode`` cuts text at this token, and so begins anew behind it."""
+        return token in self._cuts
+
+    @cached_property
+    def _cuts(self) -> frozenset[int]:
+        controls = self._ids(TokenType.CONTROL)
+        return frozenset(controls).union(self._spellings(TokenType.USER_DEFINED).values())
+
+    def cut(self, text: str) -> list[str | int]:
+        """``text`` with the control tokens that it spells as their ids."""
+        parts: list[str | int] = []
+        for part in self._specials[True].split(text):
+            if isinstance(part, int) and not self.is_control(part):
+                part = self.piece(part)
+            if isinstance(part, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += part
+            else:
+                parts.append(part)
+        return parts
+
+    def token_id(self, piece: str) -> int | None:
+        """The id of the piece that is spelt so in the file, or None."""
+        name = piece.encode()
+        return self.vocab.find([name]).get(name) if name else None
+
+
+class StreamDecoder:
+    """Turns ids into text as they come; joined, it is what ``tokenizer.decode`` gives for all.
+
+    A token may end inside a UTF-8 character (byte fallback, byte-level BPE); its bytes wait for
+    the rest. Bytes that are no UTF-8 become U+FFFD as in ``bytes.decode(errors="replace")``.
+    ``special`` shows control tokens by name, ``shown`` some of them; ``start`` says that a text
+    begins here, so that the space that the tokenizer itself put there is left out (generated ids
+    continue a text).
+
+    ``at`` is where the last token begins, in characters of the text; tokens that share a character
+    begin where it does.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        special: bool = False,
+        shown: Container[int] = (),
+        start: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._special, self._shown = special, shown
+        self._strip = start and tokenizer.adds_space
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self.at = self._n = 0  # characters so far: before the last token, and with it
+
+    def push(self, token: int) -> str:
+        """The text that is complete with ``token``; often empty. IndexError for an absent id."""
+        data, self.at = self._tokenizer.token_bytes(token), self._n
+        if self._tokenizer.adds_space:
+            special = self._tokenizer.is_special(token)
+            if self._strip and not special:
+                data = data.removeprefix(b" ")
+            self._strip = special and (self._strip or self._tokenizer.begins_anew)
+        if self._tokenizer.is_control(token) and not (self._special or token in self._shown):
+            return ""
+        if data and data[0] & 0xC0 != 0x80 and self._utf8.getstate()[0]:
+            self.at += 1  # behind the U+FFFD of a character that breaks off here
+        text = self._utf8.decode(data)
+        self._n += len(text)
+        return text
+
+    def flush(self) -> str:
+        """What an unfinished character leaves: U+FFFD, or nothing. The text may go on after it."""
+        text = self._utf8.decode(b"", final=True)
+        self._n += len(text)
+        return text
+
+
+def _without_surrogates(text: str) -> str:
+    """Lone surrogates, which no encoding has, as U+FFFD; pairs as the character they mean."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return codecs.decode(text.encode("utf-16", "surrogatepass"), "utf-16", "replace")
+    return text

@@ -1,0 +1,109 @@
+"""Unigram vocabularies of sentencepiece (``t5``), run by ``tokenizers``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treadle.errors import UnsupportedError
+from treadle.files.gguf_array import GGUFArray
+from treadle.tokenizer.normalizer import (
+    CHARSMAP,
+    SPACES,
+    is_sound,
+    normalizer,
+    pre_tokenizer,
+    usual_steps,
+)
+from treadle.tokenizer.tokenizer import Tokenizer
+from treadle.tokenizer.vocab import TokenType, Vocab, texts
+
+_CHARSMAP = "tokenizer.ggml.precompiled_charsmap"
+_FLAGS = ("remove_extra_whitespaces", "add_space_prefix")
+_SPACE = "▁"
+
+
+class UnigramTokenizer(Tokenizer):
+    """Of all ways to cut a text into pieces, the one whose scores sum up highest."""
+
+    adds_space = True
+    pre = "default"
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__(vocab, add_bos=False, add_eos=True)
+        if self.unk is None:
+            vocab.fail("tokenizer.ggml.unknown_token_id", "is missing", "a token id")
+        if vocab.scores is None:
+            vocab.fail("tokenizer.ggml.scores", "is missing", "a score for each piece")
+        self._steps = _steps(vocab)
+        self.adds_space = self._steps[-1] != "never"
+        self.begins_anew = self._steps[-1] != "first"
+        self._tokenizer = _build(vocab, self.unk, self._steps)
+
+    def encode_plain(self, text: str, *, start: bool) -> list[int]:
+        """Ids through tokenizers; characters that no piece has are the unknown token."""
+        if not text:
+            return []
+        if not start and not self.begins_anew:
+            return self._behind(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _behind(self, text: str) -> list[int]:
+        """The same of a part of a text that is not its first, and gets no mark of a space."""
+        plain: Any = self._tokenizer.normalizer.normalize_str(text)
+        words = pre_tokenizer(self._steps, "never").pre_tokenize_str(plain)
+        return [piece.id for word, _ in words for piece in self._tokenizer.model.tokenize(word)]
+
+    def _bytes_of(self, token: int, raw: bytes) -> bytes:
+        """The piece with spaces for their marks; the byte of a byte piece."""
+        if self._kinds[token] == TokenType.BYTE:
+            return bytes([int(raw[3:5], 16)])
+        control = self._kinds[token] == TokenType.CONTROL
+        return raw if control else raw.replace(_SPACE.encode(), b" ")
+
+
+def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import Unigram
+
+    assert vocab.scores is not None
+    # No text spells what is no text: these pieces have a space in their names, and all spaces of a
+    # text are marks by the time that it is cut.
+    pieces = texts(vocab.tokens)
+    for token in vocab.unspellable():
+        pieces[token] = f" {token}"
+    has_bytes = bool((vocab.types == TokenType.BYTE).any())
+    scored = list(zip(pieces, vocab.scores.tolist(), strict=True))
+    try:
+        tokenizer = Tokenizer(Unigram(scored, unk, has_bytes))
+    except Exception as e:  # tokenizers raises Exception itself
+        raise vocab.error("tokenizer.ggml.tokens", str(e), "a Unigram vocabulary") from None
+    try:
+        tokenizer.normalizer = normalizer(steps, _charsmap(vocab))
+    except Exception as e:
+        raise UnsupportedError(f"{vocab.path}: {_CHARSMAP}: {e}") from None
+    tokenizer.pre_tokenizer = pre_tokenizer(steps, steps[-1])
+    return tokenizer
+
+
+def _steps(vocab: Vocab) -> list[str]:
+    """What is done to a text, in words of ``normalizer.py``."""
+    flags = [vocab.flag(f"tokenizer.ggml.{key}", True) for key in _FLAGS]
+    steps = usual_steps(_CHARSMAP in vocab.values, *flags)
+    if not vocab.has(SPACES):
+        return steps
+    steps = vocab.text(SPACES).split(" ")
+    if not is_sound(steps) or (CHARSMAP in steps) > (_CHARSMAP in vocab.values):
+        vocab.fail(SPACES, f"is {' '.join(steps)!r:.80}", "steps that treadle has, in their order")
+    return steps
+
+
+def _charsmap(vocab: Vocab) -> bytes:
+    given = vocab.values.get(_CHARSMAP)
+    if given is None:
+        return b""
+    if not isinstance(given, GGUFArray):
+        vocab.fail(_CHARSMAP, f"is {given!r:.60}", "an array of bytes")
+    return np.asarray(list(given)).astype(np.uint8).tobytes()

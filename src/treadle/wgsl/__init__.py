@@ -1,4 +1,0 @@
-"""Kernels as WGSL texts, printed from the specs of a plan's steps; ``devices/wgpu.py`` runs them.
-
-One file for each group of kernels, as in ``kernels/``; ``calls.py`` has the table.
-"""
