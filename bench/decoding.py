@@ -23,10 +23,10 @@ import treadle
 from treadle.api.generation import Generation
 from treadle.api.session import Session
 from treadle.devices.cpu.thread_team import Team, _Shared
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.sampling import Sampler
-from treadle.scheduler.output import Answer
+from treadle.scheduler.output import RequestOutput
 from treadle.scheduler.scheduler import Scheduler
 
 PARTS = (
@@ -37,7 +37,7 @@ PARTS = (
     ("check, lock, commit", Engine, "_run"),
     ("feed", Session, "feed"),
     ("sample", Sampler, "choose"),
-    ("text", Answer, "push"),
+    ("text", RequestOutput, "push"),
     ("what runs next", Scheduler, "step"),
     ("the loop", Generation, "__next__"),
 )
@@ -122,7 +122,7 @@ def main() -> None:
                 clock.spent = {}
                 for _ in range(given.tokens):
                     sweep()
-                    model.engine.run([Part(session.seq, [7]) for session in sessions])
+                    model.engine.run([BatchItem(session.seq, [7]) for session in sessions])
                     clock.token()
                 report(f"{n} sequences, logits alone, {swept}", clock)
                 for session in sessions:

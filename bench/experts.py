@@ -24,7 +24,7 @@ import numpy as np
 from random_model import QWEN35_STATES, random_rows, tensors_of
 from speeds import Mine, Theirs
 
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.files.gguf import GGUFWriter, ValueType
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
@@ -167,7 +167,7 @@ class Shared(Mine):
         """The share of a batch's time that each kind of step takes."""
         engine, found = self.model.engine, dict[str, float]()
         with closing(engine.cache.sequence()) as seq:
-            times = engine.run_timed([Part(seq, ids[: engine.max_tokens], 1)])
+            times = engine.run_timed([BatchItem(seq, ids[: engine.max_tokens], 1)])
         for label, seconds in times:
             kind = label.partition(".")[2] if label[1:2].isdigit() else label
             found[kind] = found.get(kind, 0.0) + seconds

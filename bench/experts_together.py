@@ -19,7 +19,7 @@ import numpy as np
 from experts import N_VOCAB, SHAPES, write
 
 import treadle
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 
 HELD = 16  # tokens that each text has before
 
@@ -29,10 +29,10 @@ def step(model: treadle.Model, ids: list[list[int]]) -> float:
     engine, seqs, times = model.engine, [], []
     for mine in ids:
         seqs.append(engine.cache.sequence())
-        engine.run([Part(seqs[-1], mine[:HELD], 1)])
+        engine.run([BatchItem(seqs[-1], mine[:HELD], 1)])
     for at in range(HELD, len(ids[0])):
         begin = time.perf_counter()
-        engine.run([Part(seq, [mine[at]], 1) for seq, mine in zip(seqs, ids, strict=True)])
+        engine.run([BatchItem(seq, [mine[at]], 1) for seq, mine in zip(seqs, ids, strict=True)])
         times.append(time.perf_counter() - begin)
     for seq in seqs:
         seq.close()

@@ -52,11 +52,11 @@ class Problem:
 
     def __init__(self, fmt: Format, shape: tuple[int, int], n_tokens: int, n_threads: int) -> None:
         from treadle.profiling.report import row_in_use
-        from treadle.profiling.trial import Trial
+        from treadle.profiling.trial import KernelTrial
 
         k, m = shape
         self.fmt, self.n_threads = fmt, n_threads
-        self.trial = Trial(fmt, row_in_use(), k, m, n_tokens, n_threads)
+        self.trial = KernelTrial(fmt, row_in_use(), k, m, n_tokens, n_threads)
         self.rows, self.x = self.trial.weights.reshape(m, -1), self.trial.x
 
     def weights(self) -> np.ndarray:

@@ -33,7 +33,7 @@ from random_model import SHAPES, Shape, write
 
 import treadle
 from treadle.devices.cuda.facts import told
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.formats import by_name
 
 ROUNDS, TINY = 9, Shape("llama", 2, 256, 512, 4, 2, 64, 320, 512, False)
@@ -66,8 +66,8 @@ def check(folder: Path, fmt: str) -> None:
     write(TINY, by_name(fmt), str(path))
     for device in ("cuda", "cpu"):
         with on_card(path, 256, device) as model, closing(model.engine.cache.sequence()) as seq:
-            made.append(np.concatenate([model.engine.run([Part(seq, ids, len(ids))]),
-                                        model.engine.run([Part(seq, [7])])]))  # fmt: skip
+            made.append(np.concatenate([model.engine.run([BatchItem(seq, ids, len(ids))]),
+                                        model.engine.run([BatchItem(seq, [7])])]))  # fmt: skip
     error = float(np.sqrt(np.mean((made[0] - made[1]) ** 2) / np.mean(made[1] ** 2)))
     print(f"{fmt}: logits {error:.2%} from the CPU's (rms)", flush=True)
     if not error < 0.05:
@@ -99,10 +99,10 @@ def steps(engine: Any, n: int, before: int = 0) -> dict[str, list[float]]:
     rounds: dict[str, list[float]] = defaultdict(list)
     with closing(engine.cache.sequence()) as seq:
         if before:
-            engine.run([Part(seq, [5] * before, 0)])
+            engine.run([BatchItem(seq, [5] * before, 0)])
         for _ in range(ROUNDS):
             start = len(seq)
-            for label, seconds in engine.run_timed([Part(seq, [7] * n, 1)]):
+            for label, seconds in engine.run_timed([BatchItem(seq, [7] * n, 1)]):
                 rounds[label].append(seconds)
             engine.cache.truncate(seq, start)
     return rounds
@@ -138,14 +138,14 @@ def whole(path: Path, prompts: tuple[int, ...], n_text: int) -> None:
                     began = time.perf_counter()
                     for at in range(0, n, engine.max_tokens):
                         ids = [7] * min(engine.max_tokens, n - at)
-                        engine.run([Part(seq, ids, int(at + len(ids) == n))])
+                        engine.run([BatchItem(seq, ids, int(at + len(ids) == n))])
                     rounds.append(time.perf_counter() - began)
             print(f"prompt of {n}: {n / median(rounds):.0f} tokens/s", flush=True)
         with closing(engine.cache.sequence()) as seq:
-            engine.run([Part(seq, [7], 1)])
+            engine.run([BatchItem(seq, [7], 1)])
             began = time.perf_counter()
             for _ in range(n_text):
-                engine.sample([Part(seq, [7])])
+                engine.sample([BatchItem(seq, [7])])
             print(f"text: {n_text / (time.perf_counter() - began):.1f} tokens/s", flush=True)
         by_kind: dict[str, float] = defaultdict(float)
         for label, each in steps(engine, 1, prompts[0]).items():

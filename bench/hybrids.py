@@ -23,7 +23,7 @@ from random_model import QWEN35_STATES, random_rows, tensors_of
 from speeds import Mine, Theirs
 
 import treadle
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
@@ -142,10 +142,10 @@ def measure(model: treadle.Model, ids: list[int], before: int) -> dict[str, floa
         states.const.array[:] = 0
     with closing(engine.cache.sequence()) as seq:
         if before:
-            engine.run([Part(seq, [5] * before, 0)])
+            engine.run([BatchItem(seq, [5] * before, 0)])
         for _ in range(ROUNDS):
             times: dict[str, float] = defaultdict(float)
-            for label, seconds in engine.run_timed([Part(seq, ids, 1)]):
+            for label, seconds in engine.run_timed([BatchItem(seq, ids, 1)]):
                 times[kind(label)] += seconds
             for step, seconds in times.items():
                 rounds[step].append(seconds)

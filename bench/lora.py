@@ -22,7 +22,7 @@ import numpy as np
 
 import treadle
 from treadle.api.model import Model
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kvcache.prefix_tree import Lora
 
@@ -56,17 +56,17 @@ def seconds(model: Model, loras: list[Lora]) -> tuple[float, float]:
     ids = [i % model.config.n_vocab for i in range(PROMPT)]
     seqs = [engine.cache.sequence((), lora) for lora in loras]
     # Each text has other tokens, as others would choose the same experts.
-    engine.run([Part(seq, ids[16 * i : 16 * (i + 1)]) for i, seq in enumerate(seqs)])
+    engine.run([BatchItem(seq, ids[16 * i : 16 * (i + 1)]) for i, seq in enumerate(seqs)])
     for at in range(TOKENS):
         began = time.perf_counter()
-        engine.run([Part(seq, [ids[16 * i + at]]) for i, seq in enumerate(seqs)])
+        engine.run([BatchItem(seq, [ids[16 * i + at]]) for i, seq in enumerate(seqs)])
         times.append(time.perf_counter() - began)
     for seq in seqs:
         seq.close()
     engine.cache.forget()
     alone = engine.cache.sequence((), loras[-1])
     began = time.perf_counter()
-    engine.run([Part(alone, ids)])
+    engine.run([BatchItem(alone, ids)])
     prompt = time.perf_counter() - began
     alone.close()
     engine.cache.forget()

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import treadle
 from treadle.cli.bench_engines import streams
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 
 
 def main() -> None:
@@ -44,10 +44,10 @@ def main() -> None:
             fit = max(model.engine.max_tokens // given.prompt, 1)  # prompts that one run reads
             for at in range(0, n, fit):
                 read = zip(seqs[at : at + fit], prompts[at : at + fit], strict=True)
-                model.engine.run([Part(seq, prompt) for seq, prompt in read])
+                model.engine.run([BatchItem(seq, prompt) for seq, prompt in read])
             for at in range(given.prompt, given.prompt + given.tokens - 1):
                 write = zip(seqs, ids, strict=True)
-                model.engine.run([Part(seq, [stream[at]]) for seq, stream in write])
+                model.engine.run([BatchItem(seq, [stream[at]]) for seq, stream in write])
             for seq in seqs:
                 seq.close()
 

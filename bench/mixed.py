@@ -15,23 +15,23 @@ import statistics
 import time
 
 import treadle
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 
 WAYS = "chunk alone", "token alone", "together"
 
 
-def parts_of(engine: Engine, depth: int, chunk: int) -> dict[str, list[Part]]:
+def parts_of(engine: Engine, depth: int, chunk: int) -> dict[str, list[BatchItem]]:
     """The batch of each way."""
     deep, fresh = engine.cache.sequence(), engine.cache.sequence()
     for at in range(0, depth, engine.max_tokens):
         engine.cache.extend(deep, [5] * min(engine.max_tokens, depth - at))
         engine.cache.commit(deep)
-    both = [Part(fresh, [7] * chunk, 0), Part(deep, [7])]
+    both = [BatchItem(fresh, [7] * chunk, 0), BatchItem(deep, [7])]
     return dict(zip(WAYS, (both[:1], both[1:], both), strict=True))
 
 
-def attention_s(engine: Engine, parts: list[Part]) -> tuple[float, float]:
+def attention_s(engine: Engine, parts: list[BatchItem]) -> tuple[float, float]:
     """Seconds of one run's attention steps, and of the processor's; its tokens are forgotten."""
     held, spent, worked = [len(part.seq) for part in parts], 0.0, 0.0
     ready = engine._plan_of(parts)

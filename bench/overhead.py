@@ -69,14 +69,14 @@ def told(name: str, runs: list[Run], n: int, threads: int) -> None:
 
 def serve(path: str, threads: int, n: int, tokens: int, notes: str) -> None:
     """The server, until SIGTERM; then its runs are written to ``notes``."""
-    from treadle.server.requests.service import Settings
+    from treadle.server.requests.service import ServerSettings
     from treadle.server.serve import serve
 
     context = 32 + tokens
     with treadle.load(path, threads=threads, context=context, n_sequences=n + 1) as model:
         clock = time.pthread_getcpuclockid(threading.get_ident())
         runs = noted(model, lambda: time.clock_gettime(clock))
-        serve(model, Settings(), 0, 1.0, lambda url: print(url, flush=True))
+        serve(model, ServerSettings(), 0, 1.0, lambda url: print(url, flush=True))
     Path(notes).write_text(json.dumps(runs))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import treadle
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 
 WINDOW, PAGE = 512, 32
@@ -32,7 +32,7 @@ def predictions(model: treadle.Model, ids: list[int], run: int) -> np.ndarray:
     seq, rows = model.engine.cache.sequence(), []
     for at in range(0, len(ids), run):
         some = ids[at : at + run]
-        rows.append(model.engine.run([Part(seq, some, len(some))]))
+        rows.append(model.engine.run([BatchItem(seq, some, len(some))]))
     seq.close()
     return np.concatenate(rows)
 
@@ -58,8 +58,8 @@ def last(model: treadle.Model, ids: list[int], cached: int) -> np.ndarray:
     """Log-probabilities after ``ids``, of which the first ``cached`` were read before."""
     seq = model.engine.cache.sequence()
     if cached:
-        model.engine.run([Part(seq, ids[:cached], 0)])
-    row = model.engine.run([Part(seq, ids[cached:], 1)])
+        model.engine.run([BatchItem(seq, ids[:cached], 0)])
+    row = model.engine.run([BatchItem(seq, ids[cached:], 1)])
     seq.close()
     made: np.ndarray = log_softmax(row)[0]
     return made

@@ -20,7 +20,7 @@ from treadle.files.gguf import GGUFWriter, ValueType
 from treadle.formats import Format, by_name
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.structure import TensorRow
 
 STRIP = 1 << 20  # values made at once
@@ -94,7 +94,7 @@ def tensors_of(
     metadata = {f"{arch}.{key}": value for key, value in keys.items()}
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors={"token_embd.weight": embd})
     graph = GRAPHS[row.graph]
-    yield from graph.tensors(graph.read(Keys(file, arch, row.keys), row))
+    yield from graph.tensors(graph.read(ArchMetadata(file, arch, row.keys), row))
 
 
 def random_rows(fmt: Format, m: int, k: int, seed: int) -> np.ndarray:

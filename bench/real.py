@@ -41,7 +41,7 @@ from tests.real.truth import (  # noqa: E402
 )
 from tools.fetch_models import fetch  # noqa: E402
 from tools.real_values import LLAMA_CPP  # noqa: E402
-from treadle.engine.batch import Part  # noqa: E402
+from treadle.engine.batch import BatchItem  # noqa: E402
 
 N_PROMPT, N_TEXT = 512, 128
 KINDS = {"smollm2": "SmolLM2 135M Instruct, Q4_1", "gemma3": "Gemma 3 270M, Q4_K_M"}
@@ -80,7 +80,7 @@ def speed(models: dict[str, Path], python: str, threads: int, rounds: int) -> No
 def one_by_one(model: treadle.Model, ids: list[int]) -> np.ndarray[Any, Any]:
     """Logits after each token, read alone."""
     with closing(model.engine.cache.sequence()) as sequence:
-        return np.stack([model.engine.run([Part(sequence, [token])])[0] for token in ids])
+        return np.stack([model.engine.run([BatchItem(sequence, [token])])[0] for token in ids])
 
 
 def kl(models: dict[str, Path], python: str) -> None:

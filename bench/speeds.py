@@ -9,7 +9,7 @@ from pathlib import Path
 from rival import Rival
 
 import treadle
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 
 CONTEXT = 4096
 # Run by the rival's interpreter.
@@ -46,10 +46,10 @@ class Mine:
         with closing(engine.cache.sequence()) as seq:
             begin = time.perf_counter()
             for at in range(0, len(ids), engine.max_tokens):
-                engine.run([Part(seq, ids[at : at + engine.max_tokens], 1)])
+                engine.run([BatchItem(seq, ids[at : at + engine.max_tokens], 1)])
             middle = time.perf_counter()
             for i in range(n):
-                engine.run([Part(seq, [ids[i]], 1)])
+                engine.run([BatchItem(seq, [ids[i]], 1)])
             return [middle - begin, (time.perf_counter() - middle) / n]
 
 

@@ -20,14 +20,21 @@ from pathlib import Path
 
 import numpy as np
 
-from treadle.devices.cpu.thread_team import Memory, Team
+from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.formats import by_name
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.matmul.select import gemv
 from treadle.kernels.spec import LINE
-from treadle.profiling.peaks import PAGE, PIECE, STREAMS, Stream, buffer_bytes, stream_rate
+from treadle.profiling.peaks import (
+    PAGE,
+    PIECE,
+    STREAMS,
+    StreamReadKernel,
+    buffer_bytes,
+    stream_rate,
+)
 from treadle.profiling.report import row_in_use
-from treadle.profiling.trial import Trial
+from treadle.profiling.trial import KernelTrial
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "BF16", "F16")
 AHEAD = (0, 1024, 2048, 4096, 8192)  # bytes
@@ -41,7 +48,9 @@ def streams(data: np.ndarray, n_threads: int) -> tuple[Team, dict[str, Sample]]:
     """Samples by name; the long ones' begin with ``stream``."""
     isa = row_in_use()
     shapes = [(1, ahead) for ahead in AHEAD]
-    kernels = load_kernels([Stream(*shape) for shape in dict.fromkeys([*shapes, *STREAMS])], isa)
+    kernels = load_kernels(
+        [StreamReadKernel(*shape) for shape in dict.fromkeys([*shapes, *STREAMS])], isa
+    )
     team, whole = Team(n_threads, isa, LINE), len(data) // n_threads // PAGE * PAGE
 
     def sample(shape: tuple[int, int], piece: int) -> Sample:
@@ -51,10 +60,10 @@ def streams(data: np.ndarray, n_threads: int) -> tuple[Team, dict[str, Sample]]:
     return team, made | {f"burst, {n} x {ahead}": sample((n, ahead), PIECE) for n, ahead in STREAMS}
 
 
-def gemvs(name: str, rows: list[int], n_threads: int) -> tuple[Trial, dict[str, Sample]]:
+def gemvs(name: str, rows: list[int], n_threads: int) -> tuple[KernelTrial, dict[str, Sample]]:
     """A format's, as shipped and with other numbers of rows together."""
     fmt, isa, (k, m) = by_name(name), row_in_use(), SHAPE
-    trial, shipped = Trial(fmt, isa, k, m, 1, n_threads), gemv(fmt, isa, k, 1)
+    trial, shipped = KernelTrial(fmt, isa, k, m, 1, n_threads), gemv(fmt, isa, k, 1)
     made: dict[str, Sample] = {}
     for mr in dict.fromkeys([shipped.mr, *rows]):
         spec = replace(shipped, mr=mr)
@@ -80,7 +89,7 @@ def main() -> None:
         data = np.memmap(given.file, np.uint8, "r")
         print(f"{given.file.name}: {len(data) >> 20} MiB, mapped")
     else:
-        data = Memory(buffer_bytes()).bytes
+        data = HostMemory(buffer_bytes()).bytes
         data[:] = 1  # pages never written to are all one page of zeros
     team, samples = streams(data, given.threads)
     trials = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.test_kvcache import CPU, SEEN, check_pages, specs
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.kvcache.cache import KVCache
 from treadle.scheduler.scheduler import Scheduler
@@ -76,7 +76,7 @@ class FakeEngine:
     match: Any = Engine.match
     truncate: Any = Engine.truncate
 
-    def run(self, parts: Sequence[Part]) -> np.ndarray:
+    def run(self, parts: Sequence[BatchItem]) -> np.ndarray:
         sizes = [len(part.ids) for part in parts]
         assert 0 < sum(sizes) <= self.max_tokens
         assert sum(part.n_outputs for part in parts) <= OUTPUTS
@@ -94,7 +94,7 @@ class FakeEngine:
         ends = ((p.seq.ids, len(p.seq) - i) for p in parts for i in range(p.n_outputs - 1, -1, -1))
         return np.array([[self.next_id(ids[:end])] for ids, end in ends]).reshape(-1, 1)
 
-    def sample(self, parts: Sequence[Part]) -> np.ndarray:
+    def sample(self, parts: Sequence[BatchItem]) -> np.ndarray:
         return self.run(parts)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from treadle.engine.batch import Part, Run
+from treadle.engine.batch import BatchItem, RunInputs
 from treadle.engine.engine import Engine
 from treadle.kernels.activation_layout import WORD_TOP
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
@@ -23,10 +23,10 @@ from treadle.kernels.elementwise import altup
 from treadle.kernels.elementwise.add import Add
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
-from treadle.kernels.elementwise.scale import Times
+from treadle.kernels.elementwise.scale import ScaleColumns
 from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.elementwise.sparse_gate import SparseGate
-from treadle.kernels.elementwise.top_logits import JoinTop, Top
+from treadle.kernels.elementwise.top_logits import JoinTop, TopLogitsKernel
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.moe.dispatch import Combine, Gather
@@ -69,7 +69,7 @@ class Compared:
         return float(worst / allowed) if np.isfinite(worst) else np.inf
 
 
-def walk(engine: Engine, parts: Sequence[Part]) -> Iterator[Compared]:
+def walk(engine: Engine, parts: Sequence[BatchItem]) -> Iterator[Compared]:
     """Run a batch; every step's output. The arena starts as NaN: nothing may be read unwritten."""
     ready = engine._plan_of(parts)
     engine._prepare(ready, parts)
@@ -111,18 +111,20 @@ def multiplied(plan: Plan, step: Step, arena: np.ndarray) -> np.ndarray:
     return np.concatenate([np.arange(0), *(np.arange(first, first + n) for _, first, n in each)])
 
 
-def rows_met(spec: Matmul | Gated, args: Any, run: Run) -> np.ndarray:
+def rows_met(spec: Matmul | Gated, args: Any, run: RunInputs) -> np.ndarray:
     """Which rows of y a product writes."""
     return np.concatenate([np.arange(0), *(to for _, _, to in spec.met_ref(args, run))])
 
 
 def _width(spec: Any, buffer: Buffer, step: Step) -> int:
     """Columns that are written of a row: of all streams, or of one."""
-    whole = isinstance(spec, (altup.Spread, altup.Predict)) or buffer is step.args["x"]
+    whole = isinstance(spec, (altup.SpreadStreams, altup.Predict)) or buffer is step.args["x"]
     return int(spec.k * spec.n if whole else spec.k)
 
 
-def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[str, np.ndarray]]:
+def outputs(
+    plan: Plan, step: Step, arena: np.ndarray, run: RunInputs
+) -> list[tuple[str, np.ndarray]]:
     """What a step has written, as values: (kind, array); padding is left out."""
     spec, args = step.spec, plan.arrays(step, arena)
     n = run["n_tokens"]
@@ -143,7 +145,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return [("whole", np.array(a)) for a in (*sorted_, args.places[: n * spec.n_used])]
     if isinstance(spec, ColumnNorm):
         return [("f32", rows(step.writes[0], slice(args.column, None))[:n, : spec.heads * spec.k])]
-    if isinstance(spec, Times):
+    if isinstance(spec, ScaleColumns):
         return [("f32", rows(step.writes[0], slice(args.column, args.column + spec.k))[:n])]
     if isinstance(spec, (Add, Combine)):
         return [("f32", rows(step.writes[0], slice(spec.k))[:n])]
@@ -211,7 +213,7 @@ def outputs(plan: Plan, step: Step, arena: np.ndarray, run: Run) -> list[tuple[s
         return [(kind, y[whole]), (kind, parts.reshape(-1, spec.dims_v + 2).copy())]
     if isinstance(spec, Softcap):
         return [("f32", rows(step.writes[0], slice(spec.k))[: int(run[spec.count])])]
-    if isinstance(spec, (Top, JoinTop)):  # an order, which is no matter of rounding
+    if isinstance(spec, (TopLogitsKernel, JoinTop)):  # an order, which is no matter of rounding
         return []
     if isinstance(spec, SparseGate):
         at = plan.offsets[step.writes[0]]

@@ -14,7 +14,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import BOS, check_scheduler
 from tests.test_generation import Script, say
-from treadle.engine.logits import Rows
+from treadle.engine.logits import LogitsBatch
 from treadle.errors import SamplingError
 
 GREEDY = treadle.Sampling(temperature=0)
@@ -140,7 +140,7 @@ def test_a_timeout_while_a_long_prompt_is_read(
     started, go, sample = threading.Event(), threading.Event(), engine.sample
     sizes: list[int] = []
 
-    def slow(parts: Any) -> Rows:
+    def slow(parts: Any) -> LogitsBatch:
         sizes.append(len(parts[0].ids))
         started.set()
         assert go.wait(60)

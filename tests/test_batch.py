@@ -1,4 +1,4 @@
-"""A run's inputs, written by ``Run`` and read back from the block alone."""
+"""A run's inputs, written by ``RunInputs`` and read back from the block alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from treadle.devices.cpu.device import Cpu
-from treadle.engine.batch import Inputs, Part, RopeTable, Run
+from treadle.engine.batch import BatchItem, Inputs, RopeTable, RunInputs
 from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import SPLIT, most_partials
-from treadle.kernels.elementwise.top_logits import Look
+from treadle.kernels.elementwise.top_logits import LogitsQuery
 from treadle.kernels.spec import EACH, FIELDS, numbered, run_offset, run_state
 from treadle.kvcache.cache import KVCache
 from treadle.models.cache_spec import PoolSpec, StateSpec
@@ -32,13 +32,13 @@ def inverse(table: int) -> np.ndarray:
 
 def laid_out(
     plan: Plan, lengths: Sequence[tuple[int, int]], specs: Sequence[Any] = SPECS
-) -> tuple[list[Part], list[int], Inputs]:
+) -> tuple[list[BatchItem], list[int], Inputs]:
     """Sequences that hold so many tokens get so many more; what is read of it elsewhere."""
     device = Cpu(PORTABLE, 1)
     cache = KVCache(specs, device, N_CTX, n_sequences=len(lengths))
     plan.inputs = inputs_of(plan, cache, DIMS)
     ropes = [RopeTable(inverse(i), 1.0, N_CTX) for i in range(len(DIMS))]
-    run, parts, starts = Run(plan, cache, ropes, device), [], []
+    run, parts, starts = RunInputs(plan, cache, ropes, device), [], []
     for which, (held, n) in enumerate(lengths):
         seq, ids = cache.sequence(), [100_000 * which + at for at in range(held + n)]
         for at in range(0, held, 500):
@@ -46,7 +46,7 @@ def laid_out(
             cache.commit(seq)
         starts.append(held)
         cache.extend(seq, ids[held:])
-        parts.append(Part(seq, ids[held:], min(n, which)))
+        parts.append(BatchItem(seq, ids[held:], min(n, which)))
     for _ in range(2):  # nothing is left of the run before
         run.lay_out(parts[::-1], starts[::-1])
         run.lay_out(parts, starts)
@@ -165,20 +165,20 @@ def test_rows_that_samplers_look_at() -> None:
     """Each output in order, as often as it is looked at; with its own mask, cut or filled up."""
     masks = [bytes([1, 0, 0, 0, 0, 0x80, 0xFF]), bytes([0xFF]), bytes(range(40))]
     looks = [
-        (Look(), Look(masks[0], total=True)),
+        (LogitsQuery(), LogitsQuery(masks[0], total=True)),
         (),
-        (Look(masks[1], first=True),),
-        (Look(masks[2]),),
+        (LogitsQuery(masks[1], first=True),),
+        (LogitsQuery(masks[2]),),
     ]
     device, plan = Cpu(PORTABLE, 1), Plan(20, 10)
     cache = KVCache(SPECS, device, N_CTX, n_sequences=4)
     plan.inputs = inputs_of(plan, cache, ()) | sampled_inputs(10, 70)
-    run = Run(plan, cache, [], device)
+    run = RunInputs(plan, cache, [], device)
     parts = []
     for which, look in enumerate(looks):
         seq, ids = cache.sequence(), [5] * (which + 1)
         cache.extend(seq, ids)
-        parts.append(Part(seq, ids, 1, look))
+        parts.append(BatchItem(seq, ids, 1, look))
     for order in (parts[::-1], parts):
         run.lay_out(order, [0] * 4)
     found = Inputs(run.block.copy())

@@ -20,12 +20,12 @@ from tests.conftest import WriteTiny
 from tests.fake_engine import N_VOCAB, FakeEngine
 from tests.test_kvcache import check_pages
 from tests.test_speculate import World, alone
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.spec_decode.draft_model import LEAST, Drafter, check_vocabularies
-from treadle.spec_decode.ngram import Gate
+from treadle.spec_decode.ngram import DraftController
 
 
 def novel(ids: Sequence[int]) -> int:
@@ -40,11 +40,11 @@ class FakeDraft(FakeEngine):
         super().__init__(next_id, **given)
         self.world, self.step_s = world, step_s
 
-    def sample(self, parts: Sequence[Part]) -> Any:
+    def sample(self, parts: Sequence[BatchItem]) -> Any:
         rows = self.run(parts)
         return [SimpleNamespace(top=SimpleNamespace(first=(0.0, int(row[0])))) for row in rows]
 
-    def run(self, parts: Sequence[Part]) -> np.ndarray:
+    def run(self, parts: Sequence[BatchItem]) -> np.ndarray:
         rows = super().run(parts)
         self.world.engine.now += self.step_s * (1 + sum(len(part.ids) for part in parts) / 32)
         return rows
@@ -175,7 +175,7 @@ def test_a_second_model_that_fails_is_left_out() -> None:
 # -- models ---------------------------------------------------------------------------------------
 
 
-class Always(Gate):
+class Always(DraftController):
     """Drafts whatever they cost: the clock decides nothing."""
 
     left = 1e9

@@ -19,13 +19,13 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import BOS, EOG, Bytes, FakeEngine, check_scheduler
 from treadle.api.generation import Generation
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import ContextFullError, GrammarError, TreadleError
 from treadle.sampling import Sampling
-from treadle.scheduler.output import Answer, Lines
+from treadle.scheduler.output import IndentStop, RequestOutput
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
-from treadle.scheduler.stepping import Turns
+from treadle.scheduler.stepping import CooperativeStepper
 
 GREEDY = Sampling(temperature=0)
 
@@ -36,7 +36,7 @@ class Script:
     def __init__(self, ids: Sequence[int], n_ctx: int = 10_000) -> None:
         self.script, self.n_prompt = list(ids), 0
         self.engine = FakeEngine(self.next_id, n_ctx=n_ctx)
-        self.turns = Turns(Scheduler(self.engine))  # type: ignore[arg-type]
+        self.turns = CooperativeStepper(Scheduler(self.engine))  # type: ignore[arg-type]
 
     def next_id(self, ids: list[int]) -> int:
         return self.script[len(ids) - self.n_prompt]
@@ -48,7 +48,7 @@ class Script:
         self.n_prompt, ids = prompt, [BOS] * prompt
         sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None)
         words: Any = tokenizer or Bytes()
-        answer = Answer(words, ids, n_ctx=self.engine.n_ctx, **settings)
+        answer = RequestOutput(words, ids, n_ctx=self.engine.n_ctx, **settings)
         return Generation(Request(ids, sampler, answer), self.turns)
 
 
@@ -62,7 +62,7 @@ def say(text: str) -> list[int]:
 def test_lines_end_a_text_in_whatever_pieces_they_come() -> None:
     text, now = "a\n  b\n\tc\n  d\n", 0.0
 
-    def ended(lines: Lines, size: int) -> str:
+    def ended(lines: IndentStop, size: int) -> str:
         nonlocal now
         said = ""
         for at in range(0, len(text), size):
@@ -74,11 +74,11 @@ def test_lines_end_a_text_in_whatever_pieces_they_come() -> None:
         return said
 
     for size in (1, 2, 3, 100):
-        assert ended(Lines(2, 0), size) == "a\n  b\n\t"
-        assert ended(Lines(1, 0), size) == text
-        assert ended(Lines(0, -1), size) == text
-    assert ended(Lines(0, 4500, lambda: now), 1) == "a\n  b\n"
-    assert ended(Lines(0, 7500, lambda: now), 1) == "a\n  b\n\tc\n"
+        assert ended(IndentStop(2, 0), size) == "a\n  b\n\t"
+        assert ended(IndentStop(1, 0), size) == text
+        assert ended(IndentStop(0, -1), size) == text
+    assert ended(IndentStop(0, 4500, lambda: now), 1) == "a\n  b\n"
+    assert ended(IndentStop(0, 7500, lambda: now), 1) == "a\n  b\n\tc\n"
 
 
 def test_the_end_of_the_text() -> None:
@@ -169,7 +169,7 @@ def test_compiling_is_in_no_other_number() -> None:
     script = Script(say("hello"))
     run, kernels = script.engine.run, script.engine.kernels
 
-    def compiles(parts: Sequence[Part]) -> np.ndarray:
+    def compiles(parts: Sequence[BatchItem]) -> np.ndarray:
         began = time.perf_counter()
         time.sleep(0.002)
         kernels.seconds += time.perf_counter() - began

@@ -14,12 +14,12 @@ import treadle
 from tests import reference
 from tests.conftest import WriteTiny
 from tests.loras import with_names
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
 from treadle.quantize.imatrix.collect import collect
-from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix, read
+from treadle.quantize.imatrix.matrix import ImatrixEntry, ImportanceMatrix, read
 from treadle.quantize.plan import is_matrix
 
 
@@ -218,7 +218,7 @@ def test_normal_runs_are_as_before(tiny: WriteTiny) -> None:
         assert np.array_equal(model.logits(ids), before)
         assert [step.label for step in model.plan(len(ids))] == labels
         seq = model.engine.cache.sequence()
-        assert model.engine.run([Part(seq, ids)]).shape == (1, model.config.n_vocab)
+        assert model.engine.run([BatchItem(seq, ids)]).shape == (1, model.config.n_vocab)
 
 
 # -- files --------------------------------------------------------------------------------------
@@ -229,8 +229,10 @@ def matrix() -> ImportanceMatrix:
     rng = np.random.default_rng(7)
     return ImportanceMatrix(
         {
-            "blk.0.attn_q.weight": Entry(rng.uniform(0, 9, (1, 8)), np.array([12.0])),
-            "blk.0.ffn_up_exps.weight": Entry(rng.uniform(0, 9, (3, 4)), np.array([3.0, 0.0, 9.0])),
+            "blk.0.attn_q.weight": ImatrixEntry(rng.uniform(0, 9, (1, 8)), np.array([12.0])),
+            "blk.0.ffn_up_exps.weight": ImatrixEntry(
+                rng.uniform(0, 9, (3, 4)), np.array([3.0, 0.0, 9.0])
+            ),
         },
         ("wiki.txt", "code.txt"),
         3,
@@ -279,12 +281,14 @@ def test_the_older_layout(tmp_path: Path) -> None:
 
 def test_two_texts_together(matrix: ImportanceMatrix) -> None:
     name = "blk.0.attn_q.weight"
-    more = ImportanceMatrix({name: Entry(np.ones((1, 8)), np.array([4.0]))}, ("more.txt",), 1, 4)
+    more = ImportanceMatrix(
+        {name: ImatrixEntry(np.ones((1, 8)), np.array([4.0]))}, ("more.txt",), 1, 4
+    )
     both = matrix + more
     assert np.array_equal(both.entries[name].sums, matrix.entries[name].sums + 1)
     assert both.entries[name].counts.tolist() == [16.0]
     assert (both.n_chunks, both.datasets) == (4, ("wiki.txt", "code.txt", "more.txt"))
-    other = ImportanceMatrix({name: Entry(np.ones((1, 9)), np.array([4.0]))})
+    other = ImportanceMatrix({name: ImatrixEntry(np.ones((1, 9)), np.array([4.0]))})
     with pytest.raises(FileError, match=r"attn_q.weight: has \(1, 9\) importances"):
         _ = matrix + other
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from treadle.devices.cpu.device import Cpu
-from treadle.devices.cpu.thread_team import Memory
+from treadle.devices.cpu.thread_team import HostMemory
 from treadle.errors import ContextFullError, NoRoomError, TreadleError, UnsupportedError
 from treadle.isa.portable import PORTABLE
 from treadle.kernels.attention.page_layout import KV_FORMATS, PAGE
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.kvcache.page_pool import GONE, pages_within
-from treadle.kvcache.state_slots import NONE, WORTH, Slots
+from treadle.kvcache.state_slots import NONE, WORTH, StateSlots
 from treadle.models.cache_spec import PoolSpec, StateSpec
 
 N_CTX = 7 * PAGE
@@ -253,7 +253,7 @@ class StatesWalk(Walk):
         super().__init__()
         state = StateSpec("ssm", (9,), 5)
         self.cache = KVCache((*specs(*self.windows), state), CPU, N_CTX, n_sequences=3)
-        self.cache.slots = self.cache.tree.slots = Slots(3, 2)  # checkpoints give way soon
+        self.cache.slots = self.cache.tree.slots = StateSlots(3, 2)  # checkpoints give way soon
         self.seen: dict[int, list[int]] = {}  # by slot
 
     def write(self, seq: Sequence, start: int) -> None:
@@ -498,7 +498,7 @@ def test_memory_reserved(kv: str) -> None:
     per_value = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1 + 4 / 32, "q4_0": 1 / 2 + 4 / 32}[kv]
     assert cache.n_bytes == 8 * PAGE * 3 * 2 * 2 * 32 * per_value
     memory = cache.pools[0].const.memory
-    assert isinstance(memory, Memory)
+    assert isinstance(memory, HostMemory)
     assert memory.address % 64 == 0
 
 

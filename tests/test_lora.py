@@ -27,7 +27,7 @@ from treadle.cli import main
 from treadle.cli.options import adapter
 from treadle.convert.hf.row_order import halves_to_pairs
 from treadle.convert.lora.lora import open_adapter
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.files.safetensors import open_file
@@ -103,7 +103,7 @@ def test_each_row_of_a_batch_has_its_own(model: Model, files: dict[str, Path]) -
     at = [0, 0, 0, 0]
     for sizes in ((3, 20, 1, 7), (1, 1, 1, 1), (2, 1, 40, 1)):
         parts = [
-            Part(session.seq, IDS[start : start + n], n)
+            BatchItem(session.seq, IDS[start : start + n], n)
             for session, start, n in zip(sessions, at, sizes, strict=True)
         ]
         rows, row = model.engine.run(parts), 0
@@ -138,7 +138,7 @@ def test_threads_do_not_change_a_bit(
 def test_every_step_is_its_twin(model: Model) -> None:
     """Plans with adapters hold what every plan must, and their twins give the same."""
     session = model.session(lora={"one": 1.0, "few": -1.0})
-    parts = [Part(session.seq, IDS[:20])]
+    parts = [BatchItem(session.seq, IDS[:20])]
     plan, arena = model.engine.run_reference(parts)
     plan.check()
     labels = [step.label for step in plan]

@@ -14,7 +14,7 @@ from tests.loras import Pair, merged, write_gguf
 from tests.tiny import rounding
 from treadle.cli import main
 from treadle.convert import writer as output
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.attention.page_layout import PAGE
@@ -201,7 +201,7 @@ def test_at_run_time_they_equal_merged_weights(
         sessions, begun = [loaded.session(lora=scales) for scales in sets], [0] * len(sets)
         for sizes in ((3, 20, 1, 7), (1, 1, 1, 1), (2, 1, 40, 1)):
             batch = [
-                Part(session.seq, IDS[start : start + n], n)
+                BatchItem(session.seq, IDS[start : start + n], n)
                 for session, start, n in zip(sessions, begun, sizes, strict=True)
             ]
             rows, row = loaded.engine.run(batch), 0

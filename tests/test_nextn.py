@@ -18,16 +18,16 @@ from tests.reference import mixed as attended
 from tests.test_drafter import Always
 from tests.tiny import rounding, write_model
 from treadle.cli.commands.quantize import remarks
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
-from treadle.kernels.elementwise.top_logits import Look
+from treadle.kernels.elementwise.top_logits import LogitsQuery
 from treadle.quantize.imatrix.collect import collect
 from treadle.quantize.imatrix.matrix import missing
 from treadle.quantize.mixes import WANTS_IMATRIX
 from treadle.quantize.plan import find_mix, make_recipe, parse_rule
 from treadle.quantize.write import write
-from treadle.spec_decode.mtp import KEPT, NextnDrafter, States
+from treadle.spec_decode.mtp import KEPT, HiddenStates, NextnDrafter
 
 LAYERS = 3  # of the model; the one behind them predicts
 STEM = f"blk.{LAYERS}.nextn."
@@ -108,16 +108,16 @@ def test_the_layer_against_float64(path: Path) -> None:
     with load(path, kv="f32") as model:
         own, engine = drafter_of(model), model.engine
         with closing(engine.cache.sequence()) as seq:
-            plain = engine.run([Part(seq, ids, 1)])[0]
+            plain = engine.run([BatchItem(seq, ids, 1)])[0]
         engine.cache.forget()
         with closing(engine.cache.sequence()) as seq:
-            rows = engine.sample([Part(seq, ids, 1, (Look(first=True),))])
+            rows = engine.sample([BatchItem(seq, ids, 1, (LogitsQuery(first=True),))])
             assert np.array_equal(next(iter(rows)).logits(), plain)
             states = own._states[seq].rows
         made = own.engine
         made.given = states[:n]
         with closing(made.cache.sequence()) as seq:
-            found = np.array([row.logits() for row in made.sample([Part(seq, ids[1:], n)])])
+            found = np.array([row.logits() for row in made.sample([BatchItem(seq, ids[1:], n)])])
         made.plan(1, 1, "ahead").check()
         engine.plan(1, 1, "ahead").check()
 
@@ -237,7 +237,7 @@ def test_the_layers_own_head_and_embeddings(tmp_path: Path) -> None:
 
 def test_states_of_a_text() -> None:
     """They are kept while they follow each other, and are the text's."""
-    kept, rows = States(), np.arange(2000, dtype=np.float32)[:, None]
+    kept, rows = HiddenStates(), np.arange(2000, dtype=np.float32)[:, None]
     kept.put(10, [1, 2, 3, 4], rows[10:14])
     kept.put(12, [7, 8], rows[112:114])  # two were taken back
     assert (kept.start, kept.ids, kept.rows[:, 0].tolist()) == (

@@ -20,13 +20,13 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.kernels import rows
 from tests.reference import forward, kl_divergence, log_softmax
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError
 from treadle.evaluate import (
     N_SEQUENCES,
-    Beside,
+    ReferenceModel,
     SavedLogits,
-    Windows,
+    TokenWindows,
     cut,
     is_saved,
     measure,
@@ -53,7 +53,7 @@ def load(path: Path, n_ctx: int, isa: str | None = None) -> treadle.Model:
     return treadle.load(path, context=n_ctx, n_sequences=N_SEQUENCES, threads=2, isa=isa)
 
 
-def story(model: treadle.Model, n_ctx: int) -> Windows:
+def story(model: treadle.Model, n_ctx: int) -> TokenWindows:
     ids = model.tokenize(GOLDEN["text"], special=False)
     return cut(ids, n_ctx, bos=model.tokenizer.bos)
 
@@ -78,7 +78,9 @@ def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> 
         load(folder / "babyllama105-F32.gguf", n_ctx, isa) as base,
     ):
         windows = story(model, n_ctx)
-        found = measure(model.engine, windows, against=Beside(base.engine, windows)).summary()
+        found = measure(
+            model.engine, windows, against=ReferenceModel(base.engine, windows)
+        ).summary()
     assert (found.n, len(windows)) == (known["n"], known["n_windows"])
     assert found.kl is not None
     assert found.top1 is not None
@@ -112,7 +114,9 @@ def test_no_more_is_lost_than_by_llama_cpp(data: Path, fmt: str, n_ctx: int) -> 
         load(folder / "babyllama105-F32.gguf", n_ctx) as base,
     ):
         windows = story(model, n_ctx)
-        found = measure(model.engine, windows, against=Beside(base.engine, windows)).summary()
+        found = measure(
+            model.engine, windows, against=ReferenceModel(base.engine, windows)
+        ).summary()
     assert found.kl is not None
     assert found.kl.value < known["kl"] + 0.5 * known["kl_error"]
     assert found.perplexity.value == pytest.approx(known["ppl"], abs=0.1 * known["ppl_error"])
@@ -129,8 +133,10 @@ def test_as_written_is_what_token_by_token_gives(tiny: WriteTiny, pool: ThreadPo
         for window in range(len(windows)):
             row = windows.run_ids(window)
             seq = model.engine.cache.sequence()
-            model.engine.run([Part(seq, row[: windows.first], 0)])
-            rest = [model.engine.run([Part(seq, [token], 1)]) for token in row[windows.first :]]
+            model.engine.run([BatchItem(seq, row[: windows.first], 0)])
+            rest = [
+                model.engine.run([BatchItem(seq, [token], 1)]) for token in row[windows.first :]
+            ]
             seq.close()
             nll.append(surprise(np.concatenate(rest), windows.targets(window), pool))
             n_runs.append(len(rest))
@@ -149,7 +155,7 @@ def test_writing_loses_no_more_than_reading_where_both_meet_words(data: Path) ->
         load(folder / "babyllama105-F32.gguf", 64, isa.name) as base,
     ):
         windows = story(model, 64)
-        against = Beside(base.engine, windows)
+        against = ReferenceModel(base.engine, windows)
         found = measure(model.engine, windows, against=against, as_written=True).summary()
     assert found.kl is not None
     if by_words(by_name("Q8_0"), isa):
@@ -194,7 +200,7 @@ def test_every_token_is_run_once_in_order(
 ) -> None:
     stride = min(stride, n_ctx - 1)
     tokens = np.zeros((n_windows, n_ctx), np.int32)
-    windows = Windows(tokens, n_ctx - stride - 1 if stride else n_ctx // 2)
+    windows = TokenWindows(tokens, n_ctx - stride - 1 if stride else n_ctx // 2)
     at = [0] * n_windows
     closed = 0
     for scored, others in schedule(windows, max_tokens, max_outputs):
@@ -324,13 +330,13 @@ def test_another_vocabulary(tiny: WriteTiny, data: Path) -> None:
     with load(tiny(), 32) as model, load(data / "models/stories260K.gguf", 32) as other:
         windows = cut([5] * 32, 32, bos=None)
         with pytest.raises(TreadleError, match="vocabulary of 512 tokens, the model one of"):
-            measure(model.engine, windows, against=Beside(other.engine, windows))
+            measure(model.engine, windows, against=ReferenceModel(other.engine, windows))
 
 
 # -- predictions in a file ----------------------------------------------------------------------
 
 
-def write_saved(path: Path, logits: np.ndarray, windows: Windows) -> SavedLogits:
+def write_saved(path: Path, logits: np.ndarray, windows: TokenWindows) -> SavedLogits:
     with save_logits(path, windows, logits.shape[-1]) as append:
         for begin in range(0, len(logits), 2):
             append(logits[begin : begin + 2])
@@ -371,10 +377,12 @@ def test_from_a_file_as_from_the_model(
         windows = story(model, 64)
         with save_logits(path, windows, base.config.n_vocab) as append:
             alone = measure(base.engine, windows, save=append).summary()
-        direct = measure(model.engine, windows, against=Beside(base.engine, windows)).summary()
+        direct = measure(
+            model.engine, windows, against=ReferenceModel(base.engine, windows)
+        ).summary()
         kept = SavedLogits(path)
         assert np.array_equal(kept.windows.tokens, windows.tokens)
-        again = Windows(kept.windows.tokens, kept.windows.first, windows.bos)
+        again = TokenWindows(kept.windows.tokens, kept.windows.first, windows.bos)
         found = measure(model.engine, again, against=kept).summary()
     assert found.perplexity == direct.perplexity
     assert found.base_perplexity is not None

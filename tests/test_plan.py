@@ -18,7 +18,7 @@ from tests.conftest import WriteTiny
 from tests.kernels.rows import MADE_UP
 from tests.stepwise import walk
 from treadle.devices.cpu.device import Cpu
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
@@ -333,7 +333,7 @@ def test_buffers_that_live_at_once_never_share_a_byte(spans: list[tuple[int, int
 # -- compiled steps and their twins -------------------------------------------------------------
 
 
-def batches(model: treadle.Model) -> list[list[Part]]:
+def batches(model: treadle.Model) -> list[list[BatchItem]]:
     """A chunk of a prompt, a single token far behind it, and both with a third text at once."""
     cache, rng = model.engine.cache, np.random.default_rng(5)
 
@@ -342,13 +342,17 @@ def batches(model: treadle.Model) -> list[list[Part]]:
 
     long, short = cache.sequence(), cache.sequence()
     for _ in range(2):  # far enough that decoding cuts the history into items and merges them
-        model.engine.run([Part(long, ids(300), 0)])
+        model.engine.run([BatchItem(long, ids(300), 0)])
     return [
-        [Part(short, ids(37), 3)],
-        [Part(long, ids(1))],
-        [Part(long, ids(1)), Part(cache.sequence(), ids(2), 2)],
-        [Part(long, ids(1)), Part(short, ids(9), 0), Part(cache.sequence(), ids(5), 5)],
-        [Part(short, ids(40), 0), Part(long, ids(4), 4)],
+        [BatchItem(short, ids(37), 3)],
+        [BatchItem(long, ids(1))],
+        [BatchItem(long, ids(1)), BatchItem(cache.sequence(), ids(2), 2)],
+        [
+            BatchItem(long, ids(1)),
+            BatchItem(short, ids(9), 0),
+            BatchItem(cache.sequence(), ids(5), 5),
+        ],
+        [BatchItem(short, ids(40), 0), BatchItem(long, ids(4), 4)],
     ]
 
 
@@ -442,7 +446,7 @@ def test_a_wrong_step_is_found_by_its_label(tiny: WriteTiny) -> None:
     with treadle.load(tiny(), threads=1, kv="f32") as model:
         engine, seq = model.engine, model.engine.cache.sequence()
         for label in ("token_embd", "L1.attn.qkv", "L2.ffn.down", "output"):
-            parts = [Part(seq, list(range(3, 23)))]
+            parts = [BatchItem(seq, list(range(3, 23)))]
             plan, reference = engine.run_reference(parts, until=label)
             engine.cache.truncate(seq, 0)
             ready = engine._plan_of(parts)

@@ -16,18 +16,18 @@ import pytest
 
 from tests.convert.test_output import failing
 from treadle.convert import writer as output
-from treadle.convert.recipe import Entry as Target
+from treadle.convert.recipe import OutputTensor as Target
 from treadle.convert.sources.source import FILE_TYPES
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, Format, by_name
 from treadle.quantize import write as writing
-from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix
+from treadle.quantize.imatrix.matrix import ImatrixEntry, ImportanceMatrix
 from treadle.quantize.mixes import ALIASES, MIXES
 from treadle.quantize.plan import (
     Recipe,
-    Rule,
+    TypeRule,
     find_mix,
     format_by_name,
     make_recipe,
@@ -193,8 +193,11 @@ def test_a_pure_format_is_everywhere(llama: Described) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rules": [Rule("ffn_dwn", "Q8_0")]}, "no matrix's name fits 'ffn_dwn=Q8_0'"),
-        ({"rules": [Rule("ffn_down", "Q6_K")]}, "ffn_down.weight: Q6_K cannot .* 264 .* F16 can"),
+        ({"rules": [TypeRule("ffn_dwn", "Q8_0")]}, "no matrix's name fits 'ffn_dwn=Q8_0'"),
+        (
+            {"rules": [TypeRule("ffn_down", "Q6_K")]},
+            "ffn_down.weight: Q6_K cannot .* 264 .* F16 can",
+        ),
         ({"pure": True}, "Q8_0 cannot hold rows of 264 weights, .* blocks of 32 .* F16 can"),
         ({"embd_type": "Q9_9"}, "no weight format 'Q9_9'"),
     ],
@@ -324,7 +327,7 @@ def test_importances_meet_their_columns_and_experts(
     name, rng = "blk.0.ffn_down_exps.weight", np.random.default_rng(2)
     x = rng.standard_normal((3, 5, 8)).astype(np.float32)
     sums, counts = rng.uniform(1, 2, (3, 8)), np.array([4.0, 0.0, 8.0])
-    matrix = ImportanceMatrix({name: Entry(sums, counts)}, ("text",), 7)
+    matrix = ImportanceMatrix({name: ImatrixEntry(sums, counts)}, ("text",), 7)
     source = write_source(tmp_path / "source.gguf", x, name)
     with convert(source, tmp_path / "made.gguf", "toy", imatrix=matrix) as made:
         expected = sums / np.maximum(counts, 1)[:, None]
@@ -428,7 +431,7 @@ def test_another_job_does_not_continue_it(
     source = write_source(tmp_path / SOURCE, np.ones((64, 32)))
 
     def matrix(of: float) -> ImportanceMatrix:
-        return ImportanceMatrix({WEIGHTS: Entry(np.full((1, 32), of), np.ones(1))})
+        return ImportanceMatrix({WEIGHTS: ImatrixEntry(np.full((1, 32), of), np.ones(1))})
 
     stopped(source, tmp_path / TARGET, "toy", 4096, imatrix=matrix(2.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(HALF)
@@ -467,7 +470,7 @@ def test_importances_of_another_model(
 ) -> None:
     source = write_source(tmp_path / "source.gguf", np.ones((2, 32)))
     matrix = ImportanceMatrix(
-        {name: Entry(np.ones(shape), np.ones(shape[0])) for name, shape in entries.items()}
+        {name: ImatrixEntry(np.ones(shape), np.ones(shape[0])) for name, shape in entries.items()}
     )
     with pytest.raises(FileError, match=message):
         convert(source, tmp_path / "made.gguf", "Q8_0", imatrix=matrix)

@@ -13,16 +13,16 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
-from treadle.engine.logits import Row, Rows, Top
-from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, Look
+from treadle.engine.logits import LogitsBatch, LogitsRow, TopLogits
+from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, LogitsQuery
 from treadle.sampling import Sampler, Sampling
 
 N_VOCAB = 320
 IDS = [5, 9, 7, 200, 31, 8]
 EVEN = np.packbits(np.arange(N_VOCAB) % 2 == 0, bitorder="little").tobytes()
-WHOLE = Look(total=True)
+WHOLE = LogitsQuery(total=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,16 @@ def model(tiny: WriteTiny) -> Iterator[treadle.Model]:
 def test_the_largest_of_each_row(model: treadle.Model) -> None:
     """As a sort of the same rows has them, whatever each row's look is."""
     engine = model.engine
-    looks: list[tuple[Look, ...]] = [
-        (WHOLE, Look(EVEN)),
+    looks: list[tuple[LogitsQuery, ...]] = [
+        (WHOLE, LogitsQuery(EVEN)),
         (),
-        (Look(first=True),),
-        (Look(EVEN, total=True),),
+        (LogitsQuery(first=True),),
+        (LogitsQuery(EVEN, total=True),),
     ]
     seqs = [engine.cache.sequence() for _ in looks]
     parts = [
-        Part(s, IDS[: i + 2], 1, look) for i, (s, look) in enumerate(zip(seqs, looks, strict=True))
+        BatchItem(s, IDS[: i + 2], 1, look)
+        for i, (s, look) in enumerate(zip(seqs, looks, strict=True))
     ]
     rows = list(engine.sample(parts))
     again = [engine.cache.sequence() for _ in looks]
@@ -68,7 +69,7 @@ def test_the_largest_of_each_row(model: treadle.Model) -> None:
         seq.close()
 
 
-def check_top(top: Top | None, x: np.ndarray, *, total: bool) -> None:
+def check_top(top: TopLogits | None, x: np.ndarray, *, total: bool) -> None:
     assert top is not None
     order = np.argsort(-x, kind="stable")[:N_TOP]
     assert top.ids.tolist() == order.tolist()
@@ -79,8 +80,8 @@ def check_top(top: Top | None, x: np.ndarray, *, total: bool) -> None:
         assert top.total == pytest.approx(exact, rel=TOTAL_ERROR)
 
 
-def one_row(engine: Engine, seq: Any, token: int) -> Row:
-    (row,) = engine.sample([Part(seq, [token], 1, (WHOLE,))])
+def one_row(engine: Engine, seq: Any, token: int) -> LogitsRow:
+    (row,) = engine.sample([BatchItem(seq, [token], 1, (WHOLE,))])
     return row
 
 
@@ -102,7 +103,7 @@ def test_a_late_mask_is_waited_for_before_the_steps_that_read_it(
     """The rows are those of a mask that was there; also where a signal stops the first try."""
     engine, run, order = model.engine, model.engine.device.run, list[Any]()
     seq, other = engine.cache.sequence(), engine.cache.sequence()
-    (expected,) = engine.sample([Part(seq, IDS, 1, (Look(EVEN, total=True),))])
+    (expected,) = engine.sample([BatchItem(seq, IDS, 1, (LogitsQuery(EVEN, total=True),))])
     n_runs = iter(range(9))
 
     def watch(ready: Any, steps: range | None = None, **options: Any) -> bool:
@@ -110,7 +111,7 @@ def test_a_late_mask_is_waited_for_before_the_steps_that_read_it(
         return next(n_runs) != stopped and run(ready, steps, **options)
 
     monkeypatch.setattr(engine.device, "run", watch)
-    (row,) = engine.sample([Part(other, IDS, 1, (Look(Late(order), total=True),))])
+    (row,) = engine.sample([BatchItem(other, IDS, 1, (LogitsQuery(Late(order), total=True),))])
     assert row.top is not None
     assert expected.top is not None
     assert np.array_equal(row.top.values, expected.top.values)
@@ -133,7 +134,7 @@ def test_rows_that_are_held_outlive_the_next_runs(model: treadle.Model) -> None:
         second = one_row(engine, seq, 9)
         y = second.logits()
         assert not np.array_equal(x, y)
-        engine.run([Part(other, IDS * 10, 60)])
+        engine.run([BatchItem(other, IDS * 10, 60)])
         assert np.array_equal(first.logits(), x)
         assert np.array_equal(second.logits(), y)
         assert np.array_equal(first.take([7]), x[[7]])
@@ -143,13 +144,13 @@ def test_rows_that_nobody_holds_are_not_copied(
     model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    keep = Rows.keep
+    keep = LogitsBatch.keep
 
-    def counted(rows: Rows) -> None:
+    def counted(rows: LogitsBatch) -> None:
         copied.append(1)
         keep(rows)
 
-    monkeypatch.setattr(Rows, "keep", counted)
+    monkeypatch.setattr(LogitsBatch, "keep", counted)
     engine = model.engine
     with closing(engine.cache.sequence()) as seq:
         held = one_row(engine, seq, 5)
@@ -175,7 +176,7 @@ def test_a_row_is_read_between_runs_of_others(model: treadle.Model) -> None:
             asking.start()
             asking.join(0.05)
             assert asking.is_alive()
-            engine.run([Part(seq, [6])])
+            engine.run([BatchItem(seq, [6])])
         asking.join(60)
         assert np.array_equal(found[0], x)
 

@@ -21,7 +21,7 @@ from treadle.cli import load
 from treadle.cli.stats import disk
 from treadle.devices.cpu import residence
 from treadle.devices.cpu.residence import Shortage
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.machine.memory import MemoryBound
 from treadle.system import SYSTEM
 
@@ -38,7 +38,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(model: Model, n_tokens: int) -> np.ndarray:
     seq = model.engine.cache.sequence()
     try:
-        return model.engine.run([Part(seq, list(range(3, 3 + n_tokens)))])
+        return model.engine.run([BatchItem(seq, list(range(3, 3 + n_tokens)))])
     finally:
         seq.close()
 
@@ -48,7 +48,7 @@ def chosen(model: Model, n_tokens: int) -> dict[int, set[int]]:
     found = {}
     for i in range(len(model.config.layers)):
         label, seq = f"L{i}.ffn.route", model.engine.cache.sequence()
-        parts = [Part(seq, list(range(3, 3 + n_tokens)))]
+        parts = [BatchItem(seq, list(range(3, 3 + n_tokens)))]
         plan, arena = model.engine.run_reference(parts, until=label)
         seq.close()
         (step,) = plan.match(label)

@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.fake_engine import N_VOCAB, Bytes, FakeEngine, check_scheduler
 from treadle.api.session import Session
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import ContextFullError, FileError, NoRoomError, TreadleError
 from treadle.kernels.attention.page_layout import PAGE
-from treadle.scheduler.output import Answer
+from treadle.scheduler.output import RequestOutput
 from treadle.scheduler.queue import AGE_S
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
@@ -32,8 +32,8 @@ from treadle.scheduler.step_budget import (
     TARGET_S,
     TILE,
     KeyShares,
-    Pace,
     Shares,
+    StepCostModel,
 )
 
 N_CTX = 8 * PAGE
@@ -73,7 +73,7 @@ class World:
         **settings: Any,
     ) -> Request:
         ids = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
-        answer = Answer(Bytes(), ids, n_ctx=self.engine.n_ctx, max_tokens=max_tokens)  # type: ignore[arg-type]
+        answer = RequestOutput(Bytes(), ids, n_ctx=self.engine.n_ctx, max_tokens=max_tokens)  # type: ignore[arg-type]
         sampler: Any = SimpleNamespace(choose=sample, look=lambda n: None)
         self.requests.append(Request(ids, sampler, answer, **settings))
         self.scheduler.add(self.requests[-1])
@@ -417,7 +417,7 @@ def test_what_gave_way_looks_at_its_new_sequence() -> None:
     assert world.scheduler.admission.take_pages(lambda other: True)
     other = cache.sequence()
     while other.n_changes < request.seen:
-        world.engine.run([Part(other, [199])])
+        world.engine.run([BatchItem(other, [199])])
     assert len(other) < len(request.ids)
     cache.retire(other)
     world.run()
@@ -472,7 +472,7 @@ def test_a_file_that_shrank_ends_all_and_each_has_an_error_of_its_own() -> None:
     requests = [world.add(20), world.add(range(100, 130))]
     world.scheduler.step()
 
-    def fails(parts: Sequence[Part]) -> np.ndarray:
+    def fails(parts: Sequence[BatchItem]) -> np.ndarray:
         raise FileError("shrank", path="m.gguf")
 
     world.engine.run = fails  # type: ignore[method-assign]
@@ -491,7 +491,7 @@ def test_a_signal_in_a_run_costs_nobody_a_token(committed: bool) -> None:
     world.scheduler.step()
     run = world.engine.run
 
-    def interrupted(parts: Sequence[Part]) -> np.ndarray:
+    def interrupted(parts: Sequence[BatchItem]) -> np.ndarray:
         world.engine.run = run  # type: ignore[method-assign]
         if committed:
             run(parts)
@@ -655,7 +655,7 @@ def test_where_nobody_takes_pieces_prompts_are_read_at_once() -> None:
 
 
 def test_pace_is_learned_and_never_negative() -> None:
-    pace = Pace(target_s=0.1)
+    pace = StepCostModel(target_s=0.1)
     assert pace.cost(65).seconds(64, 1, 100) is None
     for decode in range(1, 20):  # until something is known
         assert LEAST <= pace.tokens(decode, 1000, 0, 500) < LEAST + TILE
@@ -672,11 +672,11 @@ def test_pace_is_learned_and_never_negative() -> None:
     assert pace.tokens(4, 10_000, 0, 10_000) == pytest.approx(760, rel=0.1)
     assert (pace.tokens(7, 10_000, 0, 10_000) + 7) % TILE == 0
     assert pace.tokens(404, 10_000, 0, 10_000) > 900  # they alone take 0.4 s: half of that again
-    late = Pace(target_s=0.1)
+    late = StepCostModel(target_s=0.1)
     late.note(512, 1, 0, 512.0)
     late.note(256, 1, 0, 256.0)
     assert late.tokens(4, 0, 0, 500) == LEAST  # a token of a prompt takes longer
-    slow = Pace(target_s=1e9)
+    slow = StepCostModel(target_s=1e9)
     for n in (7, 15, 31):  # one decodes; each time twice as many, whatever the fit promises
         assert slow.tokens(1, 0, 0, 500) == n
         slow.note(n, 1, 0, 1.0)
@@ -704,7 +704,7 @@ def test_pace_knows_plans_for_few_tokens() -> None:
         (12, 0.05, 16),  # decoding alone takes 60 ms: half of that again, 90
         (30, 0.12, 40),  # 110 and half of that: 43 tokens
     ):
-        pace = Pace(target, plans)
+        pace = StepCostModel(target, plans)
         pace.note(0, decode, 0, took(decode))
         for _ in range(20):
             n = pace.tokens(decode, 0, 0, 500)
@@ -719,7 +719,7 @@ def test_pace_takes_longer_for_many_more_tokens(few: float, want: int) -> None:
     """16 tokens take 0.13 s and are over the target: worth it beside 0.088 s for 8 of them, not
     beside 0.07 s.
     """
-    pace = Pace(0.12, (1, 2, 4, 16))
+    pace = StepCostModel(0.12, (1, 2, 4, 16))
     pace.note(0, 4, 0, 0.044)
     pace.note(4, 4, 0, few)
     for _ in range(20):
@@ -730,7 +730,7 @@ def test_pace_takes_longer_for_many_more_tokens(few: float, want: int) -> None:
 
 def test_pace_forgets_what_was_slow_once() -> None:
     """Neither long prompts that were read alone nor a pause of the machine keep it from reading."""
-    pace = Pace(0.12, (1, 2, 4, 8, 128))
+    pace = StepCostModel(0.12, (1, 2, 4, 8, 128))
 
     def step(wait: float = 0) -> int:
         n = pace.tokens(4, 0, 0, 500)
@@ -741,7 +741,7 @@ def test_pace_forgets_what_was_slow_once() -> None:
         pace.note(n, 0, 0, 0.3)  # as if the first token alone took so long
     pace.note(0, 4, 0, 0.045)
     assert [step() for _ in range(5)] == [12, 28, 28, 28, 28]
-    pace = Pace(0.12, (1, 2, 4, 8, 128))
+    pace = StepCostModel(0.12, (1, 2, 4, 8, 128))
     pace.note(0, 4, 0, 0.045)
     assert step(wait=1) == 12  # nothing else is known of that plan
     assert {step() for _ in range(2 * REMEMBERED + 1)} == {4}
@@ -752,7 +752,7 @@ def test_pace_forgets_what_was_slow_once() -> None:
 
 def test_pace_is_asked_while_it_learns() -> None:
     """A server's event loop asks how long prompts take; the engine's thread learns it."""
-    pace, interval = Pace(), sys.getswitchinterval()
+    pace, interval = StepCostModel(), sys.getswitchinterval()
 
     def learn() -> None:
         for i in range(5000):

@@ -23,7 +23,7 @@ from tests.test_kvcache import check_pages
 from tests.tiny import rounding
 from treadle.base.interrupts import interrupts_held
 from treadle.devices.cpu.device import Cpu
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.attention.page_layout import PAGE
@@ -45,7 +45,7 @@ def engine_of(path: Path, **settings: Any) -> Iterator[Engine]:
 def decode(engine: Engine, ids: Sequence[int]) -> Array:
     """One by one."""
     seq = engine.cache.sequence()
-    rows = [engine.run([Part(seq, [token])])[0] for token in ids]
+    rows = [engine.run([BatchItem(seq, [token])])[0] for token in ids]
     seq.close()
     return np.stack(rows)
 
@@ -56,7 +56,7 @@ def prefill(engine: Engine, ids: Sequence[int], chunk: int = 512) -> Array:
     rows = []
     for at in range(0, len(ids), chunk):
         part = ids[at : at + chunk]
-        rows.append(engine.run([Part(seq, part, len(part))]))
+        rows.append(engine.run([BatchItem(seq, part, len(part))]))
     seq.close()
     return np.concatenate(rows)
 
@@ -64,8 +64,10 @@ def prefill(engine: Engine, ids: Sequence[int], chunk: int = 512) -> Array:
 def mixed(engine: Engine, ids: Sequence[int]) -> list[Array]:
     """Three sequences in one run: a chunk of a prompt, a decoding token, and a short text."""
     a, b, c = (engine.cache.sequence() for _ in range(3))
-    engine.run([Part(a, ids[:20], 0), Part(b, ids[5:35], 0)])
-    logits = engine.run([Part(a, ids[20:40], 20), Part(b, [ids[35]]), Part(c, ids[2:5], 2)])
+    engine.run([BatchItem(a, ids[:20], 0), BatchItem(b, ids[5:35], 0)])
+    logits = engine.run(
+        [BatchItem(a, ids[20:40], 20), BatchItem(b, [ids[35]]), BatchItem(c, ids[2:5], 2)]
+    )
     for seq in (a, b, c):
         seq.close()
     return [logits[:20], logits[20:21], logits[21:]]
@@ -95,8 +97,8 @@ def test_any_number_of_threads_gives_the_same_bits(
         with engine_of(path, **settings, kv="f16", context=640) as engine:
             long = engine.cache.sequence()
             for at in (0, 280):  # so far that decoding cuts the history and merges the parts
-                engine.run([Part(long, text(280, at), 0)])
-            far = engine.run([Part(long, [7])])
+                engine.run([BatchItem(long, text(280, at), 0)])
+            far = engine.run([BatchItem(long, [7])])
             long.close()
             rows = [prefill(engine, text(70)), decode(engine, text(10)), far]
             results.append(rows + mixed(engine, text(40)))
@@ -152,8 +154,8 @@ def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(
         engine.cache.forget()
         seq, other, found = engine.cache.sequence(), engine.cache.sequence(), []
         for at, end in pairwise((0, 5, 6, 71, 72, 150, 180)):
-            parts = [Part(other, beside[at // 2 : end // 2 + 1], 0)]
-            found.append(engine.run([*parts, Part(seq, ids[at:end], end - at)]))
+            parts = [BatchItem(other, beside[at // 2 : end // 2 + 1], 0)]
+            found.append(engine.run([*parts, BatchItem(seq, ids[at:end], end - at)]))
         assert np.array_equal(np.concatenate(found), whole)
 
 
@@ -165,7 +167,7 @@ def test_deterministic_bits_of_a_text_of_several_runs(arch: str, fmt: str, tiny:
         for chunk in (512, 333, 100):
             seq = engine.cache.sequence()
             for at in range(0, len(ids), chunk):
-                logits = engine.run([Part(seq, ids[at : at + chunk])])
+                logits = engine.run([BatchItem(seq, ids[at : at + chunk])])
             last.append(logits[0])
             seq.close()
             engine.cache.forget()
@@ -201,7 +203,7 @@ def test_many_sequences_decode_together(n: int, tiny: WriteTiny) -> None:
         texts = [text(6, seed) for seed in range(n)]
         seqs = [engine.cache.sequence() for _ in texts]
         for at in range(6):
-            rows = engine.run([Part(s, [t[at]]) for s, t in zip(seqs, texts, strict=True)])
+            rows = engine.run([BatchItem(s, [t[at]]) for s, t in zip(seqs, texts, strict=True)])
         for row, ids in zip(rows, texts, strict=True):
             alone = reference.forward(engine._weights.gguf, engine.config, ids)[-1]
             assert close(row, alone, rounding(engine.config))
@@ -210,32 +212,32 @@ def test_many_sequences_decode_together(n: int, tiny: WriteTiny) -> None:
 def test_outputs_that_nobody_wants_are_not_computed(tiny: WriteTiny) -> None:
     with engine_of(tiny("llama")) as engine:
         seq = engine.cache.sequence()
-        assert engine.run([Part(seq, text(5), 0)]).shape == (0, 320)
-        assert engine.run([Part(seq, text(5), 3)]).shape == (3, 320)
+        assert engine.run([BatchItem(seq, text(5), 0)]).shape == (0, 320)
+        assert engine.run([BatchItem(seq, text(5), 3)]).shape == (3, 320)
         assert len(seq) == 10
 
 
 def test_batches_that_make_no_sense_are_refused_untouched(tiny: WriteTiny) -> None:
     with engine_of(tiny("llama"), n_sequences=2) as engine:
         a, b = engine.cache.sequence(), engine.cache.sequence()
-        engine.run([Part(a, [5, 6], 0)])
-        cases: list[tuple[list[Part], str]] = [
+        engine.run([BatchItem(a, [5, 6], 0)])
+        cases: list[tuple[list[BatchItem], str]] = [
             ([], "0 tokens"),
-            ([Part(a, [], 0)], "without tokens"),
-            ([Part(a, [1] * 300)], "300 tokens"),
-            ([Part(a, [1] * 200, OUTPUTS + 1)], f"{OUTPUTS + 1} outputs"),
-            ([Part(a, [1], 2)], "more logits than it has tokens"),
-            ([Part(b, [1]), Part(a, [], 0)], "without tokens"),
-            ([Part(a, [1]), Part(a, [2])], "two parts of a batch for one sequence"),
-            ([Part(b, [1]), Part(a, [320])], r"outside 0\.\.319"),
-            ([Part(b, [1]), Part(a, [-1])], r"outside 0\.\.319"),
+            ([BatchItem(a, [], 0)], "without tokens"),
+            ([BatchItem(a, [1] * 300)], "300 tokens"),
+            ([BatchItem(a, [1] * 200, OUTPUTS + 1)], f"{OUTPUTS + 1} outputs"),
+            ([BatchItem(a, [1], 2)], "more logits than it has tokens"),
+            ([BatchItem(b, [1]), BatchItem(a, [], 0)], "without tokens"),
+            ([BatchItem(a, [1]), BatchItem(a, [2])], "two parts of a batch for one sequence"),
+            ([BatchItem(b, [1]), BatchItem(a, [320])], r"outside 0\.\.319"),
+            ([BatchItem(b, [1]), BatchItem(a, [-1])], r"outside 0\.\.319"),
         ]
         for batch, message in cases:
             with pytest.raises(TreadleError, match=message):
                 engine.run(batch)
             assert (a.ids, b.ids) == ([5, 6], [])
         with pytest.raises(ContextFullError):  # the first part fits, the second does not
-            engine.run([Part(b, [1]), Part(a, [1] * 255)])
+            engine.run([BatchItem(b, [1]), BatchItem(a, [1] * 255)])
         assert (a.ids, b.ids) == ([5, 6], [])
         check_pages(engine.cache, [a, b])
 
@@ -333,10 +335,10 @@ def test_prefill_keeps_the_common_beginning(windowed: treadle.Model, n: int) -> 
 def test_a_fork_goes_its_own_way(windowed: treadle.Model) -> None:
     engine, ids = windowed.engine, text(50)
     first = engine.cache.sequence()
-    engine.run([Part(first, ids, 0)])
+    engine.run([BatchItem(first, ids, 0)])
     second = engine.cache.fork(first)
     left, right = text(5, seed=2), text(5, seed=3)
-    a = engine.run([Part(first, left), Part(second, right)])
+    a = engine.run([BatchItem(first, left), BatchItem(second, right)])
     assert agrees(windowed, a[0], ids + left)
     assert agrees(windowed, a[1], ids + right)
     check_pages(engine.cache, [first, second])
@@ -384,7 +386,7 @@ def test_pages_that_run_out_are_noticed_before_anything_is_run(tiny: WriteTiny) 
         runs: list[int] = []
         usual = model.engine.run
 
-        def counted(parts: list[Part]) -> Array:
+        def counted(parts: list[BatchItem]) -> Array:
             runs.append(len(parts))
             return usual(parts)
 
@@ -406,7 +408,7 @@ def test_what_are_no_ids_leaves_a_session_as_it_was(bad: Any, tiny: WriteTiny) -
                 call(bad)
             assert session.ids == text(5)
         with pytest.raises((TreadleError, TypeError)):
-            model.engine.run([Part(session.seq, bad)])
+            model.engine.run([BatchItem(session.seq, bad)])
         assert session.ids == text(5)
         session.feed(np.array([7, 8], np.uint8))  # type: ignore[arg-type]
         assert list(map(type, session.ids)) == [int] * 7
@@ -539,7 +541,7 @@ def test_states_of_all_tokens(tiny: WriteTiny) -> None:
         engine.plan(40, 1, plan).check()
         with closing(engine.cache.sequence()) as seq:
             found = engine._run(
-                [Part(seq, ids, 0)],
+                [BatchItem(seq, ids, 0)],
                 lambda ready: ready.rows(ready.plan.outputs[plan], 40, model.config.n_embd).copy(),
                 output=plan,
             )

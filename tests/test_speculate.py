@@ -20,10 +20,20 @@ from tests.test_kvcache import check_pages
 from treadle.api.session import Session
 from treadle.grammar.grammar import Grammar
 from treadle.kernels.attention.page_layout import PAGE
-from treadle.scheduler.output import Answer
+from treadle.scheduler.output import RequestOutput
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
-from treadle.spec_decode.ngram import LOSS, MOST, OLD, RECENT, WIDTH, Gate, Guess, Lookup, Track
+from treadle.spec_decode.ngram import (
+    LOSS,
+    MOST,
+    OLD,
+    RECENT,
+    WIDTH,
+    AcceptanceTracker,
+    Draft,
+    DraftController,
+    Lookup,
+)
 
 
 def repeating(ids: Sequence[int]) -> int:
@@ -54,7 +64,7 @@ class World:
         return int(logits[0])
 
     def add(self, prompt: list[int], n: int, *, speculate: bool = True, **given: Any) -> Request:
-        answer = Answer(Bytes(), prompt, n_ctx=self.engine.n_ctx, max_tokens=n)  # type: ignore[arg-type]
+        answer = RequestOutput(Bytes(), prompt, n_ctx=self.engine.n_ctx, max_tokens=n)  # type: ignore[arg-type]
         sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None, forced=list)
         made = Request(prompt, sampler, answer, speculate=speculate, **given)
         self.scheduler.add(made)
@@ -188,7 +198,7 @@ def test_lookup() -> None:
 
 
 def test_a_track_learns_from_guesses_that_were_never_run() -> None:
-    track, text = Track(), [1, 2, 3]
+    track, text = AcceptanceTracker(), [1, 2, 3]
     track.guessed(3, [4, 5, 6])
     track.guessed(3, [9, 9])  # the first is followed
     assert [track.settle(text + more) for more in ([], [4], [4, 5], [4, 5, 6, 7])] == [
@@ -206,10 +216,10 @@ def test_a_track_learns_from_guesses_that_were_never_run() -> None:
     assert track.settle([*text, 4]) is None  # nothing is open
 
 
-def guess(n: int, odds: float) -> Guess:
-    track = Track()
+def guess(n: int, odds: float) -> Draft:
+    track = AcceptanceTracker()
     track.odds = odds
-    return Guess([0] * n, "text", track)
+    return Draft([0] * n, "text", track)
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1), st.floats(0.001, 2)), max_size=60))
@@ -217,7 +227,7 @@ def test_a_gate_bounds_what_is_lost(steps: list[tuple[int, float, float]]) -> No
     """However long steps take, where nothing is known of guesses: what it lets in costs, by its own
     measure, no more than it may.
     """
-    gate = Gate()
+    gate = DraftController()
     for n, share, seconds in steps:
         n_drafted = n * MOST if gate.allows(n, n * MOST) else 0
         if n_drafted:
@@ -229,7 +239,7 @@ def test_a_gate_bounds_what_is_lost(steps: list[tuple[int, float, float]]) -> No
 
 def test_a_gate_saves_up_no_more_than_some_steps() -> None:
     """A server that has run for hours does not slow a text down for minutes."""
-    gate = Gate()
+    gate = DraftController()
     for _ in range(100_000):
         gate.note(1, 0, 0, 1.0)
     n = 0
@@ -240,7 +250,7 @@ def test_a_gate_saves_up_no_more_than_some_steps() -> None:
 
 
 def test_a_gate_chooses_what_pays() -> None:
-    gate = Gate()
+    gate = DraftController()
     assert gate.choose(1, [guess(3, 0.99)], 512) == 0  # nothing was measured
     for _ in range(RECENT):
         gate.note(2, 0, 0, 1.0)
@@ -257,7 +267,7 @@ def test_a_gate_chooses_what_pays() -> None:
 
 
 def test_a_pause_of_the_system_is_not_the_drafts() -> None:
-    gate = Gate()
+    gate = DraftController()
     for _ in range(5 * RECENT):
         gate.note(1, 0, 0, 1.0)
     gate.note(1, 3, 3, 1.2)
@@ -269,7 +279,7 @@ def test_a_pause_of_the_system_is_not_the_drafts() -> None:
 
 def test_what_steps_took_long_ago_is_forgotten() -> None:
     """Else a long text's steps would keep a short one from drafts for ever."""
-    gate = Gate()
+    gate = DraftController()
     gate.note(1, 3, 0, 100.0)
     for _ in range(2 * OLD):
         gate.note(1, 0, 0, 1.0)

@@ -306,6 +306,33 @@ def test_what_an_architecture_is_made_of_is_short() -> None:
     assert not long, f"rows over {MAX_ARCH} lines: {long}"
 
 
+# Participles and everyday words that say nothing of what a class is.
+BANNED = """
+    Activated Added Asked Bell Beside Found Given Got Heard Held Here Kept Known Late Left Lines Look
+    Looked Made Making Manner Mapped Measured Mixed Named Normed Offered Own Packed Part Piece Places
+    Planned Ready Rendered Roped Said Seen Shown Spread Stored Taken Talks Text Told Turns Unpacked
+    Wanted Wrapped Written
+"""
+
+
+def test_class_names_are_unique_and_say_what_they_are() -> None:
+    where_named: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                where_named.setdefault(node.name, []).append(where(path))
+    assert {name: files for name, files in where_named.items() if len(files) > 1} == {}
+    assert {name.lstrip("_") for name in where_named} & set(BANNED.split()) == set()
+
+
+def test_folders_are_no_longer_than_a_screen() -> None:
+    n_files: dict[Path, int] = {}
+    for path in FILES:
+        n_files[path.parent] = n_files.get(path.parent, 0) + 1
+    assert {where(folder): n for folder, n in n_files.items() if n > 40} == {}
+    assert n_files[PACKAGE] <= 6
+
+
 def test_no_file_is_called_utils() -> None:
     stems = {"util", "utils", "helper", "helpers", "common", "misc"}
     assert not [where(p) for p in FILES if stems & set(p.with_suffix("").parts[-2:])]

@@ -17,8 +17,8 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.fake_engine import check_scheduler
 from tests.test_generation import Script, say
-from treadle.engine.batch import Part
-from treadle.engine.logits import Rows
+from treadle.engine.batch import BatchItem
+from treadle.engine.logits import LogitsBatch
 from treadle.errors import ContextFullError, NoRoomError, SamplingError, TreadleError
 
 PROMPTS = [f"{i} texts that begin in {i} ways" for i in range(32)]
@@ -58,7 +58,7 @@ class Watched:
         self._sample, self._scheduler = model.engine.sample, model._turns.scheduler
         patch.setattr(model.engine, "sample", self.sample)
 
-    def sample(self, parts: Any) -> Rows:
+    def sample(self, parts: Any) -> LogitsBatch:
         inbox = self._scheduler.admission.inbox
         until(lambda: self.sizes or len(parts) + len(inbox) >= self.n_first)
         self.sizes.append(len(parts))
@@ -165,7 +165,7 @@ def test_ctrl_c_harms_nobody_else(
     threads = [threading.Thread(target=made.finish, daemon=True) for made in others]
     sample, pressed = model.engine.sample, threading.Event()
 
-    def presses(parts: list[Part]) -> Rows:
+    def presses(parts: list[BatchItem]) -> LogitsBatch:
         if len(parts) == 4 and not pressed.is_set():
             pressed.set()
             for thread in threads:

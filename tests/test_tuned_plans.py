@@ -14,11 +14,11 @@ from tests.stepwise import walk
 from tests.test_session import engine_of, prefill, text
 from tests.tiny import write_model
 from treadle.devices.cpu.tuned_rows import save
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 from treadle.formats import Format, by_name
 from treadle.kernels.matmul.matmul import Matmul
-from treadle.kernels.matmul.select import GEMV_TOKENS, Table, matmul
+from treadle.kernels.matmul.select import GEMV_TOKENS, TunedTable, matmul
 from treadle.kernels.matmul.select_activation import on_matrix
 from treadle.plan.plan import Plan
 from treadle.profiling.report import row_in_use
@@ -27,7 +27,7 @@ FORMATS = ("Q8_0", "Q4_0", "Q4_1", "F32", "F16", "BF16")
 MIXED = "mixed"
 ISA = row_in_use()
 # Each format its own tile, so that no two share a layout, and its own crossover.
-TABLE = Table(
+TABLE = TunedTable(
     {w: {"mr": 1, "nr": nr} for nr, w in enumerate(FORMATS, 2)},
     {(w, n): {"mr": 1} for w in FORMATS for n in GEMV_TOKENS},
     {w: (1, 2, 4)[i % 3] for i, w in enumerate(FORMATS)},
@@ -85,7 +85,7 @@ def test_the_row_changes_kernels_and_no_results(model: Path) -> None:
         for n in (1, 2, 3, 4, 9, 40, 200):
             sequence = engine.cache.sequence()
             worst = max(
-                walk(engine, [Part(sequence, text(n), min(n, OUTPUTS))]),
+                walk(engine, [BatchItem(sequence, text(n), min(n, OUTPUTS))]),
                 key=lambda step: step.error,
             )
             assert worst.error <= 1, f"{n} tokens: {worst.label} ({worst.kind}): {worst.error}"

@@ -17,7 +17,7 @@ from treadle.models.archs import ARCHS, EXPERTS_ROUTED, PATTERN, WINDOW
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.experts import ROUTER
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 
 SIZES = {
     "n_layer": 3,
@@ -135,7 +135,7 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
         routers = {f"blk.{i}.{ROUTER}": embd for i in range(1, size["n_layer"], 2)}
         file.tensors |= routers
     found: dict[str, tuple[int, ...]] = {}
-    for tensor, places in graph.tensors(graph.read(Keys(file, arch, row.keys), row)):
+    for tensor, places in graph.tensors(graph.read(ArchMetadata(file, arch, row.keys), row)):
         asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
         asked |= "shexp" in tensor.name and size["n_expert_shared"] > 0
         if asked or not (tensor.optional or tensor.name in row.lacks):

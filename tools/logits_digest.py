@@ -116,14 +116,14 @@ def mixed_batches(model: Model) -> np.ndarray:
     """Prompts of three sequences at once; their next tokens beside a fourth's prompt; then 6, 4
     and 2 sequences that decode. The one place that calls the engine: float32 [outputs, n_vocab].
     """
-    from treadle.engine.batch import Part
+    from treadle.engine.batch import BatchItem
 
     sessions = [model.session() for _ in range(6)]
     seqs = [session.seq for session in sessions]
 
     def run(*parts: tuple[int, int, int]) -> np.ndarray:
         return model.engine.run(
-            [Part(seqs[i], ids(model, 7 * i + n, n), n_outputs) for i, n, n_outputs in parts]
+            [BatchItem(seqs[i], ids(model, 7 * i + n, n), n_outputs) for i, n, n_outputs in parts]
         )
 
     try:

@@ -32,11 +32,11 @@ import tomllib
 import treadle
 from treadle.chat.template.messages import read_messages, render_prompt
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import Told, find_manner
-from treadle.chat.tools.answer_plan import Wanted, plan_answer
-from treadle.chat.tools.detect import Manner
+from treadle.chat.tools import ParsedOutput, find_manner
+from treadle.chat.tools.answer_plan import AnswerOptions, plan_answer
+from treadle.chat.tools.detect import TemplateDialect
 from treadle.chat.tools.messages import begun, gone_on, shaped
-from treadle.chat.tools.stream_parser import Speech
+from treadle.chat.tools.stream_parser import AnswerMarks
 from treadle.grammar.compiled_cache import Grammars
 
 Case = dict[str, Any]
@@ -50,7 +50,9 @@ CONTROL = re.compile(r"<\|[A-Za-z_]+\|>")
 WORDS = {"agree": "agree", "design": "differ by design", "absent": "not there"}
 
 
-def planned(template: ChatTemplate, manner: Manner, case: Case, grammars: Grammars) -> Speech:
+def planned(
+    template: ChatTemplate, manner: TemplateDialect, case: Case, grammars: Grammars
+) -> AnswerMarks:
     """What may be found in the answer, as the server plans it."""
     schemas = {t["name"]: json.loads(t["parameters"] or "{}") for t in case["tools"]}
     tools = [
@@ -74,7 +76,7 @@ def planned(template: ChatTemplate, manner: Manner, case: Case, grammars: Gramma
     else:
         prompt = render_prompt(render, said, partial(gone_on, template))
     called = schemas if case["tool_choice"] != NO_TOOLS else {}
-    wanted = Wanted(
+    wanted = AnswerOptions(
         tools=called,
         forced=tuple(called) if case["tool_choice"] == REQUIRED else (),
         parallel=case["parallel_tool_calls"],
@@ -83,7 +85,7 @@ def planned(template: ChatTemplate, manner: Manner, case: Case, grammars: Gramma
     return plan_answer(wanted, begun(messages, manner, within=within), prompt, grammars).speech
 
 
-def visible(text: str, template: ChatTemplate, speech: Speech) -> str:
+def visible(text: str, template: ChatTemplate, speech: AnswerMarks) -> str:
     """What a model wrote without the control tokens that the scanner does not read."""
     marks = "".join(
         (
@@ -99,7 +101,7 @@ def visible(text: str, template: ChatTemplate, speech: Speech) -> str:
     return text
 
 
-def read(speech: Speech, text: str, *, by_character: bool) -> Told:
+def read(speech: AnswerMarks, text: str, *, by_character: bool) -> ParsedOutput:
     """The answer's parts."""
     scanner = speech.scanner()
     parts = []
@@ -109,7 +111,7 @@ def read(speech: Speech, text: str, *, by_character: bool) -> Told:
         parts += scanner.feed("", last=True)
     else:
         parts += scanner.feed(text, last=True)
-    return Told.of(parts)
+    return ParsedOutput.of(parts)
 
 
 def comparable(arguments: str) -> Any:
@@ -120,7 +122,7 @@ def comparable(arguments: str) -> Any:
         return arguments.rstrip()
 
 
-def differs(told: Told, case: Case) -> str:
+def differs(told: ParsedOutput, case: Case) -> str:
     """How an answer differs from what is expected; nothing if it does not. llama.cpp repeats what a
     message that is gone on with has said.
     """
@@ -140,7 +142,9 @@ def differs(told: Told, case: Case) -> str:
     return f"calls {calls}, not {wanted}" if calls != wanted else ""
 
 
-def difference(case: Case, template: ChatTemplate, manner: Manner, grammars: Grammars) -> str:
+def difference(
+    case: Case, template: ChatTemplate, manner: TemplateDialect, grammars: Grammars
+) -> str:
     """How treadle's reading of a case differs; nothing if it does not."""
     try:
         speech = planned(template, manner, case, grammars)
@@ -187,7 +191,7 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only templates whose name has this")
     given = parser.parse_args()
     rows = tomllib.loads((HERE / "parser_cases.toml").read_text("utf-8"))["case"]
-    templates: dict[str, tuple[ChatTemplate, Manner]] = {}
+    templates: dict[str, tuple[ChatTemplate, TemplateDialect]] = {}
     report: dict[str, list[dict[str, Any]]] = defaultdict(list)
     grammars = treadle.load(MODEL).grammars
     for number, line in enumerate(given.cases.read_text("utf-8").splitlines()):

@@ -11,7 +11,7 @@ from treadle.server.batch_file import lines
 from treadle.server.batch_file.lines import (
     CHAT,
     COMPLETIONS,
-    Line,
+    InputLine,
     answered,
     failed,
     read_job,
@@ -20,8 +20,8 @@ from treadle.server.batch_file.lines import (
 from treadle.server.http.api_errors import ApiError
 
 
-def line(value: Any, number: int = 1) -> Line:
-    return Line(number, value if isinstance(value, bytes) else json.dumps(value).encode())
+def line(value: Any, number: int = 1) -> InputLine:
+    return InputLine(number, value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
@@ -49,9 +49,9 @@ def test_a_line_too_long_is_one_line_and_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_id_is_of_the_line_and_its_place() -> None:
-    ids = {Line(n, raw).id for n in (1, 2) for raw in (b"a", b"b")}
+    ids = {InputLine(n, raw).id for n in (1, 2) for raw in (b"a", b"b")}
     assert len(ids) == 4
-    assert Line(2, b"a").id == Line(2, b"a").id
+    assert InputLine(2, b"a").id == InputLine(2, b"a").id
 
 
 def test_both_forms_are_read() -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from treadle.errors import FileError, TreadleError
-from treadle.server.batch_file.lines import Line
+from treadle.server.batch_file.lines import InputLine
 from treadle.server.batch_file.output import Output, check_apart
 from treadle.server.http.http_io import encode
 
-LINES = [Line(n, b"request %d" % n) for n in range(1, 6)]
+LINES = [InputLine(n, b"request %d" % n) for n in range(1, 6)]
 
 
-def record(line: Line) -> bytes:
+def record(line: InputLine) -> bytes:
     return encode({"id": line.id, "text": "é"}) + b"\n"
 
 
@@ -22,7 +22,7 @@ def begun(path: Path, rest: bytes = b"", n: int = 2) -> str:
     return str(path)
 
 
-def go_on(path: str, lines: Iterator[Line]) -> None:
+def go_on(path: str, lines: Iterator[InputLine]) -> None:
     """What every start does."""
     output = Output(path)
     try:
@@ -85,7 +85,7 @@ def test_a_last_line_without_an_end_is_cut_off_only_where_an_answer_began(
 def test_a_changed_request_is_another_one(tmp_path: Path) -> None:
     path = begun(tmp_path / "out.jsonl")
     with pytest.raises(FileError, match="answers another line"):
-        go_on(path, iter([Line(1, b"another"), *LINES[1:]]))
+        go_on(path, iter([InputLine(1, b"another"), *LINES[1:]]))
 
 
 def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:

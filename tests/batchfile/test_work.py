@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from treadle.server.batch_file import work as module
-from treadle.server.batch_file.lines import Line
-from treadle.server.batch_file.work import Written, work
+from treadle.server.batch_file.lines import InputLine
+from treadle.server.batch_file.work import OutputLine, work
 
-LINES = [Line(n, b"%d" % n) for n in range(100)]
+LINES = [InputLine(n, b"%d" % n) for n in range(100)]
 
 
-def run(answer: module.Answer, lines: Iterator[Line] | None = None) -> list[bytes]:
+def run(answer: module.Answer, lines: Iterator[InputLine] | None = None) -> list[bytes]:
     out: list[bytes] = []
     asyncio.run(work(iter(LINES) if lines is None else lines, answer, lambda w: out.append(w.data)))
     return out
@@ -23,10 +23,10 @@ def run(answer: module.Answer, lines: Iterator[Line] | None = None) -> list[byte
 def test_order_is_kept_whatever_ends_first() -> None:
     pause = random.Random(4)
 
-    async def answer(line: Line) -> Written:
+    async def answer(line: InputLine) -> OutputLine:
         for _ in range(pause.randrange(20)):
             await asyncio.sleep(0)
-        return Written(line.raw)
+        return OutputLine(line.raw)
 
     assert run(answer) == [line.raw for line in LINES]
     assert run(answer, iter([])) == []
@@ -37,7 +37,7 @@ def test_lines_in_hand_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     in_hand = most = 0
     full = threading.Event()
 
-    async def answer(line: Line) -> Written:
+    async def answer(line: InputLine) -> OutputLine:
         nonlocal in_hand, most
         in_hand += 1
         most = max(most, in_hand)
@@ -47,7 +47,7 @@ def test_lines_in_hand_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         while not full.is_set():  # none ends before all seven are there, however slow the reader
             await asyncio.sleep(0.001)
         in_hand -= 1
-        return Written(line.raw)
+        return OutputLine(line.raw)
 
     assert len(run(answer)) == 100
     assert most == 7
@@ -57,7 +57,7 @@ def test_a_slow_line_bounds_what_is_kept_behind_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "HELD", 1000)
     begun: list[int] = []
 
-    async def answer(line: Line) -> Written:
+    async def answer(line: InputLine) -> OutputLine:
         begun.append(line.number)
         if not line.number:
             while len(begun) < 20 and not quiet.is_set():
@@ -65,7 +65,7 @@ def test_a_slow_line_bounds_what_is_kept_behind_it(monkeypatch: pytest.MonkeyPat
                 await asyncio.sleep(0.05)
                 if len(begun) == before:
                     quiet.set()
-        return Written(bytes(100))
+        return OutputLine(bytes(100))
 
     quiet = threading.Event()
     assert len(run(answer)) == 100
@@ -77,7 +77,7 @@ def test_what_cannot_be_survived_ends_it_and_cancels_the_rest() -> None:
     cancelled: list[int] = []
     begun: list[int] = []
 
-    async def answer(line: Line) -> Written:
+    async def answer(line: InputLine) -> OutputLine:
         begun.append(line.number)
         if line.number == 3:
             while len(begun) < 20:
@@ -88,7 +88,7 @@ def test_what_cannot_be_survived_ends_it_and_cancels_the_rest() -> None:
         except asyncio.CancelledError:
             cancelled.append(line.number)
             raise
-        return Written(line.raw)
+        return OutputLine(line.raw)
 
     with pytest.raises(RuntimeError, match="the disk is gone"):
         run(answer)
@@ -96,14 +96,14 @@ def test_what_cannot_be_survived_ends_it_and_cancels_the_rest() -> None:
 
 
 def test_an_input_that_breaks_ends_it_after_what_it_gave() -> None:
-    def broken() -> Iterator[Line]:
+    def broken() -> Iterator[InputLine]:
         yield from LINES[:3]
         raise OSError("input/output error")
 
     out: list[bytes] = []
 
-    async def answer(line: Line) -> Written:
-        return Written(line.raw)
+    async def answer(line: InputLine) -> OutputLine:
+        return OutputLine(line.raw)
 
     with pytest.raises(OSError, match="input/output"):
         asyncio.run(work(broken(), answer, lambda w: out.append(w.data)))
@@ -114,12 +114,12 @@ def test_a_line_is_answered_before_the_next_one_comes() -> None:
     """As somebody who types them sees it."""
     written = threading.Semaphore(0)
 
-    def typed() -> Iterator[Line]:
+    def typed() -> Iterator[InputLine]:
         for line in LINES[:3]:
             yield line
             assert written.acquire(timeout=60)
 
-    async def answer(line: Line) -> Written:
-        return Written(line.raw)
+    async def answer(line: InputLine) -> OutputLine:
+        return OutputLine(line.raw)
 
     asyncio.run(work(typed(), answer, lambda w: written.release()))

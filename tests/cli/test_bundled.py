@@ -10,13 +10,13 @@ import pytest
 
 from treadle.cli import bundled as start
 from treadle.cli.app import COMMANDS
-from treadle.files.bundled import START, Bundled
+from treadle.files.bundled import START, BundleHeader
 
 OWN = "/opt/talk"
 
 
 def made(typed: str, command: str = "chat", *args: str, talks: bool = True) -> list[str]:
-    bundled = Bundled("story.gguf", START, 1, command, args)
+    bundled = BundleHeader("story.gguf", START, 1, command, args)
     return start.arguments(typed.split(), OWN, bundled, [*COMMANDS], talks)
 
 

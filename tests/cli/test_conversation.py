@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.cli.conversation import COMMANDS, Conversation, Turn
-from treadle.cli.settings import Settings
+from treadle.cli.conversation import COMMANDS, AnswerCost, Conversation
+from treadle.cli.settings import AnswerSettings
 from treadle.cli.transcript import read_record
 from treadle.errors import FileError, SamplingError
 from treadle.scheduler.output import Timings
 
-TURN = Turn(
+TURN = AnswerCost(
     Timings(n_prompt=10, n_cached=4, prefill_s=0.5, n_generated=9, decode_s=0.25), 18, n_ctx=64
 )
 
@@ -283,7 +283,7 @@ def test_what_was_dropped_for_nothing_comes_back(talk: Conversation) -> None:
 
 
 def test_set(talk: Conversation) -> None:
-    assert talk.enter("/set").note == Settings().table()
+    assert talk.enter("/set").note == AnswerSettings().table()
     assert talk.enter("/set temperature 0.2").note == ("* temperature           0.2  (default 0.8)")
     assert talk.enter("/set temp").note.startswith("* temperature")
     talk.enter("/set --top-k=7")
@@ -310,18 +310,18 @@ def test_set(talk: Conversation) -> None:
 def test_a_setting_that_cannot_be(talk: Conversation, line: str, why: str) -> None:
     outcome = talk.enter(f"/set {line}")
     assert (outcome.note, outcome.failed) == (why, True)
-    assert talk.settings == Settings()
+    assert talk.settings == AnswerSettings()
 
 
 def test_a_setting_that_the_model_cannot_have(talk: Conversation) -> None:
-    def check(settings: Settings) -> None:
+    def check(settings: AnswerSettings) -> None:
         assert settings.sampling.logit_bias == {999: 1.0}
         raise SamplingError("there are 257 tokens")
 
     talk.check = check
     outcome = talk.enter("/set logit-bias 999+1")
     assert (outcome.note, outcome.failed) == ("there are 257 tokens", True)
-    assert talk.settings == Settings()
+    assert talk.settings == AnswerSettings()
 
 
 @pytest.mark.parametrize("line", ["/save", "/load absent.json", "/rety", "/set x 1"])

@@ -14,7 +14,7 @@ from tests.cli.fake import FakeModel
 from treadle.chat.template.variables import REASONING
 from treadle.cli import default_options
 from treadle.cli.default_options import for_other_machines, json_object
-from treadle.cli.settings import Settings
+from treadle.cli.settings import AnswerSettings
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ mood }}"
 
@@ -133,7 +133,7 @@ def test_chat_asks_the_model(run: Run, model: FakeModel, gguf: str, template: st
 
 
 def test_settings_of_a_chat() -> None:
-    settings = Settings()
+    settings = AnswerSettings()
     assert (settings.of_chat(), settings.changed("reasoning", "off").of_chat()) == (
         {}, {"reasoning": "off"},
     )  # fmt: skip

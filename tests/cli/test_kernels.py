@@ -8,12 +8,15 @@ import pytest
 import treadle.jit
 import treadle.profiling
 from tests.cli.conftest import Run
-from treadle.jit.cache import Entry
+from treadle.jit.cache import CachedKernel
 
 
 @pytest.fixture(autouse=True)
 def cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [Entry("rmsnorm_k64", 2048, "avx2"), Entry("gemv_F32_f32_k64", 4096, "avx2")]
+    entries = [
+        CachedKernel("rmsnorm_k64", 2048, "avx2"),
+        CachedKernel("gemv_F32_f32_k64", 4096, "avx2"),
+    ]
     cache = SimpleNamespace(entries=lambda: list(entries))
     inspect = SimpleNamespace(ir=lambda name: f"; IR of {name}", asm=lambda name: f"{name}:\n ret")
     monkeypatch.setattr(treadle.jit, "cache", cache, raising=False)

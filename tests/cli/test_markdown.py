@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.cli.ui.markdown import Rendered, draw
+from treadle.cli.ui.markdown import RichReply, draw
 
 TEXT = """\
 # Title
@@ -55,7 +55,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_in_the_end_it_is_what_rich_makes_of_the_whole(
     step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    screen = Rendered()
+    screen = RichReply()
     for at in range(0, len(TEXT), step):
         screen.show(TEXT[at : at + step])
     screen.end()
@@ -65,7 +65,7 @@ def test_in_the_end_it_is_what_rich_makes_of_the_whole(
 def test_blocks_items_and_lines_of_code_come_when_they_are_complete(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    screen = Rendered()
+    screen = RichReply()
     steps = [
         ("Some *words* that\n", []),
         ("go on.\n", []),
@@ -87,12 +87,12 @@ def test_blocks_items_and_lines_of_code_come_when_they_are_complete(
 def test_links_show_their_address_and_control_characters_do_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    screen = Rendered()
+    screen = RichReply()
     screen.show("[your bank](https://evil.example) \x1b[2J")
     screen.end()
     assert shown(capsys) == ["your bank (https://evil.example) \\x1b[2J"]
 
 
 def test_an_empty_answer_is_an_empty_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Rendered().end()
+    RichReply().end()
     assert capsys.readouterr().out == "\n"

@@ -10,7 +10,7 @@ from tests.cli.fake import FakeEngine, FakeModel, FakeStep
 from treadle.cli import profile
 from treadle.cli.commands import plan
 from treadle.cli.profile import Profile, kinds_of, profile_of, summary_of
-from treadle.cli.speed import Cost, kind_of, part_of
+from treadle.cli.speed import PassCost, kind_of, part_of
 from treadle.cli.ui.progress import ProgressBar
 
 PEAKS = {"bandwidth": 1e9, "int8": 1e12, "bf16": 1e12, "f32": 1e11}
@@ -191,7 +191,7 @@ def test_a_machine_without_dots_of_bf16_widens_to_f32() -> None:
 
 def test_shares_name_each_peak_in_use() -> None:
     steps = [FakeStep("a", "gemm_Q8_0_q8", (), 1000, 10**7), FakeStep("b", "norm", (), 0, 0)]
-    work = Cost.of(steps, [([(0, 1)], 1), ([(1, 1)], 1)], PEAKS)
+    work = PassCost.of(steps, [([(0, 1)], 1), ([(1, 1)], 1)], PEAKS)
     assert work.shares(1e-4) == pytest.approx({"bandwidth": 0.02, "int8": 0.2})
     assert work.bound == "int8"  # 10 us of dots, 1 us of reading, twice
     assert work.share_of_peak(1e-4) == pytest.approx(0.2)
@@ -200,7 +200,7 @@ def test_shares_name_each_peak_in_use() -> None:
 def test_values_that_are_several_bf16_cost_as_many_products() -> None:
     peaks = {**PEAKS, "bf16": 1e12}
     steps = [FakeStep("a", f"gemm_{of}_k64_matrix", (), 0, 10**7) for of in SEVERAL]
-    work = Cost.of(steps, [([(0, 1)], 1)], peaks)
+    work = PassCost.of(steps, [([(0, 1)], 1)], peaks)
     assert work.ops == 3 * 10**7
     assert work.share_of_peak(1e-3) == pytest.approx((1 + 3 + 6) * 1e-5 / 1e-3)
     assert work.shares(1e-3) == pytest.approx({"bf16": 10 * 1e7 / 1e-3 / 1e12})

@@ -21,9 +21,9 @@ from treadle.cli.ui.svg import (  # fmt: skip
     DARK,
     LIGHT,
     SERIES,
+    AxisScale,
     Canvas,
-    Look,
-    Scale,
+    SeriesStyle,
     log_scale,
     origin,
     save,
@@ -328,7 +328,7 @@ def test_everything_is_inside() -> None:
 
 
 def test_a_log_scale_is_even_in_ratios() -> None:
-    scale = Scale(1, 1000, 100, 400, log=True)
+    scale = AxisScale(1, 1000, 100, 400, log=True)
     assert [scale(v) for v in (1, 10, 100, 1000)] == pytest.approx([100, 200, 300, 400])
     values = [1.0, 1.5, 2, 7, 80, 81, 999]
     assert all(scale(a) < scale(b) for a, b in pairwise(values))
@@ -340,21 +340,21 @@ def test_a_log_scale_is_even_in_ratios() -> None:
 @pytest.mark.parametrize(
     ("scale", "ticks"),
     [
-        (Scale(0, 100, 0, 1), [0, 20, 40, 60, 80, 100]),
-        (Scale(0.5, 60, 0, 1, log=True), [0.5, 1, 2, 5, 10, 20, 50]),
-        (Scale(0.5, 9000, 0, 1, log=True), [1, 3, 10, 30, 100, 300, 1000, 3000]),
-        (Scale(1, 1e8, 0, 1, log=True), [10.0**p for p in range(9)]),
-        (Scale(1, 1e12, 0, 1, log=True), [10.0**p for p in range(0, 13, 2)]),
-        (Scale(2.05, 2.95, 0, 1, log=True), [2.2, 2.4, 2.6, 2.8]),
+        (AxisScale(0, 100, 0, 1), [0, 20, 40, 60, 80, 100]),
+        (AxisScale(0.5, 60, 0, 1, log=True), [0.5, 1, 2, 5, 10, 20, 50]),
+        (AxisScale(0.5, 9000, 0, 1, log=True), [1, 3, 10, 30, 100, 300, 1000, 3000]),
+        (AxisScale(1, 1e8, 0, 1, log=True), [10.0**p for p in range(9)]),
+        (AxisScale(1, 1e12, 0, 1, log=True), [10.0**p for p in range(0, 13, 2)]),
+        (AxisScale(2.05, 2.95, 0, 1, log=True), [2.2, 2.4, 2.6, 2.8]),
     ],
 )
-def test_ticks_are_round_and_few(scale: Scale, ticks: list[float]) -> None:
+def test_ticks_are_round_and_few(scale: AxisScale, ticks: list[float]) -> None:
     assert scale.ticks() == pytest.approx(ticks)
 
 
 def test_labels_keep_clear() -> None:
     canvas = Canvas()
-    canvas.mark(100, 100, Look(0))
+    canvas.mark(100, 100, SeriesStyle(0))
     assert canvas.label(100, 100, "first")
     assert canvas.label(100, 100, "second")
     boxes = canvas.taken

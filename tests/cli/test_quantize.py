@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.conftest import WriteTiny
 from treadle.files.gguf import open_gguf
-from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix
+from treadle.quantize.imatrix.matrix import ImatrixEntry, ImportanceMatrix
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_importances_that_lack_are_noticed(run: Run, tiny: WriteTiny, tmp_path: 
     assert "become very coarse, and no --imatrix" in ran.err
     path = tmp_path / "imatrix.gguf"
     name = "blk.0.attn_q.weight"
-    ImportanceMatrix({name: Entry(np.ones((1, 256)), np.ones(1))}).write(path)
+    ImportanceMatrix({name: ImatrixEntry(np.ones((1, 256)), np.ones(1))}).write(path)
     ran = run(
         "quantize", source, str(tmp_path / "a.gguf"), "IQ2_XXS", "--dry-run", "--imatrix", str(path)
     )
@@ -76,7 +76,7 @@ def test_formats_that_take_no_notice_of_importances_are_named(
 ) -> None:
     source = str(tiny("llama", "F32", n_embd=64, n_ff=96))
     path = tmp_path / "imatrix.gguf"
-    one = Entry(np.ones((1, 64)), np.ones(1))
+    one = ImatrixEntry(np.ones((1, 64)), np.ones(1))
     ImportanceMatrix({"blk.0.attn_q.weight": one, "blk.0.attn_k.weight": one}).write(path)
 
     def said(mix: str, *more: str) -> str:
@@ -119,7 +119,9 @@ def test_a_dry_run_refuses_importances_of_another_model(
     run: Run, source: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "imatrix.gguf"
-    ImportanceMatrix({"blk.0.attn_q.weight": Entry(np.ones((1, 64)), np.ones(1))}).write(path)
+    ImportanceMatrix({"blk.0.attn_q.weight": ImatrixEntry(np.ones((1, 64)), np.ones(1))}).write(
+        path
+    )
     ran = run("quantize", source, "a.gguf", "Q8_0", "--dry-run", "--imatrix", str(path))
     assert (ran.code, ran.out) == (1, "")
     assert "has importances of shape [1, 64] (expected [1, 128]" in ran.err

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from treadle.cli.settings import SETTINGS, Settings, find
+from treadle.cli.settings import SETTINGS, AnswerSettings, find
 from treadle.sampling.settings import Sampling
 
 
 def test_every_setting_of_an_answer_can_be_set() -> None:
     sampling = {each.name for each in dataclasses.fields(Sampling)} - {"custom"}
-    own = {each.name for each in dataclasses.fields(Settings)} - {
+    own = {each.name for each in dataclasses.fields(AnswerSettings)} - {
         "sampling",
         "given",
         "usual",
@@ -47,24 +47,24 @@ def test_every_setting_of_an_answer_can_be_set() -> None:
 def test_what_is_typed_is_set_and_shown_so_that_it_can_be_typed(
     name: str, text: str, value: Any
 ) -> None:
-    settings, setting = Settings().changed(name, text), find(name)
+    settings, setting = AnswerSettings().changed(name, text), find(name)
     assert settings.value(setting.name) == value
     line = settings.line(setting)
     assert line.startswith("* ")
     shown = line[24:].partition("  (default ")[0]
-    assert Settings().changed(name, shown) == settings
-    assert settings.changed(name, "default") == Settings()
+    assert AnswerSettings().changed(name, shown) == settings
+    assert settings.changed(name, "default") == AnswerSettings()
 
 
 def test_nothing_is_the_default_of_some() -> None:
-    settings = Settings().changed("stop", "x").changed("max_tokens", "3").changed("seed", "5")
+    settings = AnswerSettings().changed("stop", "x").changed("max_tokens", "3").changed("seed", "5")
     for name in ("stop", "max_tokens", "seed"):
         settings = settings.changed(name, "none")
-    assert settings == Settings()
+    assert settings == AnswerSettings()
 
 
 def test_the_table_marks_what_differs() -> None:
-    table = Settings(markdown=True, sampling=Sampling(top_k=1)).table().splitlines()
+    table = AnswerSettings(markdown=True, sampling=Sampling(top_k=1)).table().splitlines()
     assert [line.split()[1] for line in table if line.startswith("*")] == ["top_k", "markdown"]
     assert len(table) == len(SETTINGS)
     assert "  temperature           0.8" in table
@@ -72,7 +72,9 @@ def test_the_table_marks_what_differs() -> None:
 
 
 def test_the_default_is_what_the_file_recommends() -> None:
-    settings = Settings(usual=Sampling(top_k=7, mirostat=2), sampling=Sampling(top_k=7, mirostat=2))
+    settings = AnswerSettings(
+        usual=Sampling(top_k=7, mirostat=2), sampling=Sampling(top_k=7, mirostat=2)
+    )
     assert [line for line in settings.table().splitlines() if line.startswith("*")] == []
     changed = settings.changed("top_k", "40").changed("mirostat", "none")
     assert changed.line(find("top_k")) == "* top_k                 40  (default 7)"
@@ -84,10 +86,10 @@ def test_a_grammar_is_read_from_its_file(tmp_path: Path) -> None:
     grammar, schema = tmp_path / "a.gbnf", tmp_path / "a.json"
     grammar.write_text('root ::= "a"')
     schema.write_text("{}")
-    settings = Settings().changed("grammar", str(grammar))
+    settings = AnswerSettings().changed("grammar", str(grammar))
     assert settings.settings()["grammar"] == 'root ::= "a"'
     settings = settings.changed("json-schema", str(schema))  # one of them at a time
     assert (settings.settings()["grammar"], settings.settings()["json_schema"]) == (None, "{}")
     assert str(schema) in settings.line(find("json_schema"))
     assert settings.line(find("grammar")) == "  grammar               none"
-    assert settings.changed("json_schema", "none") == Settings()
+    assert settings.changed("json_schema", "none") == AnswerSettings()

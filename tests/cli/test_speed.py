@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from treadle.cli.commands.bench import Test as BenchTest
-from treadle.cli.speed import Cost, alike, kind_of
+from treadle.cli.speed import PassCost, alike, kind_of
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.elementwise.elementwise import Norm
 from treadle.kernels.matmul.gemm import Gemm
@@ -55,7 +55,9 @@ def test_weights_are_read_once_a_run_and_history_once_a_sequence() -> None:
 
 def test_reading_has_a_share_of_the_stream_too() -> None:
     peaks = {**PEAKS, "stream": 5e8}
-    work = Cost.of([step(Norm("q8", 64, 1, 1e-5), n_bytes=1000, n_flops=7)], [([(0, 1)], 1)], peaks)
+    work = PassCost.of(
+        [step(Norm("q8", 64, 1, 1e-5), n_bytes=1000, n_flops=7)], [([(0, 1)], 1)], peaks
+    )
     assert work.shares(1e-5) == pytest.approx({"bandwidth": 0.1, "stream": 0.2, "f32": 0.0007})
     assert work.bound == "bandwidth"
 
@@ -105,7 +107,7 @@ def test_a_long_prompts_work() -> None:
     layer = step(Norm("q8", 64, 1, 1e-5), n_bytes=1000, n_flops=7)
     output = step(Norm("q8", 64, 1, 1e-5), n_bytes=500, n_flops=3, count="n_outputs")
     runs = BenchTest("pp", 10, 6).runs(4)
-    work = Cost.of([layer, step(attention), output], runs, PEAKS)
+    work = PassCost.of([layer, step(attention), output], runs, PEAKS)
     histories = [attention.history(6, 4), attention.history(10, 4), attention.history(14, 2)]
     assert work.n_bytes == 3 * 1000 + 500 + sum(h[0] for h in histories)
     assert work.ops == 10 * 7 + 3 + sum(h[1] for h in histories)
@@ -114,6 +116,6 @@ def test_a_long_prompts_work() -> None:
 def test_decoding_in_a_window_costs_the_same_at_every_depth() -> None:
     spec = step(Attention("f16", 2, 2, 32, 1, 100))
     shallow, deep, deepest = (
-        Cost.of([spec], BenchTest("tg", 4, depth).runs(512), PEAKS) for depth in (50, 100, 9000)
+        PassCost.of([spec], BenchTest("tg", 4, depth).runs(512), PEAKS) for depth in (50, 100, 9000)
     )
     assert shallow.n_bytes < deep.n_bytes == deepest.n_bytes

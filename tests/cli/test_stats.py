@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
-from treadle.cli.conversation import Turn
+from treadle.cli.conversation import AnswerCost
 from treadle.cli.stats import report
 from treadle.devices.cpu import residence
 from treadle.machine import topology
@@ -51,7 +51,7 @@ def test_all_of_it(run: Run, model: FakeModel, gguf: str) -> None:
 )
 def test_few_tokens(n_read: int, n_generated: int, read: str, wrote: str) -> None:
     """No speed of what was not timed: the first token comes out of the prompt's run."""
-    turn = Turn(Timings(n_read, 0, 0.5, n_generated, 0.25 if n_generated else 0.0), 3, 64)
+    turn = AnswerCost(Timings(n_read, 0, 0.5, n_generated, 0.25 if n_generated else 0.0), 3, 64)
     lines = report(FakeModel(), turn).splitlines()  # type: ignore[arg-type]
     assert lines[2:4] == [f"prompt   {read}", f"text     {wrote}"]
     short = read.replace(" tokens,", ",").replace(" token,", ",").removesuffix(" tokens")
@@ -68,14 +68,14 @@ def test_no_line_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = model.engine
     engine.kernels.n_compiled, engine.kernels.n_cached, engine.kernels.seconds = 1000, 1000, 1234.5
     monkeypatch.setattr(FakeModel, "engine", engine)
-    turn = Turn(Timings(131072, 99999, 0.001, 131072, 0.001), 131072, 131072)
+    turn = AnswerCost(Timings(131072, 99999, 0.001, 131072, 0.001), 131072, 131072)
     lines = report(model, turn).splitlines()  # type: ignore[arg-type]
     assert len(lines) == 6
     assert max(map(len, lines)) < 80
     assert all(line.isprintable() for line in lines)
     assert lines[0].startswith("cpu      A processor")
     assert lines[0].endswith("…, 1024 threads")
-    assert len(str(Turn(Timings(4096, 0, 1.0, 4096, 10.0), 4096, 4096))) < 80
+    assert len(str(AnswerCost(Timings(4096, 0, 1.0, 4096, 10.0), 4096, 4096))) < 80
     assert lines[1] == "kernels  1000 compiled and 1000 from the cache for avx512_vbmi in 1234 s"
 
 

@@ -12,7 +12,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from treadle.cli.ui import terminal
-from treadle.cli.ui.terminal import Editor, Keys, PipedLines, history_file, open_lines
+from treadle.cli.ui.terminal import Editor, KeyboardGuard, PipedLines, history_file, open_lines
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def keyboard(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PipeInput
 
 def typed(keyboard: PipeInput, keys: str) -> str:
     keyboard.send_text(keys)
-    return Editor(["undo", "retry"], Keys()).read()
+    return Editor(["undo", "retry"], KeyboardGuard()).read()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_terminal_without_escapes_gets_none(
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("sys.stdin", io.StringIO("one\\\ntwo\n\nend\\"))
-    lines = open_lines(["undo"], Keys())
+    lines = open_lines(["undo"], KeyboardGuard())
     assert [lines.read() for _ in range(3)] == ["one\ntwo", "", "end\n"]
     with pytest.raises(EOFError):
         lines.read()
@@ -109,5 +109,5 @@ def test_without_a_terminal_the_keyboard_is_left_alone(monkeypatch: pytest.Monke
     with open("/dev/null") as nothing:
         for stream in (io.StringIO(), nothing):  # no descriptor; no terminal
             monkeypatch.setattr("sys.stdin", stream)
-            with Keys() as keys, keys.lent(shown=True):
+            with KeyboardGuard() as keys, keys.lent(shown=True):
                 assert signal.getsignal(signal.SIGTSTP) is usual

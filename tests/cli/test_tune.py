@@ -30,7 +30,7 @@ from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import EDGE
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
-from treadle.kernels.matmul.select import SHIPPED, Table, matmul
+from treadle.kernels.matmul.select import SHIPPED, TunedTable, matmul
 from treadle.kernels.matmul.select_activation import by_words
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.machine import topology
@@ -138,7 +138,7 @@ def test_matrix_registers_alone(run: Run, small: None, monkeypatch: pytest.Monke
     no_panels = [mr for mr in (2, 3, 4) if mr * isa.lanes % EDGE]  # rows of vectors that fill none
     assert sweep["left_out"] == len(no_panels)
     table = tuned_row(isa).table
-    assert table == Table(matrix={"Q8_0": table.matrix["Q8_0"]})
+    assert table == TunedTable(matrix={"Q8_0": table.matrix["Q8_0"]})
 
 
 def test_matrix_registers_that_are_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_matrix_registers_that_are_not_there(run: Run, monkeypatch: pytest.Monke
 
 def test_one_kernel_of_one_format_leaves_the_rest_of_the_row(run: Run, small: None) -> None:
     isa = row_in_use()
-    tuned_rows.save(isa, Table({"F16": {"mr": 1, "nr": 4}}, gemv_tokens={"F32": 2}))
+    tuned_rows.save(isa, TunedTable({"F16": {"mr": 1, "nr": 4}}, gemv_tokens={"F32": 2}))
     ran = run("tune", "gemm", "--format", "F32", *SMALL)
     assert (ran.code, ran.err) == (0, "")
     table = tuned_row(isa).table
@@ -219,12 +219,12 @@ def test_a_folder_that_takes_no_files_costs_no_measurement(
 def test_a_wrong_kernel_is_named_and_left_alone(
     run: Run, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = trial.Trial.check
+    check = trial.KernelTrial.check
 
-    def strict(self: trial.Trial, spec: Matmul, n: int) -> str | None:
+    def strict(self: trial.KernelTrial, spec: Matmul, n: int) -> str | None:
         return "9 of 9 results are wrong" if spec.mr == 1 else check(self, spec, n)
 
-    monkeypatch.setattr(trial.Trial, "check", strict)
+    monkeypatch.setattr(trial.KernelTrial, "check", strict)
     ran = run("tune", "gemm", "--format", "F32", *SMALL)
     assert ran.code == 0
     assert "gemm_F32_f32_k64_mr1_nr4 is left alone: 9 of 9 results are wrong" in ran.err
@@ -257,7 +257,7 @@ def test_rows_that_no_block_fits(run: Run) -> None:
 
 def test_reset(run: Run) -> None:
     assert run("tune", "--reset").out == "nothing was tuned here: nothing to remove\n"
-    path = tuned_rows.save(row_in_use(), Table(gemv_tokens={"F32": 2}))
+    path = tuned_rows.save(row_in_use(), TunedTable(gemv_tokens={"F32": 2}))
     assert run("tune", "--reset", "--dry-run").out == f"would remove {path}\n"
     assert path.exists()
     assert run("tune", "--reset").out == f"removed {path}: later runs use what is shipped\n"
@@ -302,7 +302,7 @@ def rows() -> Sweep:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[TuneResult]:
     """What a run finds out, in place of measuring it."""
     crossing = Crossover("Q8_0", 2, {2: 1e-6, 4: 5e-6}, {2: 2e-6, 4: 4e-6})
-    table = Table(gemv_tokens={"Q8_0": 2})
+    table = TunedTable(gemv_tokens={"Q8_0": 2})
     results = [TuneResult("Q8_0", [tiles(), rows()], crossing, 4352, 8192, table)]
     monkeypatch.setattr(cli, "measure", lambda *args: (PEAKS, results))
     return results
@@ -377,7 +377,7 @@ def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[TuneR
 
 
 def test_what_was_measured_in_peace_is_kept(run: Run, measured: list[TuneResult]) -> None:
-    calm = Table(gemv_tokens={"F32": 4})
+    calm = TunedTable(gemv_tokens={"F32": 4})
     measured.append(replace(measured[0], format="F32", table=calm, cpu_share=0.8))
     measured[0] = replace(measured[0], cpu_share=0.24)
     ran = run("tune")
@@ -397,7 +397,7 @@ def test_cold_times_of_caches_are_not_kept(run: Run, measured: list[TuneResult])
 def test_a_trial_knows_whether_its_copies_fit_caches(
     small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = trial.Trial(by_name("F32"), row_in_use(), 64, 64, 8, 1)
+    made = trial.KernelTrial(by_name("F32"), row_in_use(), 64, 64, 8, 1)
     assert made.from_memory
     monkeypatch.setattr(trial, "cache_bytes", lambda: 1 << 30)
     assert not made.from_memory
@@ -420,7 +420,7 @@ def test_if_no_kernel_is_right_the_table_says_so(run: Run, measured: list[TuneRe
 
 
 def shares_of(sweep: Sweep) -> list[dict[str, Any]]:
-    result = TuneResult("Q8_0", [], None, 4352, 8192, Table())
+    result = TuneResult("Q8_0", [], None, 4352, 8192, TunedTable())
     return list(tune_results.rows_of(sweep, result, PEAKS))
 
 

@@ -15,7 +15,7 @@ from treadle.cli import tune_study
 from treadle.isa.portable import PORTABLE
 from treadle.study import clock, emulator, sweep
 from treadle.study.rows import VecDotF16
-from treadle.study.sweep import Found, Kernel
+from treadle.study.sweep import Kernel, SweepResult
 
 QEMU = ("--isa", "rv64gcv", "--emulator", "qemu")
 
@@ -38,12 +38,12 @@ def counted(programs: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, 
 
     def emulate(
         kernel: Kernel, vlen: int, lengths: tuple[int, ...], qemu: str, mca: str | None
-    ) -> Iterator[Found]:
+    ) -> Iterator[SweepResult]:
         asked.append((kernel.name, vlen, lengths, qemu, mca))
         for i, spec in enumerate(kernel.specs):
             cycles = {"X60": 2000 - i, "P670": None} if mca else {}
             wrong = dict.fromkeys((128, 256))
-            yield Found(kernel.name, spec, 1024, 1024, wrong, 1000 - i, 0, cycles)
+            yield SweepResult(kernel.name, spec, 1024, 1024, wrong, 1000 - i, 0, cycles)
 
     monkeypatch.setattr(sweep, "emulate", emulate)
     return asked
@@ -102,9 +102,9 @@ def test_picture(counted: list[tuple[Any, ...]], run: Run, tmp_path: Path) -> No
 def test_a_wrong_kernel_fails(
     programs: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def emulate(kernel: Kernel, *_: object) -> Iterator[Found]:
+    def emulate(kernel: Kernel, *_: object) -> Iterator[SweepResult]:
         wrong = {128: None, 256: "out[3] is 1, not 2"}
-        yield Found(kernel.name, VecDotF16(), 1024, 1024, wrong, 10, 0)
+        yield SweepResult(kernel.name, VecDotF16(), 1024, 1024, wrong, 10, 0)
 
     monkeypatch.setattr(sweep, "emulate", emulate)
     done = run("tune", "vec_dot_f16", *QEMU, "--plot", str(tmp_path / "out.svg"))
@@ -115,8 +115,8 @@ def test_a_wrong_kernel_fails(
 
 
 def test_times_on_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(kernel: Kernel, isa: Any, repeat: int) -> list[Found]:
-        made = Found(kernel.name, kernel.specs[0], 1024, 1024, {256: None})
+    def measure(kernel: Kernel, isa: Any, repeat: int) -> list[SweepResult]:
+        made = SweepResult(kernel.name, kernel.specs[0], 1024, 1024, {256: None})
         made.hot_ns, made.cold_ns, made.best = 291.25, 1300.5, True
         return [made]
 

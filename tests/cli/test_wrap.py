@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prompt_toolkit.utils import get_cwidth
 
-from treadle.cli.ui.wrap import Wrap
+from treadle.cli.ui.wrap import WordWrap
 
 
 def wrapped(text: str, width: int, step: int = 1) -> str:
-    wrap = Wrap(lambda: width)
+    wrap = WordWrap(lambda: width)
     pieces = [wrap.feed(text[at : at + step]) for at in range(0, len(text), step)]
     return "".join(pieces) + wrap.end()
 
@@ -68,7 +68,7 @@ def test_pieces_do_not_matter(text: str, width: int, step: int) -> None:
 
 def test_a_terminal_that_changes_its_size() -> None:
     width = 20
-    wrap = Wrap(lambda: width)
+    wrap = WordWrap(lambda: width)
     shown = wrap.feed("one two three four five ")
     width = 8
     shown += wrap.feed("six seven eight nine ten ") + wrap.end()
@@ -77,7 +77,7 @@ def test_a_terminal_that_changes_its_size() -> None:
 
 
 def test_only_the_last_word_is_held_back() -> None:
-    wrap = Wrap(lambda: 80)
+    wrap = WordWrap(lambda: 80)
     assert [wrap.feed(piece) for piece in ("Once", " upon", " a", " ti", "me", "\n")] == [
         "", "Once", " upon", " a", "", " time\n",
     ]  # fmt: skip

@@ -3,20 +3,20 @@ from __future__ import annotations
 import pytest
 
 from treadle.distributed import cluster
-from treadle.distributed.cluster.plan import Plan
+from treadle.distributed.cluster.plan import ReplicaPlan
 from treadle.errors import TreadleError
 
 
 @pytest.mark.parametrize(
     ("plan", "n"),
     [
-        (Plan(None), 2),
-        (Plan(None, 3, load={"threads": 4}), 13),
-        (Plan(None, 1, 4, load={"threads": 2}), 9.1),
-        (Plan(None, 2, 2), 5.2),
+        (ReplicaPlan(None), 2),
+        (ReplicaPlan(None, 3, load={"threads": 4}), 13),
+        (ReplicaPlan(None, 1, 4, load={"threads": 2}), 9.1),
+        (ReplicaPlan(None, 2, 2), 5.2),
     ],
 )
-def test_processors_are_those_of_all_actors(plan: Plan, n: float) -> None:
+def test_processors_are_those_of_all_actors(plan: ReplicaPlan, n: float) -> None:
     assert plan.n_cpus == pytest.approx(n)
 
 

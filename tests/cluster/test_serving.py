@@ -27,15 +27,20 @@ def address(cluster: Any) -> Iterator[str]:
     """Two models behind one address."""
     from ray import serve
 
-    from treadle.distributed.cluster.plan import Plan
+    from treadle.distributed.cluster.plan import ReplicaPlan
     from treadle.distributed.cluster.serving import run
-    from treadle.server.requests.service import Settings
+    from treadle.server.requests.service import ServerSettings
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     found: list[str] = []
-    run(Plan(None, 2, load=LOAD, settings=Settings(log=False)), "127.0.0.1", port, found.append)
+    run(
+        ReplicaPlan(None, 2, load=LOAD, settings=ServerSettings(log=False)),
+        "127.0.0.1",
+        port,
+        found.append,
+    )
     yield found[0]
     shutdown: Any = serve.shutdown
     shutdown()
@@ -130,7 +135,7 @@ def test_a_call_whose_model_died_gets_an_error_object() -> None:
     from starlette.routing import Route
     from starlette.testclient import TestClient
 
-    from treadle.distributed.cluster.serving import Front
+    from treadle.distributed.cluster.serving import FrontServer
 
     class Dead:
         def options(self, **_: Any) -> Dead:
@@ -144,7 +149,9 @@ def test_a_call_whose_model_died_gets_an_error_object() -> None:
             raise ActorDiedError
             yield
 
-    app = Starlette(routes=[Route("/v1/completions", Front(Dead()).__call__, methods=["POST"])])
+    app = Starlette(
+        routes=[Route("/v1/completions", FrontServer(Dead()).__call__, methods=["POST"])]
+    )
     with TestClient(app, raise_server_exceptions=False) as client:
         answer = client.post("/v1/completions", json={"prompt": "x"})
     assert answer.status_code == 500
@@ -154,9 +161,9 @@ def test_a_call_whose_model_died_gets_an_error_object() -> None:
 @pytest.mark.whole_cluster
 def test_a_batch_file_is_the_same_from_two_models(cluster: Any, tmp_path: Path) -> None:
     from treadle.distributed.cluster.data import answers
-    from treadle.distributed.cluster.plan import Plan
+    from treadle.distributed.cluster.plan import ReplicaPlan
     from treadle.server.batch_file.lines import read_lines
-    from treadle.server.requests.service import Settings
+    from treadle.server.requests.service import ServerSettings
 
     source, here, there = (tmp_path / name for name in ("in.jsonl", "here.jsonl", "there.jsonl"))
     source.write_text(requests(150))
@@ -164,7 +171,7 @@ def test_a_batch_file_is_the_same_from_two_models(cluster: Any, tmp_path: Path) 
     command = [sys.executable, "-m", "treadle", "batch", str(source), str(here), *args]
     subprocess.run(command, check=True, timeout=DIES_S, capture_output=True)
     with source.open("rb") as file:
-        plan = Plan(None, 2, load=LOAD, settings=Settings(log=False))
+        plan = ReplicaPlan(None, 2, load=LOAD, settings=ServerSettings(log=False))
         found = list(answers(read_lines(file), plan, {"temperature": 0}))
     there.write_bytes(b"".join(one.data for one in found))
     assert told(there) == told(here)

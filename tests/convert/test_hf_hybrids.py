@@ -10,7 +10,7 @@ from tests.convert.test_hf_mixtures import check, own
 from tests.models.hf_cases import Case
 from treadle.convert.hf.families.hybrids import _conv_keys, _lfm2_width
 from treadle.errors import FileError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"], "norm_eps": 1e-5}
@@ -45,16 +45,19 @@ def test_in_place_and_converted(name: str, tmp_path: Path, data: Path) -> None:
 def test_the_width_of_lfm2() -> None:
     """LFM2-1.2B says 12288 and has 8192; without the rounding it has what it says."""
     given = {"block_ff_dim": 12288, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0}
-    assert _lfm2_width(Keys(given, Path("config.json"))) == 8192
-    assert _lfm2_width(Keys({**given, "block_auto_adjust_ff_dim": False}, Path("x"))) == 12288
-    assert _lfm2_width(Keys({**given, "block_ff_dim": 7000}, Path("x"))) == 4864
+    assert _lfm2_width(MetadataReader(given, Path("config.json"))) == 8192
+    assert (
+        _lfm2_width(MetadataReader({**given, "block_auto_adjust_ff_dim": False}, Path("x")))
+        == 12288
+    )
+    assert _lfm2_width(MetadataReader({**given, "block_ff_dim": 7000}, Path("x"))) == 4864
 
 
 def test_which_layers_of_lfm2_have_attention() -> None:
     """Older files list them by number; where nothing is said, all have it."""
 
     def heads(**given: object) -> list[int]:
-        keys = Keys({"num_key_value_heads": 2, **given}, Path("config.json"))
+        keys = MetadataReader({"num_key_value_heads": 2, **given}, Path("config.json"))
         found: list[int] = _conv_keys(keys, 4)["attention.head_count_kv"]
         return found
 

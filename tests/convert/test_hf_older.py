@@ -21,7 +21,7 @@ from tests.models.hf_tiny import EPS, compute_logits, float64_only, require_tran
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.stepwise import walk
 from treadle.convert.hf.config import read_config
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.attention.page_layout import PAGE
@@ -260,7 +260,9 @@ def test_texts_that_begin_alike(made: Callable[[str], Made]) -> None:
             first.truncate(len(ids) - 5)
             assert np.array_equal(first.feed(ids[-5:]), truth[-1])
             with closing(engine.cache.fork(second.seq)) as fork:
-                rows = [engine.run([Part(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
+                rows = [
+                    engine.run([BatchItem(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)
+                ]
             assert np.array_equal(*rows)
 
 
@@ -271,8 +273,11 @@ def test_every_step_agrees_with_its_twin(made: Callable[[str], Made]) -> None:
     with treadle.load(path, threads=2, kv="f32", n_sequences=2, context=CONTEXT) as model:
         engine = model.engine
         with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
-            engine.run([Part(long, ids[:40], 0)])
-            for batch in ([Part(long, ids[40:]), Part(one, ids[:3])], [Part(long, [6])]):
+            engine.run([BatchItem(long, ids[:40], 0)])
+            for batch in (
+                [BatchItem(long, ids[40:]), BatchItem(one, ids[:3])],
+                [BatchItem(long, [6])],
+            ):
                 found = list(walk(engine, batch))
                 worst = max(found, key=lambda compared: compared.error)
                 assert worst.error <= 1, (worst.label, worst.kind, worst.error)

@@ -31,7 +31,7 @@ from treadle.convert.lora.peft import Peft
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.archs import ARCHS
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.load import TEXT_ALONE, _find_arch
 from treadle.models.rope import read_ropes
 
@@ -435,7 +435,7 @@ def test_an_adapter_for_neighbours_of_a_file_of_halves(tmp_path: Path) -> None:
 def test_alpha_is_in_the_base() -> None:
     """A file of Hunyuan's has the key, of this family alone."""
     keys: dict[str, Any] = {"rope.freq_base": 1e4, "rope.scaling.alpha": 1000.0}
-    (rope,) = read_ropes(Keys(fake("hunyuan_vl", **keys), "hunyuan_vl"), 32, 128)
+    (rope,) = read_ropes(ArchMetadata(fake("hunyuan_vl", **keys), "hunyuan_vl"), 32, 128)
     assert rope.base == pytest.approx(1e4 * 1000.0 ** (32 / 30))
 
 

@@ -28,7 +28,7 @@ from treadle.convert.writer import convert
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.mapping import resident_pages
-from treadle.files.tensor import Stored
+from treadle.files.tensor import TensorData
 from treadle.formats import FORMATS, by_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -631,7 +631,7 @@ def test_a_mapped_tensor_is_told_from_a_made_one(tmp_path: Path) -> None:
     gguf = open_gguf(write_model(tmp_path / "a.gguf"))
     tensor = gguf.tensors["blk.3.w.weight"]
 
-    def lies(data: np.ndarray, *ranges: Stored) -> Stored | None:
+    def lies(data: np.ndarray, *ranges: TensorData) -> TensorData | None:
         made = SourceTensor(tensor.name, tensor.shape, 0, lambda: data, "", ranges)
         return output.mapped_range(made, data)
 

@@ -20,18 +20,24 @@ from tests.convert.test_hf_encoders import save
 from tests.convert.test_mlx import WIDE, rms
 from tests.models.hf_cases import ALL_CASES, Case
 from treadle.convert.hf.folder import open_hf, open_hf_source
-from treadle.convert.hf.tensors import Named
+from treadle.convert.hf.tensors import MappedTensor
 from treadle.convert.open import open_model
 from treadle.convert.quantized.checkpoint import unquantised
 from treadle.convert.quantized.float_formats import _packed
 from treadle.convert.quantized.unpack import float8 as float8_values
 from treadle.convert.quantized.unpack import from_mxfp4, split_words
 from treadle.convert.recipe import Options
-from treadle.convert.sources.derived_tensors import Rule, make_tensors, stacked, turned, upper
+from treadle.convert.sources.derived_tensors import (
+    DerivationRule,
+    make_tensors,
+    stacked,
+    turned,
+    upper,
+)
 from treadle.convert.writer import convert as write_checked
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import open_safetensors
 from treadle.formats import by_name
 from treadle.machine.memory import MemoryBound
@@ -186,7 +192,7 @@ def test_several_matrices_with_scales(plain: Plain, tmp_path: Path) -> None:
         tensors[f"{name}_scale_inv"] = torch.stack([parts["scale"] for parts, _ in each])
         truth[name] = np.stack([weights for _, weights in each])
     save_file(tensors, tmp_path / "model.safetensors")
-    settings = Keys({"quant_method": "fp8", "weight_block_size": [48, 64]}, tmp_path)
+    settings = MetadataReader({"quant_method": "fp8", "weight_block_size": [48, 64]}, tmp_path)
     with open_safetensors(tmp_path / "model.safetensors") as file:
         found = unquantised(file.tensors, settings)
         assert found.keys() == truth.keys()
@@ -215,13 +221,13 @@ def test_made_when_first_read(
     """What looks at names and shapes does not wait; what loads to run is told how far it is."""
     quantise(plain("llama"), tmp_path / "q", WRITTEN["gptq"], tmp_path / "f32")
     made: list[str] = []
-    rows = Named.rows
+    rows = MappedTensor.rows
 
-    def told_rows(self: Named) -> np.ndarray:
+    def told_rows(self: MappedTensor) -> np.ndarray:
         made.append(self.name)
         return rows(self)
 
-    monkeypatch.setattr(Named, "rows", told_rows)
+    monkeypatch.setattr(MappedTensor, "rows", told_rows)
     with open_model(tmp_path / "q") as model:
         assert sum(tensor.n_bytes for tensor in model.tensors.values()) > 0
         assert not made
@@ -409,9 +415,9 @@ def test_a_rule_that_moves_rows_moves_blocks(plain: Plain, tmp_path: Path) -> No
         ),
     }
     with open_safetensors(tmp_path / "model.safetensors") as file:
-        found = unquantised(file.tensors, Keys(WRITTEN["gptq"].settings, tmp_path))
+        found = unquantised(file.tensors, MetadataReader(WRITTEN["gptq"].settings, tmp_path))
         for name, (of, make, kind, expected) in moved.items():
-            made = make_tensors(found, [Rule(of, {name: make})])[f"model.layers.0.{name}"]
+            made = make_tensors(found, [DerivationRule(of, {name: make})])[f"model.layers.0.{name}"]
             assert (made.dtype, made.shape) == (kind, expected.shape)
             values = by_name(kind).dequantize_rows(made.data).reshape(made.shape)
             assert np.array_equal(values, expected), name

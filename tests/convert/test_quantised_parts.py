@@ -21,9 +21,9 @@ from tests.convert.quantised_files import (
     torch_of,
 )
 from treadle.convert.quantized.checkpoint import unquantised
-from treadle.convert.sources.derived_tensors import Rule, make_tensors, turned, upper
+from treadle.convert.sources.derived_tensors import DerivationRule, make_tensors, turned, upper
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor, open_safetensors
 from treadle.formats import by_name
 
@@ -44,7 +44,7 @@ def unpacked(folder: Path, parts: Parts, settings: dict[str, Any]) -> dict[str, 
     named = {AT + name: part.clone().contiguous() for name, part in parts.items()}
     save_file(named, folder / "model.safetensors")
     with open_safetensors(folder / "model.safetensors") as file:
-        return unquantised(file.tensors, Keys(settings, folder / "config.json"))
+        return unquantised(file.tensors, MetadataReader(settings, folder / "config.json"))
 
 
 def check(folder: Path, parts: Parts, settings: dict[str, Any], expected: np.ndarray) -> None:
@@ -255,7 +255,7 @@ def test_a_rule_takes_a_factor_into_the_weights(tmp_path: Path) -> None:
     )
     assert {t.dtype for t in found.values()} == {"NVFP4", "F32"}
     for make, expected in ((upper, weights[:16]), (turned, weights.T)):
-        made = make_tensors(found, [Rule(("a.weight",), {"b.weight": make})])
+        made = make_tensors(found, [DerivationRule(("a.weight",), {"b.weight": make})])
         assert list(made) == [f"{AT}b.weight"]
         np.testing.assert_array_equal(values(made[f"{AT}b.weight"]), rounded(expected, "bfloat16"))
 

@@ -14,7 +14,7 @@ import numpy as np
 from tests.emulated.guest import PAGE
 from tests.emulated.rows import Emulated
 from treadle.devices.cpu.device import Cpu
-from treadle.devices.cpu.thread_team import Memory
+from treadle.devices.cpu.thread_team import HostMemory
 from treadle.kernels.spec import RUN_STATE
 from treadle.plan.plan import Buffer, Const, Plan
 
@@ -26,10 +26,10 @@ class GuestCpu(Cpu):
         super().__init__(row.isa, n_threads)
         self.guest = row.guest()
 
-    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
+    def memory(self, n_bytes: int, *, host: bool = False) -> HostMemory:
         pages = self.guest.pages(-(-max(n_bytes, 1) // PAGE) * PAGE)
         pages[:] = 0  # an earlier test's
-        return Memory.of(pages[:n_bytes])
+        return HostMemory.of(pages[:n_bytes])
 
     def weights(self, name: str, array: np.ndarray) -> Const:
         memory = self.memory(array.nbytes)

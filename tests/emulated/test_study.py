@@ -11,7 +11,7 @@ from tests.emulated.rows import EMULATED
 from treadle.isa.isa import Isa
 from treadle.jit.language import Builder, Val
 from treadle.study.emulator import Emulator, EmulatorError
-from treadle.study.rows import Scale, VecDotF16
+from treadle.study.rows import ScaleRow, VecDotF16
 from treadle.study.sweep import KERNELS, LENGTHS, Kernel, emulate, emulated_cpu, numbers, rv64gcv
 
 
@@ -55,7 +55,7 @@ def test_the_best_has_fewest_instructions_of_the_published_settings(qemu: str) -
 
 
 @dataclass(frozen=True)
-class OneTooMany(Scale):
+class OneTooMany(ScaleRow):
     """Writes a vector behind the buffer."""
 
     def body(self, k: Builder, isa: Isa, x: Val, y: Val, out: Val, n: Val) -> None:
@@ -63,7 +63,7 @@ class OneTooMany(Scale):
 
 
 @dataclass(frozen=True)
-class OneTooFew(Scale):
+class OneTooFew(ScaleRow):
     """Leaves the last vector alone."""
 
     def body(self, k: Builder, isa: Isa, x: Val, y: Val, out: Val, n: Val) -> None:
@@ -73,14 +73,14 @@ class OneTooFew(Scale):
 @pytest.mark.parametrize(
     ("spec", "why"), [(OneTooMany(), "outside every buffer"), (OneTooFew(), "not ")]
 )
-def test_a_wrong_kernel_is_told(spec: Scale, why: str, qemu: str) -> None:
+def test_a_wrong_kernel_is_told(spec: ScaleRow, why: str, qemu: str) -> None:
     (found,) = emulate(Kernel("scale_f16", (spec,)), 256, (), qemu, None)
     assert why in str(found.wrong[256])
     assert not found.is_right
 
 
 def test_a_cpu_without_the_vectors_is_told(qemu: str) -> None:
-    spec, isa = Scale(), rv64gcv(256)
+    spec, isa = ScaleRow(), rv64gcv(256)
     case = spec.case(isa, 1024, np.random.default_rng(0))
     with pytest.raises(EmulatorError, match="status -4"):
         Emulator(qemu, "rv64,v=false").run(spec, isa, case.arrays, numbers(case))

@@ -20,7 +20,7 @@ from tests.reference import kl_divergence
 from tests.tiny import write_model
 from treadle.cli import main
 from treadle.devices.cpu.device import Cpu
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
@@ -57,7 +57,7 @@ def logits_of(device: Cpu, path: Path, ids: list[int], theirs: list[int]) -> np.
         engine = Engine(gguf, load_config(gguf), device, n_ctx=128, kv="f32", n_sequences=1)
         sequence, rows = engine.cache.sequence(), []
         for part in (ids, *([token] for token in theirs[:-1])):
-            rows.append(engine.run([Part(sequence, part)])[0].copy())
+            rows.append(engine.run([BatchItem(sequence, part)])[0].copy())
         sequence.close()
         engine.close()
     return np.array(rows)

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import WriteTiny
 from treadle.cli import main
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.bundled import COMMENT, FIRST_LINE, KEY, START, Bundled, read_bundled
+from treadle.files.bundled import COMMENT, FIRST_LINE, KEY, START, BundleHeader, read_bundled
 from treadle.files.gguf import open_gguf
 from treadle.files.mapping import map_file
 
@@ -29,7 +29,7 @@ def bundle(plain: Path, tmp_path: Path) -> Path:
     """A head, a model, and what stands for a program."""
     model = plain.read_bytes()
     path = tmp_path / "talk"
-    head = Bundled("story.gguf", START, len(model), "run", ("-n", "5")).head(SCRIPT)
+    head = BundleHeader("story.gguf", START, len(model), "run", ("-n", "5")).head(SCRIPT)
     path.write_bytes(head + model + bytes(-len(model) % START) + b"PK")
     return path
 
@@ -38,7 +38,7 @@ def test_what_was_written_is_read(bundle: Path, plain: Path) -> None:
     with bundle.open("rb") as file:
         found = read_bundled(file, bundle)
         assert file.tell() == 0
-    assert found == Bundled("story.gguf", START, plain.stat().st_size, "run", ("-n", "5"))
+    assert found == BundleHeader("story.gguf", START, plain.stat().st_size, "run", ("-n", "5"))
     assert bundle.read_bytes().split(b"\0", 1)[0].endswith(b"\n" + SCRIPT)
 
 
@@ -119,4 +119,4 @@ def test_a_later_version(tmp_path: Path) -> None:
 
 def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(UnsupportedError, match="arguments"):
-        Bundled("m", START, 1, "run", ("x" * START,)).head(b"")
+        BundleHeader("m", START, 1, "run", ("x" * START,)).head(b"")

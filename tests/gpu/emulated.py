@@ -18,14 +18,14 @@ import numpy as np
 
 from tests.gpu import emulator
 from treadle.devices.cpu.thread_team import ENTRY
-from treadle.devices.cuda.driver import Facts, Launch, Upload
+from treadle.devices.cuda.driver import CardFacts, Launch, Upload
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.errors import NoMemoryError
 from treadle.isa.nvptx import SM_80
-from treadle.jit.kernel import Tally, load_kernels
+from treadle.jit.kernel import CompileStats, load_kernels
 from treadle.kernels.spec import Spec
 
-FACTS = Facts("emulated GPU", 1 << 30, 2, (8, 0), (12, 0), 96 << 10)
+FACTS = CardFacts("emulated GPU", 1 << 30, 2, (8, 0), (12, 0), 96 << 10)
 PIECES = 4  # of a launch, an item a thread
 ISA = emulator.emulated(SM_80)
 CTAS = 3  # blocks of a launch, at most
@@ -54,7 +54,7 @@ class EmulatedDriver:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def code(self, spec: Spec, tally: Tally) -> bytes:
+    def code(self, spec: Spec, tally: CompileStats) -> bytes:
         self._called("code")
         if not isinstance(spec, PerBlock):
             load_kernels([spec], self.isa, tally=tally)

@@ -24,7 +24,7 @@ from treadle.isa import nvptx
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.elementwise import Embed
-from treadle.kernels.matmul.lora import Down, Up
+from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.moe.dispatch import Combine
 from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.spec import Spec
@@ -49,8 +49,8 @@ SPECS: list[Spec] = [
     instead(SPREAD["combine"], Combine(2048, 8, places=True, residual=True)),
     instead(SPREAD["column_norm"], ColumnNorm(128, 1e-6, 32)),
     instead(SPREAD["convolution"], Convolution(8192, 4)),
-    instead(SPREAD["lora_down"], Down("F16", 4096)),
-    instead(SPREAD["lora_up"], Up("F16", 3, 64)),
+    instead(SPREAD["lora_down"], LoraDown("F16", 4096)),
+    instead(SPREAD["lora_up"], LoraUp("F16", 3, 64)),
     SimtMamba2(128, 64, 128, 8),
     SimtRoute(16, 2, "softmax", jitter=0.01),
     SimtRoute(512, 10, "sigmoid", norm=True, bias=True),

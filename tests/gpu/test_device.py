@@ -25,7 +25,7 @@ from treadle.devices.cuda import libcuda
 from treadle.devices.cuda.launch_args import PerBlock, scratch_bytes
 from treadle.devices.cuda.libcuda import CudaDriver
 from treadle.devices.cuda.library import Library
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import NoMemoryError, TreadleError, UnsupportedError
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
@@ -142,13 +142,13 @@ def test_sequences(model: Any, tmp_path: Path) -> None:
     engine, ids = model.engine, text(90)
     cache, whole = engine.cache, prefill(engine, ids)
     a = cache.sequence()
-    engine.run([Part(a, ids[:70], 0)])
+    engine.run([BatchItem(a, ids[:70], 0)])
     fork = cache.fork(a)
-    engine.run([Part(a, text(5, 2), 0)])
-    assert np.array_equal(engine.run([Part(fork, ids[70:75])])[0], whole[74])
+    engine.run([BatchItem(a, text(5, 2), 0)])
+    assert np.array_equal(engine.run([BatchItem(fork, ids[70:75])])[0], whole[74])
     shared = cache.sequence(ids)
     assert len(shared) == 64
-    assert np.array_equal(engine.run([Part(shared, ids[64:], 3)]), whole[-3:])
+    assert np.array_equal(engine.run([BatchItem(shared, ids[64:], 3)]), whole[-3:])
     check_pages(cache, [a, fork, shared])
     for seq in (a, fork, shared):
         seq.close()
@@ -257,11 +257,11 @@ def test_a_model_over_a_fake_libcuda(monkeypatch: pytest.MonkeyPatch, tiny: Writ
     fake = FakeCuda()
     monkeypatch.setattr(libcuda, "CudaDriver", lambda ordinal: CudaDriver(ordinal, Library(fake)))
     with model_on("cuda", tiny("llama", "Q4_0")) as model:
-        model.engine.run([Part(seq := model.engine.cache.sequence(), [5])])
+        model.engine.run([BatchItem(seq := model.engine.cache.sequence(), [5])])
         n_steps = len(model.plan(1))
         assert len(fake.launched) == n_steps
         assert fake.calls.count("cuGraphLaunch") == 1
-        model.engine.run([Part(seq, [6])])
+        model.engine.run([BatchItem(seq, [6])])
         assert fake.calls.count("cuStreamBeginCapture_v2") == 1
         times = model.profile(1)
         assert len(fake.launched) == 3 * n_steps == 3 * len(times)

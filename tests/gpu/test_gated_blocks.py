@@ -16,7 +16,7 @@ from treadle.devices.cuda.kernels.gated import SimtGated
 from treadle.devices.cuda.kernels.gemm import LARGE, SMALL
 from treadle.formats import by_name
 from treadle.isa.nvptx import SM_80
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.matmul import select
 from treadle.kernels.spec import Grid
 from treadle.plan.plan import Plan, Step
@@ -40,7 +40,7 @@ def test_against_the_products(spec: SimtGated, blocks: Memory, rng: np.random.Ge
 
 
 def test_plans_take_it() -> None:
-    out = Act("bf16", 96)
+    out = ActivationLayout("bf16", 96)
     for tokens, tile in ((16, SMALL), (512, LARGE)):
         spec = select.gated(by_name("Q4_0"), SM_80, 512, 96, "silu", out, tokens)
         assert spec is not None

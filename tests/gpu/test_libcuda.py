@@ -21,7 +21,7 @@ from treadle.devices.cuda.driver import Launch, Upload
 from treadle.devices.cuda.libcuda import CudaDriver
 from treadle.devices.cuda.library import CONSTANTS, SIGNATURES, Library
 from treadle.errors import DeviceError, NoMemoryError
-from treadle.jit.kernel import Tally, symbol
+from treadle.jit.kernel import CompileStats, symbol
 from treadle.kernels.attention.merge_splits import Merge
 
 SPEC = Merge(1, 1, 1, 32, 0)
@@ -312,7 +312,7 @@ def test_all_is_given_back_though_the_card_has_failed(fake: FakeCuda) -> None:
 
 
 def test_code_is_ptx(driver: CudaDriver) -> None:
-    tally = Tally()
+    tally = CompileStats()
     code = driver.code(SPEC, tally)
     assert f".entry {symbol(SPEC)}(".encode() in code
     assert tally.n_compiled + tally.n_cached == 1

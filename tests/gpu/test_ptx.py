@@ -11,7 +11,7 @@ from treadle.devices.cuda.ptx import emit_ptx, trace
 from treadle.formats import FORMATS, by_name
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
-from treadle.jit.kernel import Tally, symbol
+from treadle.jit.kernel import CompileStats, symbol
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.elementwise.elementwise import Embed, Norm
 from treadle.kernels.matmul import select
@@ -59,7 +59,7 @@ def test_a_lookup_is_byte_permutes(tmp_path: Path) -> None:
 
 
 def test_ptx_is_kept_in_the_cache() -> None:
-    spec, tally = Norm("f32", 96, 1, 1e-5), Tally()
+    spec, tally = Norm("f32", 96, 1, 1e-5), CompileStats()
     first = emit_ptx(spec, nvptx.SM_80, tally)
     assert emit_ptx(spec, nvptx.SM_80, tally) == first
     assert (tally.n_compiled, tally.n_cached) == (1, 1)

@@ -45,7 +45,7 @@ from tests.server.test_openai import (
 from tests.server.test_streams import (
     test_who_leaves_is_computed_no_further as test_who_leaves_is_computed_no_further,
 )
-from treadle.server.requests.service import Service, Settings
+from treadle.server.requests.service import ServerSettings, Service
 
 PROMPTS = ["def f(", "One day, a small dog", "x"]
 
@@ -112,7 +112,7 @@ def test_it_is_healthy_when_all_is_compiled(
 ) -> None:
     """And nothing is uploaded or compiled while somebody waits."""
     (driver,) = drivers
-    service = Service(model, Settings(log=False))
+    service = Service(model, ServerSettings(log=False))
     with talking(service) as client:
         assert client.get("/health").status_code == 503
         service.engine.start()

@@ -46,10 +46,10 @@ from treadle.devices.cuda.kernels.spread import SCANS, SPREAD, SimtSelective
 from treadle.kernels.activation_layout import DWORD
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.softcap import Softcap
-from treadle.kernels.matmul.lora import Down, Up
+from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.recurrent.gates import Gate, Rates, UnitHeads
+from treadle.kernels.recurrent.gates import OutputGate, Rates, UnitHeads
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
 from treadle.kernels.recurrent.mamba1 import Selective
 from treadle.kernels.recurrent.scan import Scan
@@ -84,12 +84,12 @@ SHARED_OUT: list[Any] = [
     *some(COMBINES, 4),
     *some(test_states.of(Convolution), 3),
     *some(EMBEDS, 4),
-    *some(test_states.of(Gate), 3),
+    *some(test_states.of(OutputGate), 3),
     *some([spec for spec in GATHERS if spec.unit == DWORD], 2),
     *test_lora_experts.of(ExpertDown)[:2],
     *test_lora_experts.of(ExpertUp)[:1],
-    *some([spec for spec in LORAS if isinstance(spec, Down)], 2),
-    *some([spec for spec in LORAS if isinstance(spec, Up)], 1),
+    *some([spec for spec in LORAS if isinstance(spec, LoraDown)], 2),
+    *some([spec for spec in LORAS if isinstance(spec, LoraUp)], 1),
     *some(test_pooling.SPECS, 3),
     *some(test_states.of(Rates), 2),
     Softcap(2561, 5.0),

@@ -15,7 +15,7 @@ from tests.jit.emit import compiled
 from tests.kernels import rows
 from tests.kernels.harness import U32, assert_close
 from treadle.formats.kernel_bits import bit_extract, bit_spread, count_ones, multishift
-from treadle.isa.isa import Isa, Matrix
+from treadle.isa.isa import Isa, MatrixUnit
 from treadle.jit.builder import Builder
 from treadle.jit.types import Ty, bf16, f16, f32, i8, i16, i32, u8, u16
 from treadle.jit.values import Val
@@ -243,7 +243,7 @@ def test_registers_hold_what_was_loaded(isa: Isa, rng: np.random.Generator) -> N
     """
     wide, wider = 3 * SIDE, 5 * SIDE  # dwords from row to row
 
-    def body(k: Builder, matrix: Matrix, given: Val, out: Val, empty: Val) -> None:
+    def body(k: Builder, matrix: MatrixUnit, given: Val, out: Val, empty: Val) -> None:
         for r in range(4):
             matrix.load(k, r, given + r * SIDE * wide * 4, wide * 4)
         for r in range(4):
@@ -270,7 +270,7 @@ def test_turned_rows_are_columns(isa: Isa, rng: np.random.Generator) -> None:
     if turn is None:
         pytest.skip("the machine takes rows")
 
-    def body(k: Builder, matrix: Matrix, given: Val, again: Val) -> None:
+    def body(k: Builder, matrix: MatrixUnit, given: Val, again: Val) -> None:
         for p, times in ((given, 1), (again, 2)):
             for _ in range(times):
                 turn(k, p, wide * 4)
@@ -287,7 +287,7 @@ def test_turned_rows_are_columns(isa: Isa, rng: np.random.Generator) -> None:
 def matrix_dots(isa: Isa) -> Callable[..., None]:
     """Two products one after the other, of the same operands."""
 
-    def body(k: Builder, matrix: Matrix, c: Val, a: Val, b: Val) -> None:
+    def body(k: Builder, matrix: MatrixUnit, c: Val, a: Val, b: Val) -> None:
         for i in range(2):
             if matrix.turn:
                 matrix.turn(k, a + i * 1024, 64)

@@ -25,7 +25,7 @@ from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
 from treadle.jit.types import i8
 from treadle.jit.values import Val
-from treadle.kernels.activation_layout import BLOCK, DWORD, Act
+from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout
 from treadle.kernels.matmul import gemm, select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.panel import code_size
@@ -105,7 +105,7 @@ def kept_in_memory(spec: Gemm, isa: Isa) -> int:
     return 2 * spec.mr * spec.nr * (BLOCK // codes.sub) * kinds
 
 
-def pack_nothing(k: Builder, act: Act, panel: Val, *_: object) -> None:
+def pack_nothing(k: Builder, act: ActivationLayout, panel: Val, *_: object) -> None:
     """In place of packing, which is most of the code: a call all the same."""
     k.store(panel, k.const(0, i8))
 

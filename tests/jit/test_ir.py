@@ -40,9 +40,9 @@ def test_zeros_of_either_sign_in_one_vector() -> None:
     assert str(made) == f"<2 x float> <float {ZERO}, float 0x8000000000000000>"
 
 
-def writer(module: ir.Module, ret: str = ir.VOID) -> ir.Writer:
+def writer(module: ir.Module, ret: str = ir.VOID) -> ir.BlockWriter:
     function = module.function("f", ret, ["i32", ir.POINTER])
-    return ir.Writer(function, function.block("entry"))
+    return ir.BlockWriter(function, function.block("entry"))
 
 
 def parsed(module: ir.Module) -> llvm.ModuleRef:

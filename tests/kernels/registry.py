@@ -18,25 +18,25 @@ from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.altup import (
     AddBeside,
+    CopyColumns,
     Correct,
     Join,
     Laurel,
     Predict,
-    Spread,
-    Take,
+    SpreadStreams,
 )
 from treadle.kernels.elementwise.clamp import Clamp
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
-from treadle.kernels.elementwise.scale import Temper, Times, Weigh
+from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
 from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.elementwise.sparse_gate import SparseGate
-from treadle.kernels.elementwise.top_logits import JoinTop, Top
+from treadle.kernels.elementwise.top_logits import JoinTop, TopLogitsKernel
 from treadle.kernels.elementwise.xielu import Xielu
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv, GroupGemv
-from treadle.kernels.matmul.lora import Down, Up
-from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp, Wants
+from treadle.kernels.matmul.lora import LoraDown, LoraUp
+from treadle.kernels.matmul.lora_experts import ExpertAdapterWeights, ExpertDown, ExpertUp
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
@@ -51,7 +51,7 @@ from treadle.kernels.quantize.offset import OffsetSearchKernel
 from treadle.kernels.quantize.signed import SignedSearchKernel
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.recurrent.gates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, UnitHeads
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
 from treadle.kernels.recurrent.mamba1 import Selective
 from treadle.kernels.recurrent.rules import Delta, Mamba2
@@ -206,8 +206,8 @@ SUMS = [
     *(AddRows(k, by) for by in ("position", "type", "first") for k in (7, 64)),
 ]
 STREAMS: list[Spec] = [
-    *(Spread(k, n) for k, n in ((7, 2), (1041, 4))),
-    *(Take(k) for k in (5, 1041)),
+    *(SpreadStreams(k, n) for k, n in ((7, 2), (1041, 4))),
+    *(CopyColumns(k) for k in (5, 1041)),
     *(Join(k, n, first) for k, n in ((7, 2), (300, 4)) for first in (False, True)),
     *(Predict(*sizes) for sizes in ((7, 2, EPS), (300, 4, EPS), (256, 4, EPS, 4), (64, 3, EPS))),
     *(Correct(*sizes) for sizes in ((7, 2, EPS), (300, 4, EPS), (256, 4, EPS, 4), (64, 3, EPS))),
@@ -547,8 +547,8 @@ LATENTS = [
     LatentStore("none", "q4_0", 2, 160, 96, 72, 64, 0.2, EPS),
 ]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
-TIMES = [Times(96, 0.707), Times(37, 2.0)]
-WEIGHS = [Weigh(96, 16), Weigh(37, 5), Weigh(64, 1)]
+TIMES = [ScaleColumns(96, 0.707), ScaleColumns(37, 2.0)]
+WEIGHS = [ScaleByExpert(96, 16), ScaleByExpert(37, 5), ScaleByExpert(64, 1)]
 PACK_HEADS = [
     PackHeads("q8", 64, 4, 5),
     PackHeads("q8", 352, 1, 2, sub=16, scale=0.125),
@@ -603,17 +603,17 @@ STATES = [
     ChannelRates(37, 7),
     UnitHeads(32, 3, 0.25, EPS),
     UnitHeads(7, 2, 1.0, EPS),
-    Gate("sigmoid", 172),
-    Gate("silu", 96, 3, EPS),
-    Gate("silu", 70, 2, EPS, first=True),
-    Gate("sigmoid", 96, 3, EPS),
+    OutputGate("sigmoid", 172),
+    OutputGate("silu", 96, 3, EPS),
+    OutputGate("silu", 70, 2, EPS, first=True),
+    OutputGate("sigmoid", 96, 3, EPS),
     Xielu(172),
     Xielu(96, 3),
-    Gate("softplus", 172),
-    Gate("softplus", 111, 3, one=True),
-    Gate("sigmoid", 111, 3, one=True),
-    Halves(16, 4),
-    Halves(5, 3),
+    OutputGate("softplus", 172),
+    OutputGate("softplus", 111, 3, one=True),
+    OutputGate("sigmoid", 111, 3, one=True),
+    SplitHalves(16, 4),
+    SplitHalves(5, 3),
 ]
 SELECTIVES = [
     Selective(48, 16),
@@ -635,16 +635,16 @@ WKVS: list[Spec] = [
     WkvOut(2, 24, 0.0, norm=False),
 ]
 LORAS = [
-    Down("F32", 172),
-    Down("F16", 2048),
-    Down("BF16", 5),
-    Up("F32", 3, 3),
-    Up("F16", 3, 1),
-    Up("BF16", 3, 2),
+    LoraDown("F32", 172),
+    LoraDown("F16", 2048),
+    LoraDown("BF16", 5),
+    LoraUp("F32", 3, 3),
+    LoraUp("F16", 3, 1),
+    LoraUp("BF16", 3, 2),
 ]
 # Format, experts, those of a token, adapters, by tiles; width, groups, rows of tokens; strips.
 EXPERT_LORAS = [
-    Wants(3),
+    ExpertAdapterWeights(3),
     ExpertDown("F32", 5, 2, 3, True, 172, 4, True),
     ExpertDown("F16", 5, 2, 3, True, 1024, 4, False),
     ExpertDown("BF16", 5, 2, 3, False, 5, 4, True),
@@ -653,7 +653,7 @@ EXPERT_LORAS = [
     ExpertUp("F16", 5, 2, 3, False, 2),
 ]
 # Of any vocabulary: it is an argument.
-TOPS = [Top(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
+TOPS = [TopLogitsKernel(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
 # Both kinds, sub-blocks of 16 and of 32, with importances and without.
 SEARCHES: list[SearchKernel] = [
     OffsetSearchKernel("Q4_K"),

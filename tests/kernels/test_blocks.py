@@ -12,7 +12,7 @@ from treadle.isa.isa import Isa
 from treadle.jit.builder import Builder
 from treadle.jit.values import Val
 from treadle.kernels.activation_layout import BLOCK, in_bf16
-from treadle.kernels.format_blocks import At, load_narrow, load_weights
+from treadle.kernels.format_blocks import BlockAddress, load_narrow, load_weights
 
 LOOKED_UP = [fmt for fmt in FORMATS.values() if fmt.codes and fmt.codes.words]
 
@@ -32,7 +32,7 @@ def test_what_is_looked_up_is_what_is_computed(
 
     def build(k: Builder, data: Val, computed: Val, looked_up: Val) -> None:
         with k.loop(n) as i:
-            block = At(fmt, (data,)).block(i)
+            block = BlockAddress(fmt, (data,)).block(i)
             to = i * (2 * fmt.block)
             for b, v in enumerate(load_weights(k, block)):
                 k.store(computed + to, in_bf16(k, v, 1)[0], offset=2 * BLOCK * b)

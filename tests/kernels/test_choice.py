@@ -12,14 +12,14 @@ from treadle.isa import ROWS
 from treadle.isa.isa import Isa, Tiles
 from treadle.jit import cache
 from treadle.jit.kernel import isa_key
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
-from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits, matmul
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, TunedTable, fits, matmul
 from treadle.kernels.matmul.select_activation import on_matrix
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_outer import OUTER
@@ -62,11 +62,11 @@ def test_codes_are_met_as_bytes_by_few_tokens() -> None:
     row = ROWS["avx512_vbmi"]
     assert matmul(Q8_0, AMX, 64, 8, experts=4) == BytesGemm("Q8_0", "q8", 64, 8, 16, experts=4)
     assert matmul(Q8_0, AMX, 2048, 8, heads=2) == matmul(Q8_0, row, 2048, 8, heads=2)
-    assert select.gated(Q8_0, AMX, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
+    assert select.gated(Q8_0, AMX, 2048, 4096, "silu", ActivationLayout("q8", 4096, 8), 8) is None
 
 
 def test_a_table_is_honoured_where_it_says_something() -> None:
-    table = Table({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 2): {"mr": 16}})
+    table = TunedTable({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 2): {"mr": 16}})
     assert matmul(Q8_0, VNNI, 2048, MANY, table) == Gemm("Q8_0", "q8", 2048, 1, 6)
     assert matmul(Q8_0, VNNI, 2048, 2, table) == Gemv("Q8_0", "q8", 2048, 16, 2, ahead=2048)
     for tokens in (1, 4):
@@ -132,7 +132,7 @@ def test_a_panel_for_matrix_registers_fits_the_second_level_cache(k: int, kc: in
     assert (spec.rows_per_item(AMX.lanes), spec.kc) == (256, kc)
     assert spec.panel_pitch(AMX.lanes) <= PANEL_BYTES * 33 // 32
     assert fits(spec, AMX)
-    both = select.gated(Q8_0, AMX, k, 4096, "silu", Act("q8", 4096, 8), PROMPT)
+    both = select.gated(Q8_0, AMX, k, 4096, "silu", ActivationLayout("q8", 4096, 8), PROMPT)
     assert both is not None
     assert isinstance(both.product, MatrixGemm)
     least = both.rows_per_item(AMX.lanes) == 32
@@ -150,7 +150,7 @@ def test_some_tokens_stand_in_lanes() -> None:
         assert matmul(fmt, VNNI, 2048, n) == spec
         assert matmul(fmt, VNNI, 2048, n, experts=4) == replace(spec, experts=4)
         assert fits(spec, VNNI)
-    assert select.gated(large, VNNI, 2048, 4096, "silu", Act("q8", 4096, 8), 8) is None
+    assert select.gated(large, VNNI, 2048, 4096, "silu", ActivationLayout("q8", 4096, 8), 8) is None
     for other in (
         select.exact(large, VNNI, 2048, 16),
         matmul(large, VNNI, 2048, 8, heads=2),
@@ -190,16 +190,16 @@ def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:
-    table = Table({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"Q8_0": {"mr": 2}})
+    table = TunedTable({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"Q8_0": {"mr": 2}})
     assert matmul(Q8_0, AMX, 2048, PROMPT, table) == MatrixGemm("Q8_0", "bf16", 2048, 2, 32)
     vectors = Gemm("Q8_0", "q8", 2048, 1, 6)
     assert matmul(Q8_0, NO_BYTES, 2048, VECTOR_TOKENS, table) == vectors
     assert matmul(Q8_0, VNNI, 2048, PROMPT, table) == vectors
     assert matmul(Q4_0, AMX, 2048, PROMPT, table) == matmul(Q4_0, AMX, 2048, PROMPT)
-    crossed = Table(vector_tokens={"Q8_0": 8})
+    crossed = TunedTable(vector_tokens={"Q8_0": 8})
     assert select.family(matmul(Q8_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "matrix"
     assert select.family(matmul(Q4_0, AMX, 2048, VECTOR_TOKENS, crossed)) == "gemm"
-    out = Act("q8", 4096, 8)
+    out = ActivationLayout("q8", 4096, 8)
     fused = select.gated(Q8_0, AMX, 2048, 4096, "silu", out, VECTOR_TOKENS, crossed)
     assert fused is not None
     assert fused.matrix
@@ -264,13 +264,13 @@ def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -
     if want:  # as many sums as for formats with one scale for 32 values
         q8_0 = matmul(Q8_0, isa, 2048, PROMPT)
         assert (spec.mr, spec.nr) == (q8_0.mr, q8_0.nr)
-    table = Table({fmt.name: {"mr": 1, "nr": 6}})
+    table = TunedTable({fmt.name: {"mr": 1, "nr": 6}})
     tuned = matmul(fmt, isa, 2048, PROMPT, table)
     assert tuned == replace(spec, mr=1, nr=6)  # a machine's own table has no say in it
 
 
 def test_the_crossover_is_a_formats_own() -> None:
-    table = Table(gemv_tokens={"Q8_0": 2, "F32": 16})
+    table = TunedTable(gemv_tokens={"Q8_0": 2, "F32": 16})
 
     def ops(w: str) -> list[str]:
         return [matmul(by_name(w), VNNI, 64, n, table).op for n in (*GEMV_TOKENS, MANY)]
@@ -279,14 +279,14 @@ def test_the_crossover_is_a_formats_own() -> None:
     assert ops("F32") == ops("Q4_0") == ["gemv", "gemv", "gemv", "gemm"]
     assert [table.only_gemv(n) for n in (1, 2, 4, 5)] == [True, True, False, False]
     assert [SHIPPED.only_gemv(n) for n in (1, 2, 3, 4, 5)] == [True, True, False, True, False]
-    tiled = Table({"Q8_0": {"mr": 1, "nr": 6}}, gemv_tokens={"Q8_0": 2})
+    tiled = TunedTable({"Q8_0": {"mr": 1, "nr": 6}}, gemv_tokens={"Q8_0": 2})
     assert matmul(Q8_0, VNNI, 64, 4, tiled) == Gemm("Q8_0", "q8", 64, 1, 6)
 
 
 def test_a_newer_table_goes_over_an_older() -> None:
-    old = Table({"F32": {"nr": 2}, "Q8_0": {"nr": 3}}, {("F32", 1): {"mr": 1}}, {"F32": 1})
+    old = TunedTable({"F32": {"nr": 2}, "Q8_0": {"nr": 3}}, {("F32", 1): {"mr": 1}}, {"F32": 1})
     old = replace(old, matrix={"Q4_0": {"mr": 2}, "Q8_0": {"mr": 2}})
-    new = Table({"Q8_0": {"nr": 4}}, {("F32", 2): {"mr": 2}}, {"Q8_0": 2}, {"Q8_0": {"mr": 4}})
+    new = TunedTable({"Q8_0": {"nr": 4}}, {("F32", 2): {"mr": 2}}, {"Q8_0": 2}, {"Q8_0": {"mr": 4}})
     both = old.updated(new)
     assert both.gemm == {"F32": {"nr": 2}, "Q8_0": {"nr": 4}}
     assert both.gemv == {("F32", 1): {"mr": 1}, ("F32", 2): {"mr": 2}}
@@ -296,7 +296,7 @@ def test_a_newer_table_goes_over_an_older() -> None:
 
 
 def test_a_block_as_long_as_k_is_all_of_k() -> None:
-    table = Table({"Q8_0": {"fence": 8, "kc": 2048}})
+    table = TunedTable({"Q8_0": {"fence": 8, "kc": 2048}})
     for k, kc in ((1024, 0), (2048, 0), (4096, 2048)):
         spec = matmul(Q8_0, VNNI, k, MANY, table)
         assert isinstance(spec, Gemm)
@@ -345,7 +345,7 @@ def test_outer_products_are_for_rows_that_say_so() -> None:
         assert (spec.unit, spec.mr, spec.act) == (OUTER, mr, "q8")
     floats = matmul(by_name("F16"), rvv, 2048, PROMPT)
     assert floats == Gemm("F16", "f32", 2048, *rvv.tiles.floats)
-    fused = select.gated(Q4_0, rvv, 2048, 4096, "silu", Act("q8", 4096, 6), MANY)
+    fused = select.gated(Q4_0, rvv, 2048, 4096, "silu", ActivationLayout("q8", 4096, 6), MANY)
     assert fused is not None
     assert fused.product == matmul(Q4_0, rvv, 2048, MANY)
     assert not any(matmul(Q8_0, isa, 64, MANY).name.endswith("unit1") for isa in (VNNI, AMX))

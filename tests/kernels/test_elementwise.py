@@ -27,7 +27,7 @@ from treadle.kernels.activation_layout import (
     OFFSET,
     SPAN,
     WORD_TOP,
-    Act,
+    ActivationLayout,
     quantize_ref,
 )
 from treadle.kernels.elementwise.column_norm import ColumnNorm
@@ -51,7 +51,7 @@ def sum_chain(k: int, isa: Isa) -> int:
 
 def check_act(
     out: np.ndarray,
-    act: Act,
+    act: ActivationLayout,
     exact: np.ndarray,
     relative: float,
     what: str,
@@ -80,7 +80,7 @@ def check_act(
     check_padding(out, act, n)
 
 
-def check_sums(out: np.ndarray, act: Act, n: int, what: str) -> None:
+def check_sums(out: np.ndarray, act: ActivationLayout, n: int, what: str) -> None:
     groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
     sums = groups[:, act.comp_off : act.comp_off + 4 * act.ks * act.group].copy().view(np.int32)
     sums = sums.reshape(-1, act.ks, act.group).transpose(0, 2, 1).reshape(-1, act.ks)[:n]
@@ -90,7 +90,7 @@ def check_sums(out: np.ndarray, act: Act, n: int, what: str) -> None:
     assert_close(sums, expected, 0.5, f"{what}: sums")
 
 
-def check_padding(out: np.ndarray, act: Act, n: int) -> None:
+def check_padding(out: np.ndarray, act: ActivationLayout, n: int) -> None:
     """Zeros from K to the end of the last block: a product runs over them."""
     rows_ = act.dwords_ref(out, n).view(np.uint8)
     if act.kind in NARROW:
@@ -291,7 +291,7 @@ def test_not_a_number_is_not_lost(
 @pytest.mark.parametrize("group", [1, 6])
 @pytest.mark.parametrize("kind", DWORDS)
 def test_act_round_trip(kind: str, group: int, rng: np.random.Generator) -> None:
-    act = Act(kind, 96, group)
+    act = ActivationLayout(kind, 96, group)
     x = rng.standard_normal((7, 96)).astype(np.float32)
     out = np.full(act.n_bytes(7), 0xFF, np.uint8)
     act.write_ref(out, x)

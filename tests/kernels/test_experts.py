@@ -16,7 +16,7 @@ from tests.kernels.registry import COMBINES, GATHERS, ROUTES, SORTS
 from tests.kernels.test_matmul import Problem, random
 from treadle.formats import FORMATS, by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
@@ -147,7 +147,7 @@ def test_gather(spec: Gather, isa: Isa, memory: Memory, rng: np.random.Generator
         assert np.array_equal(groups_of(made, act), groups_of(expected, act))
 
 
-def groups_of(raw: np.ndarray, act: Act) -> np.ndarray:
+def groups_of(raw: np.ndarray, act: ActivationLayout) -> np.ndarray:
     """All but the bytes that fill a group up."""
     end = act.comp_off + 4 * act.ks * act.group
     return raw.reshape(-1, act.group_bytes)[:, :end]

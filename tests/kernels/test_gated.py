@@ -18,7 +18,7 @@ from tests.kernels.test_elementwise import check_act
 from tests.kernels.test_matmul import bound, poison, random
 from treadle.formats import FORMATS, by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.activations import activated
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gated import Gated
@@ -151,7 +151,7 @@ def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
     """Its activations are laid out for the gemm that it stands for, so both can follow one norm."""
     fmt = by_name(fmt.name)  # type: ignore[attr-defined]
     for n in (select.GEMV_TOKENS[-1] + 1, 512):
-        made = select.gated(fmt, isa, 2048, 5632, "silu", Act("q8", 5632, 8), n)
+        made = select.gated(fmt, isa, 2048, 5632, "silu", ActivationLayout("q8", 5632, 8), n)
         like = select.matmul(fmt, isa, 2048, n)
         assert isinstance(like, Gemm)
         if isinstance(like, StripGemm):
@@ -159,4 +159,7 @@ def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
             continue
         assert made is not None
         assert (made.layout(), made.folded) == (like.layout(), like.folded)
-        assert select.gated(fmt, isa, 2048, 5632 + 16, "silu", Act("q8", 5648, 8), n) is None
+        assert (
+            select.gated(fmt, isa, 2048, 5632 + 16, "silu", ActivationLayout("q8", 5648, 8), n)
+            is None
+        )

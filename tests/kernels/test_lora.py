@@ -11,7 +11,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import LORAS
 from treadle.isa.isa import Isa
-from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, Down, Up
+from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, LoraDown, LoraUp
 
 TILES = ((0, 1, (0.0, 1.5, -0.25)), (1, 5, (2.0, 0.0, 1.0)), (9, 16, (0.0, 0.0, 0.5)))
 N_ROWS, N_ADAPTERS, STRIDE = 26, 3, 7
@@ -28,8 +28,8 @@ def wanted(adapter: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", [s for s in LORAS if isinstance(s, Down)], ids=registry.name)
-def test_down(spec: Down, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spec", [s for s in LORAS if isinstance(s, LoraDown)], ids=registry.name)
+def test_down(spec: LoraDown, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of k products in f32, k roundings and one of each product; and two of the scale."""
     groups = np.array([(0, 0.5), (1, 2.0), (1, 2.0), (2, -1.0)], GROUP_OF)
     stride, n_columns = spec.width + STRIDE, GROUP * len(groups)
@@ -57,8 +57,8 @@ def test_down(spec: Down, isa: Isa, memory: Memory, rng: np.random.Generator) ->
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", [s for s in LORAS if isinstance(s, Up)], ids=registry.name)
-def test_up(spec: Up, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spec", [s for s in LORAS if isinstance(s, LoraUp)], ids=registry.name)
+def test_up(spec: LoraUp, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of y and r products in f32: r + 1 roundings. The second adapter has no last strip."""
     ranks, firsts = (5, 16, 1), (0, 8, 24)
     pieces = np.zeros((N_ADAPTERS, spec.n_strips), PIECE)

@@ -14,7 +14,12 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import EXPERT_LORAS
 from treadle.isa.isa import Isa
 from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP
-from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp, OfExperts, Wants
+from treadle.kernels.matmul.lora_experts import (
+    ExpertAdapterWeights,
+    ExpertDown,
+    ExpertUp,
+    OfExperts,
+)
 from treadle.kernels.moe.route import Sort, blocks_most
 
 N_TOKENS, BLOCK, MOST = 23, 4, 8
@@ -28,7 +33,7 @@ def of(kind: type) -> list[Any]:
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 def test_wants(isa: Isa, memory: Memory) -> None:
     """Tokens of no record want nothing, whatever was in memory."""
-    (spec,) = of(Wants)
+    (spec,) = of(ExpertAdapterWeights)
     lora = [(at, n, np.array(SCALES[i], np.float32)) for i, at, n in ((0, 0, 1), (2, 3, 16))]
     run = Run(n_tokens=21, lora=lora)
     expected = np.full((22, 3), np.nan)

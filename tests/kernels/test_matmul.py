@@ -25,7 +25,7 @@ from tests.kernels.registry import GEMMS, GEMVS
 from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
-from treadle.kernels.activation_layout import BLOCK, DWORD, SPAN, Act
+from treadle.kernels.activation_layout import BLOCK, DWORD, SPAN, ActivationLayout
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
@@ -198,7 +198,7 @@ class Problem:
         assert_close(got, want, tolerance, what)
 
 
-def poison(raw: np.ndarray, layout: Act, n: int) -> None:
+def poison(raw: np.ndarray, layout: ActivationLayout, n: int) -> None:
     """The rows that fill up the last group hold whatever an earlier run left: NaN, here."""
     if layout.group > 1 and n % layout.group:
         last = raw.reshape(-1, layout.group_bytes)[-1]

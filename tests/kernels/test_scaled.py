@@ -9,7 +9,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import TEMPERS, TIMES, WEIGHS
 from treadle.isa.isa import Isa
-from treadle.kernels.elementwise.scale import Temper, Times, Weigh
+from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
 from treadle.models.rope import still
 
 
@@ -34,7 +34,7 @@ def test_temper(spec: Temper, isa: Isa, memory: Memory, rng: np.random.Generator
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", TIMES, ids=registry.name)
-def test_times(spec: Times, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+def test_times(spec: ScaleColumns, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """One product each: the same bits."""
     n, column, stride = 5, 3, spec.k + 6
     x = rng.standard_normal((n, stride)).astype(np.float32)
@@ -51,7 +51,7 @@ def test_times(spec: Times, isa: Isa, memory: Memory, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", WEIGHS, ids=registry.name)
-def test_weigh(spec: Weigh, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+def test_weigh(spec: ScaleByExpert, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sigmoid is within 8 roundings, and a product is one more. A score past the last is not
     looked at.
     """

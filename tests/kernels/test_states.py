@@ -16,7 +16,7 @@ from tests.kernels.registry import STATES
 from treadle.isa.isa import Isa
 from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.recurrent.gates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, UnitHeads
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import Scan
 from treadle.kernels.spec import LINE, PART
@@ -221,9 +221,9 @@ def test_rates(spec: Rates, isa: Isa, memory: Memory, rng: np.random.Generator) 
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", of((UnitHeads, Gate)), ids=registry.name)
+@pytest.mark.parametrize("spec", of((UnitHeads, OutputGate)), ids=registry.name)
 def test_lengths_and_gates(
-    spec: UnitHeads | Gate, isa: Isa, memory: Memory, rng: np.random.Generator
+    spec: UnitHeads | OutputGate, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     """A sum of squares has relative errors of at most k / 2 + 8 roundings in its root (all terms
     are positive), and a gate 8; of products both.
@@ -231,7 +231,7 @@ def test_lengths_and_gates(
     n = spec.k * (spec.heads if isinstance(spec, UnitHeads) else 1)
     x, w = floats(rng, 4, n + 5), floats(rng, spec.k)
     args: dict[str, Any] = {"x": x, "stride": n + 5, "column": 2}
-    if isinstance(spec, Gate):
+    if isinstance(spec, OutputGate):
         args |= {"gate": floats(rng, 4, n + 9), "gate_stride": n + 9, "column": 7}
         args |= {"w": w} if spec.eps else {}
     items = 4 * (spec.heads if isinstance(spec, UnitHeads) else spec.groups)
@@ -240,8 +240,8 @@ def test_lengths_and_gates(
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", of(Halves), ids=registry.name)
-def test_halves(spec: Halves, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spec", of(SplitHalves), ids=registry.name)
+def test_halves(spec: SplitHalves, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n = 2 * spec.k * spec.heads
     x = floats(rng, 4, n + 5)
     both = x[:, 2 : 2 + n].copy().reshape(4, spec.heads, 2, spec.k)

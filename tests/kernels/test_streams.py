@@ -17,12 +17,12 @@ from tests.kernels.test_elementwise import check_act, norm_error, sum_chain
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.altup import (
     AddBeside,
+    CopyColumns,
     Correct,
     Join,
     Laurel,
     Predict,
-    Spread,
-    Take,
+    SpreadStreams,
 )
 from treadle.kernels.elementwise.sparse_gate import SparseGate
 from treadle.kernels.spec import Spec, round_up
@@ -62,8 +62,8 @@ def drawn(rng: np.random.Generator, *shape: int, size: float = 1.0) -> np.ndarra
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", of(Spread), ids=registry.name)
-def test_spread(spec: Spread, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spec", of(SpreadStreams), ids=registry.name)
+def test_spread(spec: SpreadStreams, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A product of three factors, two of them square roots of sums; a small row is not made large:
     the root of LEAST is the least that it is divided by.
     """
@@ -77,8 +77,8 @@ def test_spread(spec: Spread, isa: Isa, memory: Memory, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", of(Take), ids=registry.name)
-def test_take(spec: Take, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spec", of(CopyColumns), ids=registry.name)
+def test_take(spec: CopyColumns, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     given = {"x": drawn(rng, N, spec.k + 9), "out": empty(spec.k + 2)}
     strides = {"stride": spec.k + 9, "out_stride": spec.k + 2, "column": 6}
     check(spec, isa, memory, {**given, **strides}, 0.0, "out")

@@ -25,7 +25,7 @@ from treadle.kernels.elementwise.top_logits import (
     TOTAL_ERROR,
     WORD_KEYS,
     JoinTop,
-    Top,
+    TopLogitsKernel,
     floats_ref,
     keys_ref,
     slices,
@@ -40,7 +40,7 @@ def largest(
     picked: list[Picked],
     *,
     pieces: int = 3,
-    kernels: tuple[Top, JoinTop] = (Top(), JoinTop()),
+    kernels: tuple[TopLogitsKernel, JoinTop] = (TopLogitsKernel(), JoinTop()),
     memory: Memory | None = None,
 ) -> np.ndarray:
     """RESULTs of rows ``x`` by both kernels; what each wrote is held against its twin."""
@@ -53,7 +53,7 @@ def largest(
     partials = memory.array(n_parts * PARTIAL.itemsize, name="partials")
     args = {"x": row, "out": partials, "stride": stride, "n": k}
     twin = np.zeros(partials.size, np.uint8)
-    Top().run_ref(Top.args(**{**args, "out": twin}), run)
+    TopLogitsKernel().run_ref(TopLogitsKernel.args(**{**args, "out": twin}), run)
     call(top, isa, memory, args, run, n_parts, pieces=pieces)
     made, expected = partials.view(PARTIAL), twin.view(PARTIAL)
     for field in ("keys", "ids"):

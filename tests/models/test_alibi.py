@@ -14,7 +14,7 @@ from tests.conftest import WriteTiny
 from tests.models.hf_tiny import N_VOCAB
 from tests.reference import forward
 from tests.tiny import rounding
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.models.archs import ARCHS
 
 N = 1300  # tokens: a history of a few items
@@ -69,9 +69,9 @@ def test_beside_others_and_taken_back(model: treadle.Model, exact: np.ndarray) -
     ids, engine = text(N), model.engine
     with closing(engine.cache.sequence()) as seq, closing(engine.cache.sequence()) as other:
         for at in range(0, 900, 300):
-            engine.run([Part(seq, ids[at : at + 300], 0), Part(other, text(20, at), 0)])
+            engine.run([BatchItem(seq, ids[at : at + 300], 0), BatchItem(other, text(20, at), 0)])
         with closing(engine.cache.fork(seq)) as fork:
-            rows = engine.run([Part(fork, ids[900:903], 1), Part(seq, [5, 6], 1)])
+            rows = engine.run([BatchItem(fork, ids[900:903], 1), BatchItem(seq, [5, 6], 1)])
             close(model, rows[0], exact[902])
             assert np.abs(rows[1] - exact[901]).max() > 0.1
     with closing(model.session()) as session:

@@ -7,7 +7,7 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.kernels.moe.route import Sort
 
 N_EXPERT = 32
@@ -31,8 +31,10 @@ def test_each_is_what_it_is_alone(tiny: WriteTiny, fmt: str) -> None:
             some = rng.permutation(len(texts))[:n]
             seqs = [engine.cache.sequence() for _ in some]
             for seq, i in zip(seqs, some, strict=True):
-                engine.run([Part(seq, texts[i, :HELD].tolist())])
-            parts = [Part(seq, texts[i, HELD:].tolist()) for seq, i in zip(seqs, some, strict=True)]
+                engine.run([BatchItem(seq, texts[i, :HELD].tolist())])
+            parts = [
+                BatchItem(seq, texts[i, HELD:].tolist()) for seq, i in zip(seqs, some, strict=True)
+            ]
             plan = engine.plan_for(n, n, "logits").plan
             sorts = [step for step in plan.match("L0.*") if isinstance(step.spec, Sort)]
             rows, arena = engine.run(parts), engine.plan_for(n, n, "logits").arena.bytes

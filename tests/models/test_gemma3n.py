@@ -25,7 +25,7 @@ from tests.tiny import rounding
 from treadle.convert.hf.config import read_config
 from treadle.convert.hf.folder import open_hf_source
 from treadle.convert.llamacpp_differences import read_otherwise
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
@@ -224,7 +224,7 @@ def test_texts_that_begin_alike(model: treadle.Model) -> None:
         first.truncate(len(ids) - 5)
         assert np.array_equal(first.feed(ids[-5:]), truth[-1])
         with closing(engine.cache.fork(second.seq)) as fork:
-            rows = [engine.run([Part(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
+            rows = [engine.run([BatchItem(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
         assert np.array_equal(*rows)
 
 
@@ -237,8 +237,11 @@ def test_every_step_agrees_with_its_twin(fmt: str, made: Made, tmp_path: Path) -
     ) as model:
         engine, ids = model.engine, text(100)
         with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
-            engine.run([Part(long, ids[:60], 0)])
-            for batch in ([Part(long, ids[60:]), Part(one, ids[:3])], [Part(long, [6])]):
+            engine.run([BatchItem(long, ids[:60], 0)])
+            for batch in (
+                [BatchItem(long, ids[60:]), BatchItem(one, ids[:3])],
+                [BatchItem(long, [6])],
+            ):
                 found = list(walk(engine, batch))
                 worst = max(found, key=lambda compared: compared.error)
                 assert worst.error <= 1, (worst.label, worst.kind, worst.error)

@@ -13,7 +13,7 @@ import pytest
 
 import treadle
 from tests.stepwise import walk
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.attention.page_layout import PAGE
@@ -48,7 +48,7 @@ def test_texts_that_begin_alike(model: treadle.Model) -> None:
         first.truncate(LONG - 5)
         assert np.array_equal(first.feed(ids[LONG - 5 :]), truth[-1])
         with closing(engine.cache.fork(second.seq)) as fork:
-            rows = [engine.run([Part(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
+            rows = [engine.run([BatchItem(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
         assert np.array_equal(*rows)
 
 
@@ -58,8 +58,11 @@ def test_every_step_agrees_with_its_twin(data: Path) -> None:
         with treadle.load(path, threads=2, kv="f32", n_sequences=2, context=256) as model:
             engine, ids = model.engine, text(100)
             with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
-                engine.run([Part(long, ids[:60], 0)])
-                for batch in ([Part(long, ids[60:]), Part(one, ids[:3])], [Part(long, [6])]):
+                engine.run([BatchItem(long, ids[:60], 0)])
+                for batch in (
+                    [BatchItem(long, ids[60:]), BatchItem(one, ids[:3])],
+                    [BatchItem(long, [6])],
+                ):
                     worst = max(walk(engine, batch), key=lambda compared: compared.error)
                     assert worst.error <= 1, (name, worst.label, worst.kind, worst.error)
 

@@ -19,7 +19,7 @@ from tests.convert.random_folder import softmax
 from tests.models.hf_tiny import byte_vocabulary
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.stepwise import walk
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.attention.page_layout import PAGE
@@ -226,8 +226,11 @@ def test_every_step_agrees_with_its_twin(tmp_path: Path) -> None:
     with treadle.load(tmp_path / "grok.gguf", threads=2, kv="f32", n_sequences=3) as model:
         engine = model.engine
         with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
-            engine.run([Part(long, ids[:40], 0)])
-            for batch in ([Part(long, ids[40:60]), Part(one, ids[:3])], [Part(long, [6])]):
+            engine.run([BatchItem(long, ids[:40], 0)])
+            for batch in (
+                [BatchItem(long, ids[40:60]), BatchItem(one, ids[:3])],
+                [BatchItem(long, [6])],
+            ):
                 worst = max(walk(engine, batch), key=lambda compared: compared.error)
                 assert worst.error <= 1, (worst.label, worst.kind, worst.error)
     with treadle.load(tmp_path / "grok.gguf", deterministic=True, n_sequences=3) as model:
@@ -239,7 +242,9 @@ def test_every_step_agrees_with_its_twin(tmp_path: Path) -> None:
             assert second.match(ids) == 2 * PAGE
             assert np.array_equal(second.prefill(ids), truth)
             with closing(engine.cache.fork(second.seq)) as fork:
-                rows = [engine.run([Part(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)]
+                rows = [
+                    engine.run([BatchItem(seq, [5], 1)])[0].copy() for seq in (second.seq, fork)
+                ]
             assert np.array_equal(rows[0], rows[1])
 
 

@@ -14,7 +14,7 @@ import treadle
 from tests.kernels import rows
 from tests.test_drafter import Always
 from tests.tiny import write_model
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.files.gguf import open_gguf
 from treadle.isa import ROWS
 from treadle.kernels.attention.page_layout import PAGE
@@ -98,12 +98,12 @@ def test_forks_go_their_own_ways(model: treadle.Model, truth: np.ndarray) -> Non
     engine, ids = model.engine, text(LONG)
     engine.cache.forget()
     seq = engine.cache.sequence()
-    engine.run([Part(seq, ids[:50], 0)])
+    engine.run([BatchItem(seq, ids[:50], 0)])
     fork = engine.cache.fork(seq)
-    own = engine.run([Part(seq, ids[50:60], 1)])
+    own = engine.run([BatchItem(seq, ids[50:60], 1)])
     others = [
-        engine.run([Part(fork, ids[50:51], 1)]),
-        engine.run([Part(fork, text(5, 9), 1)]),
+        engine.run([BatchItem(fork, ids[50:51], 1)]),
+        engine.run([BatchItem(fork, text(5, 9), 1)]),
     ]
     assert np.array_equal(own[0], truth[59])
     assert np.array_equal(others[0][0], truth[50])
@@ -208,5 +208,5 @@ def logits_of_two(model: treadle.Model) -> np.ndarray:
     """Of each text's last token; the first one's is read in two runs."""
     engine = model.engine
     with closing(engine.cache.sequence()) as a, closing(engine.cache.sequence()) as b:
-        engine.run([Part(a, text(45), 0), Part(b, text(40, 1), 0)])
-        return engine.run([Part(a, text(50, 2), 1), Part(b, text(3, 3), 1)])
+        engine.run([BatchItem(a, text(45), 0), BatchItem(b, text(40, 1), 0)])
+        return engine.run([BatchItem(a, text(50, 2), 1), BatchItem(b, text(3, 3), 1)])

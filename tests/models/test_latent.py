@@ -18,7 +18,7 @@ from tests.models.hf_names import LLAMA
 from tests.models.test_arch_truth import ids_of
 from tests.reference import Layer, attention, forward, normed, rms_norm, rope, tensor_of
 from tests.tiny import rounding
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
@@ -221,11 +221,11 @@ def test_texts_that_share_pages(model: treadle.Model, tmp_path: Path) -> None:
             first.truncate(n)
             assert np.array_equal(first.feed(ids[n : n + 1]), truth[n])
     seq = model.engine.cache.sequence()
-    model.engine.run([Part(seq, ids[:50], 0)])
+    model.engine.run([BatchItem(seq, ids[:50], 0)])
     fork = model.engine.cache.fork(seq)  # in the middle of a page
     for each, n in ((seq, 60), (fork, 57), (fork, 70)):
         at = len(each.ids)
-        assert np.array_equal(model.engine.run([Part(each, ids[at:n], 1)])[0], truth[n - 1])
+        assert np.array_equal(model.engine.run([BatchItem(each, ids[at:n], 1)])[0], truth[n - 1])
     seq.close()
     fork.close()
 
@@ -267,9 +267,9 @@ def test_types_of_rows(kv: str, unit: float, tiny: WriteTiny) -> None:
                 assert np.array_equal(first.feed(ids[PAGE + 5 : PAGE + 6]), bits[0][PAGE + 5])
             cache = model.engine.cache
             with closing(cache.sequence()) as seq:
-                model.engine.run([Part(seq, ids[:50], 0)])
+                model.engine.run([BatchItem(seq, ids[:50], 0)])
                 with closing(cache.fork(seq)) as fork:  # in the middle of a page
-                    both = [Part(fork, ids[50:57], 1), Part(seq, ids[50:60], 1)]
+                    both = [BatchItem(fork, ids[50:57], 1), BatchItem(seq, ids[50:60], 1)]
                     assert np.array_equal(model.engine.run(both), bits[0][[56, 59]])
     assert np.array_equal(bits[0], bits[1])
     error = np.abs(bits[0] - exact).max() / np.abs(exact).max()

@@ -17,7 +17,7 @@ from tests.conftest import WriteTiny
 from tests.test_kvcache import check_pages
 from tests.test_session import agrees, close, engine_of, expected_of_mixed, mixed, prefill, text
 from tests.tiny import rounding
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import open_gguf
@@ -75,7 +75,7 @@ def test_rewinding_and_beginnings_that_are_kept(model: treadle.Model, n: int) ->
     new = ids[:n] + text(12, seed=3)
     assert agrees(model, session.prefill(new), new)
     fork = model.engine.cache.fork(session.seq)
-    logits = model.engine.run([Part(fork, other, 1)])[0]
+    logits = model.engine.run([BatchItem(fork, other, 1)])[0]
     assert agrees(model, logits, new + other)
     check_pages(model.engine.cache, [session.seq, fork])
     fork.close()
@@ -104,8 +104,8 @@ def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(kv: str, tiny: Wr
         engine.cache.forget()
         seq, other, found = engine.cache.sequence(), engine.cache.sequence(), []
         for at, end in pairwise((0, 5, 6, 71, 72, 150, 180)):
-            parts = [Part(other, ids[at // 2 : end // 2 + 1], 0)]
-            found.append(engine.run([*parts, Part(seq, ids[at:end], end - at)]))
+            parts = [BatchItem(other, ids[at // 2 : end // 2 + 1], 0)]
+            found.append(engine.run([*parts, BatchItem(seq, ids[at:end], end - at)]))
         assert np.array_equal(np.concatenate(found), whole)
 
 
@@ -116,7 +116,7 @@ def test_wide_tiles(tiny: WriteTiny) -> None:
         ids, seq = text(700), engine.cache.sequence()
         truth = reference.forward(engine._weights.gguf, engine.config, ids)
         for at, end in ((0, 120), (120, 620), (620, 700)):
-            logits = engine.run([Part(seq, ids[at:end], 80)])
+            logits = engine.run([BatchItem(seq, ids[at:end], 80)])
             assert close(logits, truth[end - 80 : end], 0.02)
         seq.close()
 

@@ -17,7 +17,7 @@ import pytest
 import treadle
 from tests.real.conftest import Fetched
 from tests.real.truth import N_WINDOW, compare, float32_logits, float32_model, texts, values
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 
 SOME = ("python", "spanish")  # in the default run
 QUICK = [pytest.param("smollm2", SOME)]
@@ -37,7 +37,7 @@ def one_by_one(model: treadle.Model, ids: list[int]) -> np.ndarray[Any, Any]:
     """Logits after each token, read alone."""
     engine = model.engine
     with closing(engine.cache.sequence()) as sequence:
-        return np.stack([engine.run([Part(sequence, [token])])[0] for token in ids])
+        return np.stack([engine.run([BatchItem(sequence, [token])])[0] for token in ids])
 
 
 def read(model: treadle.Model, sequence: Any, ids: list[int], n_rows: int) -> np.ndarray[Any, Any]:
@@ -45,8 +45,8 @@ def read(model: treadle.Model, sequence: Any, ids: list[int], n_rows: int) -> np
     most = model.engine.max_tokens
     cut = len(ids) - n_rows
     for at in range(0, cut, most):
-        model.engine.run([Part(sequence, ids[at : min(at + most, cut)])])
-    rows: np.ndarray[Any, Any] = model.engine.run([Part(sequence, ids[cut:], n_rows)])
+        model.engine.run([BatchItem(sequence, ids[at : min(at + most, cut)])])
+    rows: np.ndarray[Any, Any] = model.engine.run([BatchItem(sequence, ids[cut:], n_rows)])
     return rows
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from treadle.devices.cpu import abort_flag as module
-from treadle.devices.cpu.abort_flag import Alarm
+from treadle.devices.cpu.abort_flag import AbortFlag
 
 
 @pytest.fixture
@@ -25,19 +25,19 @@ def heard() -> Iterator[list[int]]:
     signal.signal(signal.SIGUSR1, usual)
 
 
-def word(alarm: Alarm) -> int:
+def word(alarm: AbortFlag) -> int:
     return ctypes.c_int64.from_address(alarm.address).value
 
 
 def test_a_signal_changes_the_word(heard: list[int]) -> None:
     for _ in range(3):  # each time anew
-        with Alarm() as alarm:
+        with AbortFlag() as alarm:
             assert (word(alarm), alarm.rung) == (0, False)
             signal.raise_signal(signal.SIGUSR1)
             assert (word(alarm), alarm.rung) == (signal.SIGUSR1, True)
             for _ in range(20):  # more than the word has room for
                 signal.raise_signal(signal.SIGUSR1)
-    with Alarm() as alarm:
+    with AbortFlag() as alarm:
         assert not alarm.rung
     assert len(heard) == 63
 
@@ -47,7 +47,7 @@ def test_an_event_loop_hears_of_it_too(heard: list[int]) -> None:
     os.set_blocking(write, False)
     usual = signal.set_wakeup_fd(write)
     try:
-        with Alarm():
+        with AbortFlag():
             signal.raise_signal(signal.SIGUSR1)
         assert signal.set_wakeup_fd(write) == write
         assert os.read(read, 9) == bytes([signal.SIGUSR1])
@@ -61,10 +61,10 @@ def test_other_threads_have_none() -> None:
     seen: list[tuple[int, bool]] = []
 
     def look() -> None:
-        with Alarm() as alarm:
+        with AbortFlag() as alarm:
             seen.append((alarm.address, alarm.rung))
 
-    with Alarm():
+    with AbortFlag():
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
@@ -80,12 +80,12 @@ def test_a_handler_that_raises_leaves_nothing(heard: list[int]) -> None:
 
     usual = signal.signal(signal.SIGUSR2, leave)
     try:
-        with pytest.raises(TimeoutError), Alarm():
+        with pytest.raises(TimeoutError), AbortFlag():
             signal.raise_signal(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, usual)
     assert signal.set_wakeup_fd(-1) == -1
-    with Alarm() as alarm:
+    with AbortFlag() as alarm:
         assert not alarm.rung
 
 
@@ -93,7 +93,7 @@ def test_systems_without_files_in_memory(heard: list[int], monkeypatch: pytest.M
     monkeypatch.delattr(os, "memfd_create", raising=False)
     module._word.cache_clear()
     try:
-        with Alarm() as alarm:
+        with AbortFlag() as alarm:
             signal.raise_signal(signal.SIGUSR1)
             assert word(alarm) == signal.SIGUSR1
     finally:

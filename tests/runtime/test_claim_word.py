@@ -28,7 +28,7 @@ from tests.runtime.weak_memory import (
     Use,
     WrongError,
 )
-from treadle.devices.cpu.step_loop import NEXT, Work
+from treadle.devices.cpu.step_loop import NEXT, StepLoop
 from treadle.isa import ROWS
 from treadle.jit.kernel import trace
 
@@ -312,7 +312,7 @@ def test_the_claim_comes_before_the_generation() -> None:
 
 def test_the_code_shares_nothing_by_plain_loads_and_stores() -> None:
     """But for what the caller alone reads: the next job."""
-    text = trace(Work(), ROWS["portable"])
+    text = trace(StepLoop(), ROWS["portable"])
     team = re.search(r'@"treadle_work"\(ptr noalias (%\w+)', text)
     assert team is not None
     found = re.findall(rf"(%\w+) = getelementptr i8, ptr {re.escape(team[1])}, i64 (\d+)", text)

@@ -19,7 +19,7 @@ from treadle.jit import cache
 from treadle.machine import memory
 from treadle.machine import topology as machine
 from treadle.profiling import report as describe_module
-from treadle.profiling.facts import Here, ModelFile
+from treadle.profiling.facts import ModelFile, Subject
 from treadle.profiling.peaks import Peaks
 from treadle.profiling.report import describe
 
@@ -65,7 +65,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Describe:
     monkeypatch.delenv("TREADLE_ISA", raising=False)
     monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    state = cache.State("/home/user/.cache/treadle", 31, 402_000, 2, 20_000)
+    state = cache.CacheState("/home/user/.cache/treadle", 31, 402_000, 2, 20_000)
     monkeypatch.setattr(cache, "state", lambda: state)
 
     def build(
@@ -78,7 +78,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Describe:
     ) -> dict[str, Any]:
         root = lay(tmp_path / "machine", {**DESKTOP, **(files or {})})
         asked = model or (ModelFile(model_files) if model_files else None)
-        return describe(Here(asked, peaks, features, list(allowed), root / "sys", root / "proc"))
+        return describe(Subject(asked, peaks, features, list(allowed), root / "sys", root / "proc"))
 
     return build
 
@@ -131,7 +131,7 @@ def test_nothing_is_held_back_on_a_good_machine(there: Describe) -> None:
 
 
 def test_this_very_machine() -> None:
-    report = describe(Here())
+    report = describe(Subject())
     assert json.loads(json.dumps(report)) == report
     assert report["threads"]["chosen"] == machine.usable_threads()[0]
     assert "model" not in report
@@ -441,12 +441,12 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.undo()  # the cache itself, not the fixture's
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
-    (warning,) = (text for text in describe(Here())["warnings"] if str(tmp_path) in text)
+    (warning,) = (text for text in describe(Subject())["warnings"] if str(tmp_path) in text)
     assert "cannot be written to: every process compiles its kernels; set TREADLE_CACHE" in warning
 
 
 def test_a_cache_that_cannot_serve(there: Describe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "state", lambda: cache.State("/c", problem="/c: refused"))
+    monkeypatch.setattr(cache, "state", lambda: cache.CacheState("/c", problem="/c: refused"))
     (warning,) = there()["warnings"]
     assert warning.startswith("/c: refused: every process compiles its kernels; set TREADLE_CACHE")
     monkeypatch.setenv("TREADLE_NO_COMPILE", "1")
@@ -484,7 +484,7 @@ def test_a_chat_template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residence, "huge_bytes", lambda path: 0)
     for problem in (None, "its calls are not found again"):
         chat = {"reasoning": None, "tools": "by the template", "calls": "x", "problem": problem}
-        report = describe(Here(ModelFile([], chat=chat)))
+        report = describe(Subject(ModelFile([], chat=chat)))
         assert report["model"]["chat"] == chat
         assert (problem in report["warnings"]) == (problem is not None)
 
@@ -675,7 +675,7 @@ def test_the_least_bound_wins(
 
 
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    report = describe(Here(None, None, frozenset(), [0], tmp_path / "sys", tmp_path / "proc"))
+    report = describe(Subject(None, None, frozenset(), [0], tmp_path / "sys", tmp_path / "proc"))
     assert report["cpu"]["name"]
     assert report["threads"]["chosen"] == 1
     assert report["memory"]["total_bytes"] == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels import registry, rows
-from treadle.devices.cpu.step_loop import Work
+from treadle.devices.cpu.step_loop import StepLoop
 from treadle.errors import CacheError
 from treadle.isa import choose
 from treadle.jit import cache, kernel
@@ -26,7 +26,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
 
 
-@pytest.mark.parametrize("spec", [*registry.ALL, Work()], ids=registry.name)
+@pytest.mark.parametrize("spec", [*registry.ALL, StepLoop()], ids=registry.name)
 def test_every_spec_comes_back_from_json(spec: Spec) -> None:
     about = {"name": spec.name, **kernel.about(spec, rows.ALL[0])}
     back = kernel_inspect.spec_of(json.loads(json.dumps(about)))
@@ -36,7 +36,7 @@ def test_every_spec_comes_back_from_json(spec: Spec) -> None:
 def test_the_code_of_a_kernel_in_the_cache() -> None:
     isa = rows.ALL[-1]
     code = kernel.object_code(SPEC, isa)
-    assert cache.entries() == [cache.Entry(SPEC.name, len(code), isa.name)]
+    assert cache.entries() == [cache.CachedKernel(SPEC.name, len(code), isa.name)]
     assert kernel_inspect.ir(SPEC.name) == kernel.trace(SPEC, isa)
     assert f"{kernel.symbol(SPEC)}:" in kernel_inspect.asm(SPEC.name)
 

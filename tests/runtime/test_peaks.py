@@ -20,10 +20,10 @@ from treadle.profiling.peaks import (
     LONG,
     PIECE,
     STREAMS,
-    Dots,
+    DotPeakKernel,
     MatrixDots,
     Peaks,
-    Stream,
+    StreamReadKernel,
     measure_peaks,
     operands,
 )
@@ -46,7 +46,7 @@ def ids(value: object) -> str:
 def test_dots_against_the_twin(
     isa: Isa, act: str, memory: Memory, rng: np.random.Generator
 ) -> None:
-    spec, rounds, n_items = Dots(act, *isa.tiles.peak), 5, 3
+    spec, rounds, n_items = DotPeakKernel(act, *isa.tiles.peak), 5, 3
     w = memory.copy(operands(act, spec.mr, isa.lanes, rng))
     x = memory.copy(operands(act, spec.nr, isa.lanes, rng))
     dtype = np.int32 if act in WHOLE else np.float32
@@ -70,8 +70,10 @@ def test_streams_against_the_twin(
 ) -> None:
     data = memory.copy(rng.integers(0, 256, 3 * PIECE, np.uint8))
     out, want = memory.array(3, np.int32), np.zeros(3, np.int32)
-    call(Stream(*shape), isa, memory, {"data": data, "out": out, "piece": PIECE}, Run(), 3)
-    Stream(*shape).run_ref(Stream.args(data=data, out=want, piece=PIECE), None)
+    call(
+        StreamReadKernel(*shape), isa, memory, {"data": data, "out": out, "piece": PIECE}, Run(), 3
+    )
+    StreamReadKernel(*shape).run_ref(StreamReadKernel.args(data=data, out=want, piece=PIECE), None)
     np.testing.assert_array_equal(out, want)
 
 
@@ -132,7 +134,7 @@ def test_the_matrix_loop_is_nothing_but_dots() -> None:
 
 @pytest.mark.parametrize(("isa", "act"), CASES, ids=ids)
 def test_the_loop_is_nothing_but_dots(isa: Isa, act: str) -> None:
-    spec = Dots(act, *isa.tiles.peak)
+    spec = DotPeakKernel(act, *isa.tiles.peak)
     loop = hot_loop(emit_assembly(trace(spec, isa), isa))
     known = DOT.get((isa.name, act))
     if known is None:  # a dot is many instructions, or one that this test does not know

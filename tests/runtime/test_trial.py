@@ -24,9 +24,9 @@ from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import COLUMNS, Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm, RegisterTile
 from treadle.kernels.matmul.select_activation import on_matrix
-from treadle.kernels.matmul.tile import Tile
+from treadle.kernels.matmul.tile import MatmulTile
 from treadle.profiling import trial as trial_module
-from treadle.profiling.trial import Trial
+from treadle.profiling.trial import KernelTrial
 
 READ = [*(fmt for fmt in FORMATS.values() if fmt.codes or fmt.load), mlx(4, 64, "BF16")]
 BEST = rows.ALL[-1]
@@ -43,8 +43,8 @@ def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def trial_of(
     fmt: Format, isa: Isa = BEST, k: int = 256, m: int = 70, **more: Any
-) -> Iterator[Trial]:
-    made = Trial(fmt, isa, k, m, 9, more.pop("n_threads", 2), **more)
+) -> Iterator[KernelTrial]:
+    made = KernelTrial(fmt, isa, k, m, 9, more.pop("n_threads", 2), **more)
     try:
         yield made
     finally:
@@ -92,7 +92,7 @@ class Slip:
 
     def build(self, k: Any, isa: Any, frame: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            for tile, by in ((Tile, 0.01), (RegisterTile, 0.25)):
+            for tile, by in ((MatmulTile, 0.01), (RegisterTile, 0.25)):
                 patch.setattr(tile, "results", slipped(tile.results, by))
             super().build(k, isa, frame)  # type: ignore[misc]
 
@@ -158,10 +158,10 @@ def test_where_compiling_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_that_no_block_fits() -> None:
     with pytest.raises(UnsupportedError, match="rows of 100 weights"):
-        Trial(Q8_0, BEST, 100, 64, 9, 1)
+        KernelTrial(Q8_0, BEST, 100, 64, 9, 1)
 
 
-class Watched(Trial):
+class Watched(KernelTrial):
     """Notes which copies each run reads."""
 
     def __init__(self, *args: Any, **more: Any) -> None:

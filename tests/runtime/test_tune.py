@@ -16,7 +16,7 @@ from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import Matmul
-from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, Table, fits
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, TunedTable, fits
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.profiling.tune import (
     CROSSOVER,
@@ -354,9 +354,9 @@ def test_matrix_registers_are_swept_where_they_serve() -> None:
 
 def test_the_crossover_alone_uses_what_was_tuned_before() -> None:
     timer = FakeTimer(crossing(4))
-    before = Table({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 2): {"mr": 16}})
+    before = TunedTable({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 2): {"mr": 16}})
     sweeps, crossed, table = tune(timer, Q8_0, VNNI, K, N, ["crossover"], table=before, runs=1)
-    assert (sweeps, table) == ([], Table(gemv_tokens={"Q8_0": 4}))
+    assert (sweeps, table) == ([], TunedTable(gemv_tokens={"Q8_0": 4}))
     assert crossed is not None
     shapes = {(s.op, s.mr, s.nr) for s in timer.compiled}
     assert ("gemm", 1, 6) in shapes

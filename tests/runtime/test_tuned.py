@@ -20,11 +20,11 @@ from treadle.formats import by_name
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.jit import cache
-from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, Table, fits, matmul
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, TunedTable, fits, matmul
 from treadle.machine import topology
 
 ISA = ROWS["avx512_vnni"]
-TABLE = Table({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 1): {"mr": 16}}, {"Q8_0": 2, "F32": 8})
+TABLE = TunedTable({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 1): {"mr": 16}}, {"Q8_0": 2, "F32": 8})
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +55,8 @@ def test_round_trip() -> None:
 
 def test_a_second_sweep_goes_over_the_first() -> None:
     save(ISA, TABLE)
-    save(ISA, Table({"F32": {"mr": 2, "nr": 4}}, {("Q8_0", 1): {"mr": 4}}))
-    assert tuned_row(ISA).table == Table(
+    save(ISA, TunedTable({"F32": {"mr": 2, "nr": 4}}, {("Q8_0", 1): {"mr": 4}}))
+    assert tuned_row(ISA).table == TunedTable(
         {"Q8_0": {"mr": 1, "nr": 6}, "F32": {"mr": 2, "nr": 4}},
         {("Q8_0", 1): {"mr": 4}},
         {"Q8_0": 2, "F32": 8},
@@ -65,8 +65,10 @@ def test_a_second_sweep_goes_over_the_first() -> None:
 
 def test_what_was_measured_of_matrix_registers() -> None:
     amx = ROWS["amx_bf16"]
-    save(amx, Table({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"F16": {"mr": 4}, "Q8_0": {"mr": 4}}))
-    path = save(amx, Table(matrix={"Q8_0": {"mr": 2}}, vector_tokens={"Q8_0": 0, "Q4_0": 8}))
+    save(
+        amx, TunedTable({"Q8_0": {"mr": 1, "nr": 6}}, matrix={"F16": {"mr": 4}, "Q8_0": {"mr": 4}})
+    )
+    path = save(amx, TunedTable(matrix={"Q8_0": {"mr": 2}}, vector_tokens={"Q8_0": 0, "Q4_0": 8}))
     said = json.loads(path.read_text())["formats"]
     assert said == {
         "Q8_0": {"gemm": {"mr": 1, "nr": 6}, "matrix": {"mr": 2}, "vector_tokens": 0},
@@ -88,7 +90,7 @@ def test_what_was_measured_of_matrix_registers() -> None:
 )
 def test_what_matrix_registers_cannot_use(said: object) -> None:
     amx = ROWS["amx_bf16"]
-    path = save(amx, Table(matrix={"Q8_0": {"mr": 2}}))
+    path = save(amx, TunedTable(matrix={"Q8_0": {"mr": 2}}))
     change(path, lambda file: file["formats"].update(Q8_0={"matrix": said}))
     assert "damaged" in (tuned_row(amx).problem or "")
 
@@ -137,7 +139,7 @@ def test_reset() -> None:
 def test_without_an_argument_it_is_the_row_in_use_here() -> None:
     from treadle.profiling.report import row_in_use
 
-    save(row_in_use(), Table(gemv_tokens={"F32": 1}))
+    save(row_in_use(), TunedTable(gemv_tokens={"F32": 1}))
     assert tuned_row().table.gemv_tokens == {"F32": 1}
 
 
@@ -147,7 +149,7 @@ def test_a_variable_puts_it_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     row = tuned_row(ISA)
     assert row.table == SHIPPED
     assert "TREADLE_TUNE=0" in (row.problem or "")
-    save(ISA, Table(gemv_tokens={"Q8_0": 1}))  # nothing else of the row is lost
+    save(ISA, TunedTable(gemv_tokens={"Q8_0": 1}))  # nothing else of the row is lost
     monkeypatch.setenv("TREADLE_TUNE", "1")
     assert tuned_row(ISA).table.gemm == TABLE.gemm
 
@@ -174,8 +176,8 @@ def test_what_was_measured_elsewhere_is_stale(key: str, value: object, reason: s
     path = save(ISA, TABLE)
     change(path, lambda said: said.update({key: value}))
     refused(reason, path)
-    save(ISA, Table(gemv_tokens={"F32": 4}))
-    assert tuned_row(ISA).table == Table(gemv_tokens={"F32": 4})
+    save(ISA, TunedTable(gemv_tokens={"F32": 4}))
+    assert tuned_row(ISA).table == TunedTable(gemv_tokens={"F32": 4})
 
 
 def test_a_row_says_what_it_was_measured_with() -> None:
@@ -330,7 +332,7 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(CacheError, match="No space left"):
-        save(ISA, Table(gemv_tokens={"F32": 1}))
+        save(ISA, TunedTable(gemv_tokens={"F32": 1}))
     path = path_of(ISA)
     assert tuned_row(ISA).table == TABLE
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # nothing half-written stays

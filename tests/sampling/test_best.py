@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from treadle.errors import GrammarError, NotFiniteError, SamplingError
-from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, Look
+from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, LogitsQuery
 from treadle.sampling import Sampler, Sampling
 from treadle.sampling.candidates import Floats
 
@@ -23,12 +23,12 @@ EOG = {3, 490}
 
 @dataclass
 class Largest:
-    """As ``treadle.engine.logits.Top``. ``off``: the error of the sum, as a share of what is
+    """As ``treadle.engine.logits.TopLogits``. ``off``: the error of the sum, as a share of what is
     allowed.
     """
 
     x: np.ndarray
-    look: Look
+    look: LogitsQuery
     off: float
 
     def __post_init__(self) -> None:
@@ -48,10 +48,10 @@ class Largest:
 
 @dataclass
 class Row:
-    """As ``treadle.engine.logits.Row``; counts who asked for all of it."""
+    """As ``treadle.engine.logits.LogitsRow``; counts who asked for all of it."""
 
     x: np.ndarray
-    look: Look | None
+    look: LogitsQuery | None
     off: float = 0.0
     n_whole: int = 0
     top: Largest | None = field(init=False)
@@ -294,6 +294,6 @@ def test_an_error_of_the_grammars_comes_when_the_row_is_there() -> None:
 
 def test_a_small_vocabulary_is_looked_at_as_a_whole() -> None:
     assert Sampler(Sampling(), N_TOP).look() is None
-    assert Sampler(Sampling(), N_TOP + 1).look() == Look()
-    assert Sampler(Sampling(temperature=0), N).look() == Look(first=True)
-    assert Sampler(Sampling(samplers="top_p"), N).look() == Look(total=True)
+    assert Sampler(Sampling(), N_TOP + 1).look() == LogitsQuery()
+    assert Sampler(Sampling(temperature=0), N).look() == LogitsQuery(first=True)
+    assert Sampler(Sampling(samplers="top_p"), N).look() == LogitsQuery(total=True)

@@ -21,7 +21,7 @@ from tests.fake_engine import check_scheduler
 from tests.speech.families import HERMES_TEMPLATE
 from treadle.chat.template.template import ChatTemplate
 from treadle.server.app import build_app
-from treadle.server.requests.service import Service, Settings
+from treadle.server.requests.service import ServerSettings, Service
 
 ROOT = Path(__file__).resolve().parents[2]
 N_CTX = 512
@@ -50,7 +50,7 @@ def model(
 @contextmanager
 def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
     """A service whose plans are compiled; at its end nothing may be held."""
-    service = Service(model, Settings(**{"log": False, **settings}))
+    service = Service(model, ServerSettings(**{"log": False, **settings}))
     service.engine.start()
     service.engine.warmed.result(300)
     try:

@@ -17,9 +17,9 @@ from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, TOOLS, row
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import Manner, Row
+from treadle.chat.tools import TemplateDialect, ToolCallFormat
 from treadle.server.app import build_app
-from treadle.server.requests.request_stream import Text
+from treadle.server.requests.request_stream import OutputStream
 from treadle.server.requests.service import Service
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -42,12 +42,12 @@ class Scribe:
     def __init__(self) -> None:
         self.ids: list[int] = []
 
-    def add(self, texts: Iterable[Text]) -> None:
+    def add(self, texts: Iterable[OutputStream]) -> None:
         """See EngineThread."""
         for text in texts:
             self._write(text, iter(self.ids))
 
-    def _write(self, text: Text, ids: Iterator[int]) -> None:
+    def _write(self, text: OutputStream, ids: Iterator[int]) -> None:
         text.answer.push(next(ids, None))
         while not text.call.stream and not text.answer.done:
             text.answer.push(next(ids, None))
@@ -159,11 +159,15 @@ ENDS = {
 
 
 def stand_for(
-    scribe: Scribe, service: Service, own: Row, begun: str, monkeypatch: pytest.MonkeyPatch
+    scribe: Scribe,
+    service: Service,
+    own: ToolCallFormat,
+    begun: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The scribe writes the answers of a model that speaks as a row has it."""
     template = ChatTemplate(f"{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{begun}")
-    manner = Manner(row=own, channels=own.channels, writes_calls=True, shows_tools=True)
+    manner = TemplateDialect(row=own, channels=own.channels, writes_calls=True, shows_tools=True)
     monkeypatch.setitem(service.model.__dict__, "template", template)
     monkeypatch.setitem(service.__dict__, "manner", manner)
     monkeypatch.setattr(service.engine, "add", scribe.add)

@@ -16,10 +16,10 @@ from tests.server.test_streams import soon
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
 from treadle.scheduler.request import Request
-from treadle.server.batch_file.local import Local
+from treadle.server.batch_file.local import LocalAnswers
 from treadle.server.protocols.metrics import exposition
 from treadle.server.protocols.openai.completions import read_completion
-from treadle.server.requests.service import Service, Settings
+from treadle.server.requests.service import ServerSettings, Service
 from treadle.server.requests.stats import EDGES_S, Histogram
 
 BODY: dict[str, Any] = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
@@ -61,9 +61,9 @@ def test_who_gives_up_waiting_for_the_plans_leaves_the_thread_alone(
 ) -> None:
     given_up = threading.Event()
     monkeypatch.setattr(model.engine, "plan_for", lambda *_: given_up.wait(PATIENCE_S))
-    service = Service(model, Settings(log=False))
+    service = Service(model, ServerSettings(log=False))
     with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(asyncio.wait_for(Local(service, {}).ready(), 0.05))
+        asyncio.run(asyncio.wait_for(LocalAnswers(service, {}).ready(), 0.05))
     given_up.set()
     service.engine.warmed.result(PATIENCE_S)
     assert service.engine.state == "ok"
@@ -75,7 +75,7 @@ def test_plans_that_do_not_compile(model: treadle.Model, monkeypatch: pytest.Mon
         raise CompileError("LLVM says no")
 
     monkeypatch.setattr(model.engine, "plan_for", fails)
-    service = Service(model, Settings(log=False))
+    service = Service(model, ServerSettings(log=False))
     service.engine.start()
     with pytest.raises(CompileError, match="no"):
         service.engine.warmed.result(PATIENCE_S)

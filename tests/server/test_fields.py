@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import treadle
-from treadle.chat.tools.answer_plan import Wanted
+from treadle.chat.tools.answer_plan import AnswerOptions
 from treadle.errors import TreadleError, of_setting
 from treadle.sampling import Sampling
 from treadle.server.http import body_fields
@@ -81,7 +81,7 @@ OWN_INNER = {"schema": {"a": 1}}
 OWN = {"response_format": {"type": "json_schema", "json_schema": OWN_INNER}}
 
 
-def read(model: treadle.Model, body: dict[str, Any]) -> generation_request.Asked:
+def read(model: treadle.Model, body: dict[str, Any]) -> generation_request.GenerationRequest:
     return read_asked(body, model, Sampling(temperature=0.5))
 
 
@@ -154,43 +154,43 @@ def test_what_cannot_be_honoured(body: dict[str, Any], model: treadle.Model) -> 
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        ({}, Wanted()),
-        ({"grammar": ""}, Wanted()),
-        ({"json_schema": {}}, Wanted(schema={})),
-        ({"guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
-        ({"regex": "a|b"}, Wanted(regex="a|b")),
-        ({"guided_regex": "a"}, Wanted(regex="a")),
-        ({"guided_choice": ["a.b", "c d", "[e]-&"]}, Wanted(regex=r"a\.b|c d|\[e\]\-\&")),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, Wanted(regex="a|b")),
-        ({"structured_outputs": {"json": {"a": 1}}}, Wanted(schema={"a": 1})),
-        ({"structured_outputs": {"json_object": True}}, Wanted(schema={"type": "object"})),
-        ({"structured_outputs": {"json_object": False}}, Wanted()),
-        ({"structured_outputs": {"grammar": "x"}}, Wanted(grammar="x")),
-        ({"reasoning_budget_tokens": 5}, Wanted(budget=5)),
-        ({"thinking_token_budget": 5}, Wanted(budget=5)),
-        ({"reasoning_budget": 5}, Wanted(budget=5)),
-        ({"reasoning_budget": -1}, Wanted()),
-        ({"response_format": {"type": "text"}}, Wanted()),
-        ({"response_format": {"type": "json_object"}}, Wanted(schema={"type": "object"})),
+        ({}, AnswerOptions()),
+        ({"grammar": ""}, AnswerOptions()),
+        ({"json_schema": {}}, AnswerOptions(schema={})),
+        ({"guided_json": {"a": 1}}, AnswerOptions(schema={"a": 1})),
+        ({"regex": "a|b"}, AnswerOptions(regex="a|b")),
+        ({"guided_regex": "a"}, AnswerOptions(regex="a")),
+        ({"guided_choice": ["a.b", "c d", "[e]-&"]}, AnswerOptions(regex=r"a\.b|c d|\[e\]\-\&")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, AnswerOptions(regex="a|b")),
+        ({"structured_outputs": {"json": {"a": 1}}}, AnswerOptions(schema={"a": 1})),
+        ({"structured_outputs": {"json_object": True}}, AnswerOptions(schema={"type": "object"})),
+        ({"structured_outputs": {"json_object": False}}, AnswerOptions()),
+        ({"structured_outputs": {"grammar": "x"}}, AnswerOptions(grammar="x")),
+        ({"reasoning_budget_tokens": 5}, AnswerOptions(budget=5)),
+        ({"thinking_token_budget": 5}, AnswerOptions(budget=5)),
+        ({"reasoning_budget": 5}, AnswerOptions(budget=5)),
+        ({"reasoning_budget": -1}, AnswerOptions()),
+        ({"response_format": {"type": "text"}}, AnswerOptions()),
+        ({"response_format": {"type": "json_object"}}, AnswerOptions(schema={"type": "object"})),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
-            Wanted(schema={"a": 1}),
+            AnswerOptions(schema={"a": 1}),
         ),
         (
             {"response_format": {"type": "json_schema", "schema": {}, "strict": False}},
-            Wanted(schema={}, lenient=True),
+            AnswerOptions(schema={}, lenient=True),
         ),
-        ({"response_format": {"type": "grammar", "grammar": "x"}}, Wanted(grammar="x")),
-        ({**ANY, "json_schema": {"a": 1}}, Wanted(schema={"a": 1})),
-        ({**ANY, "guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
-        ({"response_format": {**ANY["response_format"], "schema": {}}}, Wanted(schema={})),
+        ({"response_format": {"type": "grammar", "grammar": "x"}}, AnswerOptions(grammar="x")),
+        ({**ANY, "json_schema": {"a": 1}}, AnswerOptions(schema={"a": 1})),
+        ({**ANY, "guided_json": {"a": 1}}, AnswerOptions(schema={"a": 1})),
+        ({"response_format": {**ANY["response_format"], "schema": {}}}, AnswerOptions(schema={})),
         (
             {"response_format": {**ANY["response_format"], "json_schema": {"schema": {"a": 1}}}},
-            Wanted(schema={"a": 1}),
+            AnswerOptions(schema={"a": 1}),
         ),
-        ({**OWN, "json_schema": {"a": 1}}, Wanted(schema={"a": 1})),
-        ({"json_schema": {"a": 1}, "guided_json": {"a": 1}}, Wanted(schema={"a": 1})),
-        ({"response_format": {"type": "regex", "regex": "x"}}, Wanted(regex="x")),
+        ({**OWN, "json_schema": {"a": 1}}, AnswerOptions(schema={"a": 1})),
+        ({"json_schema": {"a": 1}, "guided_json": {"a": 1}}, AnswerOptions(schema={"a": 1})),
+        ({"response_format": {"type": "regex", "regex": "x"}}, AnswerOptions(regex="x")),
     ],
 )
 def test_constraints(body: Any, found: Any, model: treadle.Model) -> None:

@@ -442,7 +442,7 @@ def test_what_is_not_done_is_told(path: str, stream: bool, client: TestClient) -
 
 
 def test_values_that_ask_for_nothing_have_their_own_type() -> None:
-    table = {"a": ignored.Ignored("why", (0, False)), "b": ignored.Ignored("why", (1,))}
+    table = {"a": ignored.IgnoredField("why", (0, False)), "b": ignored.IgnoredField("why", (1,))}
     assert ignored_fields({"a": 0.0, "b": 1.0, "c": 5}, table) == []
     assert ignored_fields({"a": 1, "b": True}, table, "x.") == ["x.a: why", "x.b: why"]
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import PATIENCE_S, events, running, talking, until
 from tests.server.test_openai import post
-from treadle.server.http.http_io import Stream
+from treadle.server.http.http_io import StreamedResponse
 from treadle.server.protocols.openai import completions
 from treadle.server.requests.service import Service
 
@@ -123,7 +123,7 @@ def test_who_has_left_before_the_headers_is_forgotten() -> None:
 
     left: Any = Left()
     with pytest.raises(OSError, match="gone"):
-        asyncio.run(Stream(left, parts(), lambda error: b"")({}, receive, send))
+        asyncio.run(StreamedResponse(left, parts(), lambda error: b"")({}, receive, send))
     assert ended == ["closed"]
 
 

@@ -17,7 +17,7 @@ from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import FAMILIES, GPT_OSS, HERMES_TEMPLATE, OPEN, TEMPLATES, TOOLS, row
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import Manner
+from treadle.chat.tools import TemplateDialect
 from treadle.chat.tools.formats import HARMONY, HERMES, THOUGHTS
 from treadle.errors import TreadleError
 from treadle.server.app import build_app
@@ -137,17 +137,17 @@ def by_ollama(client: Any, **more: Any) -> list[Said]:
 
 
 PROTOCOLS = [by_chat, by_responses, by_messages, by_ollama]
-THINK = Manner(thought=THOUGHTS[0], row=HERMES, writes_calls=True, shows_tools=True)
-GEMMA = Manner(thought=THOUGHTS[2], row=row("gemma"), writes_calls=True, shows_tools=True)
-GPT = Manner(
+THINK = TemplateDialect(thought=THOUGHTS[0], row=HERMES, writes_calls=True, shows_tools=True)
+GEMMA = TemplateDialect(thought=THOUGHTS[2], row=row("gemma"), writes_calls=True, shows_tools=True)
+GPT = TemplateDialect(
     thought=GPT_OSS.thought, channels=GPT_OSS, row=HARMONY, writes_calls=True, shows_tools=True
 )
-SOLAR = Manner(
+SOLAR = TemplateDialect(
     thought=OPEN.thought, channels=OPEN, row=row("solar"), writes_calls=True, shows_tools=True
 )
 CALL = FAMILIES["hermes"].g
 ANALYSIS = GPT_OSS.thought.open
-ANSWERS: list[tuple[Manner, str, Said]] = [
+ANSWERS: list[tuple[TemplateDialect, str, Said]] = [
     (THINK, f"<think>Let me think{CALL}", Said("Let me think", "", ["g"], "tool_calls")),
     (THINK, f"<think>Use <tool_call>.</think>a{CALL}", Said("Use <tool_call>.", "a", ["g"], "")),
     (THINK, f"<think>{CALL} so</think>yes", Said(f"{CALL} so", "yes", [], "stop")),
@@ -174,7 +174,7 @@ def served(model: treadle.Model) -> Iterator[tuple[Service, DirectClient]]:
 @pytest.mark.parametrize("ask", PROTOCOLS)
 @pytest.mark.parametrize(("manner", "text", "said"), ANSWERS, ids=range(len(ANSWERS)))
 def test_answers(
-    manner: Manner,
+    manner: TemplateDialect,
     text: str,
     said: Said,
     ask: Callable[..., list[Said]],

@@ -20,7 +20,7 @@ from treadle.server.protocols.openai.response_tools import (
     flat_name,
     read_response_tools,
 )
-from treadle.server.requests.response_store import Talks
+from treadle.server.requests.response_store import ResponseStore
 
 PATH = "/v1/responses"
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
@@ -97,8 +97,8 @@ def test_reasoning_that_comes_back_as_it_was_sealed(agent: TestClient) -> None:
             "summary": [],
             "encrypted_content": thought["encrypted_content"],
         }
-        made = in_turns(read_items(given_items([user, bare, said, user], Talks())))
-        assert made == in_turns(read_items(given_items([user, *plain, user], Talks())))
+        made = in_turns(read_items(given_items([user, bare, said, user], ResponseStore())))
+        assert made == in_turns(read_items(given_items([user, *plain, user], ResponseStore())))
         assert made[1]["reasoning_content"] == "hm é"
 
 
@@ -106,7 +106,7 @@ def test_reasoning_that_comes_back_as_it_was_sealed(agent: TestClient) -> None:
 def test_reasoning_that_nobody_can_read(value: Any) -> None:
     user = {"role": "user", "content": "x"}
     thought = {"type": "reasoning", "summary": [], "encrypted_content": value}
-    assert read_items(given_items([user, thought], Talks())) == [user]
+    assert read_items(given_items([user, thought], ResponseStore())) == [user]
 
 
 def test_a_custom_call_that_is_cut(agent: TestClient) -> None:

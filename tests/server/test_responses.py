@@ -17,8 +17,8 @@ import treadle
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from treadle.server.protocols.openai.response_items import given_items, in_turns, read_items
-from treadle.server.requests.request_stream import Piece
-from treadle.server.requests.response_store import Kept, Talks
+from treadle.server.requests.request_stream import StreamPiece
+from treadle.server.requests.response_store import ResponseStore, StoredResponse
 from treadle.server.requests.service import Service
 
 PATH = "/v1/responses"
@@ -157,7 +157,7 @@ def test_reasoning_goes_with_the_turn_behind_it() -> None:
     user = {"role": "user", "content": "x"}
     said = {"role": "assistant", "content": "y"}
     items = [user, thought, call, thought, said, call, none, user, thought, user, thought]
-    made = in_turns(read_items(given_items(items, Talks())))
+    made = in_turns(read_items(given_items(items, ResponseStore())))
     calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     assert made == [
         user,
@@ -199,7 +199,7 @@ def test_a_stream_that_fails(service: Service, monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> int:
         raise ZeroDivisionError("a secret")
 
-    monkeypatch.setattr(Piece, "said", fails)
+    monkeypatch.setattr(StreamPiece, "said", fails)
     with talking(service, raise_server_exceptions=False) as client:
         answer = client.post(PATH, json={"input": "hi", "stream": True, **GREEDY})
     events = named(answer.text)
@@ -284,30 +284,32 @@ def test_refused(body: dict[str, Any], client: TestClient) -> None:
 
 
 def test_talks_are_bounded() -> None:
-    talks = Talks(most=2, most_characters=300)
+    talks = ResponseStore(most=2, most_characters=300)
     none: dict[str, Any] = {"output": []}
     for name in "abc":
         item = {"id": f"of {name}", "content": name}
-        talks.keep(name, Kept([{"role": "user", "content": name}], [], {"output": [item]}))
+        talks.keep(
+            name, StoredResponse([{"role": "user", "content": name}], [], {"output": [item]})
+        )
     assert talks.get("a") is None
     assert talks.item("of a") is None
     assert talks.get("b") is not None
-    talks.keep("d", Kept([], [], none))
+    talks.keep("d", StoredResponse([], [], none))
     assert talks.get("c") is None  # b was asked for later
     assert talks.item("of b") == {"id": "of b", "content": "b"}
-    talks.keep("e", Kept([], [], none))
+    talks.keep("e", StoredResponse([], [], none))
     assert talks.get("d") is None  # an item of b was
-    talks.keep("f", Kept([{"content": "x" * 400}], [], none))
-    talks.keep("g", Kept([], [], {**none, "text": "x" * 400}))
-    talks.keep("h", Kept([], [{"id": "of h", "content": "x" * 400}], none))
+    talks.keep("f", StoredResponse([{"content": "x" * 400}], [], none))
+    talks.keep("g", StoredResponse([], [], {**none, "text": "x" * 400}))
+    talks.keep("h", StoredResponse([], [{"id": "of h", "content": "x" * 400}], none))
     assert [talks.get(name) for name in "fghb"] == [None, None, None, None]
     assert (talks._n, talks._of_item) == (0, {})
 
 
 def test_items_stay_while_one_response_has_them() -> None:
-    talks, item = Talks(), {"id": "x"}
-    talks.keep("a", Kept([], [item, item], {"output": []}))
-    talks.keep("b", Kept([], [], {"output": [item]}))
+    talks, item = ResponseStore(), {"id": "x"}
+    talks.keep("a", StoredResponse([], [item, item], {"output": []}))
+    talks.keep("b", StoredResponse([], [], {"output": [item]}))
     assert talks.drop("b")
     assert not talks.drop("b")
     assert talks.item("x") == item
@@ -318,7 +320,7 @@ def test_items_stay_while_one_response_has_them() -> None:
 
 def test_talks_of_several_threads() -> None:
     """The event loop keeps responses while threads of the pool look for older ones."""
-    talks, over = Talks(most=3), threading.Event()
+    talks, over = ResponseStore(most=3), threading.Event()
 
     def look() -> int:
         n = 0
@@ -334,7 +336,7 @@ def test_talks_of_several_threads() -> None:
         with ThreadPoolExecutor(1) as pool:
             looking = pool.submit(look)
             for at[0] in range(3000):
-                talks.keep(str(at[0]), Kept([], [], {"output": [{"id": f"of {at[0]}"}]}))
+                talks.keep(str(at[0]), StoredResponse([], [], {"output": [{"id": f"of {at[0]}"}]}))
             over.set()
             assert looking.result() >= 0
     finally:

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import N_CTX, running, talking
 from treadle.server.requests import client_slots
-from treadle.server.requests.client_slots import NONE, Slots, alike
+from treadle.server.requests.client_slots import NONE, ClientSlots, alike
 from treadle.server.requests.service import Service
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\n" * 8
@@ -199,7 +199,7 @@ class Text:
 
 
 def test_which_place_a_text_takes() -> None:
-    places: Any = Slots(2)
+    places: Any = ClientSlots(2)
     a, b, c = (Text(i, 2, 3, 4) for i in (1, 5, 9))
     for text in (a, b, c):
         places.take(text)
@@ -225,7 +225,7 @@ def test_the_place_is_that_of_the_longest_equal_beginning() -> None:
     """Whatever the order in which slots are looked at."""
     draw = random.Random(5)
     for _ in range(300):
-        places: Any = Slots(5)
+        places: Any = ClientSlots(5)
         for slot in places:
             slot.used = draw.randrange(3)
             slot.ids = [draw.randrange(2) for _ in range(draw.randrange(7))]
@@ -247,7 +247,7 @@ def plainly_alike(a: list[int], b: list[int]) -> int:
 
 def test_many_texts_that_are_alike_are_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """128 texts of a long prompt held up the event loop for seconds."""
-    places: Any = Slots(100)
+    places: Any = ClientSlots(100)
     for slot in places:
         slot.ids = [*range(50), 51, 52]
     n_compared = 0

@@ -19,7 +19,7 @@ from tests.server.test_openai import post
 from treadle.server.app import build_app
 from treadle.server.http import http_io
 from treadle.server.requests.generation_request import LOOK_AHEAD
-from treadle.server.requests.request_stream import Bell
+from treadle.server.requests.request_stream import Wakeup
 from treadle.server.requests.service import Service
 
 Message = dict[str, Any]
@@ -368,7 +368,7 @@ def test_no_more_than_the_stated_number_of_texts(model: treadle.Model) -> None:
 
 def test_a_bell_keeps_a_ring_that_nobody_waits_for() -> None:
     async def listen() -> AsyncIterator[bool]:
-        bell = Bell(asyncio.get_running_loop())
+        bell = Wakeup(asyncio.get_running_loop())
         bell.ring()
         bell.ring()
         yield await bell.wait(60)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from treadle.chat.tools.formats import HARMONY, ROWS, SOLAR, Channels, Row
+from treadle.chat.tools.formats import HARMONY, ROWS, SOLAR, Channels, ToolCallFormat
 
 TOOLS: dict[str, dict[str, Any]] = {
     "f": {
@@ -35,11 +35,11 @@ ARGUMENTS = {"text": 'é}\n"<', "n": -3, "list": ["a", "b"]}
 JSON = '{"text": "é}\\n\\"<", "n": -3, "list": ["a", "b"]}'
 
 
-def row(name: str) -> Row:
+def row(name: str) -> ToolCallFormat:
     return next(row for row in ROWS if row.name == name)
 
 
-def channels_of(own: Row) -> Channels:
+def channels_of(own: ToolCallFormat) -> Channels:
     assert own.channels is not None
     return own.channels
 

@@ -13,9 +13,9 @@ import pytest
 from tests.speech.families import FAMILIES, JSON, OPEN, row
 from tests.speech.test_guide import SMALL, check, guide_of, planned
 from tests.text.vocabularies import CONTROL, load_bpe
-from treadle.chat.tools import Manner, Told
-from treadle.chat.tools.answer_plan import Planned
-from treadle.chat.tools.constrained_decoding import Guide
+from treadle.chat.tools import ParsedOutput, TemplateDialect
+from treadle.chat.tools.answer_plan import AnswerPlan
+from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
 from treadle.grammar.compiled_cache import Grammars
 from treadle.tokenizer.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ MARKS = (
     "<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:end|>", "<|tool_call:name|>",
     "<|tool_call:args|>",
 )  # fmt: skip
-MANNER = Manner(thought=OPEN.thought, channels=OPEN, row=SOLAR, writes_calls=True)
+MANNER = TemplateDialect(thought=OPEN.thought, channels=OPEN, row=SOLAR, writes_calls=True)
 SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
 THINKS = f"<|think|>hm{OPEN.end}{OPEN.start}"
 
@@ -45,7 +45,7 @@ def spelt(tokenizer: Tokenizer, ids: list[int]) -> str:
     return b"".join(map(tokenizer.token_bytes, ids)).decode()
 
 
-def put(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
+def put(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str) -> None:
     """Go on with a text, each of whose tokens must be allowed."""
     for id in tokenizer.encode(text, bos=False, special=True):
         logits = np.zeros(tokenizer.n_vocab, np.float32)
@@ -54,7 +54,9 @@ def put(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
         guide.accept(id)
 
 
-def written(guide: Guide, tokenizer: Tokenizer, seed: int, first: str = "", then: str = "") -> str:
+def written(
+    guide: ConstrainedDecoder, tokenizer: Tokenizer, seed: int, first: str = "", then: str = ""
+) -> str:
     """What a model writes that likes some tokens to begin with and some others behind them, and
     ends; all others alike.
     """
@@ -73,13 +75,13 @@ def written(guide: Guide, tokenizer: Tokenizer, seed: int, first: str = "", then
     raise AssertionError(f"no end: {spelt(tokenizer, ids)!r:.200}")
 
 
-def told(plan: Planned, text: str) -> Told:
+def told(plan: AnswerPlan, text: str) -> ParsedOutput:
     """The same whole and letter by letter."""
     found = []
     for parts in ([text], list(text)):
         scanner = plan.speech.scanner()
         said = [each for part in parts for each in scanner.feed(part)]
-        found.append(Told.of([*said, *scanner.feed("", last=True)]))
+        found.append(ParsedOutput.of([*said, *scanner.feed("", last=True)]))
     whole, parted = found
     assert (whole.reasoning, whole.content) == (parted.reasoning, parted.content)
     assert [call[1:] for call in whole.calls] == [call[1:] for call in parted.calls]

@@ -17,9 +17,9 @@ from llguidance import LLMatcher
 from tests.speech.test_schemas import BYTES, ROW, Plain
 from treadle.chat.tools.argument_readers import reader_of
 from treadle.chat.tools.call_grammar import _arguments
-from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.grammar_rules import GrammarRules
 from treadle.chat.tools.schema_check import fulfils
-from treadle.grammar.llguidance_limits import Parts
+from treadle.grammar.llguidance_limits import ReferencedSchemas
 
 PYTHON = ["python", "python-lines"]
 TAGGED = [name for name, row in ROW.items() if row.tags is not None]
@@ -27,7 +27,7 @@ ROWS = [*PYTHON, *TAGGED, "gemma"]
 
 
 def matcher_of(row: str, schema: dict[str, Any]) -> LLMatcher:
-    rules: Any = Rules(Plain())  # type: ignore[arg-type]
+    rules: Any = GrammarRules(Plain())  # type: ignore[arg-type]
     source = rules.source(_arguments(rules, ROW[row], {"type": "object", **schema}))
     matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(source), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -267,7 +267,7 @@ def walked(matcher: LLMatcher, random: Random, most: int = 400) -> str | None:
 @given(WHOLE, st.integers(0, 2**32))
 @pytest.mark.parametrize("row", ROWS)
 def test_what_a_grammar_allows_is_read_back(row: str, schema: Any, seed: int) -> None:
-    random, matcher, parts = Random(seed), matcher_of(row, schema), Parts(schema)
+    random, matcher, parts = Random(seed), matcher_of(row, schema), ReferencedSchemas(schema)
     for _ in range(3):
         text = walked(matcher, random)
         if text is None:

@@ -13,14 +13,14 @@ import pytest
 
 import treadle
 from tests.speech.families import ARGUMENTS, FAMILIES, GPT_OSS, JSON, TOOLS, row
-from treadle.chat.tools import Manner, Said, Speech, Thought, Told
-from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
-from treadle.chat.tools.constrained_decoding import Guide
+from treadle.chat.tools import AnswerMarks, OutputPiece, ParsedOutput, TemplateDialect, Thought
+from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
+from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
 from treadle.chat.tools.formats import HERMES, ROWS, THOUGHTS
 from treadle.errors import GrammarError
 from treadle.grammar.compiled_cache import Grammars
 from treadle.grammar.grammar import LEXER_BYTES
-from treadle.scheduler.output import Answer
+from treadle.scheduler.output import RequestOutput
 from treadle.tokenizer.tokenizer import Tokenizer
 
 THINK = THOUGHTS[0]
@@ -49,22 +49,24 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer)
 
 
-def planned(manner: Manner, grammars: Grammars, prompt: str = "", **wanted: Any) -> Planned:
-    return plan_answer(Wanted(**{"tools": SMALL, **wanted}), manner, prompt, grammars)
+def planned(
+    manner: TemplateDialect, grammars: Grammars, prompt: str = "", **wanted: Any
+) -> AnswerPlan:
+    return plan_answer(AnswerOptions(**{"tools": SMALL, **wanted}), manner, prompt, grammars)
 
 
-def own_manner(name: str) -> Manner:
+def own_manner(name: str) -> TemplateDialect:
     own = row(name)
-    return Manner(row=own, channels=own.channels, writes_calls=True)
+    return TemplateDialect(row=own, channels=own.channels, writes_calls=True)
 
 
-def guide_of(plan: Planned) -> Guide:
+def guide_of(plan: AnswerPlan) -> ConstrainedDecoder:
     guide = plan.guide()
     assert guide is not None
     return guide
 
 
-def put(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
+def put(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str) -> None:
     """Go on with a text, each of whose tokens must be allowed."""
     for id in tokenizer.encode_plain(text, start=False):
         logits = np.zeros(tokenizer.n_vocab, np.float32)
@@ -73,7 +75,7 @@ def put(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
         guide.accept(id)
 
 
-def written(guide: Guide, tokenizer: Tokenizer, seed: int, most: int = 400) -> str:
+def written(guide: ConstrainedDecoder, tokenizer: Tokenizer, seed: int, most: int = 400) -> str:
     """What a model writes that likes all tokens alike, up to an end of text."""
     rng, ids = np.random.default_rng(seed), list[int]()
     while len(ids) < most:
@@ -88,8 +90,8 @@ def written(guide: Guide, tokenizer: Tokenizer, seed: int, most: int = 400) -> s
     raise AssertionError(f"no end: {tokenizer.decode(ids)!r}")
 
 
-def told(plan: Planned, text: str) -> Told:
-    return Told.of(plan.speech.scanner().feed(text, last=True))
+def told(plan: AnswerPlan, text: str) -> ParsedOutput:
+    return ParsedOutput.of(plan.speech.scanner().feed(text, last=True))
 
 
 def check(calls: list[Any]) -> None:
@@ -195,10 +197,10 @@ def test_a_call_of_no_tool_is_an_answer_in_words(
     assert guide.accepting
     speech = replace(plan.speech, sure=sure)
     for text in (f"{none}\n 3 it is.", f"{none[:-9]}"):
-        scanner, said = speech.scanner(), list[Said]()
+        scanner, said = speech.scanner(), list[OutputPiece]()
         for char in text:
             said += scanner.feed(char)
-        found = Told.of([*said, *scanner.feed("", last=True)])
+        found = ParsedOutput.of([*said, *scanner.feed("", last=True)])
         assert found.calls == []
         if text.endswith("."):
             assert found.content == " 3 it is."
@@ -265,7 +267,7 @@ def test_no_token_goes_past_a_mark_but_into_a_call(
 def test_a_schema_holds_behind_reasoning(tokenizer: Tokenizer, grammars: Grammars) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
-    manner = Manner(thought=THINK)
+    manner = TemplateDialect(thought=THINK)
     plan = planned(manner, grammars, "<think>\n", tools={}, schema=schema)
     for gap in ("", "\n", "\n\n"):
         guide = guide_of(plan)
@@ -300,7 +302,7 @@ def test_what_must_follow_reasoning_does(
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_the_budget_of_reasoning(budget: int, tokenizer: Tokenizer, grammars: Grammars) -> None:
-    plan = planned(Manner(thought=THINK), grammars, "<think>\n", tools={}, budget=budget)
+    plan = planned(TemplateDialect(thought=THINK), grammars, "<think>\n", tools={}, budget=budget)
     guide, ids, rng = guide_of(plan), list[int](), np.random.default_rng(1)
     close = tokenizer.encode("</think>", bos=False)
     for _ in range(budget + len(close) + 4):
@@ -316,7 +318,7 @@ def test_the_budget_of_reasoning(budget: int, tokenizer: Tokenizer, grammars: Gr
 
 
 def test_reasoning_that_the_text_opens_counts_too(tokenizer: Tokenizer, grammars: Grammars) -> None:
-    plan = planned(Manner(thought=THINK), grammars, tools={}, budget=2)
+    plan = planned(TemplateDialect(thought=THINK), grammars, tools={}, budget=2)
     guide = guide_of(plan)
     put(guide, tokenizer, "<think>")
     for id in tokenizer.encode_plain("ab", start=False)[:1] * 2:
@@ -330,7 +332,7 @@ def test_reasoning_that_the_text_opens_counts_too(tokenizer: Tokenizer, grammars
 OF_CHANNELS = replace(GPT_OSS.thought, close="<|over|>")
 
 
-def stubborn(guide: Guide, tokenizer: Tokenizer, text: str, n: int) -> list[int]:
+def stubborn(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str, n: int) -> list[int]:
     """What a model writes that wants to write ``text``, again and again."""
     rng, ids, wanted = np.random.default_rng(1), list[int](), list[int]()
     for _ in range(n):
@@ -355,19 +357,21 @@ def test_the_budget_is_of_all_reasoning(
     channels = GPT_OSS if thought is OF_CHANNELS else None
     if channels and opened:
         pytest.skip("no prompt of its templates opens it")
-    manner = Manner(thought=thought, channels=channels, row=row("harmony") if channels else HERMES)
+    manner = TemplateDialect(
+        thought=thought, channels=channels, row=row("harmony") if channels else HERMES
+    )
     plan = planned(manner, grammars, thought.open if opened else "", tools=tools, budget=4)
     n_close = len(tokenizer.encode(thought.close, bos=False))
     message = f"{thought.between}{GPT_OSS.final}so" if channels else "so\n"
     for before in ("", "\n" if not channels else thought.between, message):
         ids = stubborn(guide_of(plan), tokenizer, f"{before}{thought.open}and so on", 120)
-        scanner, n_thought, parts = plan.speech.scanner(), 0, list[Said]()
+        scanner, n_thought, parts = plan.speech.scanner(), 0, list[OutputPiece]()
         for id in ids:
             n_thought += scanner.in_reasoning
             parts += scanner.feed(tokenizer.decode([id], start=False))
         assert n_thought <= 4 + n_close, tokenizer.decode(ids, start=False)
         assert bool(n_thought) == (opened or before != message), before
-        content = Told.of(parts).content
+        content = ParsedOutput.of(parts).content
         assert content or channels  # which has no message without its mark
         assert thought.sign not in content
 
@@ -379,7 +383,7 @@ def test_without_a_budget_reasoning_may_be_opened_again(
     begun = "<tool_call>\nx"
     for thought, between in ((THINK, "\n"), (GPT_OSS.thought, GPT_OSS.start)):
         channels = GPT_OSS if thought is GPT_OSS.thought else None
-        manner = Manner(thought=thought, channels=channels, row=HERMES)
+        manner = TemplateDialect(thought=thought, channels=channels, row=HERMES)
         plan = planned(manner, grammars)
         guide, one = guide_of(plan), f"{thought.open}{begun}{thought.close}"
         put(guide, tokenizer, f"{one}{between}{one}")
@@ -389,14 +393,14 @@ def test_without_a_budget_reasoning_may_be_opened_again(
 
 
 def test_without_anything_wanted_nothing_is_computed(grammars: Grammars) -> None:
-    assert planned(Manner(thought=THINK), grammars, tools={}).guide() is None
-    assert planned(Manner(), grammars, tools={}).guide() is None
+    assert planned(TemplateDialect(thought=THINK), grammars, tools={}).guide() is None
+    assert planned(TemplateDialect(), grammars, tools={}).guide() is None
 
 
-def stopped(tokenizer: Tokenizer, speech: Speech, said: str, *stop: str) -> str:
+def stopped(tokenizer: Tokenizer, speech: AnswerMarks, said: str, *stop: str) -> str:
     """What an answer gives of all that was said."""
-    answer = Answer(tokenizer, [1], n_ctx=2000, stop=stop)
-    Planned(speech).dress(answer)
+    answer = RequestOutput(tokenizer, [1], n_ctx=2000, stop=stop)
+    AnswerPlan(speech).dress(answer)
     for id in tokenizer.encode_plain(said, start=False):
         if not answer.done:
             answer.push(id)
@@ -407,7 +411,7 @@ def stopped(tokenizer: Tokenizer, speech: Speech, said: str, *stop: str) -> str:
 
 def test_stop_strings_do_not_count_within_reasoning(tokenizer: Tokenizer) -> None:
     def text(said: str, opened: bool) -> str:
-        return stopped(tokenizer, Speech(thought=THINK, opened=opened), said, "stop", "<th")
+        return stopped(tokenizer, AnswerMarks(thought=THINK, opened=opened), said, "stop", "<th")
 
     assert text("a stop b</think>so stop c", True) == "a stop b</think>so "
     assert text("<think>a stop b</think>so stop c", False) == "<think>a stop b</think>so "
@@ -416,7 +420,7 @@ def test_stop_strings_do_not_count_within_reasoning(tokenizer: Tokenizer) -> Non
     assert text("<thi", False) == ""
     assert text("never stop", True) == "never stop"
     gap = "<think>a</think>\n\nso\nb"
-    assert stopped(tokenizer, Speech(thought=THINK), gap, "\n") == gap[:-2]
+    assert stopped(tokenizer, AnswerMarks(thought=THINK), gap, "\n") == gap[:-2]
 
 
 @pytest.mark.parametrize("sure", [True, False])
@@ -426,7 +430,7 @@ def test_stop_strings_do_not_count_within_calls(
 ) -> None:
     """Nor in their marks; they do in what is said beside them."""
     own = row(name)
-    speech = Speech(row=own, channels=own.channels, tools=TOOLS, sure=sure, streams=sure)
+    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, sure=sure, streams=sure)
     said = FAMILIES[name].several or FAMILIES[name].f
     head = own.channels.final if own.channels else ""
     if name in ("recipient", "json"):
@@ -438,7 +442,7 @@ def test_stop_strings_do_not_count_within_calls(
         before, behind = "Look:\n", "\nso"
     for stop in ('"', "}", "text", "<", "[", "f", "\n", "a", own.trigger or "{", own.close or "}"):
         found = stopped(tokenizer, speech, f"{before}{said}{behind}", stop)
-        calls = Told.of(speech.scanner().feed(found, last=True)).calls
+        calls = ParsedOutput.of(speech.scanner().feed(found, last=True)).calls
         assert [call.name for call in calls] == (["f", "g"] if FAMILIES[name].several else ["f"])
         assert json.loads(calls[0].arguments) == ARGUMENTS
     if behind:
@@ -507,7 +511,7 @@ def test_a_property_that_leads_to_nothing_is_left_out(
         assert plan.warnings == ()
         (call,) = told(plan, written(guide_of(plan), tokenizer, 0)).calls[:1]
         assert json.loads(call.arguments) == {"b": 1, "c": 2}
-    plan = planned(Manner(), grammars, tools={}, schema=schema)
+    plan = planned(TemplateDialect(), grammars, tools={}, schema=schema)
     put(guide_of(plan), tokenizer, '{"b": 1, "c": 2}')
     for broken in ({**schema, "required": ["a"]}, {"$ref": "#/$defs/N", "$defs": schema["$defs"]}):
         with pytest.raises(GrammarError):
@@ -523,8 +527,8 @@ def test_what_cannot_be_enforced(grammars: Grammars) -> None:
         planned(own_manner("hermes"), grammars, tools=odd, strict=frozenset({"f"}))
     schema = odd["f"]
     with pytest.raises(GrammarError, match="not"):
-        planned(Manner(), grammars, tools={}, schema=schema)
-    said = planned(Manner(), grammars, tools={}, schema=schema, lenient=True)
+        planned(TemplateDialect(), grammars, tools={}, schema=schema)
+    said = planned(TemplateDialect(), grammars, tools={}, schema=schema, lenient=True)
     assert any('"not"' in warning for warning in said.warnings)
     broken: Any = {"f": {"$ref": "#/nowhere"}}
     found = planned(own_manner("hermes"), grammars, tools=broken)
@@ -636,13 +640,13 @@ def test_control_tokens_that_marks_are() -> None:
         piece = model.tokenizer.piece(end)
         assert model.tokenizer.cut(f"a{piece}b") == ["a", end, "b"]
         own = HERMES.__class__("x", open=piece, after="=", behind=";")
-        plan = plan_answer(Wanted(tools=SMALL), Manner(row=own), "", model.grammars)
+        plan = plan_answer(AnswerOptions(tools=SMALL), TemplateDialect(row=own), "", model.grammars)
         assert plan.shown == {end}
 
 
 def test_all_rows_have_grammars(grammars: Grammars) -> None:
     for own in ROWS:
-        found = planned(Manner(row=own, channels=own.channels), grammars)
+        found = planned(TemplateDialect(row=own, channels=own.channels), grammars)
         assert found.plan is not None
         assert found.plan.lazy is not None
 

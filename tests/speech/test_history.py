@@ -12,7 +12,7 @@ from tests.speech.families import BARE_TEMPLATE, HERMES_TEMPLATE, TEMPLATES, TOL
 from tests.speech.test_manner import REAL, WITHOUT
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.tools.detect import find_manner, manner_of
-from treadle.chat.tools.history import Beside, lone_results
+from treadle.chat.tools.history import CallContentStyle, lone_results
 from treadle.chat.tools.messages import shaped
 
 # As the families' own have it, in short: a message that calls has text or reasoning, which is left
@@ -228,6 +228,6 @@ def test_reasoning_as_a_part_of_the_content() -> None:
 
 
 def test_none_is_apart_where_the_template_has_both() -> None:
-    assert find_manner(ChatTemplate(HERMES_TEMPLATE)).beside == Beside()
-    assert find_manner(ChatTemplate(MINISTRAL)).beside == Beside()
-    assert find_manner(ChatTemplate(R1)).beside == Beside(apart=True)
+    assert find_manner(ChatTemplate(HERMES_TEMPLATE)).beside == CallContentStyle()
+    assert find_manner(ChatTemplate(MINISTRAL)).beside == CallContentStyle()
+    assert find_manner(ChatTemplate(R1)).beside == CallContentStyle(apart=True)

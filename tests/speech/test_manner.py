@@ -20,8 +20,8 @@ from tests.speech.families import (
     row,
 )
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import Speech, Told, find_manner
-from treadle.chat.tools.detect import Manner
+from treadle.chat.tools import AnswerMarks, ParsedOutput, find_manner
+from treadle.chat.tools.detect import TemplateDialect
 from treadle.chat.tools.formats import BARE, GENERIC, HERMES
 from treadle.chat.tools.messages import in_another_form, shaped, short_id
 from treadle.chat.tools.schemas import plainly
@@ -64,14 +64,14 @@ def calling(arguments: Any = None) -> list[dict[str, Any]]:
     ]
 
 
-def check_found_again(template: ChatTemplate, manner: Manner) -> None:
+def check_found_again(template: ChatTemplate, manner: TemplateDialect) -> None:
     """The call that is rendered for the model is the one that is read of it."""
     messages, tools = shaped(calling()[:2], [F], manner)
     rendered = template.render(messages, tools=tools, add_generation_prompt=False)
     own = manner.row
     mark = own.channels.start if own.channels else own.trigger or '{"name": "f"'
-    speech = Speech(row=own, channels=manner.channels, tools=TOOLS)
-    told = Told.of(speech.scanner().feed(rendered[rendered.rindex(mark) :], last=True))
+    speech = AnswerMarks(row=own, channels=manner.channels, tools=TOOLS)
+    told = ParsedOutput.of(speech.scanner().feed(rendered[rendered.rindex(mark) :], last=True))
     assert [(c.name, json.loads(c.arguments)) for c in told.calls] == [("f", ARGUMENTS)]
     messages, tools = shaped(calling(), [F], manner)
     rendered = template.render(messages, tools=tools)
@@ -466,7 +466,7 @@ def test_a_template_without_a_system_gets_the_tools_from_the_user(data: Path) ->
 
 
 def test_results_and_questions_of_one_turn_are_one_message() -> None:
-    manner = Manner()
+    manner = TemplateDialect()
     two = [*calling(), calling()[2], {"role": "user", "content": "so?"}]
     messages, _ = shaped(two, [], manner)
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
@@ -474,7 +474,7 @@ def test_results_and_questions_of_one_turn_are_one_message() -> None:
 
 
 def test_a_conversation_without_tools_is_left_alone() -> None:
-    messages, tools = shaped([USER], [], Manner())
+    messages, tools = shaped([USER], [], TemplateDialect())
     assert (messages, tools) == ([USER], None)
 
 
@@ -494,7 +494,7 @@ def test_small_templates() -> None:
     found = find_manner(ChatTemplate(unknown.replace('{"name"', '("name"')))
     assert not found.writes_calls
     assert not found.shows_tools  # what is not understood is not used
-    assert find_manner(ChatTemplate("{{ nothing.at.all }}")) == Manner(has_system=False)
+    assert find_manner(ChatTemplate("{{ nothing.at.all }}")) == TemplateDialect(has_system=False)
 
 
 def test_reasoning_shows_in_the_template() -> None:
@@ -514,6 +514,6 @@ def test_whether_the_prompt_has_begun() -> None:
     reasons = find_manner(ChatTemplate("{{ '<think></think>' }}"))
     assert reasons.speech("...<think>\n").opened
     assert not reasons.speech("...<think>\n\n</think>\n").opened
-    recipient = Manner(row=row("recipient"))
+    recipient = TemplateDialect(row=row("recipient"))
     assert recipient.speech("assistant\n\n>>>").begun
     assert not recipient.speech("assistant\n\n").begun

@@ -11,10 +11,10 @@ import pytest
 from tests.speech.families import ARGUMENTS, FAMILIES, JSON, TEMPLATES, TOOLS, F, row
 from tests.text.vocabularies import CONTROL, load_bpe
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import Manner, Said, Told, manner_of
-from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
-from treadle.chat.tools.constrained_decoding import Guide
-from treadle.chat.tools.formats import ROWS, Row, core_of
+from treadle.chat.tools import OutputPiece, ParsedOutput, TemplateDialect, manner_of
+from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
+from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
+from treadle.chat.tools.formats import ROWS, ToolCallFormat, core_of
 from treadle.chat.tools.messages import shaped
 from treadle.errors import GrammarError
 from treadle.grammar.compiled_cache import Grammars
@@ -25,7 +25,7 @@ SPACED = [own.name for own in ROWS if own.trigger and core_of(own.trigger)[0] !=
 SHORTENED = [own.name for own in ROWS if own.shortened]
 
 
-def marks_of(own: Row) -> set[str]:
+def marks_of(own: ToolCallFormat) -> set[str]:
     """Those that a vocabulary may have as one token."""
     several = (*own.triggers, own.open, own.close, *own.wrap, *own.shortened)
     marks = {core_of(mark.strip())[0].lstrip("]\n ") for mark in several}
@@ -45,13 +45,13 @@ def grammars(control: bool, tmp_path_factory: pytest.TempPathFactory) -> Grammar
     return Grammars(load_bpe(path, ["Ġ {", "[ {", "> Ċ"], more, eos_token_id=256 + 3))
 
 
-def planned(name: str, grammars: Grammars, **wanted: Any) -> Planned:
+def planned(name: str, grammars: Grammars, **wanted: Any) -> AnswerPlan:
     own = row(name)
-    manner = Manner(row=own, channels=own.channels, writes_calls=True)
-    return plan_answer(Wanted(**{"tools": TOOLS, **wanted}), manner, "", grammars)
+    manner = TemplateDialect(row=own, channels=own.channels, writes_calls=True)
+    return plan_answer(AnswerOptions(**{"tools": TOOLS, **wanted}), manner, "", grammars)
 
 
-def put(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
+def put(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str) -> None:
     """Go on with a text, each of whose tokens must be allowed."""
     for id in tokenizer.encode(text, bos=False, special=True):
         logits = np.zeros(tokenizer.n_vocab, np.float32)
@@ -60,21 +60,21 @@ def put(guide: Guide, tokenizer: Tokenizer, text: str) -> None:
         guide.accept(id)
 
 
-def follow(plan: Planned, grammars: Grammars, text: str) -> Guide:
+def follow(plan: AnswerPlan, grammars: Grammars, text: str) -> ConstrainedDecoder:
     guide = plan.guide()
     assert guide is not None
     put(guide, grammars.tokenizer, text)
     return guide
 
 
-def told(plan: Planned, text: str, size: int) -> Told:
-    scanner, said = plan.speech.scanner(), list[Said]()
+def told(plan: AnswerPlan, text: str, size: int) -> ParsedOutput:
+    scanner, said = plan.speech.scanner(), list[OutputPiece]()
     for at in range(0, len(text), size):
         said += scanner.feed(text[at : at + size])
-    return Told.of([*said, *scanner.feed("", last=True)])
+    return ParsedOutput.of([*said, *scanner.feed("", last=True)])
 
 
-def check(plan: Planned, text: str, content: str, calls: list[tuple[str, Any]]) -> None:
+def check(plan: AnswerPlan, text: str, content: str, calls: list[tuple[str, Any]]) -> None:
     for size in (1, 2, 7, len(text)):
         found = told(plan, text, size)
         assert [(c.name, json.loads(c.arguments)) for c in found.calls] == calls, (text, size)
@@ -174,7 +174,7 @@ def test_a_template_with_a_blank_behind_its_mark(grammars: Grammars) -> None:
     manner = manner_of(template)
     assert manner.row == row("mistral-list")
     assert manner.writes_calls
-    plan = plan_answer(Wanted(tools=TOOLS), manner, "", grammars)
+    plan = plan_answer(AnswerOptions(tools=TOOLS), manner, "", grammars)
     function = {"name": "f", "arguments": ARGUMENTS}
     id = told(plan, f"[TOOL_CALLS] [{json.dumps(function)}]", 1).calls[0].id
     call = {"id": id, "type": "function", "function": function}
@@ -207,7 +207,7 @@ def test_what_a_template_writes_is_allowed(name: str, grammars: Grammars) -> Non
     if own.by_header:
         return
     written = text[text.rindex(own.sign) :]
-    plan = plan_answer(Wanted(tools=TOOLS, forced=("f",)), manner, "", grammars)
+    plan = plan_answer(AnswerOptions(tools=TOOLS, forced=("f",)), manner, "", grammars)
     guide = plan.guide()
     assert guide is not None
     ends = written.find(own.wrap[1] or own.close or "}", written.index("x"))

@@ -13,13 +13,13 @@ import pytest
 from tests.speech.families import ARGUMENTS, FAMILIES, GPT_OSS, JSON, OPEN, TOOLS, row
 from tests.speech.test_guide import SMALL, planned
 from tests.text.vocabularies import CONTROL, load_bpe
-from treadle.chat.tools import Manner, Said, Speech, Thought, Told
-from treadle.chat.tools.answer_plan import Planned
-from treadle.chat.tools.formats import HARMONY, HERMES, THOUGHTS, Row
-from treadle.chat.tools.stop_filter import Heard
+from treadle.chat.tools import AnswerMarks, OutputPiece, ParsedOutput, TemplateDialect, Thought
+from treadle.chat.tools.answer_plan import AnswerPlan
+from treadle.chat.tools.formats import HARMONY, HERMES, THOUGHTS, ToolCallFormat
+from treadle.chat.tools.stop_filter import StopFilter
 from treadle.chat.tools.stream_parser import MAX_DRAFTS
 from treadle.grammar.compiled_cache import Grammars
-from treadle.scheduler.output import Answer
+from treadle.scheduler.output import RequestOutput
 from treadle.tokenizer.tokenizer import Tokenizer
 
 THINK, GEMMA = THOUGHTS[0], THOUGHTS[2]
@@ -32,9 +32,9 @@ def tell(text: str, **speech: Any) -> Found:
     found: list[Found] = []
     for parts in ([text], list(text)):
         for streams in (False, True):
-            scanner = Speech(**{"tools": TOOLS, "streams": streams, **speech}).scanner()
+            scanner = AnswerMarks(**{"tools": TOOLS, "streams": streams, **speech}).scanner()
             said = [each for part in parts for each in scanner.feed(part)]
-            told = Told.of([*said, *scanner.feed("", last=True)])
+            told = ParsedOutput.of([*said, *scanner.feed("", last=True)])
             calls = [(call.name, json.loads(call.arguments)) for call in told.calls]
             assert scanner.n_calls == len(calls)
             found.append((told.reasoning, told.content, calls))
@@ -42,12 +42,12 @@ def tell(text: str, **speech: Any) -> Found:
     return found[0]
 
 
-def thought_of(own: Row) -> Thought:
+def thought_of(own: ToolCallFormat) -> Thought:
     """The marks of reasoning of a family, or those of most."""
     return own.channels.thought if own.channels else THINK
 
 
-def final_of(own: Row) -> str:
+def final_of(own: ToolCallFormat) -> str:
     """What begins an answer behind reasoning that is closed."""
     return f"{own.channels.start}{own.channels.final}" if own.channels else ""
 
@@ -114,13 +114,13 @@ def test_a_mark_that_is_named_is_reasoning(name: str) -> None:
 
 
 def test_reasoning_is_told_on_as_soon_as_it_is_none() -> None:
-    scanner = Speech(thought=THINK, opened=True, row=HERMES, tools=TOOLS).scanner()
-    assert scanner.feed("so <tool_call>") == [Said("reasoning", "so ")]
+    scanner = AnswerMarks(thought=THINK, opened=True, row=HERMES, tools=TOOLS).scanner()
+    assert scanner.feed("so <tool_call>") == [OutputPiece("reasoning", "so ")]
     assert scanner.undecided
-    assert scanner.feed(" is") == [Said("reasoning", "<tool_call> is")]
+    assert scanner.feed(" is") == [OutputPiece("reasoning", "<tool_call> is")]
     assert scanner.in_reasoning
     assert scanner.feed(FAMILIES["hermes"].g) == []
-    assert scanner.feed("\n then") == [Said("reasoning", f"{FAMILIES['hermes'].g}\n then")]
+    assert scanner.feed("\n then") == [OutputPiece("reasoning", f"{FAMILIES['hermes'].g}\n then")]
 
 
 def test_marks_that_are_tried_are_few() -> None:
@@ -131,7 +131,7 @@ def test_marks_that_are_tried_are_few() -> None:
 
 def test_stop_strings_do_not_count_in_a_call_within_reasoning() -> None:
     text = f"<think>stop{FAMILIES['hermes'].f}"
-    ear = Heard(Speech(thought=THINK, row=HERMES, tools=TOOLS), ["stop", "name", "tool"])
+    ear = StopFilter(AnswerMarks(thought=THINK, row=HERMES, tools=TOOLS), ["stop", "name", "tool"])
     heard = ear.feed(text) + ear.feed("", last=True)
     assert len(heard) == len(text)
     assert not any(word in heard for word in ("stop", "name", "tool"))
@@ -142,7 +142,7 @@ def test_stop_strings_do_not_count_in_a_call_within_reasoning() -> None:
 
 @pytest.mark.parametrize("thought", THOUGHTS, ids=lambda t: t.open)
 @pytest.mark.parametrize("own", [None, HERMES, row("gemma")])
-def test_reasoning_within_content(thought: Thought, own: Row | None) -> None:
+def test_reasoning_within_content(thought: Thought, own: ToolCallFormat | None) -> None:
     speech: dict[str, Any] = {"thought": thought, "row": own}
     one = f"{thought.open}b{thought.close}"
     assert tell(f"a{one}c", **speech) == ("b", "ac", [])
@@ -160,12 +160,15 @@ def test_a_mark_of_reasoning_that_prose_names_is_text() -> None:
     """Where none closes it: it is held back so long. A control token opens reasoning at once."""
     said = "Write <think> first.\n\nThen <think> again"
     assert tell(said, thought=THINK) == ("", said, [])
-    scanner = Speech(thought=THINK).scanner()
-    assert scanner.feed("a <think>b") == [Said("content", "a ")]
+    scanner = AnswerMarks(thought=THINK).scanner()
+    assert scanner.feed("a <think>b") == [OutputPiece("content", "a ")]
     assert scanner.undecided
-    assert scanner.feed("</think>") == [Said("reasoning", "b")]
-    surely = Speech(thought=GEMMA).scanner()
-    assert surely.feed("a <|channel>thought\nb") == [Said("content", "a "), Said("reasoning", "b")]
+    assert scanner.feed("</think>") == [OutputPiece("reasoning", "b")]
+    surely = AnswerMarks(thought=GEMMA).scanner()
+    assert surely.feed("a <|channel>thought\nb") == [
+        OutputPiece("content", "a "),
+        OutputPiece("reasoning", "b"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_a_mark_of_reasoning_that_prose_names_is_text() -> None:
     ],
 )
 @pytest.mark.parametrize("own", [None, row("gemma")])
-def test_marks_of_gemma_that_stand_alone(text: str, own: Row | None) -> None:
+def test_marks_of_gemma_that_stand_alone(text: str, own: ToolCallFormat | None) -> None:
     assert tell(text, thought=GEMMA, row=own) == ("", "Hello", [])
 
 
@@ -230,9 +233,13 @@ SOLAR_MARKS = (
 OTHERS = tuple(mark for thought in THOUGHTS for mark in (thought.begin, thought.close))
 VOCABULARIES = {"tokens": (*HARMONY_MARKS, *SOLAR_MARKS[1:], *OTHERS), "plain": ("<|endoftext|>",)}
 MANNERS = {
-    "harmony": Manner(thought=GPT_OSS.thought, channels=GPT_OSS, row=HARMONY, writes_calls=True),
-    "solar": Manner(thought=OPEN.thought, channels=OPEN, row=row("solar"), writes_calls=True),
-    **{t.begin: Manner(thought=t, row=HERMES, writes_calls=True) for t in THOUGHTS},
+    "harmony": TemplateDialect(
+        thought=GPT_OSS.thought, channels=GPT_OSS, row=HARMONY, writes_calls=True
+    ),
+    "solar": TemplateDialect(
+        thought=OPEN.thought, channels=OPEN, row=row("solar"), writes_calls=True
+    ),
+    **{t.begin: TemplateDialect(thought=t, row=HERMES, writes_calls=True) for t in THOUGHTS},
 }
 
 
@@ -251,7 +258,9 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer)
 
 
-def insists(plan: Planned, tokenizer: Tokenizer, text: str, n: int = 600) -> tuple[str, Told]:
+def insists(
+    plan: AnswerPlan, tokenizer: Tokenizer, text: str, n: int = 600
+) -> tuple[str, ParsedOutput]:
     """What a model writes that wants to write ``text``, and then to end: it begins anew with the
     next letter where another token is all that it may write.
     """
@@ -273,7 +282,7 @@ def insists(plan: Planned, tokenizer: Tokenizer, text: str, n: int = 600) -> tup
         ids.append(id)
     text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
     scanner = plan.speech.scanner()
-    return text, Told.of(scanner.feed(text, last=True))
+    return text, ParsedOutput.of(scanner.feed(text, last=True))
 
 
 SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
@@ -392,7 +401,7 @@ def test_reasoning_within_content_binds_nothing(tokenizer: Tokenizer, grammars: 
 def test_reasoning_in_an_answer(tokenizer: Tokenizer, grammars: Grammars) -> None:
     """The stop strings of an answer, whose marks are shown to the scanner."""
     plan = planned(MANNERS["<think>"], grammars)
-    answer = Answer(tokenizer, [1], n_ctx=2000, stop=("stop",))
+    answer = RequestOutput(tokenizer, [1], n_ctx=2000, stop=("stop",))
     plan.dress(answer)
     said = "a<think>stop</think>b stop"
     for id in tokenizer.encode(said, bos=False, special=True):

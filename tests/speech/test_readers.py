@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.speech.families import TOOLS, row
-from treadle.chat.tools import Speech, Told
-from treadle.chat.tools.argument_readers import PythonReader, Reader, TagReader
+from treadle.chat.tools import AnswerMarks, ParsedOutput
+from treadle.chat.tools.argument_readers import ArgumentReader, PythonReader, TagReader
 from treadle.chat.tools.arguments import value_of
 
 PYTHON: list[tuple[str, Any]] = [
@@ -30,7 +30,7 @@ PYTHON: list[tuple[str, Any]] = [
 ]
 
 
-def in_pieces(reader: Reader, text: str, size: int) -> tuple[str, str]:
+def in_pieces(reader: ArgumentReader, text: str, size: int) -> tuple[str, str]:
     """What is told of a text that comes so many characters at a time, and what is left of it."""
     told = held = ""
     for at in range(0, len(text), size):
@@ -107,9 +107,9 @@ def test_texts_in_quotes_or_not(written: str, text: str) -> None:
         assert in_pieces(reader, whole, size) == (json.dumps({"text": text}), "")
 
 
-def told(name: str, text: str) -> Told:
-    speech = Speech(row=row(name), tools=TOOLS)
-    return Told.of(speech.scanner().feed(text, last=True))
+def told(name: str, text: str) -> ParsedOutput:
+    speech = AnswerMarks(row=row(name), tools=TOOLS)
+    return ParsedOutput.of(speech.scanner().feed(text, last=True))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, GPT_OSS, OPEN, TOOLS, row
-from treadle.chat.tools import Said, Speech, Thought, Told
+from treadle.chat.tools import AnswerMarks, OutputPiece, ParsedOutput, Thought
 from treadle.chat.tools.formats import BARE, HERMES, ROWS, THOUGHTS
 
 THINK = THOUGHTS[0]
@@ -25,14 +25,14 @@ def call(name: str, **arguments: Any) -> str:
 
 def tell(text: str, sizes: list[int] | None = None, **speech: Any) -> tuple[str, str, list[Any]]:
     """Reasoning, content and calls of a text that comes in parts."""
-    scanner = Speech(**{"tools": TOOLS, **speech}).scanner()
-    parts: list[Said] = []
+    scanner = AnswerMarks(**{"tools": TOOLS, **speech}).scanner()
+    parts: list[OutputPiece] = []
     at = 0
     for size in sizes or [len(text)]:
         parts += scanner.feed(text[at : at + size])
         at += size
     parts += scanner.feed(text[at:], last=True)
-    told = Told.of(parts)
+    told = ParsedOutput.of(parts)
     assert scanner.n_calls == len(told.calls)
     return told.reasoning, told.content, [(c.name, json.loads(c.arguments)) for c in told.calls]
 
@@ -173,7 +173,7 @@ def test_calls_of_every_family(written: Any, streams: bool, seed: int) -> None:
 def test_arguments_are_told_as_they_come(name: str) -> None:
     """Each character of the text in it by itself, as soon as no mark can begin with it."""
     own, text = row(name), FAMILIES[name].f
-    speech = Speech(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=True)
+    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=True)
     scanner = speech.scanner()
     parts = [part for char in text for part in scanner.feed(char)]
     assert [part.kind for part in parts[:1]] == ["call"]
@@ -185,14 +185,14 @@ def test_arguments_are_told_as_they_come(name: str) -> None:
 Cut = tuple[str, list[tuple[str, str]]]
 
 
-def told_of(text: str, sizes: list[int], speech: Speech) -> Cut:
+def told_of(text: str, sizes: list[int], speech: AnswerMarks) -> Cut:
     """Content, and calls with their arguments as written, of a text that is cut."""
-    scanner, parts, at = speech.scanner(), list[Said](), 0
+    scanner, parts, at = speech.scanner(), list[OutputPiece](), 0
     for size in sizes:
         parts += scanner.feed(text[at : at + size])
         at += size
     parts += scanner.feed(text[at:], last=True)
-    told = Told.of(parts)
+    told = ParsedOutput.of(parts)
     return told.content, [(call.name, call.arguments) for call in told.calls]
 
 
@@ -206,7 +206,7 @@ def test_a_call_that_is_cut(name: str, forced: bool) -> None:
     bare = not own.trigger
     before = "" if forced or bare else BEFORE.get(name, "so ")
     begun = before.startswith("all")
-    speech = Speech(
+    speech = AnswerMarks(
         row=own, channels=own.channels, tools=TOOLS, forced=forced, sure=True, begun=begun
     )
     text = before + (family.several or family.f)
@@ -256,7 +256,7 @@ def test_a_call_that_is_cut(name: str, forced: bool) -> None:
 )
 def test_when_a_call_has_begun(name: str, text: str, calls: list[Any]) -> None:
     own = row(name)
-    speech = Speech(row=own, channels=own.channels, tools=TOOLS, sure=True)
+    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, sure=True)
     assert told_of(text, [], speech) == ("", calls)
 
 
@@ -265,32 +265,32 @@ def test_where_it_may_be_none_a_cut_call_is_content(name: str) -> None:
     own, text = row(name), FAMILIES[name].f
     for end in range(1, len(text) - 12):
         speech: dict[str, Any] = {"row": own, "channels": own.channels, "tools": TOOLS}
-        told = Told.of(Speech(**speech).scanner().feed(text[:end], last=True))
+        told = ParsedOutput.of(AnswerMarks(**speech).scanner().feed(text[:end], last=True))
         assert own.channels or (told.content or told.calls)
 
 
 def test_json_that_may_be_none_is_content_where_no_call_is_forced() -> None:
-    speech = Speech(row=BARE, tools=TOOLS, sure=True)
+    speech = AnswerMarks(row=BARE, tools=TOOLS, sure=True)
     for text in ('{"x', '{"name": "x", "age": 1', "{", " "):
         assert told_of(text, [], speech) == (text, [])
         assert told_of(text, [], replace(speech, forced=True)) == ("", [])
 
 
 def test_text_is_told_as_soon_as_it_is_certain() -> None:
-    scanner = Speech(row=HERMES, tools=TOOLS, thought=THINK).scanner()
+    scanner = AnswerMarks(row=HERMES, tools=TOOLS, thought=THINK).scanner()
     assert scanner.feed("<think>") == []
-    assert scanner.feed("ab") == [Said("reasoning", "ab")]
-    assert scanner.feed("c</th") == [Said("reasoning", "c")]
-    assert scanner.feed("x") == [Said("reasoning", "</thx")]
-    assert scanner.feed("</think>d <tool") == [Said("content", "d ")]
-    assert scanner.feed("s") == [Said("content", "<tools")]
+    assert scanner.feed("ab") == [OutputPiece("reasoning", "ab")]
+    assert scanner.feed("c</th") == [OutputPiece("reasoning", "c")]
+    assert scanner.feed("x") == [OutputPiece("reasoning", "</thx")]
+    assert scanner.feed("</think>d <tool") == [OutputPiece("content", "d ")]
+    assert scanner.feed("s") == [OutputPiece("content", "<tools")]
 
 
 def test_ids_are_as_templates_want_them() -> None:
     for own in ROWS:
         text = FAMILIES[own.name].f
-        speech = Speech(row=own, channels=own.channels, tools=TOOLS)
-        (found,) = Told.of(speech.scanner().feed(text, last=True)).calls
+        speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS)
+        (found,) = ParsedOutput.of(speech.scanner().feed(text, last=True)).calls
         if own.id_mark or own.id_first:
             assert found.id in ("functions.f:0", "abcdefgh1", "a1b2c3d4e5")
             assert found.id in text
@@ -301,8 +301,8 @@ def test_ids_are_as_templates_want_them() -> None:
 def test_an_id_that_a_model_repeats_is_another() -> None:
     """Random ids of one answer are the same where each token is the likeliest."""
     own, text = row("solar"), FAMILIES["solar"].several.replace("a1b2c3d4e6", "a1b2c3d4e5")
-    speech = Speech(row=own, channels=own.channels, tools=TOOLS)
-    one, two = Told.of(speech.scanner().feed(text, last=True)).calls
+    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS)
+    one, two = ParsedOutput.of(speech.scanner().feed(text, last=True)).calls
     assert one.id == "a1b2c3d4e5" != two.id
     assert re.fullmatch(own.id_form, two.id)
 
@@ -331,12 +331,12 @@ def test_rows_have_names_of_their_own() -> None:
 def test_what_no_arguments_follow_is_the_same_in_parts(name: str, text: str, sure: bool) -> None:
     """A call was told before the first character behind its name said that it is none."""
     own = row(name)
-    speech = Speech(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=sure)
+    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=sure)
 
     def found(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
         scanner = speech.scanner()
         said = [each for part in parts for each in scanner.feed(part)]
-        told = Told.of([*said, *scanner.feed("", last=True)])
+        told = ParsedOutput.of([*said, *scanner.feed("", last=True)])
         return told.content, [(call.name, call.arguments) for call in told.calls]
 
     assert found(list(text)) == found([text])

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from treadle.chat.tools.argument_readers import OwnReader, TagReader
 from treadle.chat.tools.call_grammar import _arguments, calls_behind
 from treadle.chat.tools.formats import QUOTE, ROWS
-from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.grammar_rules import GrammarRules
 from treadle.chat.tools.schemas import MAX_WAYS, by_name, odd_names
 from treadle.chat.tools.unquoted_text import not_beginning, without
 from treadle.errors import GrammarError
@@ -38,7 +38,7 @@ class Plain:
 
 
 def allows(row: str, schema: dict[str, Any], text: str) -> bool:
-    rules: Any = Rules(Plain())  # type: ignore[arg-type]
+    rules: Any = GrammarRules(Plain())  # type: ignore[arg-type]
     source = rules.source(_arguments(rules, ROW[row], {"type": "object", **schema}))
     matcher = LLMatcher(BYTES, LLMatcher.grammar_from_lark(source), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -296,7 +296,7 @@ def test_a_mark_that_is_a_control_token() -> None:
             before, found, _ = text.partition(QUOTE)
             return [*([before] if before else []), *([7] if found else [])]
 
-    rules: Any = Rules(Marked())  # type: ignore[arg-type]
+    rules: Any = GrammarRules(Marked())  # type: ignore[arg-type]
     rules.literal = json.dumps
     schema = {"type": "object", "properties": {"a": {**TEXT, "maxLength": 3}}, "required": ["a"]}
     source = rules.source(_arguments(rules, ROW["gemma"], schema))

@@ -17,13 +17,13 @@ from tests.test_session import text
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
 from treadle.distributed.stages.pipeline import StageLostError
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.compile import host_features
-from treadle.kernels.elementwise.top_logits import N_TOP, Look
+from treadle.kernels.elementwise.top_logits import N_TOP, LogitsQuery
 from treadle.kvcache.disk.session_file import save_session
 from treadle.models.load import load_config
 from treadle.models.stages import cut, split
@@ -40,14 +40,16 @@ def talk(engine: Engine) -> Iterator[np.ndarray]:
     """Chunks of prompts, decoding beside a prompt, a fork, a beginning that is known."""
     ids, cache = text(200), engine.cache
     a, b = cache.sequence(), cache.sequence()
-    yield engine.run([Part(a, ids[:70]), Part(b, ids[5:12], 2)])
-    yield engine.run([Part(a, [ids[70]]), Part(b, ids[20:120])])
+    yield engine.run([BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2)])
+    yield engine.run([BatchItem(a, [ids[70]]), BatchItem(b, ids[20:120])])
     fork = cache.fork(a)  # a page that is not full: who writes first copies it
-    yield engine.run([Part(fork, ids[71:75]), Part(a, ids[71:73]), Part(b, ids[13:14], 0)])
+    yield engine.run(
+        [BatchItem(fork, ids[71:75]), BatchItem(a, ids[71:73]), BatchItem(b, ids[13:14], 0)]
+    )
     for token in ids[75:80]:
-        yield engine.run([Part(fork, [token])])
+        yield engine.run([BatchItem(fork, [token])])
     shared = cache.sequence(ids)
-    yield engine.run([Part(shared, ids[len(shared) : 90], 3)])
+    yield engine.run([BatchItem(shared, ids[len(shared) : 90], 3)])
     check_pages(cache, [a, b, fork, shared])
     for seq in (a, b, fork, shared):
         seq.close()
@@ -124,7 +126,7 @@ def test_a_lost_stage_is_replaced_and_what_it_held_read_again(
         if each is engine:
             chain.kill(victim)
             chain.dies_at = chain.n_runs + 2  # and again, while it is read again
-        made += [each.run([Part(s.seq, ids[72:74]) for s in (a, b)]), idle.feed(ids[100:101])]
+        made += [each.run([BatchItem(s.seq, ids[72:74]) for s in (a, b)]), idle.feed(ids[100:101])]
         assert [s.n_past for s in (a, b, idle)] == [74, 23, 101]
         check_pages(each.cache, [a.seq, b.seq, idle.seq])
         rows.append(made)
@@ -163,7 +165,7 @@ def test_what_stages_cannot_do_is_refused(tiny: WriteTiny, staged: Staged, tmp_p
     with pytest.raises(UnsupportedError, match="pages of a model in stages"):
         save_session(tmp_path / "a", engine, session.seq)
     with pytest.raises(UnsupportedError, match="one by one"):
-        engine.run_timed([Part(session.seq, [1])])
+        engine.run_timed([BatchItem(session.seq, [1])])
     for n in (0, 5):
         with pytest.raises(TreadleError, match=f"{n} stages: the model has 4 layers"):
             split(engine.gguf, engine.config, n)
@@ -209,7 +211,7 @@ def test_a_mask_that_comes_late_holds(tiny: WriteTiny, staged: Staged) -> None:
     found = []
     for each in (one, engine):
         late, seq = Late(np.packbits(allowed, bitorder="little").tobytes()), each.cache.sequence()
-        (row,) = each.sample([Part(seq, text(20), 1, (Look(mask=late),))])
+        (row,) = each.sample([BatchItem(seq, text(20), 1, (LogitsQuery(mask=late),))])
         assert late.asked
         assert row.top is not None
         found.append(row.top.ids[: min(allowed.sum(), N_TOP)].tolist())

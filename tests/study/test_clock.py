@@ -12,7 +12,7 @@ from treadle.isa.isa import Isa
 from treadle.jit.language import Builder, Val
 from treadle.profiling.report import row_in_use
 from treadle.study import clock
-from treadle.study.rows import Scale
+from treadle.study.rows import ScaleRow
 from treadle.study.spec import Study
 from treadle.study.sweep import KERNELS, Kernel, problem
 
@@ -42,7 +42,7 @@ def test_right_here(kernel: Kernel, spec: Study) -> None:
 
 def test_a_sample_is_long_enough_for_a_slow_clock() -> None:
     """Repetitions double until a sample takes 2 ms; the time is that of one."""
-    kernel = Kernel("scale_f16", (Scale(),), 1024)
+    kernel = Kernel("scale_f16", (ScaleRow(),), 1024)
     # Samples of 1.5 and 2.5 ms: so two repetitions; then the least of 5 and 4 ms. Cold: 32 copies.
     hot = [0.0, 1.5e-3, 0.0, 2.5e-3, 0.0, 5e-3, 0.0, 4e-3]
     n_bytes = 32 * (2048 + 2 + 2)
@@ -53,7 +53,7 @@ def test_a_sample_is_long_enough_for_a_slow_clock() -> None:
 
 
 @dataclass(frozen=True)
-class Forgetful(Scale):
+class Forgetful(ScaleRow):
     """Leaves the last vector alone."""
 
     op: ClassVar[str] = "forgetful"
@@ -63,7 +63,7 @@ class Forgetful(Scale):
 
 
 def test_a_wrong_kernel_is_told_and_never_best() -> None:
-    kernel = Kernel("scale_f16", (Forgetful(), Scale()), 1024)
+    kernel = Kernel("scale_f16", (Forgetful(), ScaleRow()), 1024)
     wrong, right = clock.measure(kernel, row_in_use(), 1, cold_bytes=1 << 16, clock=ticking())
     (why,) = wrong.wrong.values()
     assert why is not None
@@ -74,7 +74,7 @@ def test_a_wrong_kernel_is_told_and_never_best() -> None:
 
 def test_a_cold_repetition_has_memory_of_its_own() -> None:
     """All copies are written to, each once."""
-    spec, isa = Scale(), row_in_use()
+    spec, isa = ScaleRow(), row_in_use()
     case = spec.case(isa, 1024, np.random.default_rng(0))
     seen = []
 
@@ -95,6 +95,6 @@ def _words(address: int) -> object:
 
 
 def test_nan_is_wrong() -> None:
-    case = Scale().case(row_in_use(), 1024, np.random.default_rng(0))
+    case = ScaleRow().case(row_in_use(), 1024, np.random.default_rng(0))
     after = {"out": np.full(1024, np.nan, np.float16)}
     assert str(problem(case, after)).startswith("out[0] is nan")

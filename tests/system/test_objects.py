@@ -18,7 +18,7 @@ from tests.kernels import registry, rows, test_attention, test_elementwise, test
 from tests.kernels.conftest import rng
 from tests.kernels.harness import Memory
 from tests.kernels.machine import SIGNATURE, Here
-from treadle.devices.cpu.step_loop import Work
+from treadle.devices.cpu.step_loop import StepLoop
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
@@ -48,7 +48,7 @@ TRIPLES = {
     "riscv64-unknown-linux-gnu": ("rvv256",),
 }
 BLOCKS, ROWS_OF_BLOCKS = Gemm("Q8_0", "q8", 352, 2, 4), Gemv("Q4_K", "q8", 768, 4, 1)
-SPECS: list[Spec] = [BLOCKS, ROWS_OF_BLOCKS, Attention("f16", 8, 2, 64, 1), Work()]
+SPECS: list[Spec] = [BLOCKS, ROWS_OF_BLOCKS, Attention("f16", 8, 2, 64, 1), StepLoop()]
 # Position-independent code may name the table of offsets; a kernel calls nothing.
 ALLOWED = {"", "_GLOBAL_OFFSET_TABLE_"}
 ELF, MACH_O = b"\x7fELF", b"\xcf\xfa\xed\xfe"

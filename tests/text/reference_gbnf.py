@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from treadle.grammar.gbnf import Alt, Chars, Node, Ref, Repeat, Rules, Seq
+from treadle.grammar.gbnf import (
+    Alternatives,
+    Chars,
+    Concatenation,
+    GbnfRules,
+    Node,
+    Repeat,
+    RuleRef,
+)
 
 
-def matches(rules: Rules, text: str) -> bool:
+def matches(rules: GbnfRules, text: str) -> bool:
     """Whether the whole text is in the language of rule ``root``."""
     ends: dict[tuple[str, int], frozenset[int]] = {}
     codes = [ord(c) for c in text]
@@ -15,11 +23,11 @@ def matches(rules: Rules, text: str) -> bool:
             case Chars(ranges):
                 inside = start < len(codes) and any(a <= codes[start] <= b for a, b in ranges)
                 return frozenset([start + 1] if inside else [])
-            case Ref(name):
+            case RuleRef(name):
                 return ends.setdefault((name, start), frozenset())
-            case Alt(items):
+            case Alternatives(items):
                 return frozenset().union(*(found(item, start) for item in items))
-            case Seq(items):
+            case Concatenation(items):
                 now = frozenset([start])
                 for item in items:
                     now = frozenset().union(*(found(item, at) for at in now))

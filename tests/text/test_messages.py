@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from treadle.chat.template.builtin_templates import BUILT_INS
-from treadle.chat.template.messages import Form, form_of, read_messages
+from treadle.chat.template.messages import ContentForm, form_of, read_messages
 from treadle.chat.template.template import ChatTemplate
 from treadle.errors import TemplateError, UnsupportedError
 
@@ -134,9 +134,9 @@ def test_a_template_is_tried_once_and_only_if_it_may_read_parts() -> None:
         tried.append(messages)
         return None
 
-    assert form_of(TEXTS, render) is Form.TEXT
+    assert form_of(TEXTS, render) is ContentForm.TEXT
     assert not tried
-    assert form_of(PARTS, render) is Form.TEXT  # fails on both: as it is
+    assert form_of(PARTS, render) is ContentForm.TEXT  # fails on both: as it is
     assert [type(messages[0]["content"]) for messages in tried] == [str, list]
 
 

@@ -101,10 +101,10 @@ def test_a_signals_exception_ends_a_rendering(
 
     assert fresh.render("a", {}, NOW) == "a"
     [pid] = pids(fresh)
-    before, read = signal.signal(signal.SIGALRM, interrupt), renderer._Process._read
+    before, read = signal.signal(signal.SIGALRM, interrupt), renderer._RenderProcess._read
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(renderer._Process, "_read", reads)
+            patch.setattr(renderer._RenderProcess, "_read", reads)
             with pytest.raises(KeyboardInterrupt):
                 fresh.render(ENDLESS, {}, NOW)
     finally:
@@ -187,7 +187,7 @@ def test_sigterm_ends_a_program_that_renders() -> None:
 
 def test_a_rendering_ends_even_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer, "LIMIT_S", 0.3)
-    process = renderer._Process()
+    process = renderer._RenderProcess()
     process._send(renderer._request("render", ENDLESS, {}, NOW.isoformat()))
     assert process._popen.wait(60) == -signal.SIGALRM
     process.end()

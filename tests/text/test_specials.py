@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.tokenizer.special_tokens import Specials
+from treadle.tokenizer.special_tokens import SpecialTokenSplitter
 
 
 def split_ref(ids: dict[str, int], text: str) -> list[str | int]:
@@ -28,12 +28,12 @@ def split_ref(ids: dict[str, int], text: str) -> list[str | int]:
 @given(pieces=st.sets(st.text("ab<^]-\\\n", max_size=4), max_size=8), text=st.text("ab<^]-\\\nc"))
 def test_as_defined(pieces: set[str], text: str) -> None:
     ids = {piece: i for i, piece in enumerate(sorted(pieces))}
-    assert list(Specials(ids).split(text)) == split_ref(ids, text)
+    assert list(SpecialTokenSplitter(ids).split(text)) == split_ref(ids, text)
 
 
 def test_thousands_of_pieces() -> None:
     ids = {f"<unused{i}>": i for i in range(6000)}
-    assert list(Specials(ids).split("a<unused17><unused5999>b<unused")) == [
+    assert list(SpecialTokenSplitter(ids).split("a<unused17><unused5999>b<unused")) == [
         "a",
         17,
         5999,

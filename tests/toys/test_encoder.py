@@ -21,7 +21,7 @@ from treadle.models.archs import ARCHS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.layer import build_layer
 from treadle.models.mixers.attention import ATTENTION
 from treadle.models.structure import Graph, Sublayer, TensorRow
@@ -95,7 +95,7 @@ def embedding(g: Ops, x: Rows) -> None:
     g.result("embedding", g.pool("embedding", x, g.config.pooling, unit=True))
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     config = DECODER.read(keys, arch)
     return replace(config, layers=tuple(replace(at, causal=False) for at in config.layers))
 

@@ -22,11 +22,11 @@ from tests.tiny import rounding
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
 from treadle.devices.protocol import Device
-from treadle.engine.batch import Inputs, Part
+from treadle.engine.batch import BatchItem, Inputs
 from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.isa.portable import PORTABLE
-from treadle.jit.kernel import Tally
+from treadle.jit.kernel import CompileStats
 from treadle.kernels.matmul.select import SHIPPED
 from treadle.kvcache.cache import KVCache
 from treadle.kvcache.disk.session_file import load_session, save_session
@@ -61,7 +61,7 @@ class Recording:
     isa, n_threads, variant = PORTABLE, 3, "recording"
 
     def __init__(self) -> None:
-        self.kernels, self.calls = Tally(), list[str]()
+        self.kernels, self.calls = CompileStats(), list[str]()
         self.uploaded: list[str] = []
 
     def memory(self, n_bytes: int, *, host: bool = False) -> FarMemory:
@@ -134,7 +134,7 @@ def engines(request: pytest.FixtureRequest, tiny: WriteTiny) -> Iterator[tuple[E
         engine.close()
 
 
-def twins(engine: Engine, parts: list[Part]) -> np.ndarray:
+def twins(engine: Engine, parts: list[BatchItem]) -> np.ndarray:
     """The logits of a batch by the twins, in the host's memory."""
     plan, arena = engine.run_reference(parts)
     for part in parts:
@@ -151,17 +151,21 @@ def test_a_model_runs_on_it(engines: tuple[Engine, Engine]) -> None:
     ids = text(90)
     made: list[list[np.ndarray]] = []
     far, near = engines
-    ways: list[Callable[[list[Part]], np.ndarray]] = [far.run, partial(twins, near)]
+    ways: list[Callable[[list[BatchItem]], np.ndarray]] = [far.run, partial(twins, near)]
     for engine, run in zip(engines, ways, strict=True):
         cache, rows = engine.cache, []
         a, b = cache.sequence(), cache.sequence()
-        rows.append(run([Part(a, ids[:70]), Part(b, ids[5:12], 2)]))
-        rows.append(run([Part(a, [ids[70]]), Part(b, [ids[12]])]))
+        rows.append(run([BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2)]))
+        rows.append(run([BatchItem(a, [ids[70]]), BatchItem(b, [ids[12]])]))
         fork = cache.fork(a)  # a page that is not full: who writes first copies it
-        rows.append(run([Part(fork, ids[71:75]), Part(a, ids[71:73]), Part(b, ids[13:14], 0)]))
+        rows.append(
+            run(
+                [BatchItem(fork, ids[71:75]), BatchItem(a, ids[71:73]), BatchItem(b, ids[13:14], 0)]
+            )
+        )
         shared = cache.sequence(ids)
         assert len(shared) == 64
-        rows.append(run([Part(shared, ids[64:90], 3)]))
+        rows.append(run([BatchItem(shared, ids[64:90], 3)]))
         check_pages(cache, [a, b, fork, shared])
         for seq in (a, b, fork, shared):
             seq.close()
@@ -192,7 +196,7 @@ def test_what_it_was_asked_for(engines: tuple[Engine, Engine], tmp_path: Path) -
     load_session(tmp_path / "state", engine, other.seq, lambda n: None)
     assert np.array_equal(other.feed([7]), session.feed([7]))
     plan = engine.plan()
-    times = engine.run_timed([Part(other.seq, [8])])
+    times = engine.run_timed([BatchItem(other.seq, [8])])
     assert times == [(step.label, 1.0) for step in plan]
 
 

@@ -25,7 +25,7 @@ from treadle.models.config import Config
 from treadle.models.ffns import FFNS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.structure import Sublayer, TensorRow
 from treadle.plan.lowering.deferred import Floats
 from treadle.plan.lowering.ops import WORDS, CpuOps
@@ -63,7 +63,7 @@ ROUTER = Sublayer(
 )
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     config = DECODER.read(keys, arch)
     return replace(config, layers=tuple(replace(at, ffn="router") for at in config.layers))
 

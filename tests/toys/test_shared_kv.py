@@ -21,14 +21,14 @@ from tests.stepwise import walk
 from tests.test_session import decode, prefill, text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.errors import UnsupportedError
 from treadle.kernels.attention.rope import RopeStore
 from treadle.models.archs import ARCHS, QK_NORM, WINDOW, Arch
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.mixers import MIXERS
 from treadle.models.mixers.attention import ATTENTION
 
@@ -58,7 +58,7 @@ SHARING = replace(
 )
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     config = DECODER.read(keys, arch)
     window = keys.integer(WINDOW, 0, lo=0, hi=1000)
     layers = [
@@ -141,15 +141,18 @@ def test_every_step_agrees_with_its_twin(path: Path) -> None:
     with treadle.load(path, threads=2, kv="f32", n_sequences=2, context=1200) as model:
         engine, ids = model.engine, text(700)
         with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as short:
-            engine.run([Part(long, ids[:512], 0)])
-            engine.run([Part(long, ids[512:], 0)])
-            for batch in ([Part(long, [5]), Part(short, ids[::-1][:40])], [Part(long, [6])]):
+            engine.run([BatchItem(long, ids[:512], 0)])
+            engine.run([BatchItem(long, ids[512:], 0)])
+            for batch in (
+                [BatchItem(long, [5]), BatchItem(short, ids[::-1][:40])],
+                [BatchItem(long, [6])],
+            ):
                 worst = max(walk(engine, batch), key=lambda compared: compared.error)
                 assert worst.error <= 1, (worst.label, worst.kind, worst.error)
 
 
 def test_unlike_layers_do_not_share(path: Path, register: Register) -> None:
-    def windows(keys: Keys, arch: Arch) -> Config:
+    def windows(keys: ArchMetadata, arch: Arch) -> Config:
         config = read(keys, arch)
         last = replace(config.layers[-1], window=17)
         return replace(config, layers=(*config.layers[:-1], last))

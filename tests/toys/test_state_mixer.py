@@ -18,7 +18,7 @@ from tests.reference import Array, Layer, forward, mixed
 from tests.test_session import text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.jit.types import f32, i64, ptr
 from treadle.kernels.spec import PART, Args, Frame, Grid, Spec
 from treadle.models.archs import ARCHS, Arch
@@ -26,7 +26,7 @@ from treadle.models.cache_spec import StateSpec
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.mixers import MIXERS
 from treadle.models.structure import Sublayer, TensorRow
 from treadle.plan.lowering.deferred import Floats
@@ -65,7 +65,7 @@ DECAY = Sublayer(
 )
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     config = DECODER.read(keys, arch)
     kinds = ("decay", "attention") * config.n_layer
     layers = (replace(at, mixer=kind) for at, kind in zip(config.layers, kinds, strict=False))
@@ -168,11 +168,11 @@ def test_a_state_for_each_sequence(register: Register, tmp_path: Path) -> None:
         expected: list[np.ndarray] = []
         with closing(engine.cache.sequence()) as a, closing(engine.cache.sequence()) as b:
             for start, end in ((0, 20), (20, 21), (21, 22), (22, 49)):
-                found.append(engine.run([Part(a, ids[start:end], end - start)]))
+                found.append(engine.run([BatchItem(a, ids[start:end], end - start)]))
                 expected.append(truth[start:end])
-            found.append(engine.run([Part(a, ids[49:], 1), Part(b, other[:30], 30)]))
+            found.append(engine.run([BatchItem(a, ids[49:], 1), BatchItem(b, other[:30], 30)]))
             expected += [truth[49:], second[:30]]
-            found.append(engine.run([Part(b, other[30:], 30)]))
+            found.append(engine.run([BatchItem(b, other[30:], 30)]))
             expected.append(second[30:])
         truth = np.concatenate(expected)
         error = np.abs(np.concatenate(found) - truth).max() / np.abs(truth).max()

@@ -21,7 +21,7 @@ from tests.wgsl.test_steps import engine_on
 from treadle.api.session import Session
 from treadle.devices.wgpu.device import Wgpu, told
 from treadle.devices.wgpu.memory import GpuMemory
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.errors import DeviceError, NoMemoryError, UnsupportedError
 from treadle.files.gguf import open_gguf
@@ -37,13 +37,17 @@ def run_all(engine: Engine) -> list[np.ndarray]:
     """Chunks, several sequences, a fork, a shared beginning."""
     ids, cache, rows = text(90), engine.cache, []
     a, b = cache.sequence(), cache.sequence()
-    rows.append(engine.run([Part(a, ids[:70]), Part(b, ids[5:12], 2)]))
-    rows.append(engine.run([Part(a, [ids[70]]), Part(b, [ids[12]])]))
+    rows.append(engine.run([BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2)]))
+    rows.append(engine.run([BatchItem(a, [ids[70]]), BatchItem(b, [ids[12]])]))
     fork = cache.fork(a)  # a page that is not full: who writes first copies it
-    rows.append(engine.run([Part(fork, ids[71:75]), Part(a, ids[71:73]), Part(b, ids[13:14], 0)]))
+    rows.append(
+        engine.run(
+            [BatchItem(fork, ids[71:75]), BatchItem(a, ids[71:73]), BatchItem(b, ids[13:14], 0)]
+        )
+    )
     shared = cache.sequence(ids)
     assert len(shared) == 64
-    rows.append(engine.run([Part(shared, ids[64:90], 3)]))
+    rows.append(engine.run([BatchItem(shared, ids[64:90], 3)]))
     for seq in (a, b, fork, shared):
         seq.close()
     return rows
@@ -73,10 +77,10 @@ def test_deterministic_bits_are_a_row_s_own(device: Wgpu, tiny: WriteTiny) -> No
     )
     ids, cache = text(40), engine.cache
     a, b, other = cache.sequence(), cache.sequence(), cache.sequence()
-    whole = engine.run([Part(a, ids, 1)])
-    engine.run([Part(b, ids[:33], 0), Part(other, text(9, seed=5), 1)])
-    engine.run([Part(b, ids[33:39], 0)])
-    cut = engine.run([Part(b, ids[39:], 1)])
+    whole = engine.run([BatchItem(a, ids, 1)])
+    engine.run([BatchItem(b, ids[:33], 0), BatchItem(other, text(9, seed=5), 1)])
+    engine.run([BatchItem(b, ids[33:39], 0)])
+    cut = engine.run([BatchItem(b, ids[39:], 1)])
     assert np.array_equal(whole, cut)
     engine.close()
 
@@ -88,12 +92,12 @@ def test_sessions_are_saved_and_loaded(device: Wgpu, tiny: WriteTiny, tmp_path: 
     save_session(tmp_path / "state", engine, session.seq)
     load_session(tmp_path / "state", engine, other.seq, lambda n: None)
     assert np.array_equal(other.feed([7]), session.feed([7]))
-    times = engine.run_timed([Part(other.seq, [8])])
+    times = engine.run_timed([BatchItem(other.seq, [8])])
     assert [label for label, _ in times] == [step.label for step in engine.plan()]
     assert all(seconds >= 0 for _, seconds in times)
     device.stamps, stamps = False, device.stamps
     try:
-        assert len(engine.run_timed([Part(other.seq, [9])])) == len(times)
+        assert len(engine.run_timed([BatchItem(other.seq, [9])])) == len(times)
     finally:
         device.stamps = stamps
     engine.close()
@@ -113,7 +117,9 @@ def test_large_weights_lie_in_several_buffers(
             patch.setattr(device, "most", most)
             n_parts = len(memory.parts(36))  # rows of 64 weights
         seq = engine.cache.sequence()
-        made.append([engine.run([Part(seq, ids[:11], 2)]), engine.run([Part(seq, ids[11:])])])
+        made.append(
+            [engine.run([BatchItem(seq, ids[:11], 2)]), engine.run([BatchItem(seq, ids[11:])])]
+        )
         engine.close()
     assert n_parts > 1
     for whole, split in zip(*made, strict=True):

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import WriteTiny
 from tests.test_session import text
 from treadle.devices.wgpu.device import Wgpu
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.kernels.attention.merge_splits import Merge
@@ -22,7 +22,14 @@ from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.elementwise import Norm, Pack
 from treadle.kernels.elementwise.softcap import Softcap
-from treadle.kernels.elementwise.top_logits import PARTIAL, RESULT, TOTAL_ERROR, JoinTop, Look, Top
+from treadle.kernels.elementwise.top_logits import (
+    PARTIAL,
+    RESULT,
+    TOTAL_ERROR,
+    JoinTop,
+    LogitsQuery,
+    TopLogitsKernel,
+)
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.models.load import load_config
@@ -75,7 +82,7 @@ def bound(step: Step, args: Any, run: Any) -> float:
     ) * U
 
 
-def check(device: Wgpu, engine: Engine, parts: list[Part]) -> set[str]:
+def check(device: Wgpu, engine: Engine, parts: list[BatchItem]) -> set[str]:
     """All steps of a batch, one by one; which kernels they were."""
     with engine.lock:
         plan, run = engine.steps(parts)
@@ -128,8 +135,12 @@ def check_arena(
         at = plan.offsets[buffer]
         here = slice(at, at + buffer.n_bytes)
         others[here] = False
-        if isinstance(step.spec, (Top, JoinTop)):
-            check_top(PARTIAL if isinstance(step.spec, Top) else RESULT, after[here], twin[here])
+        if isinstance(step.spec, (TopLogitsKernel, JoinTop)):
+            check_top(
+                PARTIAL if isinstance(step.spec, TopLogitsKernel) else RESULT,
+                after[here],
+                twin[here],
+            )
             n_written += int(busy)
             continue
         found, expected = after[here].view(np.float32), twin[here].view(np.float32)
@@ -183,10 +194,10 @@ def test_steps_are_as_their_twins(case: str, device: Wgpu, tiny: WriteTiny) -> N
     ids, cache = text(90), engine.cache
     a, b = cache.sequence(), cache.sequence()
     mask = np.random.default_rng(3).integers(0, 256, 40, np.uint8).tobytes()
-    looks = Look(None, first=True, total=True), Look(mask, total=True)
-    met = check(device, engine, [Part(a, ids[:70]), Part(b, ids[5:12], 2, looks)])
-    met |= check(device, engine, [Part(a, ids[70:72]), Part(b, ids[12:13], 0)])
-    met |= check(device, engine, [Part(a, ids[72:73], 1, (Look(None, total=True),))])
+    looks = LogitsQuery(None, first=True, total=True), LogitsQuery(mask, total=True)
+    met = check(device, engine, [BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2, looks)])
+    met |= check(device, engine, [BatchItem(a, ids[70:72]), BatchItem(b, ids[12:13], 0)])
+    met |= check(device, engine, [BatchItem(a, ids[72:73], 1, (LogitsQuery(None, total=True),))])
     assert {"embed", "norm", "gemv", "gemm", "rope", "attention", "top", "top_join"} <= met
     engine.close()
 
@@ -196,7 +207,7 @@ def test_long_histories_are_joined(device: Wgpu, tiny: WriteTiny) -> None:
     engine = engine_on(device, tiny("llama", "F32", n_layer=1), "f16", n_ctx=700)
     seq, ids = engine.cache.sequence(), text(640)
     for at in range(0, 600, 200):
-        engine.run([Part(seq, ids[at : at + 200], 0)])
-    assert "merge" in check(device, engine, [Part(seq, ids[600:603])])
+        engine.run([BatchItem(seq, ids[at : at + 200], 0)])
+    assert "merge" in check(device, engine, [BatchItem(seq, ids[600:603])])
     assert engine.cache.pools[0].n_pages
     engine.close()

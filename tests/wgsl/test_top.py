@@ -16,7 +16,7 @@ from treadle.kernels.elementwise.top_logits import (
     SAMPLED,
     SLICE,
     JoinTop,
-    Top,
+    TopLogitsKernel,
     slices,
 )
 from treadle.kernels.spec import RUN_STATE, Grid, run_offset
@@ -53,7 +53,7 @@ def results(device: Wgpu, x: np.ndarray, looks: Any) -> np.ndarray:
     plan = Plan(
         n_rows, n_rows, takes={"x": rows}, outputs={"x": rows, "partials": partials, "out": out}
     )
-    plan.emit(Step("top", Top(), {"x": rows, "out": partials, "stride": stride, "n": k},
+    plan.emit(Step("top", TopLogitsKernel(), {"x": rows, "out": partials, "stride": stride, "n": k},
                     Grid(n_slices, "n_sampled")))  # fmt: skip
     plan.emit(Step("join", JoinTop(), {"partials": partials, "out": out, "n": k},
                     Grid(1, "n_sampled")))  # fmt: skip

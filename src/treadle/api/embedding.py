@@ -39,7 +39,7 @@ NOTHING = -1
 NO_POOLING = "the file names no pooling (pooling_type 0): a vector is the mean of all tokens"
 
 
-class Model(Protocol):
+class EmbeddingModel(Protocol):
     """What is asked of ``treadle.Model``."""
 
     config: Config
@@ -65,7 +65,7 @@ class Embedder:
 
     def __init__(
         self,
-        model: Model,
+        model: EmbeddingModel,
         normalize: bool = True,
         dimensions: int | None = None,
         lora: Lora | None = None,

@@ -12,7 +12,7 @@ from treadle.base.fork_safety import UseLock
 if TYPE_CHECKING:
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.scheduler.request import Request
-    from treadle.scheduler.stepping import Turns
+    from treadle.scheduler.stepping import CooperativeStepper
 
 LOOK_AHEAD = 4  # pieces that are written before somebody takes the first of them
 AHEAD = 256  # texts that ``in_order`` asks for at once: more than run together
@@ -34,7 +34,7 @@ class Generation:
     hand is waited for, at most a token or one batch of the prompt, and the session is whole then.
     """
 
-    def __init__(self, request: Request, turns: Turns) -> None:
+    def __init__(self, request: Request, turns: CooperativeStepper) -> None:
         answer = request.answer
         self.prompt_ids: list[int] = list(request.ids)
         self.ids: list[int] = []

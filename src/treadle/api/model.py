@@ -34,17 +34,17 @@ from treadle.base.validate import flag, iterated, listed, ranged, token_ids
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError
 from treadle.files.target import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
-from treadle.sampling import Constraint, Sampler, Sampling, recommended
-from treadle.scheduler.output import Answer, speller, stop_strings
+from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
+from treadle.scheduler.output import RequestOutput, speller, stop_strings
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
-from treadle.scheduler.stepping import Turns
+from treadle.scheduler.stepping import CooperativeStepper
 
 if TYPE_CHECKING:
     from treadle.api.tool_chat import Reply, Tool
@@ -168,7 +168,7 @@ class Model:
 
             folder = file_name(cache_dir, "cache_dir")
             self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
-        self._turns = Turns(Scheduler(self.engine))
+        self._turns = CooperativeStepper(Scheduler(self.engine))
         self.speculate = self._turns.scheduler.drafting.open(draft, self.engine, speculate)
         self.load_s = time.perf_counter() - began
 
@@ -256,7 +256,7 @@ class Model:
         regex: str | None = None,
         session: Session | None = None,
         logprobs: int | None = None,
-        constraint: Constraint | None = None,
+        constraint: TokenConstraint | None = None,
         lora: Mapping[Any, float] | None = None,
         cache_prompt: bool = True,
         **fields: Any,
@@ -289,7 +289,7 @@ class Model:
         own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer.of_text, "constraint": rule}
         sampler = Sampler(settings, self.config.n_vocab, **own)
         self.engine.cache.check_context(len(ids))
-        answer = Answer(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
+        answer = RequestOutput(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
         answer.timings.load_s = self.load_s
         own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
         own["lora"] = lora_scales(lora, self.engine, session)
@@ -435,7 +435,7 @@ class Model:
             with self.session() as session:
                 if depth:
                     session.feed([0] * depth)
-                return self.engine.run_timed([Part(session.seq, [0] * n_tokens)])
+                return self.engine.run_timed([BatchItem(session.seq, [0] * n_tokens)])
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""

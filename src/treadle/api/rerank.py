@@ -20,7 +20,7 @@ from treadle.api.options import read_each
 from treadle.base.validate import flag
 from treadle.engine.batch import NEVER
 from treadle.errors import FileError, NotFiniteError, TreadleError, UnsupportedError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.sentence import HEAD_ACTIVATION, default_prompt
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ Pair = tuple[list[int], int]  # ids, and where those of the second type begin
 T = TypeVar("T")
 
 
-class Model(Protocol):
+class RerankModel(Protocol):
     """What is asked of ``treadle.Model``."""
 
     path: Path
@@ -66,7 +66,7 @@ class Reranker:
     file that has lost what it would need. ``lora``: as an ``Embedder``'s.
     """
 
-    def __init__(self, model: Model, lora: Lora | None = None) -> None:
+    def __init__(self, model: RerankModel, lora: Lora | None = None) -> None:
         self._model, self._lora, config = model, lora, model.config
         self._causal = config.causal
         out = self._tensor("cls.output.weight")
@@ -231,7 +231,7 @@ def _activation(gguf: GGUF, config: Config, *, normed: bool) -> Callable[[Floats
     usual = "gelu_erf" if normed else "tanh"
     if config.n_positions and not config.n_types:
         usual = "relu"
-    keys = Keys(gguf.metadata, gguf.path)
+    keys = MetadataReader(gguf.metadata, gguf.path)
     name = keys.text(HEAD_ACTIVATION, usual)
     if name not in _ACTIVATIONS:
         keys.refuse(HEAD_ACTIVATION, f"is {name!r:.60}: treadle has {', '.join(_ACTIVATIONS)}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.base.interrupts import interrupts_held
 from treadle.base.validate import ranged, token_ids
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError
 
@@ -103,7 +103,7 @@ class Session:
                     chunk = chunk[: self.engine.cache.cut(self.seq, chunk)]
                 at += len(chunk)
                 wanted = len(chunk) if every else int(at >= len(ids))
-                rows.append(self.engine.run([Part(self.seq, chunk, wanted)]))
+                rows.append(self.engine.run([BatchItem(self.seq, chunk, wanted)]))
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def match(self, ids: Ids[int]) -> int:

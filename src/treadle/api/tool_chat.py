@@ -12,8 +12,8 @@ from treadle.api.options import RULES
 from treadle.base.validate import flag, listed, positive, ranged
 from treadle.chat.template.messages import check_messages, read_messages
 from treadle.chat.template.prompt import chat_prompt
-from treadle.chat.tools import Said, Told, ToolCall, manner_of
-from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
+from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, manner_of
+from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
 from treadle.chat.tools.history import lone_results, needs_form
 from treadle.chat.tools.media_placeholders import in_words, left_out
 from treadle.chat.tools.messages import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from treadle.grammar.compiled_cache import Grammars
 
 
-class Model(Protocol):
+class ChatModel(Protocol):
     """What is used of ``treadle.Model``."""
 
     @property
@@ -65,13 +65,13 @@ class Reply(Generation):
     enforced. ``message()`` is the answer as a message, for the conversation to go on.
     """
 
-    def __init__(self, generation: Generation, planned: Planned) -> None:
+    def __init__(self, generation: Generation, planned: AnswerPlan) -> None:
         super().__init__(generation._request, generation._turns)
         self.reasoning = ""
         self.calls: list[ToolCall] = []
         self.warnings = planned.warnings
         self._scanner = planned.speech.scanner()
-        self._of_calls: list[Said] = []
+        self._of_calls: list[OutputPiece] = []
         self._n_given = 0  # characters of the text
 
     def __next__(self) -> str:
@@ -96,7 +96,7 @@ class Reply(Generation):
         self.reasoning += "".join(part.text for part in said if part.kind == "reasoning")
         self._of_calls += [part for part in said if part.kind in ("call", "arguments")]
         if self._ended:
-            self.calls = Told.of(self._of_calls).calls
+            self.calls = ParsedOutput.of(self._of_calls).calls
         return piece
 
     def message(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def prompt_of(
 
 
 def reply(
-    model: Model,
+    model: ChatModel,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Tool] | None,
     own: dict[str, Any],
@@ -145,7 +145,7 @@ def reply(
     template: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Reply:
-    """``Model.chat`` with tools. ``tool_choice``: "auto", "required", "none" or a name;
+    """``ChatModel.chat`` with tools. ``tool_choice``: "auto", "required", "none" or a name;
     ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
     settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
     """
@@ -168,7 +168,7 @@ def reply(
     manner = manner_of(model.template)
     said, shown = shaped(messages, functions, manner)
     text = model.chat_prompt(said, tools=shown, template=template, **variables)
-    wanted = Wanted(
+    wanted = AnswerOptions(
         tools=schemas,
         strict=frozenset(f["function"]["name"] for f in functions if f["function"].get("strict")),
         forced=forced,
@@ -223,7 +223,7 @@ def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def run_tools(
-    model: Model,
+    model: ChatModel,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Function],
     *,
@@ -235,7 +235,7 @@ def run_tools(
     arguments, and it goes on from what they give, until it answers in words.
 
     The messages that were added, the last of which is the answer; ``told`` is given each as it
-    comes. ``most``: answers of the model; ``settings`` are those of ``Model.chat``; a call that
+    comes. ``most``: answers of the model; ``settings`` are those of ``ChatModel.chat``; a call that
     ``tool_choice`` asks for is that of the first answer. What a function raises is told to the
     model. Raises TreadleError where it still calls in its last answer.
     """

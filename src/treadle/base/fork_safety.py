@@ -27,18 +27,18 @@ LATER = 0.01
 """Seconds after a fork that signals act which came during it."""
 
 
-class Told(Protocol):
+class HasLocks(Protocol):
     """Something with locks."""
 
     def after_fork(self) -> None:
         """Called in a forked child."""
 
 
-_TOLD: WeakSet[Told] = WeakSet()
+_TOLD: WeakSet[HasLocks] = WeakSet()
 _LOCKS: WeakSet[threading.Lock] = WeakSet()
 
 
-def tell(owner: Told) -> None:
+def tell(owner: HasLocks) -> None:
     """From now on its ``after_fork`` is called in every forked child, as long as it lives."""
     _TOLD.add(owner)
 

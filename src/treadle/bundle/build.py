@@ -19,7 +19,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.bundle import wheels
 from treadle.bundle.wheels import ANY_PYTHON, Target
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.bundled import START, Bundled, read_bundled
+from treadle.files.bundled import START, BundleHeader, read_bundled
 from treadle.files.gguf import open_gguf
 from treadle.files.target import check_room, check_target, new_file
 from treadle.system import NAME
@@ -49,7 +49,7 @@ exit 1
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltBundle:
     """A bundle that was written."""
 
     path: Path
@@ -69,7 +69,7 @@ def make_bundle(
     targets: Sequence[Target] = (),
     force: bool = False,
     say: Say = lambda text: None,
-) -> Made:
+) -> BuiltBundle:
     """Write program and model to ``out``: for the ``targets``, from the registry; for none of them,
     from what is installed here, for this Python.
 
@@ -113,10 +113,10 @@ def make_bundle(
             write(file, model, bundled, archive)
             os.chmod(file.fileno(), 0o755)
             n_bytes = file.tell()
-    return Made(out, n_bytes, n_program, bundled.n_bytes, tuple(runs_on), bundled.command)
+    return BuiltBundle(out, n_bytes, n_program, bundled.n_bytes, tuple(runs_on), bundled.command)
 
 
-def describe(model: Path, serve: bool, args: Sequence[str]) -> Bundled:
+def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
     """What the bundle will say of the model, which is opened, and so checked."""
     if model.is_dir() or model.suffix == ".safetensors":
         raise UnsupportedError(
@@ -135,8 +135,8 @@ def describe(model: Path, serve: bool, args: Sequence[str]) -> Bundled:
         inside = read_bundled(file, model)  # a bundle made anew
     command = "serve" if serve else "chat" if talks else "run"
     if inside:
-        return Bundled(inside.name, START, inside.n_bytes, command, tuple(args))
-    return Bundled(model.name, START, model.stat().st_size, command, tuple(args))
+        return BundleHeader(inside.name, START, inside.n_bytes, command, tuple(args))
+    return BundleHeader(model.name, START, model.stat().st_size, command, tuple(args))
 
 
 def fetch(own: Path, extras: frozenset[str], targets: Sequence[Target], folder: Path) -> None:
@@ -246,7 +246,7 @@ def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> 
             new.writestr(info, data)
 
 
-def write(file: IO[bytes], model: Path, bundled: Bundled, program: Path) -> None:
+def write(file: IO[bytes], model: Path, bundled: BundleHeader, program: Path) -> None:
     """The model and the program, behind the head."""
     with model.open("rb") as source:
         inside = read_bundled(source, model)

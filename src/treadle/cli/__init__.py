@@ -69,17 +69,17 @@ def leave_on_signals() -> None:
 
     import signal
 
-    class Left(SystemExit):
+    class TerminatedBySignal(SystemExit):
         """Raised by a signal."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)  # the second one ends it at once
-        raise Left(128 + number)
+        raise TerminatedBySignal(128 + number)
 
     def once_more(lost: sys.UnraisableHookArgs) -> None:
         # It came while Python ran a finalizer or a weak reference's callback, as in an import:
         # what is raised there is dropped, so the signal is sent again a little later.
-        if isinstance(lost.exc_value, Left):
+        if isinstance(lost.exc_value, TerminatedBySignal):
             number = int(str(lost.exc_value.code)) - 128
             signal.signal(number, leave)
         elif isinstance(lost.exc_value, KeyboardInterrupt):

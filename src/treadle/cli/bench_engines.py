@@ -72,11 +72,11 @@ class Treadle:
 
     def write(self, n: int, n_sequences: int) -> None:
         """``n`` times, each of the first ``n_sequences`` takes the next token, all together."""
-        from treadle.engine.batch import Part
+        from treadle.engine.batch import BatchItem
 
         taking = list(zip(self.sessions[:n_sequences], self.ids, strict=False))
         for _ in range(n):
-            self.model.engine.run([Part(s.seq, [ids[s.n_past]]) for s, ids in taking])
+            self.model.engine.run([BatchItem(s.seq, [ids[s.n_past]]) for s, ids in taking])
 
     def close(self) -> None:
         """Give the pages back."""

@@ -18,10 +18,10 @@ from treadle.cli.ui.svg import (  # fmt: skip
     MARGIN,
     SERIES,
     WIDTH,
+    AxisScale,
     Canvas,
-    Look,
     Panel,
-    Scale,
+    SeriesStyle,
     document,
     log_scale,
     spread,
@@ -36,7 +36,7 @@ SAMPLES = 60  # of a line that labels keep clear of
 
 
 Key = tuple[object, ...]
-Looks = Mapping[Key, Look]
+Looks = Mapping[Key, SeriesStyle]
 
 
 def draw(results: Sequence[Result], origin: str) -> str:
@@ -62,13 +62,13 @@ def looks_of(results: Sequence[Result]) -> Looks:
     """A colour for each series, in the order of the results; treadle's first."""
     engines = list(dict.fromkeys(r.engine for r in results))
     ordered = sorted(results, key=lambda r: engines.index(r.engine))
-    looks: dict[Key, Look] = {}
+    looks: dict[Key, SeriesStyle] = {}
     for r in ordered:
         if series(r) not in looks:
             engine = engines.index(r.engine)
             n_before = sum(key[0] == r.engine for key in looks)  # where colours come again, a shape
             shape = engine + len(engines) * (n_before // SERIES)
-            looks[series(r)] = Look(len(looks), shape, kind_of(r) == "tg")
+            looks[series(r)] = SeriesStyle(len(looks), shape, kind_of(r) == "tg")
     return looks
 
 
@@ -203,13 +203,13 @@ def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
     lines: dict[Key, list[Result]] = {}
     for r in results:
         lines.setdefault(series(r), []).append(r)
-    x = Scale(0, depths[-1], LEFT + 8, RIGHT)
+    x = AxisScale(0, depths[-1], LEFT + 8, RIGHT)
     speeds = [s for r in results for s in (r.tok_s_min, r.tok_s_max)]
     y = log_scale(speeds, top + PLOT_HEIGHT, top)
     panel = Panel(canvas, top, PLOT_HEIGHT, x, y)
     ticks = depth_ticks(depths, x)
     panel.axes("Speed by depth", "tokens in the cache before", "tokens a second", ticks)
-    ends: list[tuple[float, float, str, Look]] = []
+    ends: list[tuple[float, float, str, SeriesStyle]] = []
     for key, members in lines.items():
         members.sort(key=lambda r: r.depth)
         look = looks[key]
@@ -227,7 +227,7 @@ def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
     return top + PLOT_HEIGHT + 44
 
 
-def depth_ticks(depths: Sequence[int], x: Scale) -> list[tuple[float, str]]:
+def depth_ticks(depths: Sequence[int], x: AxisScale) -> list[tuple[float, str]]:
     """The depths that were timed, less those whose numbers would touch the one before."""
     ticks: list[tuple[float, str]] = []
     for depth in depths:
@@ -296,7 +296,7 @@ def row(
     canvas: Canvas,
     results: Sequence[Result],
     looks: Looks,
-    x: Scale,
+    x: AxisScale,
     left: float,
     at: float,
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from treadle.files.bundled import Bundled, read_bundled
+from treadle.files.bundled import BundleHeader, read_bundled
 
 # These take a MODEL first.
 OF_MODELS = {
@@ -20,7 +20,7 @@ GENERAL = {"-h", "--help", "--version"}
 
 
 def arguments(
-    typed: Sequence[str], own: str, bundled: Bundled, commands: Sequence[str], talks: bool
+    typed: Sequence[str], own: str, bundled: BundleHeader, commands: Sequence[str], talks: bool
 ) -> list[str]:
     """treadle's arguments for what was typed behind the name of the bundle ``own``.
 

@@ -16,7 +16,7 @@ import click
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import counted, why
-from treadle.cli.settings import SETTINGS, Settings, find
+from treadle.cli.settings import SETTINGS, AnswerSettings, find
 from treadle.cli.transcript import Message, path_of, read_record, write_record
 from treadle.cli.ui.table import typed
 from treadle.errors import FileError, TreadleError
@@ -42,7 +42,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Turn:
+class AnswerCost:
     """What one answer cost."""
 
     timings: Timings
@@ -60,7 +60,7 @@ class Turn:
         return self.timings.n_prompt - self.timings.n_cached
 
 
-def wrote(turns: Sequence[Turn]) -> str:
+def wrote(turns: Sequence[AnswerCost]) -> str:
     """Tokens that were written, and the speed of all but the first of each turn, which comes out of
     the prompt's run.
     """
@@ -69,7 +69,7 @@ def wrote(turns: Sequence[Turn]) -> str:
     return rated(counted(n, "token"), n_timed, sum(turn.timings.decode_s for turn in turns))
 
 
-def read(turns: Sequence[Turn]) -> str:
+def read(turns: Sequence[AnswerCost]) -> str:
     """Tokens that were read, and how fast."""
     n = sum(turn.n_read for turn in turns)
     return rated(str(n), n, sum(turn.timings.prefill_s for turn in turns))
@@ -90,10 +90,10 @@ class Conversation:
     system: str = ""
     messages: list[Message] = field(default_factory=list)
     prefill: str = ""  # what the next answer must begin with
-    settings: Settings = field(default_factory=Settings)
-    check: Callable[[Settings], None] = lambda settings: None
+    settings: AnswerSettings = field(default_factory=AnswerSettings)
+    check: Callable[[AnswerSettings], None] = lambda settings: None
     n_dropped: int = 0  # messages that the model is no longer shown
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[AnswerCost] = field(default_factory=list)
     # Messages, and how many were dropped, as they were before what is to be answered.
     _before: tuple[list[Message], int] | None = None
     _saved: Path | None = None  # the file that /save wrote last
@@ -141,7 +141,7 @@ class Conversation:
         first = self.n_dropped + 1
         return [i for i in range(first, len(self.messages)) if self.messages[i]["role"] == "user"]
 
-    def answered(self, text: str, turn: Turn | None = None) -> None:
+    def answered(self, text: str, turn: AnswerCost | None = None) -> None:
         """Record the model's answer, without the prefill that it began with."""
         self.messages.append({"role": "assistant", "content": self.prefill + text})
         self.prefill, self._before = "", None

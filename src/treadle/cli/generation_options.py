@@ -14,7 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.cli.load import read_text
 from treadle.cli.options import (
     OF_SAMPLING,
-    Knob,
+    AnswerOption,
     build_sampling,
     option,
     packed,
@@ -33,7 +33,7 @@ Options = TypeVar("Options", bound="GenerationOptions")
 
 
 @dataclass(frozen=True)
-class Constraint:
+class ConstraintFile:
     """The text of a file, by the name of the setting of ``Model.generate`` that takes it."""
 
     setting: str  # "grammar" or "json_schema"
@@ -50,7 +50,7 @@ class GenerationOptions:
     usual: Sampling = field(default_factory=Sampling)  # what these are
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    constraint: Constraint | None = None
+    constraint: ConstraintFile | None = None
 
     def of(self: Options, model: Model) -> Options:
         """The same with what the model's file recommends, where nothing was asked for."""
@@ -79,13 +79,13 @@ class GenerationOptions:
             raise GrammarError(f"{where}{error}") from error
 
 
-def read_constraint(files: Mapping[str, Path | None]) -> Constraint | None:
+def read_constraint(files: Mapping[str, Path | None]) -> ConstraintFile | None:
     """Read the one that was given; both are wrong usage. Raises OSError, FileError."""
     given = [(setting, file) for setting in FILES if (file := files.get(setting)) is not None]
     if len(given) > 1:
         raise click.UsageError("--grammar and --json-schema exclude each other")
     return next(
-        (Constraint(name, file, read_text(str(file), MAX_BYTES)) for name, file in given), None
+        (ConstraintFile(name, file, read_text(str(file), MAX_BYTES)) for name, file in given), None
     )
 
 
@@ -105,15 +105,15 @@ def build_options(values: dict[str, Any]) -> GenerationOptions:
 
 # What an answer's end and form are set by; all else is OF_SAMPLING.
 OF_ANSWERS = (
-    Knob(
+    AnswerOption(
         "max_tokens", "-n --max-tokens", "Most tokens of an answer; -1, the default, for no limit.",
         token_limit, metavar="N",
     ),
-    Knob(
+    AnswerOption(
         "stop", "--stop", "End before TEXT; may be repeated.", str, multiple=True, otherwise=()
     ),
-    Knob("grammar", "--grammar", "Write only what this grammar allows.", EXISTING),
-    Knob("json_schema", "--json-schema", "Write JSON of this schema.", EXISTING),
+    AnswerOption("grammar", "--grammar", "Write only what this grammar allows.", EXISTING),
+    AnswerOption("json_schema", "--json-schema", "Write JSON of this schema.", EXISTING),
 )  # fmt: skip
 _OPTIONS = (*OF_ANSWERS, *OF_SAMPLING)
 # A decorator that adds the options and hands them over as ``options``.

@@ -75,7 +75,7 @@ def bias(text: str) -> tuple[int, float]:
 
 
 @dataclass(frozen=True)
-class Knob:
+class AnswerOption:
     """How one setting of an answer is typed: as an option, and behind ``/set`` in a chat."""
 
     name: str
@@ -152,42 +152,76 @@ def plain(name: str) -> str:
 
 DEFAULT = Sampling()
 OF_SAMPLING = (
-    Knob("temperature", "--temp --temperature", "Higher is more random; 0 is greedy."),
-    Knob("top_k", "--top-k", "Keep the k most likely tokens; 0 disables."),
-    Knob("top_p", "--top-p", "Keep the most likely up to a total of p; 1 disables."),
-    Knob("min_p", "--min-p", "Keep tokens this fraction as likely as the best; 0 disables."),
-    Knob("seed", "-s --seed", "Random seed; -1 draws a new one every time.", int),
-    Knob("typical_p", "--typical --typical-p", "Locally typical sampling; 1 disables."),
-    Knob("top_n_sigma", "--top-nsigma --top-n-sigma", "Keep logits n deviations from the top."),
-    Knob("min_keep", "--min-keep", "Truncation keeps at least this many tokens."),
-    Knob("xtc_probability", "--xtc-probability", "Chance that XTC removes top tokens; 0 disables."),
-    Knob("xtc_threshold", "--xtc-threshold", "Least probability of a token that XTC may remove."),
-    Knob("repeat_last_n", "--repeat-last-n", "Tokens that the penalties consider; -1 is all."),
-    Knob("repeat_penalty", "--repeat-penalty", "Divides logits of repeated tokens; 1 disables."),
-    Knob("presence_penalty", "--presence-penalty", "Subtracted once if a token has occurred."),
-    Knob("frequency_penalty", "--frequency-penalty", "Subtracted for each occurrence of a token."),
-    Knob("dry_multiplier", "--dry-multiplier", "Penalty on repeated sequences; 0 disables."),
-    Knob("dry_base", "--dry-base", "How fast the penalty grows with the length."),
-    Knob("dry_allowed_length", "--dry-allowed-length", "Longest sequence without a penalty."),
-    Knob("dry_penalty_last_n", "--dry-penalty-last-n", "Tokens that DRY considers; -1 is all."),
-    Knob(
-        "dry_sequence_breakers", "--dry-sequence-breaker",
-        "Repetitions are not counted across this text; may be repeated, 'none' clears the list.",
-        str, multiple=True,
+    AnswerOption("temperature", "--temp --temperature", "Higher is more random; 0 is greedy."),
+    AnswerOption("top_k", "--top-k", "Keep the k most likely tokens; 0 disables."),
+    AnswerOption("top_p", "--top-p", "Keep the most likely up to a total of p; 1 disables."),
+    AnswerOption(
+        "min_p", "--min-p", "Keep tokens this fraction as likely as the best; 0 disables."
     ),
-    Knob("dynatemp_range", "--dynatemp-range", "Vary the temperature by this, with the entropy."),
-    Knob("dynatemp_exponent", "--dynatemp-exp", "Maps entropy to temperature."),
-    Knob("mirostat", "--mirostat", "1 or 2 keeps the perplexity near a target; 0 disables."),
-    Knob("mirostat_eta", "--mirostat-lr", "Learning rate of mirostat."),
-    Knob("mirostat_tau", "--mirostat-ent", "Target entropy of mirostat."),
-    Knob("adaptive_target", "--adaptive-target", "Target probability; below 0 disables."),
-    Knob("adaptive_decay", "--adaptive-decay", "Weight of earlier tokens in adaptive-p, 0 to 1."),
-    Knob("logit_bias", "-l --logit-bias", "ID+BIAS or ID-BIAS; may be repeated.", bias, True),
-    Knob("ignore_eos", "--ignore-eos", "Ignore end-of-text tokens; generate up to the limit."),
-    Knob(
+    AnswerOption("seed", "-s --seed", "Random seed; -1 draws a new one every time.", int),
+    AnswerOption("typical_p", "--typical --typical-p", "Locally typical sampling; 1 disables."),
+    AnswerOption(
+        "top_n_sigma", "--top-nsigma --top-n-sigma", "Keep logits n deviations from the top."
+    ),
+    AnswerOption("min_keep", "--min-keep", "Truncation keeps at least this many tokens."),
+    AnswerOption(
+        "xtc_probability", "--xtc-probability", "Chance that XTC removes top tokens; 0 disables."
+    ),
+    AnswerOption(
+        "xtc_threshold", "--xtc-threshold", "Least probability of a token that XTC may remove."
+    ),
+    AnswerOption(
+        "repeat_last_n", "--repeat-last-n", "Tokens that the penalties consider; -1 is all."
+    ),
+    AnswerOption(
+        "repeat_penalty", "--repeat-penalty", "Divides logits of repeated tokens; 1 disables."
+    ),
+    AnswerOption(
+        "presence_penalty", "--presence-penalty", "Subtracted once if a token has occurred."
+    ),
+    AnswerOption(
+        "frequency_penalty", "--frequency-penalty", "Subtracted for each occurrence of a token."
+    ),
+    AnswerOption(
+        "dry_multiplier", "--dry-multiplier", "Penalty on repeated sequences; 0 disables."
+    ),
+    AnswerOption("dry_base", "--dry-base", "How fast the penalty grows with the length."),
+    AnswerOption(
+        "dry_allowed_length", "--dry-allowed-length", "Longest sequence without a penalty."
+    ),
+    AnswerOption(
+        "dry_penalty_last_n", "--dry-penalty-last-n", "Tokens that DRY considers; -1 is all."
+    ),
+    AnswerOption(
+        "dry_sequence_breakers",
+        "--dry-sequence-breaker",
+        "Repetitions are not counted across this text; may be repeated, 'none' clears the list.",
+        str,
+        multiple=True,
+    ),
+    AnswerOption(
+        "dynatemp_range", "--dynatemp-range", "Vary the temperature by this, with the entropy."
+    ),
+    AnswerOption("dynatemp_exponent", "--dynatemp-exp", "Maps entropy to temperature."),
+    AnswerOption(
+        "mirostat", "--mirostat", "1 or 2 keeps the perplexity near a target; 0 disables."
+    ),
+    AnswerOption("mirostat_eta", "--mirostat-lr", "Learning rate of mirostat."),
+    AnswerOption("mirostat_tau", "--mirostat-ent", "Target entropy of mirostat."),
+    AnswerOption("adaptive_target", "--adaptive-target", "Target probability; below 0 disables."),
+    AnswerOption(
+        "adaptive_decay", "--adaptive-decay", "Weight of earlier tokens in adaptive-p, 0 to 1."
+    ),
+    AnswerOption(
+        "logit_bias", "-l --logit-bias", "ID+BIAS or ID-BIAS; may be repeated.", bias, True
+    ),
+    AnswerOption(
+        "ignore_eos", "--ignore-eos", "Ignore end-of-text tokens; generate up to the limit."
+    ),
+    AnswerOption(
         "samplers", "--samplers", f"The stages in order, of {', '.join(NAMES[:-1])}.", str
     ),
-)  # fmt: skip
+)
 
 
 def token_limit(text: Any) -> int | None:
@@ -198,7 +232,7 @@ def token_limit(text: Any) -> int | None:
     return None if limit == -1 else limit
 
 
-def option(setting: Knob) -> Callable[[Function], Function]:
+def option(setting: AnswerOption) -> Callable[[Function], Function]:
     """Make the click option for one of them; not given, it leaves the default alone."""
     given: dict[str, Any] = {"type": setting.kind, "multiple": setting.multiple}
     shown = ""
@@ -263,9 +297,12 @@ def adapter(text: str) -> tuple[str, float]:
 
 
 LORA = click.option(
-    "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
+    "--lora",
+    metavar="FILE[=SCALE]",
+    type=adapter,
+    multiple=True,
     help="Add an adapter (LoRA), a GGUF file or a folder of PEFT's; may be repeated.",
-)  # fmt: skip
+)
 
 
 def device(name: str) -> str:
@@ -281,51 +318,72 @@ def device(name: str) -> str:
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # kernels.kv has them; a test compares
 KV = click.option(
-    "--kv", metavar="TYPE", type=click.Choice(KV_TYPES, case_sensitive=False),
+    "--kv",
+    metavar="TYPE",
+    type=click.Choice(KV_TYPES, case_sensitive=False),
     help="Type of the KV cache: f16 (the default), bf16, f32, q8_0 or q4_0.",
-)  # fmt: skip
+)
 DEVICE = click.option(
-    "--device", metavar="NAME", type=device,
+    "--device",
+    metavar="NAME",
+    type=device,
     help="Device: cpu (the default); experimental: cuda (NVIDIA), wgpu.",
-)  # fmt: skip
+)
 THREADS = click.option(
-    "-t", "--threads", type=click.IntRange(1, 1024), metavar="N",
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
     help="Number of threads; `treadle doctor` shows the default.",
-)  # fmt: skip
+)
 LOAD = (
     THREADS,
     click.option(
-        "-c", "--context", type=click.IntRange(1), metavar="N",
+        "-c",
+        "--context",
+        type=click.IntRange(1),
+        metavar="N",
         help="Context size in tokens.",
     ),
     KV,
     click.option(
-        "--kv-mib", "kv_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
+        "--kv-mib",
+        "kv_bytes",
+        type=click.IntRange(1),
+        metavar="N",
+        callback=_mib,
         help="KV cache size in MiB; the context may be longer.",
     ),
     LORA,
     DEVICE,
-)  # fmt: skip
+)
 KEEP = (
     click.option(
-        "--cache-dir", metavar="DIR",
+        "--cache-dir",
+        metavar="DIR",
         help="Store the prefix cache in DIR: prompts that were processed once are reused, by later "
         "processes too.",
     ),
     click.option(
-        "--cache-mib", "cache_bytes", type=click.IntRange(1), metavar="N", callback=_mib,
+        "--cache-mib",
+        "cache_bytes",
+        type=click.IntRange(1),
+        metavar="N",
+        callback=_mib,
         help="Size of the files in --cache-dir; by default 4096 MiB.",
     ),
-)  # fmt: skip
+)
 SPECULATE = click.option(
-    "--speculate/--no-speculate", default=None,
+    "--speculate/--no-speculate",
+    default=None,
     help="Speculative decoding by prompt lookup: faster where a text repeats much of its prompt. "
     "Off by default, except for models with multi-token prediction (MTP) layers, which draft too.",
-)  # fmt: skip
+)
 DRAFT = click.option(
-    "--draft", metavar="MODEL",
+    "--draft",
+    metavar="MODEL",
     help="Draft model for speculative decoding: a smaller model with the same vocabulary.",
-)  # fmt: skip
+)
 OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora", "device")
 load_options = packed("load", OF_LOAD, LOAD)
 OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")

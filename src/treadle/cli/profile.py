@@ -18,7 +18,7 @@ from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.bench_engines import streams
-from treadle.cli.speed import Cost, Peaks, part_of
+from treadle.cli.speed import PassCost, Peaks, part_of
 from treadle.cli.ui.progress import ProgressBar
 from treadle.models.graphs import main_output
 
@@ -45,7 +45,7 @@ class Profile:
 
 def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> Profile:
     """Time the steps of ``n_tokens`` behind ``depth`` others, and the whole, in turns."""
-    from treadle.api.model import Part  # type: ignore[attr-defined]
+    from treadle.api.model import BatchItem  # type: ignore[attr-defined]
 
     session = model.session()
     (ids,) = streams(1, depth + n_tokens, model.config.n_vocab)
@@ -58,11 +58,11 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
             session.feed(ids[:depth])
         for i in range(RUNS + 1):
             progress("timing the steps", i, RUNS + 1)
-            stamped.append(dict(model.engine.run_timed([Part(session.seq, ids[depth:])])))
+            stamped.append(dict(model.engine.run_timed([BatchItem(session.seq, ids[depth:])])))
             session.truncate(depth)
             began = time.perf_counter()
             if writes:
-                model.engine.run([Part(session.seq, ids[depth:])])
+                model.engine.run([BatchItem(session.seq, ids[depth:])])
             else:
                 model.engine.embed([ids])
             wholes.append(time.perf_counter() - began)
@@ -89,7 +89,7 @@ def facts_of(
     steps: Sequence[Any], parts: Sequence[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
     """The work of some steps, and its speed if it was run, as JSON has it."""
-    work = Cost.of(steps, [(parts, 1)], peaks)
+    work = PassCost.of(steps, [(parts, 1)], peaks)
     facts: dict[str, Any] = {"n_bytes": work.n_bytes, "n_flops": work.ops}
     if profile is None:
         return facts

@@ -9,45 +9,45 @@ import sys
 from typing import TYPE_CHECKING
 
 from treadle.base.humanize import counted
-from treadle.cli.ui.screen import Screen, Wrapped
+from treadle.cli.ui.screen import Screen, WrappedScreen
 from treadle.cli.ui.table import harmless, is_styled, write
 
 if TYPE_CHECKING:
     from treadle.api.generation import Generation
     from treadle.api.model import Model
-    from treadle.chat.tools import Speech
+    from treadle.chat.tools import AnswerMarks
 
 DIM, RESET, AGAIN = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 TAIL = 16  # tokens of a prompt that tell whether it ends with the mark of reasoning
 
 
-def speech_of(model: Model, reply: Generation, *, bound: bool) -> Speech:
+def speech_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
     """What may be found in an answer. One that is ``bound`` to a grammar has no reasoning."""
-    from treadle.chat.tools import Speech, find_thought
+    from treadle.chat.tools import AnswerMarks, find_thought
 
     if hasattr(reply, "reasoning"):  # a Reply's pieces are content alone
-        return Speech()
+        return AnswerMarks()
     thought = None if bound else find_thought(model.template)
     if thought is None:
-        return Speech()
+        return AnswerMarks()
     mark = thought.close.strip()
     if model.detokenize(model.tokenize(mark, bos=False)).strip() != mark:
-        return Speech()  # a control token, which no text has: its end could not be found
+        return AnswerMarks()  # a control token, which no text has: its end could not be found
     end = model.detokenize(reply.prompt_ids[-TAIL:], special=True)
-    return Speech(thought=thought, opened=end.rstrip().endswith(thought.open.rstrip()))
+    return AnswerMarks(thought=thought, opened=end.rstrip().endswith(thought.open.rstrip()))
 
 
-class Heard:
+class ReplyView:
     """Takes an answer's pieces as they come; ``content`` is what was said aloud.
 
     ``whole``: reasoning is shown, dim on a terminal, and on standard error where standard output is
     none. Otherwise standard error has its number of tokens, on a terminal while they come.
     """
 
-    def __init__(self, screen: Screen, speech: Speech, *, whole: bool) -> None:
+    def __init__(self, screen: Screen, speech: AnswerMarks, *, whole: bool) -> None:
         self.content = ""
         self._screen, self._scanner, self._whole = screen, speech.scanner(), whole
-        self._aloud = Wrapped() if whole and sys.stdout.isatty() else None
+        self._aloud = WrappedScreen() if whole and sys.stdout.isatty() else None
         self._dim = is_styled(sys.stdout)
         self._live = is_styled(sys.stderr)
         self._n_thought = 0  # tokens

@@ -16,14 +16,14 @@ from treadle.cli.generation_options import (
     GenerationOptions,
     read_constraint,
 )
-from treadle.cli.options import OF_SAMPLING, Knob, build_sampling, plain
+from treadle.cli.options import OF_SAMPLING, AnswerOption, build_sampling, plain
 from treadle.errors import SamplingError
 
 WHEN_FULL = ("refuse", "drop")
 
 
 @dataclass(frozen=True)
-class Settings(GenerationOptions):
+class AnswerSettings(GenerationOptions):
     """How the next answer is made and shown; one that differs is made by ``changed``."""
 
     when_full: str = WHEN_FULL[0]
@@ -42,11 +42,11 @@ class Settings(GenerationOptions):
             return self.constraint.file if self.constraint and mine else None
         return getattr(self if name in OWN else self.sampling, name)
 
-    def default(self, setting: Knob) -> Any:
+    def default(self, setting: AnswerOption) -> Any:
         """What it is where nothing was asked for: of sampling what the model's file says."""
         return getattr(self.usual, setting.name, setting.otherwise)
 
-    def changed(self, name: str, text: str) -> Settings:
+    def changed(self, name: str, text: str) -> AnswerSettings:
         """With another value, as it was typed.
 
         Raises SamplingError for a name that is none and a value out of range, click.UsageError and
@@ -64,7 +64,7 @@ class Settings(GenerationOptions):
             self, sampling=dataclasses.replace(self.sampling, **{setting.name: value})
         )
 
-    def line(self, setting: Knob) -> str:
+    def line(self, setting: AnswerOption) -> str:
         """Name and value; what differs from the default is marked, and says that."""
         value = self.value(setting.name)
         shown = f"{setting.name:<22}{setting.written(value)}"
@@ -77,7 +77,7 @@ class Settings(GenerationOptions):
         return "\n".join(map(self.line, SETTINGS.values()))
 
 
-def find(name: str) -> Knob:
+def find(name: str) -> AnswerOption:
     """The setting that a name or an option stands for. Raises SamplingError."""
     known = {each: s for s in SETTINGS.values() for each in s.names}
     if plain(name) in known:
@@ -88,10 +88,10 @@ def find(name: str) -> Knob:
 
 
 _OF_CHAT = (
-    Knob("when_full", "", "", click.Choice(WHEN_FULL), otherwise=WHEN_FULL[0]),
-    Knob("markdown", "", "", otherwise=False),
-    Knob("reasoning", "", "", click.Choice(REASONING), otherwise=REASONING[0]),
-    Knob("show_reasoning", "", "", otherwise=False),
+    AnswerOption("when_full", "", "", click.Choice(WHEN_FULL), otherwise=WHEN_FULL[0]),
+    AnswerOption("markdown", "", "", otherwise=False),
+    AnswerOption("reasoning", "", "", click.Choice(REASONING), otherwise=REASONING[0]),
+    AnswerOption("show_reasoning", "", "", otherwise=False),
 )
 SETTINGS = {each.name: each for each in (*OF_SAMPLING, *OF_ANSWERS, *_OF_CHAT)}
-OWN = {each.name for each in dataclasses.fields(Settings)}
+OWN = {each.name for each in dataclasses.fields(AnswerSettings)}

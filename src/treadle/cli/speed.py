@@ -77,7 +77,7 @@ def explain_caches(peaks: Iterable[str]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Cost:
+class PassCost:
     """What forward passes cost, however fast: bytes read, operations, and the least time."""
 
     n_bytes: int
@@ -87,7 +87,7 @@ class Cost:
     peaks: Peaks
 
     @classmethod
-    def of(cls, steps: Iterable[Any], runs: Iterable[tuple[Parts, int]], peaks: Peaks) -> Cost:
+    def of(cls, steps: Iterable[Any], runs: Iterable[tuple[Parts, int]], peaks: Peaks) -> PassCost:
         """Add up ``steps`` over ``runs``, each of some parts and a number of rows of logits."""
         steps, total_bytes, read = list(steps), 0, reading(peaks)
         total_ops: dict[str, int] = {}

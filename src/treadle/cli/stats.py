@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.base.humanize import counted
-from treadle.cli.conversation import Turn, rated, wrote
+from treadle.cli.conversation import AnswerCost, rated, wrote
 from treadle.cli.load import device_name
 from treadle.cli.ui.table import n_bytes, printable
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
 
 
-def report(model: Model, turn: Turn) -> str:
+def report(model: Model, turn: AnswerCost) -> str:
     """All of it, a line a subject, in less than 80 columns."""
     lines = {
         "device": printable(device_name(model) or ""),
@@ -28,7 +28,7 @@ def report(model: Model, turn: Turn) -> str:
     return "\n".join(f"{name:<8} {text}" for name, text in lines.items() if text)
 
 
-def prompt(turn: Turn) -> str:
+def prompt(turn: AnswerCost) -> str:
     """What of it was read, how fast, and what was not read, for the cache had it."""
     n, n_cached = turn.n_read, turn.timings.n_cached
     text = rated(counted(n, "token"), n, turn.timings.prefill_s)

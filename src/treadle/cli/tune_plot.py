@@ -14,10 +14,10 @@ from treadle.cli.ui.svg import (  # fmt: skip
     CHAR_PX,
     LINE_PX,
     MARGIN,
+    AxisScale,
     Canvas,
-    Look,
     Panel,
-    Scale,
+    SeriesStyle,
     document,
 )
 
@@ -28,7 +28,7 @@ CELL, BAR = 28, 30  # pixels: a map's row, a configuration's two bars
 THIN = 9  # pixels of one bar
 FAINT = 0.08  # how strong the colour of the slowest cell is
 STRONG = 0.7  # from there on, numbers in a cell take the background's colour
-HOT, COLD = Look(0), Look(1)
+HOT, COLD = SeriesStyle(0), SeriesStyle(1)
 
 
 def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
@@ -148,7 +148,7 @@ def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float
 def bars(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
     """Two bars for each configuration; gives where they end."""
     most = max(max(row["hot_ops_s"], row["cold_ops_s"]) for row in rows) / 1e9
-    x = Scale(0, most * 1.02, LEFT, RIGHT)
+    x = AxisScale(0, most * 1.02, LEFT, RIGHT)
     panel = Panel(canvas, top, BAR * len(rows), x)
     panel.axes(title, "GOP/s")
     for i, row in enumerate(rows):

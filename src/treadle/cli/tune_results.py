@@ -11,7 +11,7 @@ from treadle.cli.speed import products_of
 from treadle.cli.ui.table import heading, print_table, say, scaled
 
 if TYPE_CHECKING:
-    from treadle.kernels.matmul.select import Table
+    from treadle.kernels.matmul.select import TunedTable
     from treadle.profiling.tune import Crossover, Sweep, Variant
 
 Peaks = Mapping[str, float]  # operations a second of each kind, and one of READ
@@ -20,7 +20,7 @@ KEPT = 0.8  # of the processor time asked for: with less, the least times are lu
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProductShape:
     """Of the product: rows of K weights, M of them, N tokens for gemm."""
 
     k: int
@@ -37,7 +37,7 @@ class TuneResult:
     crossover: Crossover | None
     n_bytes: int  # of the weights
     ops_a_token: int
-    table: Table  # what was found
+    table: TunedTable  # what was found
     cpu_share: float = 1.0  # of the processor time that the threads asked for, what they got
     from_memory: bool = True  # False: cold times are of caches, for memory is short
 
@@ -114,7 +114,7 @@ HEADERS = (
 
 
 def print_results(
-    results: Sequence[TuneResult], shape: Shape, about: dict[str, Any], peaks: Peaks
+    results: Sequence[TuneResult], shape: ProductShape, about: dict[str, Any], peaks: Peaks
 ) -> None:
     """Print a table for each sweep, and where gemv, gemm and matrix registers cross."""
     rates = [

@@ -15,7 +15,7 @@ from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, print_json, print_table, remark, say
 
 if TYPE_CHECKING:
-    from treadle.study.sweep import Found
+    from treadle.study.sweep import SweepResult
 
 RISCV, NATIVE = "rv64gcv", "native"
 # The names of study/sweep.py's KERNELS: for `--help`, which loads no kernel.
@@ -31,7 +31,7 @@ ONLY_TUNE = ("formats", "k", "m", "n", "threads", "dry_run", "force", "reset")
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyOptions:
     """The options of a study."""
 
     isa: str
@@ -42,7 +42,7 @@ class Asked:
     as_json: bool
 
 
-def study(kernel: str | None, asked: Asked) -> None:
+def study(kernel: str | None, asked: StudyOptions) -> None:
     """Sweep KERNEL, or all; print a table each, and draw them."""
     from treadle.cli.ui.svg import check_place, origin, save
     from treadle.machine.topology import cpu_name
@@ -75,7 +75,9 @@ def study(kernel: str | None, asked: Asked) -> None:
         raise click.exceptions.Exit(1)
 
 
-def emulated(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[Found]]:
+def emulated(
+    wanted: Sequence[Any], asked: StudyOptions
+) -> tuple[dict[str, Any], list[SweepResult]]:
     """Counts at one VLEN, right or wrong at each."""
     from treadle.study import sweep
     from treadle.study.emulator import find
@@ -87,7 +89,7 @@ def emulated(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[
     mca = next((path for name in MCA if (path := available(name, places))), None)
     if mca is None:
         remark("llvm-mca is absent, so cycles are too (tools/fetch_emulators.py --mca fetches it)")
-    found: list[Found] = []
+    found: list[SweepResult] = []
     total = sum(len(kernel.specs) for kernel in wanted)
     with ProgressBar() as progress:
         for kernel in wanted:
@@ -99,7 +101,7 @@ def emulated(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[
     return {"isa": RISCV, "vlen": vlen, "emulator": asked.emulator}, found
 
 
-def timed(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[Found]]:
+def timed(wanted: Sequence[Any], asked: StudyOptions) -> tuple[dict[str, Any], list[SweepResult]]:
     """Times on this machine."""
     from treadle.profiling.report import row_in_use
     from treadle.study.clock import measure
@@ -112,7 +114,7 @@ def timed(wanted: Sequence[Any], asked: Asked) -> tuple[dict[str, Any], list[Fou
             f"this machine runs {row.name}: --emulator qemu counts {RISCV}'s instructions, "
             f"--isa {NATIVE} times the same kernels on this machine's vectors"
         )
-    found: list[Found] = []
+    found: list[SweepResult] = []
     with ProgressBar() as progress:
         for done, kernel in enumerate(wanted):
             progress("measure", done, len(wanted))
@@ -135,7 +137,7 @@ def available(name: str, places: Sequence[Path]) -> str | None:
         return None
 
 
-def row_of(found: Found) -> dict[str, Any]:
+def row_of(found: SweepResult) -> dict[str, Any]:
     """One setting as JSON has it."""
     from dataclasses import asdict
 
@@ -146,7 +148,7 @@ def row_of(found: Found) -> dict[str, Any]:
     return {**row, "fields": fields, "published_hot_ns": published.hot_ns(found.spec)}
 
 
-def print_found(found: Sequence[Found]) -> None:
+def print_found(found: Sequence[SweepResult]) -> None:
     """A line for each setting; columns that nothing is known for are left out."""
     from treadle.study import published
 
@@ -182,7 +184,7 @@ def number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def right_at(found: Found) -> str:
+def right_at(found: SweepResult) -> str:
     """The lengths at which it was right; WRONG where it was not everywhere."""
     right = " ".join(str(vlen) for vlen in sorted(found.wrong) if found.wrong[vlen] is None)
     return right if found.is_right else f"WRONG; right at {right or 'none'}"

@@ -7,13 +7,22 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from treadle.base.humanize import counted
-from treadle.cli.ui.svg import CHAR_PX, LINE_PX, MARGIN, Canvas, Look, Panel, Scale, document
+from treadle.cli.ui.svg import (
+    CHAR_PX,
+    LINE_PX,
+    MARGIN,
+    AxisScale,
+    Canvas,
+    Panel,
+    SeriesStyle,
+    document,
+)
 
 if TYPE_CHECKING:
-    from treadle.study.sweep import Found
+    from treadle.study.sweep import SweepResult
 
 LEFT, RIGHT, BAR = 210, 740, 22  # pixels: the axes, and a setting's room
-Value = Callable[["Found"], float | None]
+Value = Callable[["SweepResult"], float | None]
 # What is drawn, if known: its name, and where it is found.
 SERIES: list[tuple[str, Value]] = [
     ("hot, ns", lambda f: f.hot_ns),
@@ -24,7 +33,7 @@ SERIES: list[tuple[str, Value]] = [
 ]
 
 
-def draw(found: Sequence[Found], subtitle: str, origin: str) -> str:
+def draw(found: Sequence[SweepResult], subtitle: str, origin: str) -> str:
     """All kernels below one another, as one SVG document."""
     canvas = Canvas()
     top = canvas.head("treadle tune: the RISC-V work's kernels", subtitle, origin)
@@ -39,18 +48,18 @@ def legend(canvas: Canvas, names: Sequence[str], top: float) -> float:
     """What the colours mean; gives where it ends."""
     x = float(MARGIN)
     for i, name in enumerate(names):
-        canvas.box(x, top - 6, 22, 9, f"bar {Look(i).css}")
+        canvas.box(x, top - 6, 22, 9, f"bar {SeriesStyle(i).css}")
         canvas.text(x + 28, top + 3, name)
         x += 28 + CHAR_PX * len(name) + 24
     return top + LINE_PX - 12
 
 
 def panel(
-    canvas: Canvas, kernel: str, found: Sequence[Found], values: Sequence[Value], top: float
+    canvas: Canvas, kernel: str, found: Sequence[SweepResult], values: Sequence[Value], top: float
 ) -> float:
     """Of each setting a bar for each value; gives where they end."""
     most = max(v for f in found for value in values if (v := value(f)) is not None)
-    x = Scale(0, most * 1.02, LEFT, RIGHT)
+    x = AxisScale(0, most * 1.02, LEFT, RIGHT)
     height = BAR * len(found)
     Panel(canvas, top, height, x).axes(f"{kernel}, {counted(found[0].size, 'value')} of K", "")
     thin = (BAR - 6) / len(values)
@@ -61,7 +70,7 @@ def panel(
             v = value(f)
             if v is not None:
                 tip = f"{f.spec.setting}: {v:g}"
-                css = f"bar {Look(j).css}"
+                css = f"bar {SeriesStyle(j).css}"
                 canvas.box(LEFT, y + j * thin, x(v) - LEFT, max(1.0, thin - 1), css, tip=tip)
         words = "best" if f.best else "" if f.is_right else "WRONG"
         canvas.text(RIGHT + 10, y + BAR / 2, words, "ink strong")

@@ -25,7 +25,7 @@ Open = Callable[[Path, Path | None], Source]
 
 
 @dataclass(frozen=True)
-class Kind:
+class CheckpointKind:
     """A kind of checkpoint. ``fits`` is asked with a path and the first bytes of a file.
 
     ``own_tokenizer``: the user may name the tokenizer's file.
@@ -48,7 +48,7 @@ def open_source(path: Path, tokenizer: Path | None = None) -> Source:
         raise FileError(f"cannot be read: {why(e)}", path=e.filename or path) from e
 
 
-def find_kind(path: Path) -> Kind:
+def find_kind(path: Path) -> CheckpointKind:
     """The first kind that the content fits; FileError for none."""
     try:
         head = b"" if path.is_dir() else _head(path)
@@ -108,11 +108,17 @@ def _open_hf(path: Path, tokenizer: Path | None) -> Source:
 
 
 KINDS = (
-    Kind("a Hugging Face folder with config.json and safetensors", lambda p, h: is_hf(p), _open_hf),
-    Kind("a GGUF of version 1", lambda p, h: _version_1(h), open_gguf_v1),
-    Kind("a GGUF file or its first shard", _has_gguf, open_gguf_source),
-    Kind("a GGML, GGMF or GGJT file", lambda p, h: h[:4] in MAGICS, open_legacy),
-    Kind("Meta's folder with params.json and consolidated.00.pth", _is_meta, open_meta, True),
-    Kind("a llama2.c checkpoint", lambda p, h: h[:4] == MAGIC, open_llama2c, True),
-    Kind("a llama2.c checkpoint of the first version", _is_old_llama2c, open_llama2c, True),
+    CheckpointKind(
+        "a Hugging Face folder with config.json and safetensors", lambda p, h: is_hf(p), _open_hf
+    ),
+    CheckpointKind("a GGUF of version 1", lambda p, h: _version_1(h), open_gguf_v1),
+    CheckpointKind("a GGUF file or its first shard", _has_gguf, open_gguf_source),
+    CheckpointKind("a GGML, GGMF or GGJT file", lambda p, h: h[:4] in MAGICS, open_legacy),
+    CheckpointKind(
+        "Meta's folder with params.json and consolidated.00.pth", _is_meta, open_meta, True
+    ),
+    CheckpointKind("a llama2.c checkpoint", lambda p, h: h[:4] == MAGIC, open_llama2c, True),
+    CheckpointKind(
+        "a llama2.c checkpoint of the first version", _is_old_llama2c, open_llama2c, True
+    ),
 )

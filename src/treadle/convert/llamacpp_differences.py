@@ -85,7 +85,7 @@ IN_ONE_STEP = {"deepseek2": {26: 0, 27: 0, 48: 128256}}
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputMetadata:
     """A file as it will be: GGUF's keys without the architecture's name, and names of tensors."""
 
     arch: Arch
@@ -102,17 +102,17 @@ def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> lis
     keys = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
     if HEAD_ACTIVATION in metadata:
         keys[HEAD_ACTIVATION] = metadata[HEAD_ACTIVATION]
-    found = (row(Written(arch, keys, tensors)) for row in ROWS)
+    found = (row(OutputMetadata(arch, keys, tensors)) for row in ROWS)
     return [f"llama.cpp will read this file differently: {text}" for text in found if text]
 
 
-def _number(file: Written, key: str) -> float | None:
+def _number(file: OutputMetadata, key: str) -> float | None:
     """A key's number; None without one, and for what --set may have put there that is none."""
     value = file.keys.get(key)
     return value if isinstance(value, (int, float)) else None
 
 
-def _window(file: Written) -> str:
+def _window(file: OutputMetadata) -> str:
     flags = file.keys.get("attention.sliding_window_pattern")
     window = _number(file, "attention.sliding_window")
     name, usual = file.arch.name, dict(file.arch.keys).get(PATTERN)
@@ -127,7 +127,7 @@ def _window(file: Written) -> str:
     )
 
 
-def _fixed(file: Written) -> str:
+def _fixed(file: OutputMetadata) -> str:
     own = dict(file.arch.keys)
     if TEMPERATURE not in own:
         return ""
@@ -136,7 +136,7 @@ def _fixed(file: Written) -> str:
     return f"in {file.arch.name} {', '.join(keys)} are {values} there" if keys else ""
 
 
-def _attention_scale(file: Written) -> str:
+def _attention_scale(file: OutputMetadata) -> str:
     scale = _number(file, "attention.scale")
     if not scale or file.arch.name in WITH_SCALE:
         return ""
@@ -146,19 +146,19 @@ def _attention_scale(file: Written) -> str:
     )
 
 
-def _bases(file: Written) -> str:
+def _bases(file: OutputMetadata) -> str:
     base, local = _number(file, "rope.freq_base"), _number(file, LOCAL_BASE)
     if not base or not local or base == local or file.arch.name not in ONE_BASE:
         return ""
     return f"in {file.arch.name} it turns layers with a window by {base:g}, and not by {local:g}"
 
 
-def _softcap(file: Written) -> str:
+def _softcap(file: OutputMetadata) -> str:
     cap = _number(file, "attn_logit_softcapping")
     return f"it caps no attention scores in {file.arch.name}; here at {cap:g}" if cap else ""
 
 
-def _yarn(file: Written) -> str:
+def _yarn(file: OutputMetadata) -> str:
     betas = {which: _number(file, f"rope.scaling.yarn_beta_{which}") for which in BETAS}
     other = {which: beta for which, beta in betas.items() if beta not in (None, BETAS[which])}
     if not other:
@@ -168,7 +168,7 @@ def _yarn(file: Written) -> str:
     return f"it takes YaRN's betas as {usual} unless it is told {flags}"
 
 
-def _biases(file: Written) -> str:
+def _biases(file: OutputMetadata) -> str:
     asked = ASKED.get(file.arch.name, ())
     known = ANY_BIAS if file.arch.name in WITH_BIASES else FEW_BIASES | {*asked}
     stems = {layer_of(name)[1] for name in file.tensors}
@@ -179,7 +179,7 @@ def _biases(file: Written) -> str:
     return f"it refuses {file.arch.name} with {', '.join(found)} ('wrong number of tensors')"
 
 
-def _experts(file: Written) -> str:
+def _experts(file: OutputMetadata) -> str:
     here, there = file.keys.get(EXPERTS_NORM), NORMED.get(file.arch.name)
     if not isinstance(here, bool) or there in (None, here):
         return ""
@@ -187,12 +187,12 @@ def _experts(file: Written) -> str:
     return f"in {file.arch.name} it {so}, whatever the file's {EXPERTS_NORM} says"
 
 
-def _trained(file: Written) -> str:
+def _trained(file: OutputMetadata) -> str:
     what = TRAINED.get(file.arch.name)
     return f"in {file.arch.name} {what}" if what else ""
 
 
-def _sharing(file: Written) -> str:
+def _sharing(file: OutputMetadata) -> str:
     name, keys = file.arch.name, file.keys
     n_layer, n_shared = keys.get("block_count"), _number(file, "attention.shared_kv_layers")
     if name not in SHARING or not isinstance(n_layer, int) or n_shared is None:
@@ -210,7 +210,7 @@ def _sharing(file: Written) -> str:
     return ""
 
 
-def _scales(file: Written) -> str:
+def _scales(file: OutputMetadata) -> str:
     n_layer, n_embd = (_number(file, key) for key in ("block_count", "embedding_length"))
     if file.arch.name not in FIXED_SCALES or not n_layer or not n_embd:
         return ""
@@ -221,13 +221,13 @@ def _scales(file: Written) -> str:
     return f"in {file.arch.name} {', '.join(off)} are {values} there" if off else ""
 
 
-def _unknown(file: Written) -> str:
+def _unknown(file: OutputMetadata) -> str:
     name, stems = file.arch.name, {layer_of(name)[1] for name in file.tensors}
     found = [stem for stem in UNKNOWN.get(name, ()) if stem in stems]
     return f"it refuses {name} with {', '.join(found)} ('wrong number of tensors')" if found else ""
 
 
-def _queries(file: Written) -> str:
+def _queries(file: OutputMetadata) -> str:
     name, n_layer = file.arch.name, file.keys.get("block_count")
     if name not in IN_ONE_STEP or not isinstance(n_layer, int) or _number(file, Q_RANK):
         return ""
@@ -237,16 +237,16 @@ def _queries(file: Written) -> str:
     return f"of {name} with {n_layer} layers it does not load files without {Q_RANK}"
 
 
-def _lacking(file: Written) -> str:
+def _lacking(file: OutputMetadata) -> str:
     return f"it refuses {file.arch.name}, of which it has none" if file.arch.name in LACKING else ""
 
 
-def _head(file: Written) -> str:
+def _head(file: OutputMetadata) -> str:
     kind = file.keys.get(HEAD_ACTIVATION, "tanh")
     return "" if kind == "tanh" else f"scores are of a head with tanh there, and of {kind} here"
 
 
-ROWS: tuple[Callable[[Written], str], ...] = (
+ROWS: tuple[Callable[[OutputMetadata], str], ...] = (
     _window,
     _fixed,
     _attention_scale,

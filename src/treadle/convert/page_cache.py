@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from treadle.files.mapping import resident_pages
-from treadle.files.tensor import Stored
+from treadle.files.tensor import TensorData
 from treadle.system import SYSTEM
 
 Advise = Callable[[int, int, int], None]  # of an open file, from a byte on, so many bytes
@@ -29,7 +29,7 @@ class PageCache:
     """The files of one conversion, and which of their pages were in memory when it began."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._files: dict[Path, _Cached] = {}
+        self._files: dict[Path, _CachedPages] = {}
         self.add(paths)
 
     def add(self, paths: Iterable[Path]) -> None:
@@ -37,15 +37,15 @@ class PageCache:
         for path in paths:
             if path not in self._files and SYSTEM.DROPS_PAGES:
                 with contextlib.suppress(OSError, ValueError, AttributeError):
-                    self._files[path] = _Cached(path)
+                    self._files[path] = _CachedPages(path)
 
-    def expect(self, ranges: Iterable[Stored]) -> None:
+    def expect(self, ranges: Iterable[TensorData]) -> None:
         """These are read next: the system may fetch them while others are worked on."""
         for part in ranges:
             if part.path in self._files:
                 _advise(part.path, [(part.offset, part.n_bytes)], SYSTEM.fetch_pages)
 
-    def drop(self, ranges: Iterable[Stored]) -> None:
+    def drop(self, ranges: Iterable[TensorData]) -> None:
         """These have been read, and are not read again."""
         for part in ranges:
             if part.path in self._files:
@@ -82,7 +82,7 @@ def before_opening(path: Path) -> PageCache:
     return PageCache(p for p in files if p.stat().st_size >= SMALL)
 
 
-class _Cached:
+class _CachedPages:
     """One file, with a flag for each page: was it in memory?"""
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,7 @@ from treadle.convert.llamacpp_differences import read_otherwise
 from treadle.convert.sources.source import F32, FILE_TYPES, Source, SourceTensor
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import ValueType
-from treadle.files.gguf_writer import GGUFWriter, Layout
+from treadle.files.gguf_writer import GgufLayout, GGUFWriter
 from treadle.files.splits import shard_name
 from treadle.formats import FORMATS, Format, GGMLType, type_of
 
@@ -49,7 +49,7 @@ class Options:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class OutputTensor:
     """A tensor of the output. ``encode`` None: its bytes are the source's."""
 
     tensor: SourceTensor
@@ -79,8 +79,8 @@ class Shard:
     """One file of the output."""
 
     path: Path
-    layout: Layout
-    entries: list[Entry]
+    layout: GgufLayout
+    entries: list[OutputTensor]
 
 
 def plan_shards(source: Source, target: Path, options: Options) -> list[Shard]:
@@ -93,7 +93,7 @@ def plan_shards(source: Source, target: Path, options: Options) -> list[Shard]:
 def lay_out(
     target: Path,
     metadata: Mapping[str, Any],
-    entries: list[Entry],
+    entries: list[OutputTensor],
     alignment: int,
     split_max: int = 0,
 ) -> list[Shard]:
@@ -124,7 +124,9 @@ def lay_out(
     return shards
 
 
-def _layout(path: Path, alignment: int, keys: Mapping[str, Any], entries: list[Entry]) -> Layout:
+def _layout(
+    path: Path, alignment: int, keys: Mapping[str, Any], entries: list[OutputTensor]
+) -> GgufLayout:
     """The places of a file with these keys and tensors."""
     writer = GGUFWriter(path, alignment)
     for key, value in keys.items():
@@ -159,7 +161,7 @@ def _empty_type(value: Any) -> ValueType | None:
 # -- types ----------------------------------------------------------------------------------------
 
 
-def plan_entries(source: Source, wanted: Format | None) -> list[Entry]:
+def plan_entries(source: Source, wanted: Format | None) -> list[OutputTensor]:
     """What each tensor becomes: matrices ``wanted``, vectors and FLOATS F32; without it, what they
     are.
     """
@@ -176,16 +178,16 @@ def plan_entries(source: Source, wanted: Format | None) -> list[Entry]:
     return [entry_of(tensor, choose(tensor)) for tensor in source.tensors.values()]
 
 
-def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> Entry:
+def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> OutputTensor:
     """The tensor in the format ``wanted``, None for its own. UnsupportedError where that cannot be
     read.
     """
     if wanted is None or wanted.ggml_id == tensor.ggml_type:
-        return Entry(tensor, None, note)
+        return OutputTensor(tensor, None, note)
     if tensor.ggml_type not in FORMATS:
         what = f"treadle cannot read {tensor.kind.name} weights yet, and so not change their type"
         raise UnsupportedError(f"{tensor.origin}: {what}")
-    return Entry(tensor, wanted, note)
+    return OutputTensor(tensor, wanted, note)
 
 
 def is_matrix(tensor: SourceTensor) -> bool:
@@ -223,7 +225,7 @@ def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
 # -- metadata -------------------------------------------------------------------------------------
 
 
-def build_metadata(source: Source, options: Options, entries: list[Entry]) -> dict[str, Any]:
+def build_metadata(source: Source, options: Options, entries: list[OutputTensor]) -> dict[str, Any]:
     """The source's keys, and what is true of this file."""
     metadata = kept_metadata(source)
     if not source.verbatim or options.type is not None:
@@ -249,7 +251,7 @@ def notes(source: Source, options: Options) -> list[str]:
     return said
 
 
-def _types(entries: list[Entry]) -> dict[str, Any]:
+def _types(entries: list[OutputTensor]) -> dict[str, Any]:
     sizes: dict[int, int] = {}
     for entry in entries:
         if is_matrix(entry.tensor):
@@ -307,13 +309,13 @@ def _value(key: str, before: Any, word: str) -> Any:
 
 
 def split(
-    entries: list[Entry], alignment: int, split_max: int, first_head: int = 0, head: int = 0
-) -> list[list[Entry]]:
+    entries: list[OutputTensor], alignment: int, split_max: int, first_head: int = 0, head: int = 0
+) -> list[list[OutputTensor]]:
     """Groups of tensors in their order, whose files have at most ``split_max`` bytes where one
     tensor's has. ``first_head`` and ``head``: bytes of the header of the first file and of others,
     without what it says of tensors.
     """
-    groups: list[list[Entry]] = [[]]
+    groups: list[list[OutputTensor]] = [[]]
     n_head, n_data = first_head, 0
     for entry in entries:
         said = _INFO_BYTES + len(entry.tensor.name.encode()) + 8 * len(entry.tensor.shape)

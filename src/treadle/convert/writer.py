@@ -26,7 +26,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.convert.page_cache import PageCache
 from treadle.convert.partial_file import Journal, PartFile, is_full
-from treadle.convert.recipe import Entry, Options, Shard, plan_shards, too_large
+from treadle.convert.recipe import Options, OutputTensor, Shard, plan_shards, too_large
 from treadle.convert.sources.check_finite import find_nonfinite, is_finite, said_of
 from treadle.convert.sources.source import Bytes, Source, SourceTensor
 from treadle.devices.cpu.mapping_faults import guard_mappings
@@ -34,14 +34,14 @@ from treadle.devices.cpu.quantizer import quantize_rows
 from treadle.errors import FileError, TreadleError
 from treadle.files.mapping import mappings_of
 from treadle.files.target import check_room, check_target, files_of
-from treadle.files.tensor import Stored
+from treadle.files.tensor import TensorData
 from treadle.formats import FORMATS
 from treadle.system import SYSTEM
 from treadle.version import __version__
 
 Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]
-Change = Callable[[Entry, Bytes, int], Bytes]
+Change = Callable[[OutputTensor, Bytes, int], Bytes]
 
 STAGE = "converting"  # what the progress bar says
 TASK_WEIGHTS = 1 << 18  # weights that a thread takes at a time: its temporaries stay in cache
@@ -51,7 +51,7 @@ MAX_WORKERS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class WriteJob:
     """What is to be written, and how.
 
     ``encode(entry, rows, begin)`` makes of some rows of a tensor, uint8 [n_bytes] from byte
@@ -63,7 +63,7 @@ class Work:
     source: Source
     shards: list[Shard]
     encode: Change
-    check: Callable[[Entry, Bytes, int], None]
+    check: Callable[[OutputTensor, Bytes, int], None]
     asked: bytes
     workers: int
     stage: str = STAGE
@@ -93,7 +93,7 @@ def convert(
         say(text)
     coder = _Coder(options.allow_nonfinite)
     mine = len(SYSTEM.affinity())
-    work = Work(
+    work = WriteJob(
         source, shards, coder.encode, coder.check, str(options.allow_nonfinite).encode(),
         min(MAX_WORKERS, mine), resume=options.resume,
     )  # fmt: skip
@@ -111,7 +111,7 @@ class _Coder:
     def __init__(self, allow_nonfinite: bool) -> None:
         self.allow_nonfinite = allow_nonfinite
 
-    def encode(self, entry: Entry, rows: Bytes, begin: int) -> Bytes:
+    def encode(self, entry: OutputTensor, rows: Bytes, begin: int) -> Bytes:
         self.check(entry, rows, begin)
         target, tensor = entry.encode, entry.tensor
         assert target is not None
@@ -122,7 +122,7 @@ class _Coder:
             raise tensor.error(f"has weights too large for {target.name}", expected)
         return made
 
-    def check(self, entry: Entry, rows: Bytes, begin: int) -> None:
+    def check(self, entry: OutputTensor, rows: Bytes, begin: int) -> None:
         tensor = entry.tensor
         fmt = FORMATS.get(tensor.ggml_type)
         if self.allow_nonfinite or fmt is None or is_finite(fmt, rows):
@@ -132,7 +132,7 @@ class _Coder:
         raise tensor.error(what, "finite weights, or --allow-nonfinite")
 
 
-def write(work: Work, progress: Progress, say: Say, cache: PageCache) -> list[Path]:
+def write(work: WriteJob, progress: Progress, say: Say, cache: PageCache) -> list[Path]:
     """Write all shards; their paths.
 
     A run that was killed, or found the disk full, leaves its part beside the target, and the same
@@ -145,7 +145,7 @@ def write(work: Work, progress: Progress, say: Say, cache: PageCache) -> list[Pa
 
 
 class _Writer:
-    def __init__(self, work: Work, progress: Progress, say: Say, cache: PageCache) -> None:
+    def __init__(self, work: WriteJob, progress: Progress, say: Say, cache: PageCache) -> None:
         self.work, self.source, self.shards = work, work.source, work.shards
         self.progress, self.say, self.cache = progress, say, cache
         entries = [entry for shard in work.shards for entry in shard.entries]
@@ -256,7 +256,9 @@ class _Writer:
                     index += 1
         self._advance(0)
 
-    def _write(self, entry: Entry, part: PartFile, at: int, pool: ThreadPoolExecutor) -> None:
+    def _write(
+        self, entry: OutputTensor, part: PartFile, at: int, pool: ThreadPoolExecutor
+    ) -> None:
         tensor = entry.tensor
         data = tensor.read()
         if data.dtype != np.uint8 or data.nbytes != tensor.n_bytes:
@@ -270,7 +272,7 @@ class _Writer:
             at += len(made)
             self._advance(n_read)
 
-    def _copy(self, entry: Entry, data: Bytes, part: PartFile, at: int) -> None:
+    def _copy(self, entry: OutputTensor, data: Bytes, part: PartFile, at: int) -> None:
         """Bytes that stay the same: by the kernel, when they lie in a file in one piece."""
         lies = mapped_range(entry.tensor, data)
         whole = (file for file in self.mapped.files if not file.start)  # a bundle's is a part
@@ -290,7 +292,7 @@ class _Writer:
                 os.close(fd)
 
     def _encoded(
-        self, entry: Entry, data: Bytes, pool: ThreadPoolExecutor
+        self, entry: OutputTensor, data: Bytes, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, Bytes]]:
         """The tensor in its new format, strip by strip, and how many bytes each was made of; some
         strips ahead, each in a thread.
@@ -319,7 +321,7 @@ class _Writer:
         self.progress(self.work.stage, self.n_done, self.n_total)
 
 
-def mapped_range(tensor: SourceTensor, data: Bytes) -> Stored | None:
+def mapped_range(tensor: SourceTensor, data: Bytes) -> TensorData | None:
     """Where in a file the bytes of ``data`` lie just so; None for bytes that were made.
 
     A tensor says what it reads, but not whether it changes that: so ``data`` itself is asked

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from treadle.plan.plan import Memory, Plan, Storage
+from treadle.plan.plan import DeviceMemory, Plan, Storage
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.kernel import Tally
+    from treadle.jit.kernel import CompileStats
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
     from treadle.plan.lowering.weights import Weights
@@ -36,7 +36,7 @@ class Device(Storage, Protocol):
         """What the bits of its results depend on, beside the plan and its inputs."""
 
     @property
-    def kernels(self) -> Tally:
+    def kernels(self) -> CompileStats:
         """What ``ready`` has compiled."""
 
     def plan(
@@ -56,7 +56,7 @@ class Device(Storage, Protocol):
         Raises UnsupportedError, with the label, for what the device cannot make.
         """
 
-    def ready(self, plan: Plan, arena: Memory, inputs: Memory) -> Any:
+    def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> Any:
         """Compile a plan's kernels, and tell them where all is: gives what ``run`` takes.
 
         Buffers lie in ``arena`` as the plan has placed them. Raises CompileError, CacheError.

@@ -22,7 +22,7 @@ import numpy as np
 from treadle.kernels.attention.merge_splits import MERGE
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import ITEM, SPLIT
-from treadle.kernels.elementwise.top_logits import SAMPLED, LateMask, Look
+from treadle.kernels.elementwise.top_logits import SAMPLED, LateMask, LogitsQuery
 from treadle.kernels.spec import EACH, LINE, LORA, LORA_ROWS, PART, numbered, round_up, run_offset
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
 )
 
 
-class Part(NamedTuple):
+class BatchItem(NamedTuple):
     """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted,
     and of each the largest, as each of ``looks`` says. Tokens at position ``second`` and behind it
     are of the second type, in a model that has types.
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     seq: Sequence
     ids: Ids[int]
     n_outputs: int = 1
-    looks: tuple[Look, ...] = ()
+    looks: tuple[LogitsQuery, ...] = ()
     second: int = NEVER
 
 
@@ -134,7 +134,7 @@ class Inputs:
 
     def sampled(self, n_vocab: int) -> Iterator[tuple[int, np.ndarray | bool, bool, bool]]:
         """Rows of the logits; what of each may be chosen, bool ``[n_vocab]`` or True for all; and
-        ``Look.first``, ``Look.total``.
+        ``LogitsQuery.first``, ``LogitsQuery.total``.
         """
         for record in self._array("sampled", "n_sampled", SAMPLED):
             row, mask, first, total = map(int, record.tolist())
@@ -179,7 +179,7 @@ class Inputs:
         return self._array(*names, MERGE)
 
 
-class Run(Inputs):
+class RunInputs(Inputs):
     """The inputs of a plan's runs: filled anew by each ``lay_out``. The run before is over by then;
     a late thread discards what it read.
     """
@@ -222,7 +222,7 @@ class Run(Inputs):
         for at, mask in self.late:
             self._write_mask(at, mask.wait())
 
-    def lay_out(self, parts: Ids[Part], starts: Ids[int]) -> None:
+    def lay_out(self, parts: Ids[BatchItem], starts: Ids[int]) -> None:
         """Write down a batch: each part's tokens go behind the ``starts`` that its sequence had,
         whose pages are there already.
         """
@@ -282,7 +282,7 @@ class _Loras:
         self._floats = block.cast("f")
         self._n_adapters = inputs["lora_scales"].shape[1]
 
-    def lay_out(self, parts: Ids[Part]) -> None:
+    def lay_out(self, parts: Ids[BatchItem]) -> None:
         """Write the records of a batch."""
         row, at, scales, n_adapters = 0, self._records, self._scales, self._n_adapters
         for seq, ids, *_ in parts:

@@ -15,9 +15,9 @@ import numpy as np
 
 from treadle.base.fork_safety import UseLock
 from treadle.base.interrupts import interrupts_held
-from treadle.engine.batch import NEVER, Part, RopeTable, Run, in_runs, of_runs
-from treadle.engine.logits import Rows
-from treadle.engine.prepared_plan import Ready, plan_sizes
+from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs, of_runs
+from treadle.engine.logits import LogitsBatch
+from treadle.engine.prepared_plan import PreparedPlan, plan_sizes
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.elementwise.top_logits import RESULT
 from treadle.kernels.matmul.select import GEMV_TOKENS, batch_sizes
@@ -68,11 +68,13 @@ class Engine:
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._adapted: Weights | None = None  # with what adapters add
         self.adapters: tuple[Adapter, ...] = ()
-        self._ready: dict[tuple[int, int, str, bool], Ready] = {}
+        self._ready: dict[tuple[int, int, str, bool], PreparedPlan] = {}
         self._arena, self._arena_bytes = device.memory(0), 0
-        self._rows: weakref.ref[Rows] | None = None  # of the last run, for samplers
+        self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
         self._closed, self.sampled = False, "logits"  # the output that ``sample`` runs
-        self.watch: Callable[[Ids[Part], Ready], None] | None = None  # sees each run of it
+        self.watch: Callable[[Ids[BatchItem], PreparedPlan], None] | None = (
+            None  # sees each run of it
+        )
         self.beside: Callable[[], object] = int  # as a run begins, for Python to do meanwhile
         self.lock = UseLock()  # for whoever must find the cache as they left it
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
@@ -103,7 +105,9 @@ class Engine:
         for adapter in adapters:
             adapter.check(self._adapted.met)
 
-    def plan_for(self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False) -> Ready:
+    def plan_for(
+        self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False
+    ) -> PreparedPlan:
         """The same, ready to run, with adapters or without."""
         ready = self._ready.get((n_tokens, n_outputs, output, adapted))
         if ready is None:
@@ -113,7 +117,7 @@ class Engine:
             self._ready[n_tokens, n_outputs, output, adapted] = ready
         return ready
 
-    def _make(self, n_tokens: int, n_outputs: int, output: str, adapted: bool) -> Ready:
+    def _make(self, n_tokens: int, n_outputs: int, output: str, adapted: bool) -> PreparedPlan:
         began, device = time.perf_counter(), self.device
         plan = device.plan(
             self.config,
@@ -129,7 +133,7 @@ class Engine:
             self._arena, self._arena_bytes = device.memory(plan.arena_bytes), plan.arena_bytes
             for other in set(self._ready.values()):
                 other.place(self._arena, device)
-        ready = Ready(plan, Run(plan, self.cache, self._ropes, device))
+        ready = PreparedPlan(plan, RunInputs(plan, self.cache, self._ropes, device))
         ready.place(self._arena, device)
         self._ready[n_tokens, n_outputs, output, adapted] = ready
         self.kernels.seconds += time.perf_counter() - began
@@ -137,21 +141,23 @@ class Engine:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def run(self, parts: Ids[Part]) -> np.ndarray:
+    def run(self, parts: Ids[BatchItem]) -> np.ndarray:
         """One pass over at most ``max_tokens`` tokens; see the class."""
         return self._run(parts, lambda ready: self._logits(ready)().copy())
 
-    def sample(self, parts: Ids[Part]) -> Rows:
+    def sample(self, parts: Ids[BatchItem]) -> LogitsBatch:
         """The same for samplers: of each output the largest logits, as its part's looks say."""
         return self._run(parts, partial(self._read_rows, parts), None, self.sampled)
 
-    def run_timed(self, parts: Ids[Part]) -> list[tuple[str, float]]:
+    def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
         """The same, giving each step's label and seconds; of what writes no text, of a vector."""
         times: list[float] = []
         plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
         return list(zip([step.label for step in plan], times, strict=True))
 
-    def run_reference(self, parts: Ids[Part], until: str | None = None) -> tuple[Plan, np.ndarray]:
+    def run_reference(
+        self, parts: Ids[BatchItem], until: str | None = None
+    ) -> tuple[Plan, np.ndarray]:
         """The same through the kernels' numpy twins, up to and with the step labelled ``until``.
 
         Gives the plan and its arena, to compare step by step.
@@ -173,8 +179,8 @@ class Engine:
         lora: Lora | None = None,
     ) -> np.ndarray:  # fmt: skip
         """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
-        the output norm, pooled as ``config.pool`` says; without ``unit`` as pooled. Texts that
-        fit a run, or one text. ``seconds``: ``Part.second`` of each; ``lora``: the adapters that
+        the output norm, pooled as ``config.pool`` says; without ``unit`` as pooled. Texts that fit
+        a run, or one text. ``seconds``: ``BatchItem.second`` of each; ``lora``: the adapters that
         they are read with, None for those of new texts.
 
         Raises ContextFullError when one does not fit, TreadleError for one without tokens.
@@ -208,7 +214,7 @@ class Engine:
 
         def run(seqs: Ids[Sequence]) -> np.ndarray:
             each = zip(seqs, texts, seconds, strict=True)
-            parts = [Part(seq, ids, 0, (), second) for seq, ids, second in each]
+            parts = [BatchItem(seq, ids, 0, (), second) for seq, ids, second in each]
             read = partial(self._read, "embedding" if unit else "pooled", "n_parts")
             return self._run(parts, read, None, "embedding")
 
@@ -251,7 +257,7 @@ class Engine:
         yield of_runs(pooled, len(ids), step, self.config.pool, unit)
 
     def _in_runs(
-        self, ids: Ids[int], read: Callable[[Ready], np.ndarray], output: str,
+        self, ids: Ids[int], read: Callable[[PreparedPlan], np.ndarray], output: str,
         lora: Lora | None = None,
     ) -> Generator[np.ndarray, None, None]:  # fmt: skip
         """Read a text in as many runs as it takes, in a sequence of its own, whose pages are
@@ -266,7 +272,7 @@ class Engine:
                     self.cache.reserve(seq, len(ids))
                 with held.allow():
                     for at in range(0, len(ids), self.max_tokens):
-                        part = Part(seq, ids[at : at + self.max_tokens], 0)
+                        part = BatchItem(seq, ids[at : at + self.max_tokens], 0)
                         yield self._run([part], read, None, output)
             finally:
                 with self.lock:
@@ -309,11 +315,11 @@ class Engine:
                     n = self.cache.match(seq, [*again, -1])
                 self.cache.truncate(seq, n)
             for at in range(n, len(again), self.max_tokens):
-                self.run([Part(seq, again[at : at + self.max_tokens], n_outputs=0)])
+                self.run([BatchItem(seq, again[at : at + self.max_tokens], n_outputs=0)])
 
     def _run(
-        self, parts: Ids[Part], read: Callable[[Ready], T], times: list[float] | None = None,
-        output: str = "logits",
+        self, parts: Ids[BatchItem], read: Callable[[PreparedPlan], T], times: list[float] | None =
+        None, output: str = "logits",
     ) -> T:  # fmt: skip
         with self.lock:
             ready = self._plan_of(parts, output)  # compiling takes seconds, and may be interrupted
@@ -335,7 +341,9 @@ class Engine:
                     self.cache.commit(part.seq)
             return read(ready)
 
-    def _walk(self, ready: Ready, times: list[float] | None, *, stoppable: bool = False) -> bool:
+    def _walk(
+        self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
+    ) -> bool:
         """Do the steps of a plan; False where a signal stopped it. Masks that come late are waited
         for when all is done that needs none.
         """
@@ -349,7 +357,7 @@ class Engine:
         ready.run.write_late()
         return run(range(first, end))
 
-    def steps(self, parts: Ids[Part]) -> tuple[Plan, Run]:
+    def steps(self, parts: Ids[BatchItem]) -> tuple[Plan, RunInputs]:
         """The plan for a batch, and its inputs laid out, for whoever runs a plan piece by piece:
         hold ``lock``, and let the cache commit each sequence afterwards. It gives the logits
         that a part wants, else the main output.
@@ -360,7 +368,7 @@ class Engine:
         ready.run.write_late()
         return ready.plan, ready.run
 
-    def _plan_of(self, parts: Ids[Part], output: str = "logits") -> Ready:
+    def _plan_of(self, parts: Ids[BatchItem], output: str = "logits") -> PreparedPlan:
         """The plan for a batch, once its sizes and ids are known to be sound."""
         if self._closed:
             raise TreadleError("the model is closed")
@@ -392,7 +400,7 @@ class Engine:
         if len(ids) and not (min(ids) >= 0 and max(ids) < n_vocab):
             raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
 
-    def _prepare(self, ready: Ready, parts: Ids[Part]) -> list[int]:
+    def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
         """Make room for a batch, all of it or nothing, and lay out what its steps read; gives how
         many tokens each part's sequence held.
         """
@@ -411,21 +419,21 @@ class Engine:
             raise
         return starts
 
-    def _logits(self, ready: Ready) -> Callable[[], np.ndarray]:
+    def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
         """Reads the logits of the last run, float32 ``[n_outputs, n_vocab]``."""
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
 
-    def _read_rows(self, parts: Ids[Part], ready: Ready) -> Rows:
+    def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
         if self.watch is not None:
             self.watch(parts, ready)
         at, n = ready.plan.offsets[ready.plan.outputs["top"]], ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()
         looks = [part.looks for part in parts for _ in range(part.n_outputs)]
-        rows = Rows(self._logits(ready), data, looks, self.lock)
+        rows = LogitsBatch(self._logits(ready), data, looks, self.lock)
         self._rows = weakref.ref(rows)
         return rows
 
-    def _read(self, name: str, count: str, ready: Ready) -> np.ndarray:
+    def _read(self, name: str, count: str, ready: PreparedPlan) -> np.ndarray:
         """An output with a row of ``n_embd`` values for each of the run's ``count``."""
         return ready.rows(ready.plan.outputs[name], ready.run[count], self.config.n_embd).copy()
 

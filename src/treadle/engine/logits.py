@@ -10,13 +10,13 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from treadle.kernels.elementwise.top_logits import N_TOP, RESULT, TOTAL, Look
+from treadle.kernels.elementwise.top_logits import N_TOP, RESULT, TOTAL, LogitsQuery
 
 Tokens = Ids[int] | npt.NDArray[np.intp]
 _FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")
 
 
-class Top:
+class TopLogits:
     """The N_TOP largest logits of a row, the largest first, of equal ones the lowest id; there is a
     NaN or an infinity among them if there is one in the row. Where a row has fewer, or where the
     first alone was wanted, -infinity fills it up.
@@ -52,14 +52,16 @@ class Top:
         return total
 
 
-class Row:
+class LogitsRow:
     """The logits of one output. ``top``: the largest as the last of its looks wanted them, None
     where there was none; ``raw``: those without a mask, with their sum, where they were wanted.
     """
 
     __slots__ = ("_index", "_rows", "raw", "top")
 
-    def __init__(self, rows: Rows, index: int, tops: list[Top], looks: tuple[Look, ...]) -> None:
+    def __init__(
+        self, rows: LogitsBatch, index: int, tops: list[TopLogits], looks: tuple[LogitsQuery, ...]
+    ) -> None:
         self._rows, self._index = rows, index
         self.top = tops[-1] if tops else None
         self.raw = tops[0] if tops and looks[0].total and looks[0].mask is None else None
@@ -73,7 +75,7 @@ class Row:
         return self._rows.copy(self._index, ids)
 
 
-class Rows:
+class LogitsBatch:
     """The rows of one run, in order. The whole ones lie where the run has left them, until the
     engine's next run: it has them copied if somebody still holds this.
     """
@@ -82,18 +84,18 @@ class Rows:
         self,
         read: Callable[[], npt.NDArray[np.float32]],
         data: bytes,
-        looks: Ids[tuple[Look, ...]],
+        looks: Ids[tuple[LogitsQuery, ...]],
         lock: AbstractContextManager[object],
     ) -> None:
         self._read, self._lock = read, lock  # the engine's
         self._data, self._looks = data, looks
         self._kept: npt.NDArray[np.float32] | None = None
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[LogitsRow]:
         at = 0
         for index, looks in enumerate(self._looks):
-            tops = [Top(self._data, at + i * RESULT.itemsize) for i in range(len(looks))]
-            yield Row(self, index, tops, looks)
+            tops = [TopLogits(self._data, at + i * RESULT.itemsize) for i in range(len(looks))]
+            yield LogitsRow(self, index, tops, looks)
             at += len(looks) * RESULT.itemsize
 
     def copy(self, row: int, columns: slice | Tokens) -> npt.NDArray[np.float32]:

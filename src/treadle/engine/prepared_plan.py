@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.engine.batch import Run
-from treadle.kernels.elementwise.top_logits import Top
-from treadle.plan.plan import Buffer, Memory, Plan
+from treadle.engine.batch import RunInputs
+from treadle.kernels.elementwise.top_logits import TopLogitsKernel
+from treadle.plan.plan import Buffer, DeviceMemory, Plan
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
 
 
-class Ready:
+class PreparedPlan:
     """A plan of one engine, and the inputs of its runs."""
 
-    def __init__(self, plan: Plan, run: Run) -> None:
+    def __init__(self, plan: Plan, run: RunInputs) -> None:
         self.plan, self.run = plan, run
-        masked = (i for i, step in enumerate(plan.steps) if isinstance(step.spec, Top))
+        masked = (i for i, step in enumerate(plan.steps) if isinstance(step.spec, TopLogitsKernel))
         self.first_masked = next(masked, len(plan.steps))
 
-    def place(self, arena: Memory, device: Device) -> None:
+    def place(self, arena: DeviceMemory, device: Device) -> None:
         """Let its buffers be in ``arena`` from now on."""
         self.program, self.arena = device.ready(self.plan, arena, self.run.memory), arena
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
-        """The beginning of a buffer of floats, float32 ``[n, columns]``; see ``Memory.read``."""
+        """The first rows of a buffer, float32 ``[n, columns]``; see ``DeviceMemory.read``."""
         return self.reader(buffer, n, columns)()
 
     def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:

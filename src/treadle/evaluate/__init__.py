@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from treadle.evaluate.measure import N_SEQUENCES, Beside, Measured, Reference, measure
+from treadle.evaluate.measure import N_SEQUENCES, Reference, ReferenceModel, Scores, measure
 from treadle.evaluate.saved import SavedLogits, is_saved, save_logits
 from treadle.evaluate.score import Comparison, Estimate, Summary, summarize
-from treadle.evaluate.windows import Windows, cut
+from treadle.evaluate.windows import TokenWindows, cut
 
 __all__ = [
     "N_SEQUENCES",
-    "Beside",
     "Comparison",
     "Estimate",
-    "Measured",
     "Reference",
+    "ReferenceModel",
     "SavedLogits",
+    "Scores",
     "Summary",
-    "Windows",
+    "TokenWindows",
     "cut",
     "is_saved",
     "measure",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import TreadleError
 from treadle.evaluate.score import (
@@ -22,7 +22,7 @@ from treadle.evaluate.score import (
     summarize,
     surprise,
 )
-from treadle.evaluate.windows import Piece, Windows, schedule
+from treadle.evaluate.windows import TokenWindows, WindowChunk, schedule
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
@@ -32,7 +32,7 @@ N_SEQUENCES = 2  # windows that are in the cache at once: load the model with as
 
 
 class Reference(Protocol):
-    """Whose predictions are the standard: `SavedLogits`, or `Beside`."""
+    """Whose predictions are the standard: `SavedLogits`, or `ReferenceModel`."""
 
     cut_off: bool  # predictions are log-probabilities that end at a floor, else logits
 
@@ -43,12 +43,12 @@ class Reference(Protocol):
         ...
 
 
-class Beside:
+class ReferenceModel:
     """Another model, run on the same windows side by side with the one that is measured."""
 
     cut_off = False
 
-    def __init__(self, engine: Engine, windows: Windows) -> None:
+    def __init__(self, engine: Engine, windows: TokenWindows) -> None:
         self.n_vocab, self._first = engine.config.n_vocab, windows.first
         self._runs = _runs(engine, windows)
 
@@ -64,7 +64,7 @@ class Beside:
 
 
 @dataclass(eq=False)
-class Measured:
+class Scores:
     """What has been scored so far."""
 
     nll: list[Doubles] = field(default_factory=list)
@@ -83,18 +83,18 @@ class Measured:
         return float(np.exp(np.mean(np.concatenate(self.nll))))
 
 
-Progress = Callable[[int, int, Measured], None]
+Progress = Callable[[int, int, Scores], None]
 
 
 def measure(
     engine: Engine,
-    windows: Windows,
+    windows: TokenWindows,
     *,
     against: Reference | None = None,
     save: Callable[[Floats], None] | None = None,
     progress: Progress | None = None,
     as_written: bool = False,
-) -> Measured:
+) -> Scores:
     """Score ``windows`` with ``engine``; ``against`` is whose predictions to compare with;
     ``as_written``: scored tokens are run one by one, by the kernels that write a text.
 
@@ -109,7 +109,7 @@ def measure(
             f"the reference has a vocabulary of {against.n_vocab} tokens, the model one of "
             f"{n_vocab}: their predictions cannot be compared"
         )
-    out, done, total = Measured(), 0, len(windows) * (windows.n_ctx - 1)
+    out, done, total = Scores(), 0, len(windows) * (windows.n_ctx - 1)
     with ThreadPoolExecutor(engine.device.n_threads, "perplexity") as pool:
         for piece, n_tokens, logits in _runs(engine, windows, as_written=as_written):
             done += n_tokens
@@ -125,9 +125,9 @@ def measure(
 
 
 def _score(
-    out: Measured,
+    out: Scores,
     logits: Floats,
-    windows: Windows,
+    windows: TokenWindows,
     window: int,
     at: slice,
     against: Reference | None,
@@ -145,8 +145,8 @@ def _score(
 
 
 def _runs(
-    engine: Engine, windows: Windows, *, as_written: bool = False
-) -> Iterator[tuple[Piece | None, int, Floats | None]]:
+    engine: Engine, windows: TokenWindows, *, as_written: bool = False
+) -> Iterator[tuple[WindowChunk | None, int, Floats | None]]:
     """Run the windows: of each run the scored piece, how many tokens, and the piece's logits."""
     held: dict[int, Sequence] = {}  # by window
     ids: dict[int, list[int]] = {}
@@ -159,7 +159,7 @@ def _runs(
                     held[piece.window] = engine.cache.sequence()
                     ids[piece.window] = windows.run_ids(piece.window)
                 tokens = ids[piece.window][piece.start : piece.end]
-                parts.append(Part(held[piece.window], tokens, len(tokens) * piece.scored))
+                parts.append(BatchItem(held[piece.window], tokens, len(tokens) * piece.scored))
             logits = _written(engine, parts) if scored and as_written else engine.run(parts)
             yield scored, sum(len(part.ids) for part in parts), logits if scored else None
             if scored and scored.end == windows.n_ctx - 1:
@@ -169,11 +169,11 @@ def _runs(
             seq.close()
 
 
-def _written(engine: Engine, parts: list[Part]) -> Floats:
+def _written(engine: Engine, parts: list[BatchItem]) -> Floats:
     """The logits of the last part, whose tokens are run one by one; the others are read as usual,
     as prompts are.
     """
     *others, scored = parts
     if others:
         engine.run(others)
-    return np.concatenate([engine.run([Part(scored.seq, [token], 1)]) for token in scored.ids])
+    return np.concatenate([engine.run([BatchItem(scored.seq, [token], 1)]) for token in scored.ids])

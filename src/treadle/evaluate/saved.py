@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.evaluate.score import Floats, normalizer
-from treadle.evaluate.windows import MIN_CONTEXT, Windows
-from treadle.files.reader import Mapped
+from treadle.evaluate.windows import MIN_CONTEXT, TokenWindows
+from treadle.files.reader import MappedReader
 from treadle.files.target import check_target, new_file
 
 MAGIC = b"_logits_"
@@ -41,7 +41,7 @@ def _row_bytes(n_vocab: int) -> int:
     return 8 + 4 * -(-n_vocab // 2)
 
 
-class SavedLogits(Mapped):
+class SavedLogits(MappedReader):
     """A file of saved predictions, mapped. Raises FileError for a file that is not sound."""
 
     cut_off = True
@@ -66,7 +66,7 @@ class SavedLogits(Mapped):
         tokens = self.file[HEAD.size : start].view("<i4").reshape(n, n_ctx)
         if not bool(np.all((tokens >= 0) & (tokens < n_vocab))):
             raise self.error("holds a token that is not in the vocabulary")
-        self.windows = Windows(np.array(tokens, np.int32), first)
+        self.windows = TokenWindows(np.array(tokens, np.int32), first)
         self._rows = self.file[start:].reshape(shape)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
@@ -85,7 +85,7 @@ class SavedLogits(Mapped):
 
 @contextmanager
 def save_logits(
-    path: str | os.PathLike[str], windows: Windows, n_vocab: int
+    path: str | os.PathLike[str], windows: TokenWindows, n_vocab: int
 ) -> Iterator[Callable[[Floats], None]]:
     """Write such a file: gives what appends predictions, float32 ``[n, n_vocab]``.
 

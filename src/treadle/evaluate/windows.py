@@ -19,7 +19,7 @@ MIN_CONTEXT = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class TokenWindows:
     """Tokens, int32 ``[n_windows, n_ctx]``. The predictions after tokens ``first`` to ``n_ctx - 2``
     of each window are scored: what they predict is in it.
     """
@@ -54,7 +54,7 @@ def cut(
     bos: int | None,
     stride: int = 0,
     n_windows: int | None = None,
-) -> Windows:
+) -> TokenWindows:
     """Cut a text into windows.
 
     Without ``stride`` they lie side by side, and of each the second half is scored. With it they
@@ -77,11 +77,11 @@ def cut(
     tokens = np.asarray(ids, np.int32)
     starts = range(0, len(tokens) - n_ctx + 1, step)[:n_windows]
     rows = np.stack([tokens[at : at + n_ctx] for at in starts])
-    return Windows(rows, n_ctx - stride - 1 if stride else n_ctx // 2, bos)
+    return TokenWindows(rows, n_ctx - stride - 1 if stride else n_ctx // 2, bos)
 
 
 @dataclass(frozen=True)
-class Piece:
+class WindowChunk:
     """Some of a window's tokens, as one part of a run: from ``start`` on; ``scored`` or not."""
 
     window: int
@@ -91,8 +91,8 @@ class Piece:
 
 
 def schedule(
-    windows: Windows, max_tokens: int, max_outputs: int
-) -> Iterator[tuple[Piece | None, list[Piece]]]:
+    windows: TokenWindows, max_tokens: int, max_outputs: int
+) -> Iterator[tuple[WindowChunk | None, list[WindowChunk]]]:
     """The runs that score all windows: at most one piece whose logits are wanted, and before it
     in the list pieces that are only read.
 
@@ -107,13 +107,13 @@ def schedule(
     for window in range(len(windows)):
         while ready < first:
             end = min(first, ready + max_tokens)
-            yield None, [Piece(window, ready, end, False)]
+            yield None, [WindowChunk(window, ready, end, False)]
             ready = end
         ready = 0
         for at in range(first, n_run, per):
             others = []
             if window + 1 < len(windows) and ready < first and beside:
                 end = min(first, ready + beside)
-                others.append(Piece(window + 1, ready, end, False))
+                others.append(WindowChunk(window + 1, ready, end, False))
                 ready = end
-            yield Piece(window, at, min(n_run, at + per), True), others
+            yield WindowChunk(window, at, min(n_run, at + per), True), others

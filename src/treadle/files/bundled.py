@@ -29,7 +29,7 @@ KEY, VERSION = "treadle_bundle", 1
 
 
 @dataclass(frozen=True)
-class Bundled:
+class BundleHeader:
     """What a bundle says of itself."""
 
     name: str  # of the model's file, before
@@ -52,7 +52,7 @@ class Bundled:
         return head.ljust(self.start, b"\0")
 
 
-def read_bundled(file: IO[bytes], path: Path) -> Bundled | None:
+def read_bundled(file: IO[bytes], path: Path) -> BundleHeader | None:
     """What the bundle that is open says; None for any other file. Leaves ``file`` at its beginning.
 
     Raises FileError for a bundle that is damaged, UnsupportedError for one of a later version.
@@ -72,10 +72,10 @@ def read_bundled(file: IO[bytes], path: Path) -> Bundled | None:
         file.seek(0)
 
 
-def _bundled(said: dict[str, Any], size: int, path: Path) -> Bundled:
+def _bundled(said: dict[str, Any], size: int, path: Path) -> BundleHeader:
     if said.pop(KEY) != VERSION:
         raise UnsupportedError(f"{path}: a bundle of a later treadle")
-    found = Bundled(**{**said, "args": tuple(said["args"])})
+    found = BundleHeader(**{**said, "args": tuple(said["args"])})
     end = found.start + found.n_bytes
     if found.start <= 0 or found.start % START or found.n_bytes <= 0:
         raise ValueError("the model's place")

@@ -27,8 +27,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import why
 from treadle.errors import UnsupportedError
 from treadle.files.pickles import MAX_BYTES, Name, load_pickle
-from treadle.files.reader import Mapped
-from treadle.files.tensor import Stored
+from treadle.files.reader import MappedReader
+from treadle.files.tensor import TensorData
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -73,7 +73,7 @@ class _View(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class CheckpointTensor(Stored):
+class CheckpointTensor(TensorData):
     """One tensor of a checkpoint; its bytes are a view of the mapped file wherever they can be."""
 
     name: str
@@ -91,7 +91,7 @@ class CheckpointTensor(Stored):
         return np.ascontiguousarray(self._elements).reshape(-1).view(np.uint8)
 
 
-class Checkpoint(Mapped):
+class Checkpoint(MappedReader):
     """The tensors of one file, by name. FileError or UnsupportedError for what it is not."""
 
     def __init__(self, path: Path) -> None:

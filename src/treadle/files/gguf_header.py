@@ -21,7 +21,7 @@ from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf_array import DTYPES, GGUFArray, Value, ValueType, decode
 from treadle.files.gguf_strings import Offsets, StringTooLong, string_heads
 from treadle.files.mistaken import N_HEAD, what_is
-from treadle.files.reader import Reader
+from treadle.files.reader import FileReader
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, REMOVED, GGMLType, type_of
 
@@ -52,7 +52,7 @@ class _Info(NamedTuple):
     offset: int  # from the start of the tensor data
 
 
-class Header(Reader):
+class Header(FileReader):
     """One file, mapped read-only: its metadata and tensors. FileError or UnsupportedError."""
 
     word = 8  # bytes of a count, a length or a dimension

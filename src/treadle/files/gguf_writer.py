@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
     data: Data
 
 
-class Layout(NamedTuple):
+class GgufLayout(NamedTuple):
     """Where everything of a file goes: the bytes before the tensors, and where each begins."""
 
     header: bytes
@@ -115,7 +115,7 @@ class GGUFWriter:
                 f.write(self._bytes_of(entry))
                 f.write(bytes(-f.tell() % self._alignment))
 
-    def layout(self) -> Layout:
+    def layout(self) -> GgufLayout:
         """What ``write`` would lay down where; for those who write the tensors themselves."""
         header = self._header()
         if self._tensors:
@@ -124,7 +124,7 @@ class GGUFWriter:
         for entry in self._tensors.values():
             offsets[entry.name] = end
             end += -(-entry.n_bytes // self._alignment) * self._alignment
-        return Layout(header, offsets, end, self._alignment)
+        return GgufLayout(header, offsets, end, self._alignment)
 
     def _header(self) -> bytes:
         out = bytearray(b"GGUF")

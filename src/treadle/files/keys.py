@@ -12,7 +12,7 @@ SIZE_MAX = 1 << 24  # of any width: far above what exists, far below what overfl
 POSITION_MAX = 1 << 31  # tokens
 
 
-class Keys:
+class MetadataReader:
     """The values of one file, of GGUF or JSON; an error names the file and the key in full.
 
     ``prefix`` is what stands before each key there; ``defaults`` are for keys that the file leaves
@@ -76,12 +76,12 @@ class Keys:
         value: str = self._read(key, default, str, "a string")
         return value
 
-    def within(self, key: str) -> Keys | None:
+    def within(self, key: str) -> MetadataReader | None:
         """The object under ``key``; None where there is none."""
         if self.get(key) is None:
             return None
         value = self._read(key, None, dict, "an object")
-        return Keys(value, self.path, prefix=f"{self.prefix}{key}.")
+        return MetadataReader(value, self.path, prefix=f"{self.prefix}{key}.")
 
     def _read(
         self,

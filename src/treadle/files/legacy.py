@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from treadle.errors import UnsupportedError
-from treadle.files.reader import Reader
+from treadle.files.reader import FileReader
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, REMOVED, type_of
 
@@ -42,7 +42,7 @@ WHY = {
 }
 
 
-class Legacy(Reader):
+class Legacy(FileReader):
     """One file: ``sizes``, the vocabulary (``scores`` None where it has none), the tensors."""
 
     def __init__(self, path: Path) -> None:

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.reader import Mapped
-from treadle.files.tensor import Stored
+from treadle.files.reader import MappedReader
+from treadle.files.tensor import TensorData
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -58,7 +58,7 @@ NEWER = (ATTN_NORM, FFN_NORM, NORM, EMBD, *ATTENTION, *FFN)
 
 
 @dataclass(frozen=True, eq=False)
-class Llama2cTensor(Stored):
+class Llama2cTensor(TensorData):
     """One tensor; with ``group`` weights to a scale it is int8 codes, else f32."""
 
     name: str  # GGUF's
@@ -82,7 +82,7 @@ class Llama2cTensor(Stored):
         return self.file[at : self.offset + self.n_bytes].view("<f4")
 
 
-class Llama2c(Mapped):
+class Llama2c(MappedReader):
     """The tensors of one checkpoint by GGUF name, and ``sizes`` of its header."""
 
     def __init__(self, path: Path) -> None:

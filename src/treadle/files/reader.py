@@ -29,7 +29,7 @@ def read_head(path: Path, n: int, expected: str) -> bytes:
         raise FileError(f"cannot be opened: {why(e)}", path=path, expected=expected) from e
 
 
-class Mapped:
+class MappedReader:
     """A file in memory: what every reader of one begins with."""
 
     tensors: Any = ()  # by name
@@ -63,7 +63,7 @@ class Mapped:
         return FileError(what, path=self.path, offset=offset, where=where, expected=expected)
 
 
-class Reader(Mapped):
+class FileReader(MappedReader):
     """Reads it from front to back; ``where`` is what to call a part in an error.
 
     An error is about byte ``at``, where the reader stands, unless it names another.

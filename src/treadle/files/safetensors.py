@@ -25,9 +25,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError
 from treadle.files.mapping import Mappings
 from treadle.files.mistaken import N_HEAD, what_is
-from treadle.files.reader import Mapped, read_head
+from treadle.files.reader import MappedReader, read_head
 from treadle.files.splits import INDEX, SINGLE
-from treadle.files.tensor import Stored
+from treadle.files.tensor import TensorData
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,7 +46,7 @@ DTYPES = {  # bits of an element
 
 
 @dataclass(frozen=True, eq=False)
-class SafeTensor(Stored):
+class SafeTensor(TensorData):
     """One tensor of a file; reading its ``data`` faults it in."""
 
     name: str
@@ -204,7 +204,7 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
     return value
 
 
-class _File(Mapped):
+class _File(MappedReader):
     """One file, mapped: its tensors, each checked against the file before it is believed."""
 
     def __init__(self, path: Path) -> None:

@@ -18,7 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]  # of long work: its stage, how much is done, of how much
 
 
-class Stored:
+class TensorData:
     """What a tensor of any file has: its bytes are a view of the mapped file."""
 
     name: str
@@ -41,7 +41,7 @@ class Stored:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor(Stored):
+class Tensor(TensorData):
     """One tensor of a file. Nothing of its data is read before ``data`` is."""
 
     name: str

@@ -19,7 +19,7 @@ from treadle.formats.k_signed import Signed, SignedSearch
 from treadle.formats.kernel_bits import bit_spread, nibbles, paired_words
 from treadle.formats.numbers import Weighted, in_bits, one_scale
 from treadle.formats.packing import join_bits, split_bits
-from treadle.formats.rounding import Rounded, above, half_away, inverse, signed, to_int
+from treadle.formats.rounding import RoundedBlocks, above, half_away, inverse, signed, to_int
 
 Q4_0_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 Q4_1_LAYOUT = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", (16,))])
@@ -50,34 +50,34 @@ Q4_1_SEARCH = OffsetSearch(
 )
 
 
-def signed_numbers(half: int) -> Callable[[Any], Rounded]:
+def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
     """Codes and scale of what a search found: one sub-block, whose integer is -1 (or 0, without a
     scale).
 
     A NaN makes ``d`` NaN, an infinity infinite or NaN.
     """
 
-    def numbers(found: Signed) -> Rounded:
+    def numbers(found: Signed) -> RoundedBlocks:
         with np.errstate(invalid="ignore"):  # infinity times 0
             d = found.d * found.sc[:, 0]
-        return Rounded(d, (found.q + np.int8(half)).view(np.uint8))
+        return RoundedBlocks(d, (found.q + np.int8(half)).view(np.uint8))
 
     return numbers
 
 
-def offset_numbers(found: Offset) -> Rounded:
+def offset_numbers(found: Offset) -> RoundedBlocks:
     """The same with a minimum; integers are 1 (or 0, without what they scale)."""
     with np.errstate(invalid="ignore"):
         d = found.d * found.sc[:, 0].astype(np.float32)
-    return Rounded(d, found.q, -found.dmin * found.m[:, 0].astype(np.float32))
+    return RoundedBlocks(d, found.q, -found.dmin * found.m[:, 0].astype(np.float32))
 
 
-def round_4_0(x: F32Array, weights: F32Array | None) -> Rounded:
+def round_4_0(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """As ggml rounds without importances."""
     return signed(x, 8)
 
 
-def round_4_1(x: F32Array, weights: F32Array | None) -> Rounded:
+def round_4_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """The same; the smallest weight becomes 0, the largest 15."""
     return above(x, 15)
 
@@ -100,7 +100,7 @@ def read_5(blocks: Blocks) -> Any:
     return read_4(blocks) | split_bits(blocks["qh"], 1, 1) << np.uint8(4)
 
 
-def write_5(out: Blocks, found: Rounded) -> None:
+def write_5(out: Blocks, found: RoundedBlocks) -> None:
     """The same, into blocks."""
     out["qs"] = join_bits(found.q & np.uint8(15), 4, 16)
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 1)
@@ -114,12 +114,12 @@ Q5_1_SEARCH = OffsetSearch(
 )
 
 
-def round_5_0(x: F32Array, weights: F32Array | None) -> Rounded:
+def round_5_0(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """As ggml rounds without importances."""
     return signed(x, 16)
 
 
-def round_5_1(x: F32Array, weights: F32Array | None) -> Rounded:
+def round_5_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """The same; the smallest weight becomes 0, the largest 31."""
     return above(x, 31)
 
@@ -150,15 +150,15 @@ Q5_1 = one_scale(
 # -- eight bits --------------------------------------------------------------------------------
 
 
-def search_8(x: F32Array, weights: F32Array | None) -> Rounded:
+def search_8(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """Whole numbers; the largest magnitude becomes 127."""
     d = np.abs(x).max(axis=-1) / np.float32(127)
     with np.errstate(over="ignore", invalid="ignore"):
         q = to_int(half_away(x * inverse(d)[..., None]), -128, 127)
-    return Rounded(d, q.view(np.uint8))
+    return RoundedBlocks(d, q.view(np.uint8))
 
 
-def write_8(out: Blocks, found: Rounded) -> None:
+def write_8(out: Blocks, found: RoundedBlocks) -> None:
     """The same, into blocks."""
     out["qs"] = found.q.view(np.int8)
 

@@ -27,7 +27,7 @@ from treadle.formats.kernel_scales import repeat
 from treadle.formats.nearest import Index, Nearest
 from treadle.formats.numbers import super_blocks
 from treadle.formats.packing import join_words, split_words
-from treadle.formats.scale_search import Coder
+from treadle.formats.scale_search import FormatCoder
 from treadle.jit.types import u16
 
 SHIFT = np.float32(0.125)
@@ -48,7 +48,7 @@ def values(codes: npt.NDArray[Any]) -> F32Array:
 
 
 @dataclass(frozen=True)
-class Shifted:
+class ShiftedGrid:
     """Nearest shifted points, where ``group`` weights share a shift."""
 
     group: int
@@ -76,8 +76,8 @@ LADDER = 1 + 2 * np.arange(8, dtype=np.float32)
 ENDS = 1 / np.array([1.125, 0.875, 0.125])
 SCALES = np.concatenate([np.geomspace(0.25, 1.2, 10), ENDS]).astype(np.float32)
 SHARES = np.concatenate([1 / LADDER, 1 / np.geomspace(2.5, 24, 12)]).astype(np.float32)
-S_CODER = Coder(32, LADDER, Shifted(32).encode, SCALES, SHARES)
-M_CODER = Coder(16, LADDER, Shifted(8).encode, SCALES, SHARES)
+S_CODER = FormatCoder(32, LADDER, ShiftedGrid(32).encode, SCALES, SHARES)
+M_CODER = FormatCoder(16, LADDER, ShiftedGrid(8).encode, SCALES, SHARES)
 
 
 # -- IQ1_S -------------------------------------------------------------------------------------

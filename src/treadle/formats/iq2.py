@@ -38,7 +38,7 @@ from treadle.formats.kernel_grids import (
 from treadle.formats.nearest import Nearest
 from treadle.formats.numbers import super_blocks
 from treadle.formats.packing import join_words, split_words
-from treadle.formats.scale_search import Coder
+from treadle.formats.scale_search import FormatCoder
 from treadle.jit.types import u8, u16, u32
 
 # The largest weight may get any of the three magnitudes, the largest scale any step; where f16
@@ -46,9 +46,9 @@ from treadle.jit.types import u8, u16, u32
 LADDER = (np.arange(16, dtype=np.float32) + np.float32(0.5)) / np.float32(4)
 SCALES = np.concatenate([np.geomspace(0.5, 1.8, 16) / 43, [1 / 25, 1 / 8]]).astype(np.float32)
 SHARES = np.concatenate([1 / LADDER, 8 / np.geomspace(4, 50, 12)]).astype(np.float32)
-XXS_CODER = Coder(32, LADDER, Nearest(XXS_GRID, 5).encode, SCALES, SHARES, "even")
-XS_CODER = Coder(16, LADDER, Nearest(XS_GRID, 5).encode, SCALES, SHARES, "even")
-S_CODER = Coder(16, LADDER, Nearest(S_GRID, 5).encode, SCALES, SHARES, "any")
+XXS_CODER = FormatCoder(32, LADDER, Nearest(XXS_GRID, 5).encode, SCALES, SHARES, "even")
+XS_CODER = FormatCoder(16, LADDER, Nearest(XS_GRID, 5).encode, SCALES, SHARES, "even")
+S_CODER = FormatCoder(16, LADDER, Nearest(S_GRID, 5).encode, SCALES, SHARES, "any")
 
 
 def points(k: Builder, grid: Codebook, index: Val) -> list[Val]:

@@ -34,17 +34,17 @@ from treadle.formats.kernel_grids import (
 from treadle.formats.nearest import Nearest
 from treadle.formats.numbers import super_blocks
 from treadle.formats.packing import join_words, split_words
-from treadle.formats.scale_search import Coder
+from treadle.formats.scale_search import FormatCoder
 from treadle.jit.types import u32
 
 
-def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> Coder:
+def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> FormatCoder:
     """The largest weight may get any magnitude and the largest scale any step, as in IQ2; ``unit``
     times the ladder's steps are odd numbers.
     """
     points = Nearest(grid, 16)
     top, ends = grid.alphabet[-1], 1 / np.array(grid.alphabet)
-    return Coder(
+    return FormatCoder(
         sub=32,
         ladder=ladder,
         encode=points.encode,

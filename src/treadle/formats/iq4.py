@@ -19,7 +19,7 @@ from treadle.formats.kernel_bits import beside, looked_up, paired_words
 from treadle.formats.kernel_scales import halves, in_floats, repeat
 from treadle.formats.numbers import one_scale, super_blocks
 from treadle.formats.packing import join_bits, join_words, split_bits, split_words
-from treadle.formats.scale_search import Coder
+from treadle.formats.scale_search import FormatCoder
 from treadle.jit.types import i32, u8, u16, u32
 
 STEPS = np.array(
@@ -66,7 +66,7 @@ NL_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 # The largest magnitude may be the far end, of either sign, or beyond it; in a block of one number
 # any step may be the one whose scale f16 holds best. Shares below 1: where f16 runs out of bits.
 NL_RANGE = np.geomspace(0.7, 1.25, 40) / 127
-NL_CODER = Coder(
+NL_CODER = FormatCoder(
     sub=32,
     ladder=np.ones(1, np.float32),
     encode=encode,
@@ -91,7 +91,7 @@ XS_LAYOUT = np.dtype(
 )
 XS_RANGE = np.geomspace(0.7, 1.25, 14) / 127
 SHARES = 1 / np.linspace(24, 36, 10)  # the largest scale near an end of the ladder, of either sign
-XS_CODER = Coder(
+XS_CODER = FormatCoder(
     sub=32,
     ladder=np.arange(-32, 32, dtype=np.float32),
     encode=encode,

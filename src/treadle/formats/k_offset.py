@@ -16,9 +16,9 @@ from treadle.formats.format import F32Array
 from treadle.formats.k_search import (
     F16_MAX,
     ZERO,
-    Columns,
-    Search,
-    State,
+    KSearch,
+    KSearchState,
+    SuperBlockStrip,
     near_f16,
     or_huge,
     pick,
@@ -71,12 +71,12 @@ def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
     return EXACT + tuple((float(p), float(q)) for p in points for q in points)
 
 
-class OffsetStrip(Search):
+class OffsetStrip(KSearch):
     """The search over one strip."""
 
     beside, beside_steps = BESIDE, (0,)
 
-    def __init__(self, how: OffsetSearch, columns: Columns) -> None:
+    def __init__(self, how: OffsetSearch, columns: SuperBlockStrip) -> None:
         super().__init__(how, columns)
         self.levels, self.top = np.float32(how.levels), np.float32(how.top)
         self.sign = self.facing()
@@ -111,7 +111,7 @@ class OffsetStrip(Search):
             m = np.minimum(np.rint(low * c.spread(inverse(dmin))), self.top)
             yield (d, dmin), (sc, m)
 
-    def made(self, best: State) -> Offset:
+    def made(self, best: KSearchState) -> Offset:
         """The super-blocks as numbers."""
         c = self.c
         q = c.rows(self.codes(best).astype(np.uint8))
@@ -119,7 +119,7 @@ class OffsetStrip(Search):
         d, dmin = (scale * self.sign for scale in best.scales)
         return Offset(d, dmin, sc, m, q)
 
-    def polish(self, best: State) -> State:
+    def polish(self, best: KSearchState) -> KSearchState:
         """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
         c, top = self.c, self.how.top
         fitted, integers = self.refit(best), best.integers
@@ -165,7 +165,7 @@ class OffsetStrip(Search):
 
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
-    ) -> State:
+    ) -> KSearchState:
         """The best of all integers ``steps`` away from these, for given f16 scales."""
         c, (sc, m) = self.c, integers
         d_all, dmin_all = map(c.spread, scales)
@@ -187,16 +187,16 @@ class OffsetStrip(Search):
                     least = np.minimum(error, least)
                     best_sc, best_m = pick(less, new_sc, best_sc), pick(less, new_m, best_m)
         assert least is not None
-        return State(c.total(least), scales, (best_sc, best_m))
+        return KSearchState(c.total(least), scales, (best_sc, best_m))
 
-    def codes(self, state: State) -> F32Array:
+    def codes(self, state: KSearchState) -> F32Array:
         """[length, n_sub * n], in scratch ``a``."""
         c, (sc, m), (d, dmin) = self.c, state.integers, state.scales
         unit = ONE / or_huge(sc * c.spread(d))
         np.add(c.x, m * c.spread(dmin), out=c.a)
         return c.rounded(np.multiply(c.a, unit, out=c.a), ZERO, self.levels)
 
-    def refit(self, state: State) -> tuple[F32Array, ...]:
+    def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
         """d and dmin [n], not rounded, by least squares from integers and codes."""
         c, (sc, m) = self.c, state.integers
         code = self.codes(state)

@@ -37,7 +37,7 @@ STEPS = (0, -1, 1)  # how far a descent looks from each integer
 ROUNDS = 2
 
 
-class Columns:
+class SuperBlockStrip:
     """A strip of ``n`` super-blocks: weight i of all sub-blocks is row i of ``x``.
 
     x, w: float32 [length, n_sub * n]; sub-block j of super-block b is column ``j * n + b``.
@@ -144,7 +144,7 @@ def pick(better: npt.NDArray[np.bool_], new: Any, old: Any) -> Any:
 
 def strips(
     x: F32Array, weights: F32Array | None, n_sub: int, reach: float
-) -> Iterator[tuple[Columns, F32Array]]:
+) -> Iterator[tuple[SuperBlockStrip, F32Array]]:
     """Super-blocks float32 [n, block] for a search: columns, and what spoils them.
 
     The last, [n], is to be added to the scale: 0, or NaN for a super-block with a NaN, or infinity
@@ -158,10 +158,10 @@ def strips(
         if spoilt.any():
             part = np.where(spoilt[:, None] == 0, part, ZERO)
         w = None if weights is None else relative(weights[i : i + step], LEAST)
-        yield Columns(part, w, n_sub), spoilt
+        yield SuperBlockStrip(part, w, n_sub), spoilt
 
 
-class State(NamedTuple):
+class KSearchState(NamedTuple):
     """What a strip's super-blocks are quantised with, and the error that makes."""
 
     error: F32Array  # [n]
@@ -169,13 +169,13 @@ class State(NamedTuple):
     integers: tuple[F32Array, ...]  # [n_sub * n] each, whole numbers
 
 
-class Search:
+class KSearch:
     """The descent over one strip; a kind of search says where it starts, and what it looks at."""
 
     beside: tuple[tuple[int, ...], ...]  # moves from f16 scales to others, at last
     beside_steps: tuple[int, ...]  # and how far from the integers it looks then
 
-    def __init__(self, how: Any, columns: Columns) -> None:
+    def __init__(self, how: Any, columns: SuperBlockStrip) -> None:
         self.how, self.c = how, columns
 
     @classmethod
@@ -193,7 +193,7 @@ class Search:
 
     def search(self) -> Any:
         """The strip's super-blocks, found."""
-        best: State | None = None
+        best: KSearchState | None = None
         for scales, integers in self.starts():
             best = self.better(best, self.look(scales, integers, (0,)))
         assert best is not None
@@ -209,14 +209,14 @@ class Search:
         return self.made(best)
 
     def better(
-        self, best: State | None, new: State, may: npt.NDArray[np.bool_] | bool = True
-    ) -> State:
+        self, best: KSearchState | None, new: KSearchState, may: npt.NDArray[np.bool_] | bool = True
+    ) -> KSearchState:
         """Of each super-block the one of less error, where it may be another."""
         if best is None:
             return new
         less = (new.error < best.error) & may
         every = self.c.spread(less)
-        return State(
+        return KSearchState(
             pick(less, new.error, best.error),
             tuple(pick(less, *both) for both in zip(new.scales, best.scales, strict=True)),
             tuple(pick(every, *both) for both in zip(new.integers, best.integers, strict=True)),
@@ -228,18 +228,18 @@ class Search:
 
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
-    ) -> State:
+    ) -> KSearchState:
         """The best of all integers ``steps`` away from these, for given f16 scales."""
         raise NotImplementedError
 
-    def refit(self, state: State) -> tuple[F32Array, ...]:
+    def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
         """The scales, not rounded, by least squares from integers and codes."""
         raise NotImplementedError
 
-    def polish(self, best: State) -> State:
+    def polish(self, best: KSearchState) -> KSearchState:
         """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
         raise NotImplementedError
 
-    def made(self, best: State) -> Any:
+    def made(self, best: KSearchState) -> Any:
         """The super-blocks as numbers, not yet packed."""
         raise NotImplementedError

@@ -18,9 +18,9 @@ from treadle.formats.k_search import (
     F16_MAX,
     STEPS,
     ZERO,
-    Columns,
-    Search,
-    State,
+    KSearch,
+    KSearchState,
+    SuperBlockStrip,
     near_f16,
     or_huge,
     pick,
@@ -61,12 +61,12 @@ class SignedSearch:
         return found
 
 
-class SignedStrip(Search):
+class SignedStrip(KSearch):
     """The search over one strip."""
 
     beside, beside_steps = ((-1,), (1,)), STEPS
 
-    def __init__(self, how: SignedSearch, columns: Columns) -> None:
+    def __init__(self, how: SignedSearch, columns: SuperBlockStrip) -> None:
         super().__init__(how, columns)
         self.lo, self.hi = np.float32(-how.half), np.float32(how.half - 1)
 
@@ -81,14 +81,14 @@ class SignedStrip(Search):
             d = wide_f16(reach, start) * sign
             yield (d,), (np.rint(scale * c.spread(inverse(d))),)
 
-    def made(self, best: State) -> Signed:
+    def made(self, best: KSearchState) -> Signed:
         """The super-blocks as numbers."""
         c, top = self.c, self.how.top
         q = c.rows(self.codes(best).astype(np.int8))
         sc = best.integers[0].clip(-top, top - 1).reshape(-1, c.n).T.astype(np.int8)
         return Signed(best.scales[0] + ZERO, sc, q)
 
-    def polish(self, best: State) -> State:
+    def polish(self, best: KSearchState) -> KSearchState:
         """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
         c, top = self.c, self.how.top
         (d,), (sc,) = self.refit(best), best.integers
@@ -121,7 +121,7 @@ class SignedStrip(Search):
 
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
-    ) -> State:
+    ) -> KSearchState:
         """The best of all integers ``steps`` away from these, for a given f16 scale."""
         c, top, (sc,) = self.c, np.float32(self.how.top), integers
         d_all = c.spread(scales[0])
@@ -137,16 +137,16 @@ class SignedStrip(Search):
                 best_sc = pick(error < least, new, best_sc)
                 least = np.minimum(error, least)
         assert least is not None
-        return State(c.total(least), scales, (best_sc,))
+        return KSearchState(c.total(least), scales, (best_sc,))
 
-    def codes(self, state: State) -> F32Array:
+    def codes(self, state: KSearchState) -> F32Array:
         """[length, n_sub * n], in scratch ``a``."""
         c = self.c
         scale = or_huge(state.integers[0] * c.spread(state.scales[0]))
         np.multiply(c.x, np.float32(1) / scale, out=c.a)
         return c.rounded(c.a, self.lo, self.hi)
 
-    def refit(self, state: State) -> tuple[F32Array, ...]:
+    def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
         """d [n], not rounded, by least squares from integers and codes."""
         c, (sc,) = self.c, state.integers
         code = self.codes(state)

@@ -54,7 +54,7 @@ def relative(weights: F32Array, least: float) -> F32Array:
         return np.where(mean > 0, w / mean, np.float32(1)) + np.float32(least)
 
 
-class Rounded(NamedTuple):
+class RoundedBlocks(NamedTuple):
     """Blocks as numbers, not yet packed: ``w = d * (q - offset)``, or ``w = d * q + m``."""
 
     d: F32Array  # [n]
@@ -62,7 +62,7 @@ class Rounded(NamedTuple):
     m: F32Array = np.zeros(0, np.float32)  # [n], or none
 
 
-def signed(x: F32Array, half: int) -> Rounded:
+def signed(x: F32Array, half: int) -> RoundedBlocks:
     """Codes ``half`` above whole numbers from ``-half`` to ``half - 1``.
 
     The weight of largest magnitude becomes ``-half``, the end with the longer reach: so ``d`` has
@@ -72,13 +72,13 @@ def signed(x: F32Array, half: int) -> Rounded:
     d = extreme / np.float32(-half)
     with np.errstate(over="ignore", invalid="ignore"):
         q = to_int(x * inverse(d)[..., None] + np.float32(half + 0.5), 0, 2 * half - 1)
-    return Rounded(d, q.view(np.uint8))
+    return RoundedBlocks(d, q.view(np.uint8))
 
 
-def above(x: F32Array, top: int) -> Rounded:
+def above(x: F32Array, top: int) -> RoundedBlocks:
     """Codes from 0, the smallest weight's, to ``top``, the largest's."""
     m = x.min(axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):
         d = (x.max(axis=-1) - m) / np.float32(top)
         q = to_int((x - m[..., None]) * inverse(d)[..., None] + np.float32(0.5), 0, top)
-    return Rounded(d, q.view(np.uint8), m)
+    return RoundedBlocks(d, q.view(np.uint8), m)

@@ -39,7 +39,7 @@ LEAST = 1e-6  # the importance of what has none, to the mean
 TINY = np.float32(1e-30)  # scales below it are zero; the strip's largest weight is about one
 
 
-class Fit(NamedTuple):
+class ScaleFit(NamedTuple):
     """What blocks are made of."""
 
     d: npt.NDArray[np.float16]  # [n]
@@ -49,7 +49,7 @@ class Fit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coder:
+class FormatCoder:
     """A format's codebook and ladder, and what is worth trying.
 
     ``encode(u, weights, careful)``: float32 [n, sub] in units of the scale -> codes [n, ...] and
@@ -69,7 +69,7 @@ class Coder:
     values: F32Array | None = None
     points: Nearest | None = None  # where ``encode`` is that of a codebook
 
-    def run(self, x: F32Array, weights: F32Array | None) -> Fit:
+    def run(self, x: F32Array, weights: F32Array | None) -> ScaleFit:
         """The block of least ``sum weights * (x - w) ** 2`` that is found, for each of x.
 
         A block with a NaN or an infinity gets a scale of NaN: never silently a number. One that
@@ -86,22 +86,22 @@ class Coder:
             with np.errstate(all="ignore"):
                 strips.append(fit(x[i : i + step], w, self))
         d, steps, codes = map(np.concatenate, zip(*strips, strict=True))
-        return Fit(d, steps, codes, signs)
+        return ScaleFit(d, steps, codes, signs)
 
 
-def fit(x: F32Array, weights: F32Array | None, coder: Coder) -> Found:
+def fit(x: F32Array, weights: F32Array | None, coder: FormatCoder) -> Found:
     """A strip of [n, block]; weights are ``relative``."""
     sound: npt.NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=-1))
     x = np.where(sound[:, None], x, np.float32(0))
     # To about one, so that no square over- or underflows; by a power of two, which is exact.
     exponent = np.frexp(np.abs(x).max(axis=-1))[1].clip(-120, 120)
     x = x * np.ldexp(np.float32(1), -exponent)[:, None]
-    d, steps, codes = Search(x, weights, exponent, coder).run()
+    d, steps, codes = ScaleSearch(x, weights, exponent, coder).run()
     d[~sound] = np.nan
     return d, steps, codes
 
 
-class Trial(NamedTuple):
+class ScaleTrial(NamedTuple):
     """Sub-blocks coded at some scale, or whole blocks with some d: the first axis is either."""
 
     loss: F64Array
@@ -111,11 +111,15 @@ class Trial(NamedTuple):
     y: F32Array
 
 
-class Search:
+class ScaleSearch:
     """The search over one strip: float32 [n, block] of magnitude about one."""
 
     def __init__(
-        self, x: F32Array, weights: F32Array | None, exponent: npt.NDArray[np.int32], coder: Coder
+        self,
+        x: F32Array,
+        weights: F32Array | None,
+        exponent: npt.NDArray[np.int32],
+        coder: FormatCoder,
     ) -> None:
         self.coder, self.exponent = coder, exponent
         self.shape = len(x), x.shape[1] // coder.sub  # n, sub-blocks
@@ -130,7 +134,7 @@ class Search:
         glances = [self.glance(d, self.rungs(own, d)) for d in tried]
         losses, steps = (np.array(column) for column in zip(*glances, strict=True))
         each = np.arange(len(largest))
-        best: Trial | None = None
+        best: ScaleTrial | None = None
         for i in np.argsort(losses, axis=0)[:CAREFUL]:
             trial = self.look(tried[i, each], steps[i, each])
             best = trial if best is None else better(best, trial)
@@ -181,20 +185,20 @@ class Search:
             loss = np.minimum(loss, new)
         return loss.sum(axis=1), steps
 
-    def look(self, d: F64Array, rungs: IntArray) -> Trial:
+    def look(self, d: F64Array, rungs: IntArray) -> ScaleTrial:
         """``glance`` with care, and with the codes."""
-        best: Trial | None = None
+        best: ScaleTrial | None = None
         for step in self.around(rungs):
             t = self.scale(d, step)
             codes, y = self.encode(t, careful=True)
             each = np.repeat(d, self.shape[1])
-            trial = Trial(self.loss(t, y), each, step.reshape(-1), codes, y)
+            trial = ScaleTrial(self.loss(t, y), each, step.reshape(-1), codes, y)
             best = trial if best is None else better(best, trial)
         assert best is not None
         loss = best.loss.reshape(self.shape).sum(axis=1)
         return best._replace(loss=loss, d=d, steps=best.steps.reshape(self.shape))
 
-    def refit(self, trial: Trial) -> F64Array:
+    def refit(self, trial: ScaleTrial) -> F64Array:
         """[n]: the d that suits the codes and steps best."""
         step = self.coder.ladder[trial.steps].astype(np.float64)
         xy = (self.dot(self.x, trial.y).reshape(self.shape) * step).sum(axis=1)
@@ -225,7 +229,7 @@ class Search:
         return np.ldexp(half.astype(np.float64), -self.exponent)
 
 
-def better(a: Trial, b: Trial) -> Trial:
+def better(a: ScaleTrial, b: ScaleTrial) -> ScaleTrial:
     """Of each pair the one of less loss; the first of equals. Codes may be finer than losses."""
     wins = b.loss < a.loss
 
@@ -233,7 +237,7 @@ def better(a: Trial, b: Trial) -> Trial:
         shape = (len(wins), old.size // max(len(wins), 1))
         return np.where(wins[:, None], new.reshape(shape), old.reshape(shape)).reshape(old.shape)
 
-    return Trial(*map(pick, a, b))
+    return ScaleTrial(*map(pick, a, b))
 
 
 def reciprocal(t: npt.NDArray[Any]) -> npt.NDArray[Any]:

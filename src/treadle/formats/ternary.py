@@ -15,7 +15,7 @@ from treadle.formats.format import Blocks, Builder, Codes, F32Array, Field, Val
 from treadle.formats.kernel_bits import bit_spread
 from treadle.formats.kernel_scales import TWO_BITS, shared, two_bits
 from treadle.formats.numbers import in_bits, one_scale
-from treadle.formats.rounding import Rounded, half_away, inverse, to_int
+from treadle.formats.rounding import RoundedBlocks, half_away, inverse, to_int
 from treadle.jit.types import u8, u32
 
 TQ1_0_LAYOUT = np.dtype([("qs", "u1", (48,)), ("qh", "u1", (4,)), ("d", "<f2")])
@@ -23,7 +23,7 @@ TQ2_0_LAYOUT = np.dtype([("qs", "u1", (64,)), ("d", "<f2")])
 Q_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])  # of Q1_0 and Q2_0
 
 
-def ternary(x: F32Array, weights: F32Array | None) -> Rounded:
+def ternary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """The largest magnitude, and codes ``round(x / it) + 1``.
 
     A NaN makes the scale NaN, an infinity or more than 65519 makes it infinite.
@@ -31,7 +31,7 @@ def ternary(x: F32Array, weights: F32Array | None) -> Rounded:
     d = np.abs(x).max(axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):
         q = to_int(half_away(x * inverse(d)[..., None]), -1, 1) + np.int8(1)
-    return Rounded(d, q.view(np.uint8))
+    return RoundedBlocks(d, q.view(np.uint8))
 
 
 # -- TQ1_0 -------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def read_thirds(blocks: Blocks) -> Any:
     return np.concatenate(digits, axis=-1)
 
 
-def write_thirds(out: Blocks, found: Rounded) -> None:
+def write_thirds(out: Blocks, found: RoundedBlocks) -> None:
     """The same, into blocks."""
     first = 0
     for field, part, n in GROUPS:
@@ -140,14 +140,14 @@ Q2_0 = one_scale("Q2_0", 42, 64, Q_LAYOUT, read_beside, write_beside, ternary, Q
 read_signs, write_signs = in_bits(1, 1)
 
 
-def binary(x: F32Array, weights: F32Array | None) -> Rounded:
+def binary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
     """The mean magnitude, summed in order as ggml does, and 1 for what is not negative.
 
     A NaN makes the scale NaN, an infinity or a mean beyond 65519 makes it infinite.
     """
     with np.errstate(over="ignore"):
         total: F32Array = np.add.accumulate(np.abs(x), axis=-1)[..., -1]
-    return Rounded(total / np.float32(x.shape[-1]), (x >= 0).view(np.uint8))
+    return RoundedBlocks(total / np.float32(x.shape[-1]), (x >= 0).view(np.uint8))
 
 
 def zero_and_two(blocks: Blocks) -> Any:

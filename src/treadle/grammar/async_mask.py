@@ -10,7 +10,7 @@ from typing import Protocol
 from treadle.errors import ForkedError, GrammarError
 
 
-class Bits(Protocol):
+class MaskSource(Protocol):
     """Of a ``Matcher``: which tokens may come next."""
 
     def bits(self) -> bytes: ...
@@ -23,8 +23,8 @@ class LateBits:
 
     __slots__ = ("_lock", "_made", "_matcher", "_process")
 
-    def __init__(self, matcher: Bits) -> None:
-        self._matcher: Bits | None = matcher  # until that is done
+    def __init__(self, matcher: MaskSource) -> None:
+        self._matcher: MaskSource | None = matcher  # until that is done
         self._lock = threading.Lock()
         self._made: bytes | None = None
         self._process = os.getpid()

@@ -14,7 +14,16 @@ from dataclasses import field
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.grammar.char_classes import Alphabet
-from treadle.grammar.gbnf import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Special
+from treadle.grammar.gbnf import (
+    Alternatives,
+    Chars,
+    Concatenation,
+    GbnfRules,
+    Node,
+    Repeat,
+    RuleRef,
+    Special,
+)
 from treadle.grammar.regex import EMPTY_TEXT, ENDLESS, Call, Regexes, TooLargeError
 from treadle.grammar.rule_graph import components, reachable, recursive, refs, unrolled
 
@@ -38,7 +47,7 @@ class Automaton:
         return len(self.accepts)
 
 
-def build_automata(rules: Rules) -> tuple[dict[str, Automaton], Alphabet]:
+def build_automata(rules: GbnfRules) -> tuple[dict[str, Automaton], Alphabet]:
     """An automaton for ``root`` and each rule that is called. Raises TooLargeError.
 
     A rule that can never be finished is not among them, nor is any call of one.
@@ -79,13 +88,13 @@ class _Builder:
                 return store.chars(self._alphabet.mask(ranges))
             case Special():
                 return store.call(node)
-            case Ref(name) if name in self._inner and name in self.rules:
+            case RuleRef(name) if name in self._inner and name in self.rules:
                 return store.call(name)
-            case Ref(name):
+            case RuleRef(name):
                 return self.rules.get(name)
-            case Seq(items):
+            case Concatenation(items):
                 return store.seq(*map(self._regex, items))
-            case Alt(items):
+            case Alternatives(items):
                 return store.either(map(self._regex, items))
             case Repeat(item, least, most):
                 return store.repeat(self._regex(item), least, ENDLESS if most is None else most)

@@ -42,21 +42,21 @@ class Special:
 
 
 @dataclass(frozen=True)
-class Ref:
+class RuleRef:
     """A rule by its name."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Seq:
+class Concatenation:
     """One after the other; without items, the empty text."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Alt:
+class Alternatives:
     """One of these."""
 
     items: tuple[Node, ...]
@@ -71,19 +71,19 @@ class Repeat:
     most: int | None
 
 
-Node = Chars | Special | Ref | Seq | Alt | Repeat
-EMPTY = Seq(())
+Node = Chars | Special | RuleRef | Concatenation | Alternatives | Repeat
+EMPTY = Concatenation(())
 
 
 @dataclass(frozen=True)
-class Rules:
+class GbnfRules:
     """A grammar that begins at rule ``root``: body and line of each rule, by name."""
 
     body: dict[str, Node]
     line: dict[str, int]
 
 
-def parse_gbnf(source: str) -> Rules:
+def parse_gbnf(source: str) -> GbnfRules:
     """Read a grammar. Raises GrammarError with line and column."""
     return _Parser(source).grammar()
 
@@ -125,7 +125,7 @@ class _Parser:
         if len(source) > MAX_SOURCE:
             self._fail(f"the grammar has {len(source)} characters (at most {MAX_SOURCE})")
 
-    def grammar(self) -> Rules:
+    def grammar(self) -> GbnfRules:
         self._skip(_BLANK_LINES)
         while self._at < len(self._text):
             self._rule()
@@ -135,7 +135,7 @@ class _Parser:
                 self._fail(f"rule {name!r} is used but not defined", at)
         if "root" not in self._rules:
             self._fail("there is no rule 'root'")
-        return Rules(self._rules, self._line)
+        return GbnfRules(self._rules, self._line)
 
     # -- rules --------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class _Parser:
         while self._bar(nested):
             self._skip(_BLANK_LINES)
             found.append(self._sequence(nested=nested))
-        return Alt(tuple(found)) if len(found) > 1 else found[0]
+        return Alternatives(tuple(found)) if len(found) > 1 else found[0]
 
     def _bar(self, nested: bool) -> bool:
         """Take the next '|'; it may also begin the line after, which no rule can."""
@@ -179,7 +179,7 @@ class _Parser:
                 item = Repeat(item, *counts)
                 self._skip(blank)
             found.append(item)
-        return Seq(tuple(found)) if len(found) != 1 else found[0]
+        return Concatenation(tuple(found)) if len(found) != 1 else found[0]
 
     def _count(self, n: int) -> None:
         self._n_items += n
@@ -204,7 +204,7 @@ class _Parser:
         if _NAME.match(self._text, self._at):
             at, name = self._at, self._name()
             self._used.setdefault(name, at)
-            return Ref(name)
+            return RuleRef(name)
         return None
 
     def _group(self) -> Node:
@@ -251,7 +251,7 @@ class _Parser:
                 self._fail("this text is not closed", at)
             found.append(Chars(((code := ord(self._character()), code),)))
         self._count(len(found) - 1)
-        return Seq(tuple(found)) if len(found) != 1 else found[0]
+        return Concatenation(tuple(found)) if len(found) != 1 else found[0]
 
     def _class(self) -> Node:
         at = self._at

@@ -17,13 +17,13 @@ from treadle.grammar.llguidance_limits import (
     COUNTS,
     MAX_DEPTH,
     Numbers,
-    Parts,
+    ReferencedSchemas,
     move_exclusive,
     within,
     without_nul,
 )
 from treadle.grammar.schema_closed import MAPS, VALUES, ClosedObjects, in_other_words
-from treadle.grammar.schema_impossible import Never
+from treadle.grammar.schema_impossible import ImpossibleParts
 
 MAX_BYTES = 1 << 20  # llguidance takes far less, and 25 s to say so of 5 MiB
 WHITESPACE = r" |\n[ \t]{0,20}"
@@ -150,25 +150,25 @@ def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
 
 def _enforced(value: dict[str, Any] | Literal[False], left_out: list[str] | None = None) -> Any:
     try:
-        return value and _Enforced(value, left_out).schema(value)
+        return value and _EnforcedSchema(value, left_out).schema(value)
     except RecursionError as e:
         raise GrammarError(f"JSON schema: {e}") from None
 
 
-class _Enforced:
+class _EnforcedSchema:
     """The schema with the formats above as patterns. What nothing can enforce is an error that
     names the keyword, or goes into ``left_out``.
     """
 
     def __init__(self, root: Mapping[str, Any], left_out: list[str] | None) -> None:
-        self._left_out, self._parts, self._numbers = left_out, Parts(root), Numbers()
+        self._left_out, self._parts, self._numbers = left_out, ReferencedSchemas(root), Numbers()
         self._path: list[str] = []  # of the part that is read, from the root
         if (depth := self._parts.depth()) > MAX_DEPTH:
             raise GrammarError(
                 f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
                 f"{MAX_DEPTH})"
             )
-        self._closed, self._never = ClosedObjects(root, self._parts), Never(self._parts)
+        self._closed, self._never = ClosedObjects(root, self._parts), ImpossibleParts(self._parts)
 
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
         """A part of it; ``is_map``: its keys are names."""

@@ -9,7 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from treadle.grammar.gbnf import Alt, Chars, Node, Ranges, Ref, Repeat, Rules, Seq, Special
+from treadle.grammar.gbnf import (
+    Alternatives,
+    Chars,
+    Concatenation,
+    GbnfRules,
+    Node,
+    Ranges,
+    Repeat,
+    RuleRef,
+    Special,
+)
 
 MAX_LEAD = 300  # names that lead into each other; llguidance's own stack ends at some 1,500
 MAX_NESTED = 8  # parentheses inside each other; llguidance has 30, at about 4 steps for each
@@ -18,7 +28,7 @@ _TEXTS = re.compile(r'/(?:[^/\\]|\\.)*/|"[^"]*"|<[^>]*>')
 _NAMES = re.compile(r"[A-Za-z]\w*")
 
 
-class Writer:
+class LarkWriter:
     """Collects rules and terminals; equal terminals become one."""
 
     def __init__(self) -> None:
@@ -56,7 +66,7 @@ class Writer:
         return "\n".join(f"{name}: {body}" for name, body in self._bodies.items())
 
 
-def by_characters(rules: Rules) -> Writer:
+def by_characters(rules: GbnfRules) -> LarkWriter:
     """The grammar as it is written. Every character is a lexeme of its own, and the parser
     decides alone.
     """
@@ -64,7 +74,7 @@ def by_characters(rules: Rules) -> Writer:
     return _Plain(rules, names, "n").writer
 
 
-def as_one_regex(rules: Rules) -> Writer:
+def as_one_regex(rules: GbnfRules) -> LarkWriter:
     """A grammar without recursion and special tokens as one lexeme."""
     writer = _Plain(rules, {name: f"R{i}" for i, name in enumerate(rules.body)}, "N").writer
     writer.rule("start", [f"R{list(rules.body).index('root')}"])
@@ -74,8 +84,8 @@ def as_one_regex(rules: Rules) -> Writer:
 class _Plain:
     """Writes each rule's tree."""
 
-    def __init__(self, rules: Rules, names: dict[str, str], prefix: str) -> None:
-        self.writer = Writer()
+    def __init__(self, rules: GbnfRules, names: dict[str, str], prefix: str) -> None:
+        self.writer = LarkWriter()
         self._names = names
         self._prefix = prefix  # of the names that parts of a rule get
         self._n_parts = 0
@@ -89,7 +99,7 @@ class _Plain:
                 return f"/{class_of(ranges)}/", 0
             case Special(text):
                 return text, 0
-            case Ref(name):
+            case RuleRef(name):
                 return self._names[name], 0
             case Repeat(_, _, 0):
                 return '""', 0
@@ -97,9 +107,9 @@ class _Plain:
                 text, depth = self._text(item)
                 text = f"({text})" if isinstance(item, Repeat) else text
                 return text + counts(least, most), depth + 1
-            case Seq(items) | Alt(items):
+            case Concatenation(items) | Alternatives(items):
                 parts = [self._text(item) for item in items]
-                between = " " if isinstance(node, Seq) else " | "
+                between = " " if isinstance(node, Concatenation) else " | "
                 text = between.join(text for text, _ in parts) or '""'
                 depth = 1 + max((depth for _, depth in parts), default=0)
                 if depth <= MAX_NESTED:

@@ -20,8 +20,8 @@ from itertools import chain
 from treadle.errors import GrammarError
 from treadle.grammar.automaton import Automaton, build_automata
 from treadle.grammar.char_classes import Alphabet
-from treadle.grammar.gbnf import Rules, Special
-from treadle.grammar.lark import MAX_LEAD, Writer, as_one_regex, by_characters, rule_name
+from treadle.grammar.gbnf import GbnfRules, Special
+from treadle.grammar.lark import MAX_LEAD, LarkWriter, as_one_regex, by_characters, rule_name
 from treadle.grammar.regex import EMPTY_TEXT, ENDLESS, Regexes, TooLargeError
 from treadle.grammar.rule_graph import components, expanded, nodes, reachable, recursive
 
@@ -36,14 +36,14 @@ Calls = tuple[tuple[str | Special, int], ...]
 Key = tuple[bool, Calls, tuple[tuple[int, int], ...]]  # whether the rule may end, calls, edges
 
 
-def larks(rules: Rules) -> Iterator[str]:
+def larks(rules: GbnfRules) -> Iterator[str]:
     """The grammar in the forms that llguidance may be able to read, the quickest first.
 
     All mean the same. The last is the grammar as it is written. Raises GrammarError where none
     is possible, or where no text fulfils the grammar.
     """
     bodies = reachable(rules.body)
-    rules = Rules(bodies, rules.line)
+    rules = GbnfRules(bodies, rules.line)
     special = any(isinstance(node, Special) for body in bodies.values() for node in nodes(body))
     if special or recursive(bodies) or expanded(bodies) > MAX_EXPANDED:
         quick = _by_lexemes(rules)
@@ -59,14 +59,14 @@ def larks(rules: Rules) -> Iterator[str]:
         raise GrammarError(f"grammar: {min(leads)} rules lead into each other (at most {MAX_LEAD})")
 
 
-def hard_rules(rules: Rules) -> str:
+def hard_rules(rules: GbnfRules) -> str:
     """The rules that need a parser, because they name themselves, for a message; or nothing."""
     names = sorted(recursive(reachable(rules.body)), key=rules.line.__getitem__)
     texts = [f"{name!r} (line {rules.line[name]})" for name in names[:4]]
     return f"rule {', '.join(texts)}{' ...' * (len(names) > 4)}" if names else ""
 
 
-def special_tokens(rules: Rules) -> list[tuple[str, int]]:
+def special_tokens(rules: GbnfRules) -> list[tuple[str, int]]:
     """The special tokens that are asked for, as they are written, and the lines of their rules."""
     return [
         (node.text, rules.line[name])
@@ -76,7 +76,7 @@ def special_tokens(rules: Rules) -> list[tuple[str, int]]:
     ]
 
 
-def _by_lexemes(rules: Rules) -> Iterator[Writer]:
+def _by_lexemes(rules: GbnfRules) -> Iterator[LarkWriter]:
     try:
         automata, alphabet = build_automata(rules)
         if "root" not in automata:
@@ -281,7 +281,7 @@ def _cut(edges: Edges, mask: int) -> Edges:
     return [(m & mask, to) for m, to in edges if m & mask]
 
 
-def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alphabet) -> Writer:
+def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alphabet) -> LarkWriter:
     """Rules that go from lexeme to lexeme.
 
     What is read of a rule so far is a rule as well, one for each key and for each state after a
@@ -295,7 +295,7 @@ def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alpha
         bodies |= _parts(automaton, lexemes, names[name], names)
         if sum(map(len, bodies.values())) > MAX_ALTERNATIVES:
             raise TooLargeError
-    writer = Writer()
+    writer = LarkWriter()
     ways = [way for body in bodies.values() for way in body]
     wanted = list(dict.fromkeys(item for way in ways for item in way if isinstance(item, int)))
     terminals: dict[str | int, str] = dict(zip(wanted, regexes.write(wanted, writer), strict=True))

@@ -33,7 +33,7 @@ _STEP = 1e-12  # that exclusive bounds are moved by
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
 
-class Parts:
+class ReferencedSchemas:
     """The parts of a schema that references lead to."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:

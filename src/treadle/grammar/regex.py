@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treadle.grammar.char_classes import Alphabet
 from treadle.grammar.gbnf import Special
-from treadle.grammar.lark import Writer, class_of, counts
+from treadle.grammar.lark import LarkWriter, class_of, counts
 
 MAX_REGEXES = 30_000
 MAX_WORK = 600_000  # parts put together, and ways found: about a second
@@ -200,7 +200,7 @@ class Regexes:
 
     # -- Lark -----------------------------------------------------------------------------
 
-    def write(self, regexes: Iterable[int], writer: Writer) -> list[str]:
+    def write(self, regexes: Iterable[int], writer: LarkWriter) -> list[str]:
         """The name of a terminal for each regex."""
         wanted = list(regexes)
         order = self._order(wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from treadle.grammar.gbnf import EMPTY, Alt, Node, Ref, Repeat, Seq
+from treadle.grammar.gbnf import EMPTY, Alternatives, Concatenation, Node, Repeat, RuleRef
 
 T = TypeVar("T", bound=Hashable)
 
@@ -16,7 +16,7 @@ def nodes(body: Node) -> Iterator[Node]:
     while waiting:
         node = waiting.pop()
         yield node
-        if isinstance(node, Seq | Alt):
+        if isinstance(node, Concatenation | Alternatives):
             waiting += reversed(node.items)
         elif isinstance(node, Repeat):
             waiting.append(node.item)
@@ -24,7 +24,7 @@ def nodes(body: Node) -> Iterator[Node]:
 
 def refs(body: Node) -> list[str]:
     """The rules that a tree names, each once, in order."""
-    return list(dict.fromkeys(node.name for node in nodes(body) if isinstance(node, Ref)))
+    return list(dict.fromkeys(node.name for node in nodes(body) if isinstance(node, RuleRef)))
 
 
 def components(edges: Mapping[T, Sequence[T]]) -> list[list[T]]:
@@ -72,7 +72,7 @@ def expanded(bodies: Mapping[str, Node]) -> int:
     sizes: dict[str, int] = {}
     for (name,) in components({name: refs(body) for name, body in bodies.items()}):
         parts = nodes(bodies[name])
-        sizes[name] = sum(sizes[part.name] if isinstance(part, Ref) else 1 for part in parts)
+        sizes[name] = sum(sizes[part.name] if isinstance(part, RuleRef) else 1 for part in parts)
     return sizes["root"]
 
 
@@ -107,9 +107,9 @@ def unrolled(bodies: dict[str, Node]) -> dict[str, Node]:
     done: dict[str, Node] = {}
 
     def units(node: Node, seen: set[str]) -> list[Node]:
-        if isinstance(node, Alt):
+        if isinstance(node, Alternatives):
             return [unit for item in node.items for unit in units(item, seen)]
-        if isinstance(node, Ref) and node.name in inner:
+        if isinstance(node, RuleRef) and node.name in inner:
             if node.name in seen:
                 return []  # it adds nothing to itself
             seen.add(node.name)
@@ -117,22 +117,22 @@ def unrolled(bodies: dict[str, Node]) -> dict[str, Node]:
         return [node]
 
     def rewrite(node: Node) -> Node:
-        if isinstance(node, Seq | Alt):
+        if isinstance(node, Concatenation | Alternatives):
             return type(node)(tuple(map(rewrite, node.items)))
         if not isinstance(node, Repeat):
             return node
-        items = node.item.items if isinstance(node.item, Alt) else (node.item,)
-        names = [item.name for item in items if isinstance(item, Ref)]
+        items = node.item.items if isinstance(node.item, Alternatives) else (node.item,)
+        names = [item.name for item in items if isinstance(item, RuleRef)]
         if node.most is not None or not inner.intersection(names):
             return Repeat(rewrite(node.item), node.least, node.most)
         name = stars.setdefault(node.item, f"{names[0]} * {len(stars)}")
-        return Seq((Repeat(rewrite(node.item), node.least, node.least), Ref(name)))
+        return Concatenation((Repeat(rewrite(node.item), node.least, node.least), RuleRef(name)))
 
     waiting: list[tuple[str, Node]] = list(bodies.items())
     for name, body in waiting:
         known = len(stars)
         done[name] = rewrite(body)
         for item, star in list(stars.items())[known:]:
-            whole = Alt(tuple(units(item, set())))
-            waiting.append((star, Alt((Seq((whole, Ref(star))), EMPTY))))
+            whole = Alternatives(tuple(units(item, set())))
+            waiting.append((star, Alternatives((Concatenation((whole, RuleRef(star))), EMPTY))))
     return done

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treadle.grammar.llguidance_limits import Parts
+from treadle.grammar.llguidance_limits import ReferencedSchemas
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("enum", "const", "default", "examples", "example")
@@ -23,7 +23,7 @@ _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "
 _NOTES = ("type", "title", "description", "$comment", "examples")  # beside what names are
 
 
-def in_other_words(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
+def in_other_words(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[str, Any]:
     """An object's schema without ``propertyNames``, where other keywords say the same; llguidance
     has none of that name. zod writes it for each ``record``: that names are texts, which says
     nothing, or one of some texts.
@@ -52,7 +52,7 @@ def in_other_words(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]
 _CLOSED = {"additionalProperties": False}
 
 
-def _names_of(names: Any, parts: Parts) -> Mapping[str, Any] | None:
+def _names_of(names: Any, parts: ReferencedSchemas) -> Mapping[str, Any] | None:
     """What ``propertyNames`` says: nothing, or a pattern or texts alone; None for anything else."""
     for _ in range(8):  # references
         if isinstance(names, Mapping) and names.keys() == {"$ref"}:
@@ -73,7 +73,7 @@ class ClosedObjects:
     ``properties`` beside ``anyOf``) stays open: each part knows its own keys alone.
     """
 
-    def __init__(self, root: Mapping[str, Any], parts: Parts) -> None:
+    def __init__(self, root: Mapping[str, Any], parts: ReferencedSchemas) -> None:
         self._parts = parts
         self._shared: set[int] = set()  # parts, by identity, that describe an object with others
         for part in _parts_of(root):

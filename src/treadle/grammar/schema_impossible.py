@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treadle.grammar.llguidance_limits import Parts
+from treadle.grammar.llguidance_limits import ReferencedSchemas
 
 _BOUNDS = {  # keywords of a least and of a most, by the types that they are about
     ("integer", "number"): ("minimum", "maximum"),
@@ -19,10 +19,10 @@ _BOUNDS = {  # keywords of a least and of a most, by the types that they are abo
 }
 
 
-class Never:
+class ImpossibleParts:
     """Those of one schema."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReferencedSchemas) -> None:
         self._parts = parts
         self._known: dict[str, bool] = {}  # by references
 

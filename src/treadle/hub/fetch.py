@@ -15,7 +15,7 @@ from treadle.files.splits import CONFIG, INDEX, MODELOPT, SENTENCES, SINGLE
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
-from treadle.hub.offers import QUALITY, Offer, best, find_offers, one_model, rank, tagged
+from treadle.hub.offers import QUALITY, RepositoryModel, best, find_offers, one_model, rank, tagged
 from treadle.machine.memory import usable_memory
 from treadle.models.archs import ARCHS
 
@@ -81,7 +81,7 @@ def download(
     return fetch(name, chosen.paths, progress)
 
 
-def choose_here(name: HubName, offers: list[Offer]) -> Offer | None:
+def choose_here(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel | None:
     """Of the models that are on this machine the best; None where it is not clear.
 
     It is taken even if memory is short now: mapped, it runs from the disk, and another download
@@ -91,7 +91,7 @@ def choose_here(name: HubName, offers: list[Offer]) -> Offer | None:
     return (best(same, free_bytes()) or best(same, None)) if same else None
 
 
-def choose(name: HubName, offers: list[Offer]) -> Offer:
+def choose(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel:
     """The model to take; FileError, with what there is, where none fits or it is not clear."""
     wanted = tagged(offers, name.tag)
     same = one_model(wanted, name.repo)
@@ -119,7 +119,7 @@ def free_bytes() -> int | None:
     return bound.free_bytes if bound else None
 
 
-def reason(name: HubName, chosen: Offer, offers: list[Offer]) -> str:
+def reason(name: HubName, chosen: RepositoryModel, offers: list[RepositoryModel]) -> str:
     """Say what was chosen, why, and how to name another."""
     text = f"{name}: {chosen.paths[0]}, {size(chosen.n_bytes)}"
     if len(chosen.paths) > 1:
@@ -139,7 +139,7 @@ def reason(name: HubName, chosen: Offer, offers: list[Offer]) -> str:
     return text
 
 
-def choices(name: HubName, offers: list[Offer]) -> str:
+def choices(name: HubName, offers: list[RepositoryModel]) -> str:
     """Name a few models with their sizes, and how to ask for one."""
     several = len({offer.stem for offer in offers}) > 1 or not all(o.tag for o in offers)
     shown = [f"{o.paths[0] if several else o.tag} ({size(o.n_bytes)})" for o in offers]

@@ -41,7 +41,7 @@ ROOM, ROOM_SHARE = 1 << 30, 1 / 8  # bytes besides the weights, and per byte of 
 
 
 @dataclass(frozen=True)
-class Offer:
+class RepositoryModel:
     """One model of a repository: a GGUF file, or all the shards of one."""
 
     paths: tuple[str, ...]  # within the repository; shards in their order
@@ -63,7 +63,7 @@ class Offer:
         return self.tag or self.paths[0]
 
 
-def find_offers(files: Mapping[str, int]) -> list[Offer]:
+def find_offers(files: Mapping[str, int]) -> list[RepositoryModel]:
     """The models among ``files`` (path to bytes), the best first; of a split one all or nothing."""
     sizes = {path: n for path, n in files.items() if path.lower().endswith(".gguf")}
     models = {path: n for path, n in sizes.items() if not NO_MODEL.search(path)}
@@ -79,7 +79,7 @@ def find_offers(files: Mapping[str, int]) -> list[Offer]:
                 continue
         tag, stem = tag_of(path)
         if not REPACKED.fullmatch(tag):
-            offers.append(Offer(paths, sum(models[shard] for shard in paths), tag, stem))
+            offers.append(RepositoryModel(paths, sum(models[shard] for shard in paths), tag, stem))
     return sorted(offers, key=lambda offer: (rank(offer), -offer.n_bytes, offer.paths))
 
 
@@ -93,12 +93,12 @@ def tag_of(path: str) -> tuple[str, str]:
     return ALIASES.get(tag, tag) if tag.startswith("F") else tag, stem
 
 
-def rank(offer: Offer) -> int:
+def rank(offer: RepositoryModel) -> int:
     """Place in QUALITY; larger types after it, and what is not in it last."""
     return RANKS.get(ALIASES.get(offer.tag, offer.tag), len(RANKS))
 
 
-def tagged(offers: Iterable[Offer], tag: str) -> list[Offer]:
+def tagged(offers: Iterable[RepositoryModel], tag: str) -> list[RepositoryModel]:
     """Those of the type that a user names, in any letters' case; Q4_K stands for Q4_K_M.
 
     No type, or Ollama's "latest", stands for all.
@@ -110,7 +110,7 @@ def tagged(offers: Iterable[Offer], tag: str) -> list[Offer]:
     return [offer for offer in offers if names & {offer.tag, ALIASES.get(offer.tag, offer.tag)}]
 
 
-def one_model(offers: list[Offer], repo: str) -> list[Offer]:
+def one_model(offers: list[RepositoryModel], repo: str) -> list[RepositoryModel]:
     """The offers of the one model that a repository is for; none where it holds several."""
     stems = {offer.stem for offer in offers}
     if len(stems) > 1:
@@ -120,7 +120,7 @@ def one_model(offers: list[Offer], repo: str) -> list[Offer]:
     return offers
 
 
-def best(offers: list[Offer], n_free: int | None) -> Offer | None:
+def best(offers: list[RepositoryModel], n_free: int | None) -> RepositoryModel | None:
     """The best that fits into ``n_free`` bytes of memory (None: unknown); None if none does.
 
     ``offers`` are of one model. Where there is only one it is taken whatever its type.

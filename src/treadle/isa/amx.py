@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treadle.isa import portable
-from treadle.isa.isa import Matrix
+from treadle.isa.isa import MatrixUnit
 from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import i8, i64, u8
 
@@ -76,7 +76,7 @@ def dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
     _call(k, "tdpbssd", [_register(k, r) for r in (c, a, b)])
 
 
-MATRIX = Matrix(
+MATRIX = MatrixUnit(
     begin=begin,
     end=end,
     zero=zero,

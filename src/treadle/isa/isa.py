@@ -19,7 +19,7 @@ Several: TypeAlias = "Callable[..., list[Val]]"
 
 
 @dataclass(frozen=True)
-class Matrix:
+class MatrixUnit:
     """Eight matrix registers, by number, each 16 rows of 64 bytes: 0 to 3 hold sums, 4 and 5 rows
     of a, 6 and 7 rows of b.
 
@@ -211,7 +211,7 @@ class Isa:
     bit_spread: Op
     lookup_words: Op | None = None
     dot_words: Op | None = None
-    matrix: Matrix | None = None
+    matrix: MatrixUnit | None = None
     simt: Simt | None = None
     shorts: Shorts | None = None
     tiles: Tiles = Tiles()

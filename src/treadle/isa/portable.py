@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
-from treadle.isa.isa import Isa, Matrix
+from treadle.isa.isa import Isa, MatrixUnit
 from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, f16, f32, i16, i32, i64, u8, u16, u32, u64
 
@@ -247,7 +247,7 @@ def matrix_dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
 
 
 # What a machine's own matrix registers do; as memory, slower than vectors.
-MATRIX = Matrix(
+MATRIX = MatrixUnit(
     begin=matrix_begin,
     end=matrix_end,
     zero=matrix_zero,

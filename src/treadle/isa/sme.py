@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treadle.isa.isa import Matrix
+from treadle.isa.isa import MatrixUnit
 from treadle.jit.language import Builder, Operand, Val
 from treadle.jit.types import Ty, bf16, boolean, i32, i64, ptr
 
@@ -104,7 +104,7 @@ def turn(k: Builder, p: Val, stride: int) -> None:
     _move(k, "st1w.vert", 0, p, stride)
 
 
-MATRIX = Matrix(
+MATRIX = MatrixUnit(
     begin=begin,
     end=end,
     zero=zero,

@@ -33,11 +33,11 @@ class Builder(Spaces):
         self.function = function
         self.module = function.module
         # Slots go to a block of their own, so that a slot made inside a loop is made once.
-        self._slots = ir.Writer(function, function.block("entry"))
-        self._rooms: dict[str, ir.Ref] = {}
+        self._slots = ir.BlockWriter(function, function.block("entry"))
+        self._rooms: dict[str, ir.Operand] = {}
         start = function.block("start")
         self._slots.branch(start)
-        super().__init__(ir.Writer(function, start))
+        super().__init__(ir.BlockWriter(function, start))
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -313,14 +313,14 @@ class Builder(Spaces):
         self.at(after)
 
     @contextmanager
-    def _within(self, body: ir.Block, after: ir.Block) -> Iterator[None]:
+    def _within(self, body: ir.BasicBlock, after: ir.BasicBlock) -> Iterator[None]:
         """Emit at ``body``, which goes on at ``after`` unless it leaves the function."""
         self.at(body)
         yield
         if not self.b.block.end:
             self.goto(after)
 
-    def call(self, name: str, ret: Ty | None, args: Sequence[ir.Ref]) -> Val:
+    def call(self, name: str, ret: Ty | None, args: Sequence[ir.Operand]) -> Val:
         """Call an intrinsic or other external function with raw IR arguments."""
         return Val(self, self.b.call_named(name, ret.ir if ret else ir.VOID, args), ret or i8)
 
@@ -357,16 +357,16 @@ class Builder(Spaces):
 
     # -- blocks, for control flow that loops and conditions cannot express ----------------------
 
-    def label(self, name: str) -> ir.Block:
+    def label(self, name: str) -> ir.BasicBlock:
         return self.function.block(name)
 
-    def goto(self, label: ir.Block) -> None:
+    def goto(self, label: ir.BasicBlock) -> None:
         self.b.branch(label)
 
-    def branch(self, cond: Val, yes: ir.Block, no: ir.Block) -> None:
+    def branch(self, cond: Val, yes: ir.BasicBlock, no: ir.BasicBlock) -> None:
         self.b.end(f"br {cond.ir}, {yes}, {no}")
 
-    def at(self, label: ir.Block) -> None:
+    def at(self, label: ir.BasicBlock) -> None:
         """Go on emitting at ``label``."""
         self.b.block = label
 

@@ -29,7 +29,7 @@ _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha25
 MAGIC = b"treadle1"
 
 
-class Entry(NamedTuple):
+class CachedKernel(NamedTuple):
     """A kernel that this version of treadle would use from the cache."""
 
     name: str
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class KernelRecord:
     """One sound file of the cache. ``about`` is what was said of the kernel when it was written."""
 
     path: Path
@@ -55,7 +55,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class State:
+class CacheState:
     """The cache as ``treadle doctor`` tells of it. ``problem`` is None where kernels are kept."""
 
     folder: str
@@ -187,7 +187,7 @@ def write_whole(path: Path, *pieces: bytes) -> None:
         raise
 
 
-def records() -> Iterator[Record]:
+def records() -> Iterator[KernelRecord]:
     """Every sound file of the cache. Raises CacheError for a folder that is refused."""
     for path in sorted(checked_folder().glob("*.o")):
         try:
@@ -196,36 +196,36 @@ def records() -> Iterator[Record]:
             continue
         parts = _parts(data)
         if parts:
-            yield Record(path, len(data), len(parts[0]), json.loads(parts[1]))
+            yield KernelRecord(path, len(data), len(parts[0]), json.loads(parts[1]))
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CachedKernel]:
     """The kernels that today's treadle would use. Raises CacheError for a folder that is
     refused.
     """
     return [
-        Entry(str(r.about["name"]), r.n_code, str(r.about.get("isa", "")))
+        CachedKernel(str(r.about["name"]), r.n_code, str(r.about.get("isa", "")))
         for r in records()
         if r.current
     ]
 
 
-def state() -> State:
+def state() -> CacheState:
     """What the cache holds, and what keeps it from holding more; never raises."""
     try:
         where = str(folder())
     except CacheError as error:
-        return State(folder="none", problem=str(error))
+        return CacheState(folder="none", problem=str(error))
     try:
         path = checked_folder()
         current = [record for record in records() if record.current]
         sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
     except CacheError as error:
-        return State(folder=where, problem=str(error))
+        return CacheState(folder=where, problem=str(error))
     except OSError as error:
-        return State(folder=where, problem=f"{where}: cannot be read: {error.strerror}")
+        return CacheState(folder=where, problem=f"{where}: cannot be read: {error.strerror}")
     n_bytes = sum(record.n_bytes for record in current)
-    return State(
+    return CacheState(
         folder=where,
         n_kernels=len(current),
         n_bytes=n_bytes,

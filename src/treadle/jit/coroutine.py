@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 TOKEN = "token"
-_NONE, _FALSE, _NULL = ir.Ref(TOKEN, "none"), ir.zero(ir.FLAG), ir.zero(ir.POINTER)
+_NONE, _FALSE, _NULL = ir.Operand(TOKEN, "none"), ir.zero(ir.FLAG), ir.zero(ir.POINTER)
 
 
 class Coroutine(Builder):
@@ -55,7 +55,7 @@ class Coroutine(Builder):
         """The end: it may not be resumed any more."""
         self.goto(self._leave)
 
-    def _intrinsic(self, name: str, ret: str, args: Sequence[ir.Ref]) -> ir.Ref:
+    def _intrinsic(self, name: str, ret: str, args: Sequence[ir.Operand]) -> ir.Operand:
         return self.b.call_named(f"llvm.coro.{name}", ret, args)
 
 

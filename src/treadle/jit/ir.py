@@ -15,7 +15,7 @@ Named = TypeVar("Named", "Global", "Function")
 CODES = {"half": "e", "float": "f", "double": "d"}  # of ``struct``
 
 
-class Ref:
+class Operand:
     """What an instruction's operand is: LLVM's spelling of its type, and its name or number."""
 
     __slots__ = ("ref", "type")
@@ -50,24 +50,24 @@ def _spelt(scalar: str, number: float) -> str:
     return f"0x{struct.pack('>d', rounded).hex()}"  # a double's bits, whatever the type
 
 
-def number(scalar: str, value: float) -> Ref:
+def number(scalar: str, value: float) -> Operand:
     """A constant of a scalar type."""
-    return Ref(scalar, _spelt(scalar, value))
+    return Operand(scalar, _spelt(scalar, value))
 
 
-def numbers(scalar: str, ty: str, lanes: tuple[float, ...]) -> Ref:
+def numbers(scalar: str, ty: str, lanes: tuple[float, ...]) -> Operand:
     """A constant vector of type ``ty``, each lane a number of its own."""
-    return Ref(ty, f"<{', '.join(f'{scalar} {_spelt(scalar, v)}' for v in lanes)}>")
+    return Operand(ty, f"<{', '.join(f'{scalar} {_spelt(scalar, v)}' for v in lanes)}>")
 
 
-def zero(ty: str) -> Ref:
+def zero(ty: str) -> Operand:
     """The zero of any type."""
-    return Ref(ty, "zeroinitializer")
+    return Operand(ty, "zeroinitializer")
 
 
-def undefined(ty: str) -> Ref:
+def undefined(ty: str) -> Operand:
     """A value that nobody minds."""
-    return Ref(ty, "undef")
+    return Operand(ty, "undef")
 
 
 class Module:
@@ -113,7 +113,7 @@ class Module:
         return "\n".join([*(made.definition for made in self.names.values()), *notes, ""])
 
 
-class Global(Ref):
+class Global(Operand):
     """The address of memory that has a name."""
 
     __slots__ = ("definition",)
@@ -123,7 +123,7 @@ class Global(Ref):
         self.definition = f"{self.ref} = {definition}"
 
 
-class Function(Ref):
+class Function(Operand):
     """A function: one without blocks is somebody else's."""
 
     __slots__ = ("args", "attributes", "blocks", "module", "n_made", "name", "ret", "start", "told")
@@ -133,15 +133,15 @@ class Function(Ref):
     ) -> None:
         super().__init__(POINTER, f'@"{name}"')
         self.module, self.name, self.ret, self.start = module, name, ret, start
-        self.args = [Ref(ty, f"%a{i}") for i, ty in enumerate(types)]
+        self.args = [Operand(ty, f"%a{i}") for i, ty in enumerate(types)]
         self.told = [""] * len(types)  # attributes of the arguments
         self.attributes: list[str] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[BasicBlock] = []
         self.n_made = 0
 
-    def block(self, name: str) -> Block:
+    def block(self, name: str) -> BasicBlock:
         """A new block, behind those there are."""
-        made = Block(f"{name}{len(self.blocks)}")
+        made = BasicBlock(f"{name}{len(self.blocks)}")
         self.blocks.append(made)
         return made
 
@@ -159,7 +159,7 @@ class Function(Ref):
         return "\n".join([head, "{", *(block.text for block in self.blocks), "}", ""])
 
 
-class Block:
+class BasicBlock:
     """Instructions that follow each other, and the jump or return at their end."""
 
     __slots__ = ("end", "lines", "name")
@@ -181,25 +181,25 @@ def bytes_text(data: bytes) -> str:
     return 'c"' + "".join([f"\\{byte:02x}" for byte in data]) + '"'
 
 
-class Writer:
+class BlockWriter:
     """Where instructions go: a block of a function. Lines are as LLVM's reference manual has
     them.
     """
 
-    def __init__(self, function: Function, block: Block) -> None:
+    def __init__(self, function: Function, block: BasicBlock) -> None:
         self.function, self.module, self.block = function, function.module, block
 
     def write(self, line: str) -> None:
         """An instruction that gives nothing."""
         self.block.lines.append(line)
 
-    def made(self, ty: str, line: str) -> Ref:
+    def made(self, ty: str, line: str) -> Operand:
         """An instruction that gives a ``ty``."""
         function = self.function
         function.n_made += 1
         ref = f"%v{function.n_made}"
         self.block.lines.append(f"{ref} = {line}")
-        return Ref(ty, ref)
+        return Operand(ty, ref)
 
     def end(self, line: str) -> None:
         """The block's last line."""
@@ -207,18 +207,18 @@ class Writer:
             raise ValueError(f"{self.block.name} ends twice: {self.block.end}, {line}")
         self.block.end = line
 
-    def branch(self, to: Block) -> None:
+    def branch(self, to: BasicBlock) -> None:
         self.end(f"br {to}")
 
-    def call(self, ret: str, callee: str, args: Sequence[Ref]) -> Ref:
+    def call(self, ret: str, callee: str, args: Sequence[Operand]) -> Operand:
         """Call what ``callee`` is the name of; nothing is given where ``ret`` is VOID."""
         line = f"call {ret} {callee}({', '.join(map(str, args))})"
         if ret != VOID:
             return self.made(ret, line)
         self.write(line)
-        return Ref(VOID, "")
+        return Operand(VOID, "")
 
-    def call_named(self, name: str, ret: str, args: Sequence[Ref]) -> Ref:
+    def call_named(self, name: str, ret: str, args: Sequence[Operand]) -> Operand:
         """Call a function of somebody else, an intrinsic mostly."""
         function = self.module.names.get(name)
         if function is None:

@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass
-class Tally:
+class CompileStats:
     """What making kernels ready has cost: how many were compiled, how many the cache had."""
 
     n_compiled: int = 0
@@ -85,14 +85,14 @@ def isa_key(isa: Isa) -> str:
     return "\0".join((isa.name, isa.triple, isa.cpu, isa.features))
 
 
-def object_code(spec: Spec, isa: Isa, tally: Tally | None = None) -> bytes:
+def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> bytes:
     """A kernel's object: from the cache, else compiled, and kept if that can be.
 
     Where the cache is refused or cannot be written to, kernels live in memory only, and a line says
     so once. Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM
     refuses the kernel.
     """
-    key, tally = isa_key(isa), tally or Tally()
+    key, tally = isa_key(isa), tally or CompileStats()
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
     try:
         code = cache.read(spec.name, key)
@@ -144,7 +144,7 @@ def load_kernels(
     specs: Sequence[Spec],
     isa: Isa,
     progress: Progress | None = None,
-    tally: Tally | None = None,
+    tally: CompileStats | None = None,
 ) -> dict[str, int]:
     """Addresses of the kernels by name. ``progress("compile", done, total)`` is called before each
     one that is compiled; ``tally`` counts them.

@@ -14,7 +14,7 @@ class Spaces(Emitter):
 
     module: ir.Module
 
-    def in_space(self, p: Val, space: int) -> ir.Ref:
+    def in_space(self, p: Val, space: int) -> ir.Operand:
         """The same address as a pointer of an address space: raw IR, for an intrinsic."""
         ty = ir.pointer(space)
         return self.b.made(ty, f"addrspacecast {p.ir} to {ty}")
@@ -36,7 +36,7 @@ class Spaces(Emitter):
         one = self.module.note("i32 1")
         self.b.write(f"store {x.ir}, {p.ir}, align {x.ty.n_bytes}, !nontemporal {one}")
 
-    def call_several(self, name: str, n: int, ty: Ty, args: Sequence[ir.Ref]) -> list[Val]:
+    def call_several(self, name: str, n: int, ty: Ty, args: Sequence[ir.Operand]) -> list[Val]:
         """Call an intrinsic that has ``n`` results, with raw IR arguments."""
         results = self.b.call_named(name, f"{{{', '.join([ty.ir] * n)}}}", args)
         return [Val(self, self.b.made(ty.ir, f"extractvalue {results}, {i}"), ty) for i in range(n)]

@@ -17,7 +17,7 @@ Binary: TypeAlias = "Callable[[Val, Operand], Val]"
 
 
 @lru_cache(maxsize=1 << 14)
-def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Ref:
+def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Operand:
     """A constant as LLVM has it, the same object each time: a kernel has thousands. ``text`` tells
     apart what is equal and not the same.
     """
@@ -28,7 +28,7 @@ def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Ref:
 class Emitter:
     """What values need of the builder that they belong to: ``b``, where lines are written."""
 
-    def __init__(self, b: ir.Writer) -> None:
+    def __init__(self, b: ir.BlockWriter) -> None:
         self.b = b
 
     def val(self, x: Operand, ty: Ty) -> Val:
@@ -96,13 +96,13 @@ class Val:
 
     __slots__ = ("ir", "k", "ty")
 
-    def __init__(self, k: Emitter, value: ir.Ref, ty: Ty) -> None:
+    def __init__(self, k: Emitter, value: ir.Operand, ty: Ty) -> None:
         self.k, self.ir, self.ty = k, value, ty
 
     def __bool__(self) -> bool:
         raise TypeError(f"a run-time value ({self.ty}) in a Python if: use k.if_ or k.select")
 
-    def _other(self, other: Operand) -> ir.Ref:
+    def _other(self, other: Operand) -> ir.Operand:
         """The IR of ``other``, as a value of this very type."""
         other = self.k.val(other, self.ty)
         if other.ty != self.ty:
@@ -181,7 +181,7 @@ class Var:
 
     __slots__ = ("k", "slot", "ty")
 
-    def __init__(self, k: Emitter, slot: ir.Ref, ty: Ty) -> None:
+    def __init__(self, k: Emitter, slot: ir.Operand, ty: Ty) -> None:
         self.k, self.slot, self.ty = k, slot, ty
 
     @property

@@ -51,7 +51,7 @@ LEAST = 1e-34  # of a span's largest value: below it all are as good as zero
 
 
 @dataclass(frozen=True)
-class Act:
+class ActivationLayout:
     """The layout of one activation buffer for rows of ``k`` values."""
 
     kind: str  # one of DWORDS
@@ -260,7 +260,7 @@ def block_sums(k: Builder, comp: Val, d: Val) -> Val:
 
 def emit_store(
     k: Builder,
-    act: Act,
+    act: ActivationLayout,
     out: Val,
     n: Val,
     block: Val,
@@ -299,7 +299,9 @@ def _dwords(k: Builder, kind: str, values: list[Val]) -> list[Val]:
     return list(k.split(whole.bits(i32.like(whole.ty)), DWORDS["bf16"]))
 
 
-def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val]) -> None:
+def _store_one(
+    k: Builder, act: ActivationLayout, group: Val, place: Val, block: Val, values: list[Val]
+) -> None:
     """Block ``block`` of the token at ``place`` in the group at ``group``."""
     stride = 4 * act.group
     if act.kind == "q8":
@@ -333,7 +335,13 @@ def _store_one(k: Builder, act: Act, group: Val, place: Val, block: Val, values:
 
 
 def _store_span(
-    k: Builder, act: Act, group: Val, place: Val, block: Val, values: list[Val], scratch: Val
+    k: Builder,
+    act: ActivationLayout,
+    group: Val,
+    place: Val,
+    block: Val,
+    values: list[Val],
+    scratch: Val,
 ) -> None:
     """The same in q16: f32 in ``scratch``, and their largest, until the span's last block comes."""
     per, last, ty = SPAN // BLOCK, -(-act.k // BLOCK) - 1, values[0].ty

@@ -20,7 +20,7 @@ WORDS = 32  # of a table that ``Isa.lookup_words`` takes
 
 
 @dataclass(frozen=True)
-class At:
+class BlockAddress:
     """Where a row or a block begins: an address in each array of its format, which for most is
     one.
     """
@@ -34,14 +34,16 @@ class At:
         assert self.fmt.codes is not None, self.fmt.name
         return self.fmt.codes
 
-    def row(self, i: Val, k: int) -> At:
+    def row(self, i: Val, k: int) -> BlockAddress:
         """The ``i``-th row of ``k`` weights from here on."""
         return self.block(i, k // self.fmt.block)
 
-    def block(self, i: Val | int, each: int = 1) -> At:
+    def block(self, i: Val | int, each: int = 1) -> BlockAddress:
         """The ``i``-th block from here on, or ``i``-th run of ``each`` blocks."""
         steps = (each * stride for stride in self.fmt.strides)
-        return At(self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True)))
+        return BlockAddress(
+            self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True))
+        )
 
     def load(self, k: Builder, field: str, ty: Ty, at: int = 0) -> Val:
         """``ty`` from where the field of this block begins, or ``at`` bytes on."""
@@ -61,12 +63,12 @@ class At:
 class WeightRows:
     """Rows from ``first`` on of ``weights [m, k]``; the last stands in for those past it."""
 
-    weights: At
+    weights: BlockAddress
     first: Val
     m: Val
     k: int
 
-    def row(self, k: Builder, r: Operand) -> At:
+    def row(self, k: Builder, r: Operand) -> BlockAddress:
         return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
 
     def behind(self, n: Operand) -> WeightRows:
@@ -81,10 +83,10 @@ class WeightRows:
     def of(self, values: Sequence[Val]) -> WeightRows:
         """With other such values."""
         *parts, first, m = values
-        return WeightRows(At(self.weights.fmt, tuple(parts)), first, m, self.k)
+        return WeightRows(BlockAddress(self.weights.fmt, tuple(parts)), first, m, self.k)
 
 
-def fields_of(k: Builder, blocks: list[At], run: int = 0) -> Callable[..., Val]:
+def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[..., Val]:
     """What formats are handed: the bytes of a field of several blocks (a power of two), or as many
     from its ``at``-th on. ``run`` blocks at a time are neighbours; 0: all of them.
     """
@@ -109,13 +111,13 @@ def fields_of(k: Builder, blocks: list[At], run: int = 0) -> Callable[..., Val]:
     return field
 
 
-def unpack_codes(k: Builder, blocks: list[At]) -> list[Val]:
+def unpack_codes(k: Builder, blocks: list[BlockAddress]) -> list[Val]:
     """The codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
     parts: list[Val] = blocks[0].codes.unpack(k, fields_of(k, blocks))
     return parts
 
 
-def ordered_codes(k: Builder, *blocks: At) -> list[Val]:
+def ordered_codes(k: Builder, *blocks: BlockAddress) -> list[Val]:
     """The codes of neighbouring blocks as they follow each other, in vectors of ``u8``."""
     codes = blocks[0].codes
     if codes.in_order is None:
@@ -123,7 +125,7 @@ def ordered_codes(k: Builder, *blocks: At) -> list[Val]:
     return [v for block in blocks for v in codes.in_order(k, fields_of(k, [block]))]
 
 
-def codes_in_order(k: Builder, *blocks: At) -> Val:
+def codes_in_order(k: Builder, *blocks: BlockAddress) -> Val:
     """The codes of neighbouring blocks as they follow each other, ``u8 * (n * block)``."""
     fmt, codes = blocks[0].fmt, blocks[0].codes
     parts, groups = unpack_codes(k, [*blocks]), codes.groups(fmt.block, len(blocks))
@@ -138,7 +140,7 @@ def codes_in_order(k: Builder, *blocks: At) -> Val:
     return k.shuffle(whole.bits(i32 * len(held)), k.zero(i32 * len(held)), places).bits(whole.ty)
 
 
-def scales_of(k: Builder, blocks: list[At], run: int = 0) -> tuple[Val, Val | None]:
+def scales_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> tuple[Val, Val | None]:
     """f32 scales, and minimums where there are any, one for every ``sub`` and ``sum_sub`` codes."""
     codes = blocks[0].codes
     if codes.scales is not None:
@@ -148,7 +150,7 @@ def scales_of(k: Builder, blocks: list[At], run: int = 0) -> tuple[Val, Val | No
     return d, load_scales(k, blocks, codes.m) if codes.m else None
 
 
-def load_weights(k: Builder, block: At) -> list[Val]:
+def load_weights(k: Builder, block: BlockAddress) -> list[Val]:
     """The weights of one block, ``f32 * 32`` each."""
     codes = block.codes
     assert codes.sum_sub == codes.sub
@@ -163,7 +165,7 @@ def load_weights(k: Builder, block: At) -> list[Val]:
     return out
 
 
-def load_narrow(k: Builder, block: At) -> list[Val]:
+def load_narrow(k: Builder, block: BlockAddress) -> list[Val]:
     """The weights of one block as bf16, ``i16 * 32`` each: of each sub-block the few that there are
     are narrowed, and each code's is looked up.
     """
@@ -203,7 +205,9 @@ def load_narrow(k: Builder, block: At) -> list[Val]:
     return out
 
 
-def load_scales(k: Builder, blocks: list[At], field: str, lanes: Sequence[int] = ()) -> Val:
+def load_scales(
+    k: Builder, blocks: list[BlockAddress], field: str, lanes: Sequence[int] = ()
+) -> Val:
     """One f16 field of several blocks as f32; ``lanes``: whose each lane holds, or in turn."""
     if lanes:
         repeat = len(lanes) // len(blocks)
@@ -218,7 +222,7 @@ def load_scales(k: Builder, blocks: list[At], field: str, lanes: Sequence[int] =
     return k.isa.widen_f16(k, halves)
 
 
-def load_scale_run(k: Builder, at: At, n: int, field: str, lanes: Sequence[int]) -> Val:
+def load_scale_run(k: Builder, at: BlockAddress, n: int, field: str, lanes: Sequence[int]) -> Val:
     """The same of ``n`` neighbouring blocks: one load and one shuffle where a register holds all
     of their scales and nothing past their end.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.jit.language import Builder, Val
-from treadle.kernels.format_blocks import At
+from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.spec import LINE
 
 # How many bytes ahead lines are asked for, into the second-level cache, which can wait for more of
@@ -21,7 +21,7 @@ class Neighbours:
     """
 
     def __init__(
-        self, k: Builder, rows: list[At], n: Val, n_blocks: int, *, far: bool = True
+        self, k: Builder, rows: list[BlockAddress], n: Val, n_blocks: int, *, far: bool = True
     ) -> None:
         """``n`` rows of ``n_blocks`` blocks, from the first of ``rows`` on; ``far``: in two steps,
         else in the nearer one alone.
@@ -42,7 +42,7 @@ class Neighbours:
                     self.k.prefetch(p + at + LINE * line, locality)
 
 
-class Runs:
+class PrefetchRuns:
     """Prefetches for rows that each lie in a run of their own, walked side by side: as many streams
     of memory, each in order, asked for ``ahead`` bytes early, up to its end.
 
@@ -51,7 +51,9 @@ class Runs:
     beside each other, as above, made 28 in Q8_0, in four runs 34 (docs/experiments.md).
     """
 
-    def __init__(self, k: Builder, rows: list[At], n: Val, n_blocks: int, ahead: int) -> None:
+    def __init__(
+        self, k: Builder, rows: list[BlockAddress], n: Val, n_blocks: int, ahead: int
+    ) -> None:
         """Each run has ``n`` rows of ``n_blocks`` blocks from its row of ``rows`` on."""
         self.k, self.rows, self.ahead = k, rows, ahead
         self.n_bytes = [n * (n_blocks * stride) for stride in rows[0].fmt.strides]

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import most_partials
-from treadle.kvcache.page_pool import GONE, Pool, States, page_bytes, pages_within, state_bytes
-from treadle.kvcache.prefix_tree import Lora, Node, PageTree, Store
-from treadle.kvcache.sequence import Left
+from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
+from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree
+from treadle.kvcache.sequence import AbandonedSequences
 from treadle.kvcache.sequence import Sequence as Sequence
-from treadle.kvcache.state_slots import AGAIN, WORTH, Slots, last_saved, n_saved
+from treadle.kvcache.state_slots import AGAIN, WORTH, StateSlots, last_saved, n_saved
 from treadle.models.cache_spec import PoolSpec, StateSpec
 from treadle.models.config import N_BATCH
 
@@ -62,14 +62,14 @@ class KVCache:
         # Pools without a window fill alike: what is left in one is left in all.
         self._whole = next(pool for pool in self.pools if not pool.window)
         stateful = [spec for spec in specs if isinstance(spec, StateSpec)]
-        self.slots = Slots(n_sequences, n_saved(sum(map(state_bytes, stateful))))
-        self.states = [States(device, spec, self.slots.n_slots) for spec in stateful]
+        self.slots = StateSlots(n_sequences, n_saved(sum(map(state_bytes, stateful))))
+        self.states = [StatePool(device, spec, self.slots.n_slots) for spec in stateful]
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
         self._states_of = {layer: each for each in self.states for layer in each.layers}
         self._retired: Sequence | None = None
-        self.left = Left()
+        self.left = AbandonedSequences()
         self.tree = PageTree(self.pools, self.slots if self.states else None)
-        self.store: Store | None = None  # full pages in files
+        self.store: PageStoreLike | None = None  # full pages in files
         self.lora: Lora = ()  # of new sequences
 
     def _n_pages(self, window: int) -> int:
@@ -81,7 +81,7 @@ class KVCache:
         """Where a layer's keys and values are."""
         return self._pool_of[layer]
 
-    def states_of(self, layer: int) -> States:
+    def states_of(self, layer: int) -> StatePool:
         """Where a layer's states are."""
         return self._states_of[layer]
 
@@ -167,7 +167,7 @@ class KVCache:
         """Tokens that ``match`` would find in the tree."""
         return len(self.tree.find(ids, len(ids) - 1, lora)) * PAGE
 
-    def _may_adopt(self, seq: Sequence, chain: list[Node]) -> bool:
+    def _may_adopt(self, seq: Sequence, chain: list[PageNode]) -> bool:
         """Whether a chain's idle pages are not reserved by others, and a state may be had."""
         return self._may_have_state(seq) and (
             not any(pool.promised for pool in self.pools)
@@ -178,7 +178,7 @@ class KVCache:
             )
         )
 
-    def _adopt(self, seq: Sequence, chain: list[Node]) -> None:
+    def _adopt(self, seq: Sequence, chain: list[PageNode]) -> None:
         """Make ``seq`` hold the pages of ``chain`` instead of its own."""
         seq.n_changes += 1
         for pool, pages in zip(self.pools, seq.pages, strict=True):
@@ -335,7 +335,7 @@ class KVCache:
             self.revive().close()
         return self.slots.room > 0
 
-    def _no_room(self, cells: Pool | States) -> NoRoomError:
+    def _no_room(self, cells: Pool | StatePool) -> NoRoomError:
         room, cure = f"{self.n_sequences} x {self.n_ctx} tokens", "load with a larger n_sequences="
         if self.n_tokens < self.n_sequences * self.n_ctx:
             what = "tokens" if self.kv_tokens else "bytes"

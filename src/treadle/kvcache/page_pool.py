@@ -48,7 +48,7 @@ class Cells:
         return self.layers.index(layer) * self._layer_bytes
 
     def read(self, i: int) -> np.ndarray:
-        """A cell's bytes, uint8 ``[cell_bytes]``; see ``Memory.read``."""
+        """A cell's bytes, uint8 ``[cell_bytes]``; see ``DeviceMemory.read``."""
         return self.const.memory.read(i * self.cell_bytes, self.cell_bytes)
 
     def write(self, i: int, data: np.ndarray) -> None:
@@ -158,7 +158,7 @@ class Pool(Cells):
             self.drop(page)
 
 
-class States(Cells):
+class StatePool(Cells):
     """States of fixed size, in slots that ``kvstates.Slots`` deals out."""
 
     what, cell_name = "states", "state"

@@ -27,7 +27,7 @@ WHY = {
 
 
 @dataclass
-class Reuse:
+class PrefixHit:
     """Tokens of a prompt that were found, and where it left the cache: the position, the token
     there, and why, a key of WHY.
 

@@ -11,34 +11,34 @@ from typing import Any, Protocol
 from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kvcache.page_pool import GONE, Pool
-from treadle.kvcache.state_slots import NONE, Slots
+from treadle.kvcache.state_slots import NONE, StateSlots
 
 Lora = tuple[tuple[int, float], ...]  # adapters by number, in order, and how much of each
 EVICTED = 1 << 16  # texts that are known to have been held
 
 
 @dataclass(eq=False)
-class Node:
+class PageNode:
     """A full page of every pool, found from the page before it by its own tokens."""
 
-    parent: Node | None
+    parent: PageNode | None
     ids: tuple[int, ...]
     pages: list[int]  # per pool; in one with a window GONE once its room was needed
-    next: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    next: dict[tuple[int, ...], PageNode] = field(default_factory=dict)
     state: int = NONE  # the slot of the state at its end, where that is kept (``state_slots.py``)
     key: int = 0  # a hash of all tokens up to its end
     # A digest of all tokens up to its end, once it was asked for (``kvcache/disk/page_store.py``).
     chain: bytes = b""
 
 
-class Store(Protocol):
+class PageStoreLike(Protocol):
     """Full pages in files (``kvcache/disk/page_store.py``); ``seq`` is a sequence of the same
     cache.
     """
 
     left_for: str  # why the last ``fetch`` gave nothing, where a file was there
 
-    def keep(self, node: Node, depth: int, began_ns: int) -> object:
+    def keep(self, node: PageNode, depth: int, began_ns: int) -> object:
         """Write a node's pages, the ``depth``-th of a text that was begun at ``began_ns``."""
 
     def use(self, seq: Any) -> None:
@@ -47,7 +47,7 @@ class Store(Protocol):
     def fetch(self, seq: Any, ids: Ids[int]) -> int:
         """Put more of ``ids`` behind what ``seq`` holds of them; how many tokens."""
 
-    def is_foreign(self, parent: Node, ids: Ids[int]) -> bool:
+    def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
         """Whether another model has a page of these tokens behind ``parent``."""
 
     def save(self) -> None:
@@ -60,35 +60,37 @@ class Store(Protocol):
 class PageTree:
     """Pages that are kept as long as there is room, over the pools of one cache."""
 
-    def __init__(self, pools: list[Pool], slots: Slots | None = None) -> None:
+    def __init__(self, pools: list[Pool], slots: StateSlots | None = None) -> None:
         self.slots = slots  # of states: without one at its end a chain is of no use
         self.pools, self.windows = pools, [pool for pool in pools if pool.window]
-        self.root = Node(None, (), [])
-        self.roots: dict[Lora, Node] = {(): self.root}  # keys and values differ with adapters
+        self.root = PageNode(None, (), [])
+        self.roots: dict[Lora, PageNode] = {(): self.root}  # keys and values differ with adapters
         self.marks: tuple[bytes, ...] = ()  # digests of the adapters
         # The least recently used first.
-        self.leaves: OrderedDict[Node, None] = OrderedDict()
-        self.kept: dict[Pool, OrderedDict[Node, None]] = {  # nodes with a page before the window
+        self.leaves: OrderedDict[PageNode, None] = OrderedDict()
+        self.kept: dict[
+            Pool, OrderedDict[PageNode, None]
+        ] = {  # nodes with a page before the window
             pool: OrderedDict() for pool in self.windows
         }
         self._evicted: OrderedDict[int, None] = OrderedDict()  # keys, the last one at the end
 
-    def root_of(self, lora: Lora) -> Node:
+    def root_of(self, lora: Lora) -> PageNode:
         """Where texts begin that are read with these adapters; kept once a page is behind it."""
         root = self.roots.get(lora)
         if root is None:
             from hashlib import sha256
 
             marks = repr([(self.marks[i], scale) for i, scale in lora]).encode()
-            root = Node(None, (), [], key=hash(lora), chain=sha256(marks).digest())
+            root = PageNode(None, (), [], key=hash(lora), chain=sha256(marks).digest())
         return root
 
-    def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[Node]:
+    def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[PageNode]:
         """The longest chain of nodes for ``ids[:limit]`` whose windows are whole, and whose end has
         a state where layers keep some.
         """
         node = self.roots.get(lora)
-        chain: list[Node] = []
+        chain: list[PageNode] = []
         usable, gone = 0, {pool.index: -1 for pool in self.windows}
         for end in range(PAGE, limit + 1, PAGE):
             node = node.next.get(tuple(ids[end - PAGE : end])) if node else None
@@ -103,40 +105,40 @@ class PageTree:
                 usable = len(chain)
         return chain[:usable]
 
-    def n_behind(self, nodes: list[Node], ids: Ids[int], lora: Lora) -> int:
+    def n_behind(self, nodes: list[PageNode], ids: Ids[int], lora: Lora) -> int:
         """How many pages of ``ids`` stand behind a chain of nodes, whatever is left of them."""
         node, n = nodes[-1] if nodes else self.root_of(lora), 0
         while (after := node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))) is not None:
             node, n = after, n + 1
         return n
 
-    def touch(self, pool: Pool, nodes: list[Node]) -> None:
+    def touch(self, pool: Pool, nodes: list[PageNode]) -> None:
         """Their pages in a pool were used just now."""
         recent = self.kept.get(pool, self.leaves)
         for node in nodes:
             if node in recent:
                 recent.move_to_end(node)
 
-    def enter(self, parent: Node | None, ids: tuple[int, ...], lora: Lora = ()) -> Node:
+    def enter(self, parent: PageNode | None, ids: tuple[int, ...], lora: Lora = ()) -> PageNode:
         """The node of a page's tokens behind ``parent``'s; None: at the beginning."""
         parent = parent or self.roots.setdefault(lora, self.root_of(lora))
         node = parent.next.get(ids)
         if node is None:
             key = hash((parent.key, ids))
-            node = parent.next[ids] = Node(parent, ids, [GONE] * len(self.pools), key=key)
+            node = parent.next[ids] = PageNode(parent, ids, [GONE] * len(self.pools), key=key)
             self._evicted.pop(key, None)
             self.leaves.pop(parent, None)
             self.leaves[node] = None
         return node
 
-    def keep(self, node: Node, pool: Pool, page: int) -> None:
+    def keep(self, node: PageNode, pool: Pool, page: int) -> None:
         """The node holds a page of a pool from now on."""
         node.pages[pool.index] = page
         pool.keep(page)
         if pool.window and page != GONE:
             self.kept[pool][node] = None
 
-    def share(self, node: Node, pages: Ids[array[int]], p: int) -> None:
+    def share(self, node: PageNode, pages: Ids[array[int]], p: int) -> None:
         """A node and the ``p``-th pages of a sequence, which has ``pages`` in each pool, keep one
         between them: the node's, or if it has none the other.
         """
@@ -176,13 +178,13 @@ class PageTree:
             self._remove(node)
             node = node.parent
 
-    def _is_idle(self, node: Node) -> bool:
+    def _is_idle(self, node: PageNode) -> bool:
         return all(
             page == GONE or pool.is_idle(page)
             for pool, page in zip(self.pools, node.pages, strict=True)
         )
 
-    def _remove(self, node: Node) -> None:
+    def _remove(self, node: PageNode) -> None:
         """Forget a node that is no leaf any more, nor has one behind it."""
         for kept in self.kept.values():
             kept.pop(node, None)
@@ -204,6 +206,6 @@ class PageTree:
             self.leaves[parent] = None
             self.leaves.move_to_end(parent, last=False)
 
-    def has_evicted(self, parent: Node, ids: tuple[int, ...]) -> bool:
+    def has_evicted(self, parent: PageNode, ids: tuple[int, ...]) -> bool:
         """Whether a page of these tokens behind ``parent`` was held and gave way."""
         return hash((parent.key, ids)) in self._evicted

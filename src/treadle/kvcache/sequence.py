@@ -9,15 +9,15 @@ from time import time_ns
 from typing import Protocol
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kvcache.page_pool import Pool, States
-from treadle.kvcache.prefix_tree import Lora, Node
+from treadle.kvcache.page_pool import Pool, StatePool
+from treadle.kvcache.prefix_tree import Lora, PageNode
 
 
 class Cache(Protocol):
     """What a sequence asks of its cache."""
 
     pools: list[Pool]
-    states: list[States]
+    states: list[StatePool]
 
     def truncate(self, seq: Sequence, n: int) -> None:
         """Forget all but the first ``n`` tokens."""
@@ -35,7 +35,9 @@ class Sequence:
     pages: list[array[int]] = field(default_factory=list)  # per pool, i64
     slots: list[int] = field(default_factory=list)  # of its state, and of the next one
     n_state: int = 0  # of ids: those that its state has seen
-    nodes: list[Node] = field(default_factory=list)  # its full pages in the tree, from the root on
+    nodes: list[PageNode] = field(
+        default_factory=list
+    )  # its full pages in the tree, from the root on
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
     lora: Lora = ()  # the adapters it is read with
     n_drafted: int = 0  # of ids: the last ones of a run, which may be taken back
@@ -52,7 +54,7 @@ class Sequence:
         self.cache.reserve(self, 0)
 
 
-class Left(deque[Sequence]):
+class AbandonedSequences(deque[Sequence]):
     """Sequences whose sessions were forgotten unclosed, by the garbage collector in any thread."""
 
     def close(self) -> None:

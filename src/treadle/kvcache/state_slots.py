@@ -22,7 +22,7 @@ SAVED_BYTES, SAVED = 256 << 20, range(4, 65)  # checkpoints: what they may take,
 NONE = -1  # of a node without a checkpoint
 
 
-class Node(Protocol):
+class StateNode(Protocol):
     """Of the page tree: a text's beginning up to a page's edge."""
 
     state: int  # the slot of its checkpoint, or NONE
@@ -33,12 +33,12 @@ def n_saved(state_bytes: int) -> int:
     return min(max(SAVED_BYTES // max(state_bytes, 1), SAVED.start), SAVED.stop - 1)
 
 
-def last_saved(chain: Ids[Node]) -> int:
+def last_saved(chain: Ids[StateNode]) -> int:
     """Tokens up to the last checkpoint of a text's pages."""
     return PAGE * next((p for p in range(len(chain), 0, -1) if chain[p - 1].state != NONE), 0)
 
 
-class Slots:
+class StateSlots:
     """``n_sequences`` may have a state, two slots each; ``n_saved`` are for checkpoints."""
 
     def __init__(self, n_sequences: int, n_saved: int) -> None:
@@ -46,11 +46,11 @@ class Slots:
         self.room = n_sequences  # sequences that may still have a state
         self._free = list(range(self.n_slots))
         self._holders = [0] * self.n_slots
-        self._saved: OrderedDict[Node, None] = OrderedDict()  # the least recently used first
+        self._saved: OrderedDict[StateNode, None] = OrderedDict()  # the least recently used first
 
     # -- of sequences ---------------------------------------------------------------------------
 
-    def take(self, node: Node | None = None) -> list[int]:
+    def take(self, node: StateNode | None = None) -> list[int]:
         """For a new state, or with that of ``node``; the caller knows of ``room``."""
         self.room -= 1
         if node is None:
@@ -78,7 +78,7 @@ class Slots:
             self._drop(slots[1])
             slots[1] = self._one()
 
-    def go_back(self, slots: list[int], node: Node) -> None:
+    def go_back(self, slots: list[int], node: StateNode) -> None:
         """A sequence's state is that of ``node`` again."""
         self._drop(slots[0])
         slots[0] = self._held(node.state)
@@ -86,14 +86,14 @@ class Slots:
 
     # -- of nodes -------------------------------------------------------------------------------
 
-    def save(self, node: Node, slot: int) -> None:
+    def save(self, node: StateNode, slot: int) -> None:
         """The state in ``slot`` is that at the node's end."""
         if node.state == NONE:
             node.state = self._held(slot)
         self._saved[node] = None
         self._saved.move_to_end(node)
 
-    def forget(self, node: Node) -> None:
+    def forget(self, node: StateNode) -> None:
         """Drop a node's checkpoint, if it has one."""
         if node.state != NONE:
             del self._saved[node]

@@ -18,7 +18,7 @@ N_LAYER_MAX = 1024
 NEXTN = "nextn_predict_layers"  # how many of the last layers predict further tokens
 
 
-class Keys(keys.Keys):
+class ArchMetadata(keys.MetadataReader):
     """The keys behind ``arch.``; each reader raises FileError for a value of another type or out of
     range, and where a key without default is missing. ``lacking``: values of keys that the file
     does not have.

@@ -13,7 +13,7 @@ from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
 from treadle.models.config import Config
 from treadle.models.graphs import GRAPHS
 from treadle.models.ignored_tensors import LEFT_OUT
-from treadle.models.keys import NEXTN, Keys
+from treadle.models.keys import NEXTN, ArchMetadata
 from treadle.models.pooling_head import DENSE
 from treadle.models.structure import check_tensors, find_factors, layer_of
 
@@ -39,7 +39,7 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     scaling that treadle does not have. ``warn``: log which other tensors nothing reads.
     """
     arch = _find_arch(gguf)
-    keys, graph = Keys(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
+    keys, graph = ArchMetadata(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
     if not gguf.tensors:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
     for theirs, name in arch.names:
@@ -104,7 +104,7 @@ def renamed(key: str, theirs: str, name: str) -> str:
     return key.removesuffix(theirs) + name if is_it else key
 
 
-def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:
+def _refuse_surplus_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: int) -> None:
     """A model without its last layers writes nonsense, and so does one whose key says too few."""
     for name in ignored:
         if (layer := layer_of(name)[0]) >= n_layer:
@@ -116,7 +116,7 @@ def _refuse_surplus_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> 
             )
 
 
-def _refuse_too_few_layers(keys: Keys, ignored: Sequence[str], n_layer: int) -> None:
+def _refuse_too_few_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: int) -> None:
     """Layers left out as ones that predict further tokens have tensors that say so, if any."""
     said = {layer_of(name)[0] for name in ignored if ".nextn." in name}
     for i in sorted({layer_of(name)[0] for name in ignored} - said):

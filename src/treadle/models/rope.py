@@ -15,7 +15,7 @@ from treadle.models.archs import LOCAL_BASE, ROPE_HALVED, YARN_TRUNCATE
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 FACTORS = "rope_freqs.weight"
@@ -105,7 +105,7 @@ def still(temperature: float, every: int, ahead: int = 0) -> Rope:
     return Rope(2, 1.0, factors=(math.inf,), n_ctx_orig=every, temperature=temperature, ahead=ahead)
 
 
-def read_ropes(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
+def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
     """The rope of all layers, or where there is a base for those with a window, of the others and
     of these: scaling (linear, YaRN, factors) stretches the first alone, for layers with a window
     never look farther than in training.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.keys import POSITION_MAX, MetadataReader
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -18,10 +18,10 @@ MAX_TOKENS = "treadle.api.embedding.max_seq_length"  # of a text, its special to
 
 def default_prompt(gguf: GGUF) -> str:
     """What goes before each text; "" where the file names nothing. Raises FileError."""
-    return Keys(gguf.metadata, gguf.path).text(PROMPT, "")
+    return MetadataReader(gguf.metadata, gguf.path).text(PROMPT, "")
 
 
 def max_seq_length(gguf: GGUF) -> int | None:
     """The longest text in tokens; None where the file has no such limit. Raises FileError."""
-    keys = Keys(gguf.metadata, gguf.path)
+    keys = MetadataReader(gguf.metadata, gguf.path)
     return keys.integer(MAX_TOKENS, hi=POSITION_MAX) if keys.has(MAX_TOKENS) else None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
 # Matrices that are read by row, met by head, or no product's at all.
@@ -78,7 +78,7 @@ class Sublayer:
     unread: frozenset[str] = frozenset()
 
 
-class Late(dict[str, Made]):
+class LateConstants(dict[str, Made]):
     """A package's constants by name; ``late`` ones, ``module.CONSTANT``, are imported when a model
     has them.
     """
@@ -115,7 +115,7 @@ class Graph:
     rows: tuple[TensorRow, ...]
     sizes: Callable[[Config], Sizes]
     sublayers: Callable[[Layer], tuple[Sublayer, ...]]
-    read: Callable[[Keys, Arch], Config]
+    read: Callable[[ArchMetadata, Arch], Config]
     parts: Callable[[], Iterable[Sublayer]] = tuple
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:

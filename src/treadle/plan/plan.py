@@ -45,7 +45,7 @@ class Buffer:
         return round_up(self.rows * self.row_bytes, ALIGN)
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """Memory of a device (``devices/protocol.py``)."""
 
     @property
@@ -66,7 +66,7 @@ class Const:
     """
 
     name: str
-    memory: Memory
+    memory: DeviceMemory
     array: Any = field(repr=False)
 
 
@@ -75,9 +75,9 @@ class Storage(Protocol):
     needs no plan.
     """
 
-    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
-        """Zeros. ``host``: for a run's inputs, which the host writes in place (``Memory.bytes``);
-        what it has written when a run begins, the run reads.
+    def memory(self, n_bytes: int, *, host: bool = False) -> DeviceMemory:
+        """Zeros. ``host``: for a run's inputs, which the host writes in place
+        (``DeviceMemory.bytes``); what it has written when a run begins, the run reads.
 
         Raises MemoryError or ValueError where there is not so much.
         """
@@ -85,7 +85,7 @@ class Storage(Protocol):
     def weights(self, name: str, array: np.ndarray) -> Const:
         """Weights that the host has mapped or made, for plans to read: copied if they must be."""
 
-    def copy(self, memory: Memory, to: int, start: int, n_bytes: int) -> None:
+    def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
         """Copy bytes within a memory of this device's."""
 
 

@@ -1,7 +1,7 @@
 """What is known of a machine: facts, and behind each its warnings with what to do about them.
 
-A section of ``describe``'s report is a function that yields them. All is read from a ``Here`` and
-the folders that it names, so that tests can hand over another machine's.
+A section of ``describe``'s report is a function that yields them. All is read from a ``Subject``
+and the folders that it names, so that tests can hand over another machine's.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModelFile:
 
 
 @dataclass(frozen=True)
-class Here:
+class Subject:
     """This machine or another, a model on it if one is asked about, and its peaks if they were
     measured.
     """
@@ -132,7 +132,7 @@ class Here:
 # -- instructions ---------------------------------------------------------------------------------
 
 
-def of_cpu(here: Here) -> Iterator[Told]:
+def of_cpu(here: Subject) -> Iterator[Told]:
     """Of the features that matter here: used, unused (treadle has no row for them yet), and missing
     (name: what it would give).
     """
@@ -157,7 +157,7 @@ def enabled_by(feature: str) -> str:
     return f" (for the kernels of {row.name})" if row else ""
 
 
-def of_instructions(here: Here) -> Iterator[Told]:
+def of_instructions(here: Subject) -> Iterator[Told]:
     """The row chosen, why, and all that can run here."""
     isa, best, able = here.isa, best_row(here.features), runnable(here.features)
     forced = os.environ.get("TREADLE_ISA")
@@ -201,7 +201,7 @@ def of_instructions(here: Here) -> Iterator[Told]:
         )
 
 
-def _lacking(here: Here, best: Isa, elsewhere: str) -> Iterator[str]:
+def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
     """What each row above the best needs beyond the rows before it."""
     rows, known = list(ROWS.values()), here.known
     named: set[str] = set()
@@ -227,7 +227,7 @@ def _lacking(here: Here, best: Isa, elsewhere: str) -> Iterator[str]:
 # -- processors -----------------------------------------------------------------------------------
 
 
-def of_threads(here: Here) -> Iterator[Told]:
+def of_threads(here: Subject) -> Iterator[Told]:
     """How many, which bound it was, and all bounds."""
     bounds = topology.thread_bounds(here.allowed, here.cpus, here.cgroup, here.proc)
     chosen, why = min(bounds, key=lambda bound: bound[0])
@@ -263,7 +263,7 @@ def of_threads(here: Here) -> Iterator[Told]:
     yield "bounds", {text: count for count, text in bounds}
 
 
-def of_processors(here: Here) -> Iterator[Told]:
+def of_processors(here: Subject) -> Iterator[Told]:
     """Counts; the quota in processors; the governor; the load: threads that wanted to run in the
     last minute.
     """
@@ -305,7 +305,7 @@ def of_processors(here: Here) -> Iterator[Told]:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def of_memory(here: Here) -> Iterator[Told]:
+def of_memory(here: Subject) -> Iterator[Told]:
     """Sizes in bytes (usable is what this process may still take, bound the limit that says so),
     huge pages, NUMA nodes.
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cpu.step_loop import STEP
-from treadle.devices.cpu.thread_team import Memory, Team
+from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, bf16, f32, i8, i16, i32, u8
@@ -79,7 +79,7 @@ class Peaks:
 
 
 @dataclass(frozen=True)
-class Dots(Spec):
+class DotPeakKernel(Spec):
     """Nothing but dots, in registers: ``out[item, m, n] = rounds * sum over lanes of w[m] . x[n]``.
 
     ``mr * nr`` sums, so that none waits for the last: ``w [mr, values], x [nr, values], out [items,
@@ -148,11 +148,11 @@ class MatrixDots(Spec):
     """Nothing but products of matrix registers: ``out[item, m, n] = rounds * w[m] x[n]``, 16 by 16.
 
     ``w [2, 16, 32], x [2, 16, 32], out [items, 2, 2, 16, 16]``, w and x in bf16, w by columns where
-    the machine takes it so, x in pairs of rows (``Matrix.dots_bf16``). Items: repetitions.
+    the machine takes it so, x in pairs of rows (``MatrixUnit.dots_bf16``). Items: repetitions.
     """
 
     op: ClassVar[str] = "matrix_dots"
-    args = Dots.args
+    args = DotPeakKernel.args
 
     def scratch(self, lanes: int) -> int:
         return LINE
@@ -189,7 +189,7 @@ class MatrixDots(Spec):
 
 
 @dataclass(frozen=True)
-class Stream(Spec):
+class StreamReadKernel(Spec):
     """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
 
     An item is ``piece`` bytes, walked as ``streams`` runs side by side, each prefetching ``ahead``
@@ -233,7 +233,9 @@ def measure_peaks(
     """Measure for about ``seconds`` each: arithmetic in registers, and reading a large buffer."""
     acts = [act for act in DOTS_PER_VALUE if has_dots(act, isa)]
     dots = {act: dots_of(act, isa) for act in acts}
-    kernels = load_kernels([*dots.values(), *(Stream(*shape) for shape in (*STREAMS, *LONG))], isa)
+    kernels = load_kernels(
+        [*dots.values(), *(StreamReadKernel(*shape) for shape in (*STREAMS, *LONG))], isa
+    )
     team = Team(n_threads, isa, LINE)
     rates: dict[str, float] = {}
 
@@ -250,7 +252,7 @@ def measure_peaks(
         cpu_share = min(1.0, (time.process_time() - began_cpu) / asked)
         tell(len(acts))
         n_bytes = buffer_bytes()
-        data = Memory(n_bytes)
+        data = HostMemory(n_bytes)
         data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
         shape_s = seconds / len(STREAMS)
         bytes_s = max(stream_rate(team, kernels, s, data.bytes, PIECE, shape_s) for s in STREAMS)
@@ -272,9 +274,9 @@ def has_dots(act: str, isa: Isa) -> bool:
     return act != "bf16" or bool(isa.dot_bf16 or isa.matrix)
 
 
-def dots_of(act: str, isa: Isa) -> Dots | MatrixDots:
+def dots_of(act: str, isa: Isa) -> DotPeakKernel | MatrixDots:
     """The kernel that measures dots of this kind."""
-    return MatrixDots() if act == "bf16" and isa.matrix else Dots(act, *isa.tiles.peak)
+    return MatrixDots() if act == "bf16" and isa.matrix else DotPeakKernel(act, *isa.tiles.peak)
 
 
 def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarray:
@@ -288,7 +290,7 @@ def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarr
 
 
 def _rate_of_dots(
-    team: Team, kernel: int, spec: Dots | MatrixDots, isa: Isa, seconds: float
+    team: Team, kernel: int, spec: DotPeakKernel | MatrixDots, isa: Isa, seconds: float
 ) -> float:
     """Operations a second."""
     rng = np.random.default_rng(0)
@@ -317,8 +319,12 @@ def stream_rate(
     """Bytes a second of ``data``, uint8, in items of ``piece`` bytes, by one shape of Stream."""
     n_items = len(data) // piece
     named = {"data": data, "out": np.zeros(n_items, np.int32), "piece": piece}
-    args = Stream.args.slots(named)
-    return n_items * piece / _least_time(team, kernels[Stream(*shape).name], args, n_items, seconds)
+    args = StreamReadKernel.args.slots(named)
+    return (
+        n_items
+        * piece
+        / _least_time(team, kernels[StreamReadKernel(*shape).name], args, n_items, seconds)
+    )
 
 
 def wanted_bytes(cpus: Path = topology.CPUS) -> int:

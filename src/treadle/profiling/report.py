@@ -16,7 +16,7 @@ from treadle.jit.compile import compiler_versions, host_features
 from treadle.jit.language import Isa
 from treadle.machine import topology
 from treadle.profiling import facts
-from treadle.profiling.facts import Here, Told
+from treadle.profiling.facts import Subject, Told
 from treadle.profiling.peaks import wanted_bytes
 from treadle.version import __version__
 
@@ -30,7 +30,7 @@ def row_in_use() -> Isa:
     return choose(host_features())
 
 
-def describe(here: Here) -> Report:
+def describe(here: Subject) -> Report:
     """A machine as a dictionary that JSON can hold.
 
     SECTIONS has its parts; what they say nothing of is left out. warnings: each reason for lost
@@ -49,7 +49,7 @@ def describe(here: Here) -> Report:
     return report
 
 
-def of_cache(here: Here) -> Iterator[Told]:
+def of_cache(here: Subject) -> Iterator[Told]:
     """Kernels in use and their size, files of other versions or damaged; problem: why kernels are
     not kept; compiling: may new ones be made.
     """
@@ -68,7 +68,7 @@ def of_cache(here: Here) -> Iterator[Told]:
         yield "TREADLE_NO_COMPILE=1: a kernel that is not in the cache is an error; unset it"
 
 
-def of_tuning(here: Here) -> Iterator[Told]:
+def of_tuning(here: Subject) -> Iterator[Told]:
     """What ``treadle tune`` measured here, if it did; problem: why it is not used."""
     row = tuned_row(here.isa, proc=here.proc)
     if row.made is None and row.problem is None:
@@ -81,7 +81,7 @@ def of_tuning(here: Here) -> Iterator[Told]:
         yield f"the shipped tiles are used, not this machine's own: {row.problem}"
 
 
-def of_model(here: Here) -> Iterator[Told]:
+def of_model(here: Subject) -> Iterator[Told]:
     """Its files' size, how much of it is in memory and in huge pages, the formats of its weights
     and those without a kernel; problem: why it cannot be run at all.
     """
@@ -136,7 +136,7 @@ def _total(sizes: Iterable[int | None]) -> int | None:
     return None if None in listed else sum(size or 0 for size in listed)
 
 
-def of_peaks(here: Here) -> Iterator[Told]:
+def of_peaks(here: Subject) -> Iterator[Told]:
     """As measured, if they were. read_from is "caches" where no larger buffer may be had;
     processor_time_share is what the threads got of what they asked for.
     """
@@ -180,7 +180,7 @@ def of_peaks(here: Here) -> Iterator[Told]:
         yield warning
 
 
-def of_versions(here: Here) -> Iterator[Told]:
+def of_versions(here: Subject) -> Iterator[Told]:
     """Of all that results depend on."""
     import numpy as np
 
@@ -191,7 +191,7 @@ def of_versions(here: Here) -> Iterator[Told]:
     yield "system", f"{platform.system()} {platform.release()}"
 
 
-SECTIONS: dict[str, Callable[[Here], Iterator[Told]]] = {
+SECTIONS: dict[str, Callable[[Subject], Iterator[Told]]] = {
     "cpu": facts.of_cpu,
     "instruction_set": facts.of_instructions,
     "threads": facts.of_threads,

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.devices.cpu.step_loop import STEP
-from treadle.devices.cpu.thread_team import Memory, Team
+from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.errors import CacheError, CompileError
 from treadle.jit.language import Isa
-from treadle.kernels.activation_layout import BLOCK, N_PRODUCTS, Act
+from treadle.kernels.activation_layout import BLOCK, N_PRODUCTS, ActivationLayout
 from treadle.kernels.matmul.matmul import COLUMNS, Matmul
 from treadle.kernels.matmul.select import tokens_per_item
 from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
@@ -39,7 +39,7 @@ LEFT_OUT = {"bf16x2": 2.0**-18, "bf16x3": 2.0**-24}  # of products of several bf
 FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
 
 
-class Trial:
+class KernelTrial:
     """Weights ``[m, k]`` of one format and up to ``n`` tokens, random, with a team of threads.
 
     Kernels are compiled for the trial alone, and their code goes with it: a sweep's losers are no
@@ -67,15 +67,17 @@ class Trial:
         self.weights = np.concatenate([array.reshape(-1) for array in self._arrays])
         self.x = rng.standard_normal((n, k), np.float32)
         self.stride = round_up(m, COLUMNS)
-        self.y = Memory((n + FULL_GROUPS) * self.stride * 4).bytes.view(np.float32)
+        self.y = HostMemory((n + FULL_GROUPS) * self.stride * 4).bytes.view(np.float32)
         self.y = self.y.reshape(-1, self.stride)
         self._at = 0  # the copy that was read last
         self._cold_bytes = buffer_bytes()  # asked once, before copies take memory themselves
         self._copy_bytes = round_up(len(self.weights), 64)
-        self._copies = Memory(self._copy_bytes)  # the first; more when cold caches are asked for
+        self._copies = HostMemory(
+            self._copy_bytes
+        )  # the first; more when cold caches are asked for
         self._copies.bytes[: len(self.weights)] = self.weights
-        self._inputs: dict[tuple[Act, int], np.ndarray] = {}
-        self._twins: dict[tuple[Act, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._inputs: dict[tuple[ActivationLayout, int], np.ndarray] = {}
+        self._twins: dict[tuple[ActivationLayout, int], tuple[np.ndarray, np.ndarray]] = {}
         self._addresses: dict[str, int] = {}
         self._linker = Linker()
         self._team: Team | None = None
@@ -170,14 +172,14 @@ class Trial:
         n = len(self._copies.bytes) // self._copy_bytes
         if n == 1:
             n = self._cold_copies()
-            self._copies = Memory(n * self._copy_bytes)
+            self._copies = HostMemory(n * self._copy_bytes)
             every = self._copies.bytes.reshape(n, self._copy_bytes)
             every[:, : len(self.weights)] = self.weights
         return n
 
-    def _input(self, act: Act, n: int) -> np.ndarray:
+    def _input(self, act: ActivationLayout, n: int) -> np.ndarray:
         if (act, n) not in self._inputs:
-            made = Memory(act.n_bytes(n)).bytes
+            made = HostMemory(act.n_bytes(n)).bytes
             act.write_ref(made, self.x[:n])
             self._inputs[act, n] = made
         return self._inputs[act, n]

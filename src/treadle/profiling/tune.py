@@ -23,7 +23,7 @@ from treadle.jit.language import Isa
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm
-from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, Table, fits
+from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, TunedTable, fits
 from treadle.kernels.matmul.select_activation import on_matrix
 from treadle.kernels.matmul.select_strips import by_strips
 
@@ -39,7 +39,7 @@ GAIN = 1.02  # how much faster than the shipped shape a winner must be: minima d
 CROSSOVER = (2, 4, 8, 16)  # tokens at which gemv and gemm are compared
 
 
-class Timer(Protocol):
+class VariantTimer(Protocol):
     """What compiles, checks and times variants: ``trial.Trial``, or a test's stand-in."""
 
     def compile(self, spec: Matmul) -> str | None:
@@ -113,17 +113,17 @@ class Crossover:
 
 
 def tune(
-    timer: Timer,
+    timer: VariantTimer,
     fmt: Format,
     isa: Isa,
     k: int,
     n: int,
     kernels: Sequence[str] = KERNELS,
     *,
-    table: Table = SHIPPED,
+    table: TunedTable = SHIPPED,
     runs: int = 12,
     progress: Progress | None = None,
-) -> tuple[list[Sweep], Crossover | None, Table]:
+) -> tuple[list[Sweep], Crossover | None, TunedTable]:
     """Sweep ``kernels`` (of KERNELS) for one format: gemm for ``n`` tokens, on vectors and on
     matrix registers where these serve the format, gemv for each of GEMV_TOKENS; then the crossover
     of gemv and gemm at their best, with ``table`` for what was not swept.
@@ -145,16 +145,18 @@ def tune(
         if made.sound:
             at = (fmt.name, tokens) if made.kernel == "gemv" else fmt.name
             row: dict[str, Any] = {made.kernel: {at: made.best.fields}}
-            found = found.updated(Table(**row))
+            found = found.updated(TunedTable(**row))
     if "crossover" in kernels:
         crossed = cross(timer, fmt, isa, k, table.updated(found), runs=runs, progress=tell)
-        found = found.updated(Table(gemv_tokens={fmt.name: crossed.tokens}))
+        found = found.updated(TunedTable(gemv_tokens={fmt.name: crossed.tokens}))
         if crossed.vector_tokens is not None:
-            found = found.updated(Table(vector_tokens={fmt.name: crossed.vector_tokens}))
+            found = found.updated(TunedTable(vector_tokens={fmt.name: crossed.vector_tokens}))
     return sweeps, crossed, found
 
 
-def sweep(timer: Timer, start: Matmul, isa: Isa, n: int, *, runs: int, progress: Progress) -> Sweep:
+def sweep(
+    timer: VariantTimer, start: Matmul, isa: Isa, n: int, *, runs: int, progress: Progress
+) -> Sweep:
     """Time the shipped spec ``start`` and its variants on ``n`` tokens, and mark the best.
 
     The shipped one is a variant like the others, and may be wrong like them; if all are, it wins
@@ -201,7 +203,7 @@ def combinations(seed: Matmul, stage: Mapping[str, tuple[int, ...]]) -> Iterator
 
 
 def prepare(
-    timer: Timer, variants: Sequence[Variant], n: int, title: str, progress: Progress
+    timer: VariantTimer, variants: Sequence[Variant], n: int, title: str, progress: Progress
 ) -> None:
     """Compile each variant and check its results, once."""
     for done, variant in enumerate(variants):
@@ -210,7 +212,12 @@ def prepare(
 
 
 def measure(
-    timer: Timer, variants: Sequence[Variant], n: int, runs: int, title: str, progress: Progress
+    timer: VariantTimer,
+    variants: Sequence[Variant],
+    n: int,
+    runs: int,
+    title: str,
+    progress: Progress,
 ) -> None:
     """Time the sound ones in rounds; minima count, those of earlier calls as well."""
     sound = [variant for variant in variants if variant.problem is None]
@@ -225,7 +232,14 @@ def measure(
 
 
 def cross(
-    timer: Timer, fmt: Format, isa: Isa, k: int, table: Table, *, runs: int, progress: Progress
+    timer: VariantTimer,
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    table: TunedTable,
+    *,
+    runs: int,
+    progress: Progress,
 ) -> Crossover:
     """Compare the best gemv, the best gemm and, where there are matrix registers, the best on them,
     at the numbers of tokens in CROSSOVER, cold.

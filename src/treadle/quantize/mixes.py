@@ -1,8 +1,8 @@
 """llama.cpp's mixes: which tensor gets which format when a file is quantised to ``Q4_K_M``.
 
 A mix is a base format and, for the tensors that deserve more or bear less, choices: the first whose
-condition holds. What a tensor is called says its role, and its ``Place`` what a condition may ask.
-Facts of llama.cpp (as in llama-cpp-python 0.3.36), which ``tests/test_quantize.py`` compares.
+condition holds. What a tensor is called says its role, and its ``TensorRole`` what a condition may
+ask. Facts of llama.cpp (as in llama-cpp-python 0.3.36), which ``tests/test_quantize.py`` compares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treadle.convert.recipe import FLOATS
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorRole:
     """Where a tensor stands: all that a condition may ask."""
 
     layer: int  # its place among the tensors of its role
@@ -31,54 +31,54 @@ class Place:
 
 
 @dataclass(frozen=True)
-class When:
+class RoleCondition:
     """A condition on a tensor's place."""
 
-    test: Callable[[Place], bool]
+    test: Callable[[TensorRole], bool]
 
-    def __and__(self, other: When) -> When:
-        return When(lambda p: self.test(p) and other.test(p))
+    def __and__(self, other: RoleCondition) -> RoleCondition:
+        return RoleCondition(lambda p: self.test(p) and other.test(p))
 
-    def __or__(self, other: When) -> When:
-        return When(lambda p: self.test(p) or other.test(p))
+    def __or__(self, other: RoleCondition) -> RoleCondition:
+        return RoleCondition(lambda p: self.test(p) or other.test(p))
 
-    def __invert__(self) -> When:
-        return When(lambda p: not self.test(p))
+    def __invert__(self) -> RoleCondition:
+        return RoleCondition(lambda p: not self.test(p))
 
 
-Choice = tuple[str, When]
+Choice = tuple[str, RoleCondition]
 Choices = tuple[Choice, ...]
 
 
-def first(part: int) -> When:
+def first(part: int) -> RoleCondition:
     """The first of ``part`` parts of the layers."""
-    return When(lambda p: p.layer < p.n_layer // part)
+    return RoleCondition(lambda p: p.layer < p.n_layer // part)
 
 
-def below(n: int) -> When:
+def below(n: int) -> RoleCondition:
     """The first ``n`` layers."""
-    return When(lambda p: p.layer < n)
+    return RoleCondition(lambda p: p.layer < n)
 
 
 EARLY_FALCONS = frozenset({"falcon"})  # one matrix for q, k and v, and other sensitivities
-ALWAYS = When(lambda p: True)
-GQA4 = When(lambda p: p.n_gqa >= 4)
-EXPERTS8 = When(lambda p: p.n_expert == 8)
-EXPERTS4 = When(lambda p: p.n_expert >= 4)
-EXPERT = When(lambda p: p.expert)
-FALCON = When(lambda p: p.arch in EARLY_FALCONS)
-IMATRIX = When(lambda p: p.imatrix)
-DEEP = When(lambda p: p.deep)
-MISFIT = When(lambda p: not p.fits)
+ALWAYS = RoleCondition(lambda p: True)
+GQA4 = RoleCondition(lambda p: p.n_gqa >= 4)
+EXPERTS8 = RoleCondition(lambda p: p.n_expert == 8)
+EXPERTS4 = RoleCondition(lambda p: p.n_expert >= 4)
+EXPERT = RoleCondition(lambda p: p.expert)
+FALCON = RoleCondition(lambda p: p.arch in EARLY_FALCONS)
+IMATRIX = RoleCondition(lambda p: p.imatrix)
+DEEP = RoleCondition(lambda p: p.deep)
+MISFIT = RoleCondition(lambda p: not p.fits)
 # The first and the last eighth of the layers, and every third between them.
-SPREAD = When(
+SPREAD = RoleCondition(
     lambda p: (
         p.layer < p.n_layer // 8
         or p.layer >= 7 * p.n_layer // 8
         or (p.layer - p.n_layer // 8) % 3 == 2
     )
 )
-MIDDLE = When(lambda p: p.n_layer // 8 <= p.layer < 7 * p.n_layer // 8)
+MIDDLE = RoleCondition(lambda p: p.n_layer // 8 <= p.layer < 7 * p.n_layer // 8)
 
 # Patterns of a tensor's name, tried in this order.
 ROLES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -147,7 +147,7 @@ WANTS_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_
 
 
 @dataclass(frozen=True)
-class Mix:
+class QuantMix:
     """A row of the table."""
 
     name: str
@@ -155,7 +155,7 @@ class Mix:
     file_type: int | None  # llama.cpp's number: ``general.file_type``
     choices: dict[str, Choices] = field(default_factory=dict)  # by role
 
-    def format_for(self, role: str, place: Place) -> str:
+    def format_for(self, role: str, place: TensorRole) -> str:
         """The name of the format that this mix gives a matrix."""
         return next(
             (fmt for fmt, when in self.choices.get(role, ()) if when.test(place)), self.base
@@ -177,7 +177,7 @@ COARSE_OUTPUT: Choices = (("Q8_0", FALCON | MISFIT), always("Q5_K"))
 MORE_WITH_EXPERTS = ("Q5_K", EXPERTS8 & ~FALCON)
 
 
-def mix(name: str, base: str, file_type: int, **own: Choices) -> Mix:
+def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
     """A quantised mix: its own choices among those that all have."""
     attn_v = own.pop("attn_v", ())
     deeper: list[Choice] = []
@@ -191,10 +191,10 @@ def mix(name: str, base: str, file_type: int, **own: Choices) -> Mix:
         "attn_k": (("Q8_0", EXPERTS8), *own.pop("attn_k", ())),
         **own,
     }
-    return Mix(name, base, file_type, choices)
+    return QuantMix(name, base, file_type, choices)
 
 
-def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, output: str) -> Mix:
+def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, output: str) -> QuantMix:
     """A mix of about 2 bits; ``more`` is for what suffers first."""
     attn_output: Choices = (("Q5_K", EXPERTS8), always(output))
     choices = {
@@ -205,12 +205,12 @@ def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, outpu
         "ffn_down": ((more, first(8)),),
         "attn_output": attn_output,
     }
-    return Mix(name, base, file_type, choices)
+    return QuantMix(name, base, file_type, choices)
 
 
-def plain(name: str, file_type: int) -> Mix:
+def plain(name: str, file_type: int) -> QuantMix:
     """A mix of one format that is not quantised."""
-    return Mix(name, name, file_type)
+    return QuantMix(name, name, file_type)
 
 
 def narrow(fmt: str) -> Choice:
@@ -218,13 +218,13 @@ def narrow(fmt: str) -> Choice:
     return fmt, ~FALCON & ~EXPERTS8
 
 
-def _float_rows() -> Iterable[Mix]:
+def _float_rows() -> Iterable[QuantMix]:
     yield plain("F32", 0)
     yield plain("F16", 1)
     yield plain("BF16", 32)
 
 
-def _block_rows() -> Iterable[Mix]:
+def _block_rows() -> Iterable[QuantMix]:
     yield mix("Q4_0", "Q4_0", 2, ffn_down=(("Q4_1", IMATRIX & first(8)),))
     yield mix("Q4_1", "Q4_1", 3)
     yield mix("Q5_0", "Q5_0", 8, ffn_down=(("Q5_1", IMATRIX & first(8)),))
@@ -270,7 +270,7 @@ def _block_rows() -> Iterable[Mix]:
     yield mix("Q6_K", "Q6_K", 18)
 
 
-def _coarse_rows() -> Iterable[Mix]:
+def _coarse_rows() -> Iterable[QuantMix]:
     yield coarse_mix("IQ1_S", "IQ1_S", 24, "Q2_K", "Q2_K", "IQ2_XXS")
     yield coarse_mix("IQ1_M", "IQ1_M", 31, "Q2_K", "Q2_K", "IQ2_XXS")
     yield coarse_mix("IQ2_XXS", "IQ2_XXS", 19, "Q2_K", "Q2_K", "IQ2_XXS")
@@ -308,22 +308,22 @@ def _coarse_rows() -> Iterable[Mix]:
         )  # fmt: skip
 
 
-def _other_rows() -> Iterable[Mix]:
+def _other_rows() -> Iterable[QuantMix]:
     for name, file_type in (("TQ1_0", 36), ("TQ2_0", 37), ("Q2_0", 41)):
         yield mix(name, name, file_type, token_embd=(always("Q4_K"),))
     yield mix("Q1_0", "Q1_0", 40)
     # llama.cpp's, for models of experts: those matrices are what MXFP4 models were trained in.
     experts: Choices = (("MXFP4", EXPERT),)
-    yield Mix(
+    yield QuantMix(
         "MXFP4_MOE", "Q8_0", 38, dict.fromkeys(("ffn_down", "ffn_gate", "ffn_up", "other"), experts)
     )
     # And for dense ones, which llama.cpp has no mix for.
     ends: Choices = (always("Q8_0"),)
     for name, file_type in (("MXFP4", 38), ("NVFP4", 39)):
-        yield Mix(name, name, file_type, {"output": ends, "token_embd": ends})
+        yield QuantMix(name, name, file_type, {"output": ends, "token_embd": ends})
 
 
-MIXES: dict[str, Mix] = {
+MIXES: dict[str, QuantMix] = {
     row.name: row
     for rows in (_float_rows, _block_rows, _coarse_rows, _other_rows)
     for row in rows()

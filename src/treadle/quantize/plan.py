@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.recipe import Entry, entry_of
+from treadle.convert.recipe import OutputTensor, entry_of
 from treadle.convert.sources.gguf import source_tensor
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.formats import FORMATS, Format, by_name
@@ -22,8 +22,8 @@ from treadle.quantize.mixes import (
     MIXES,
     TRAINED,
     WANTS_IMATRIX,
-    Mix,
-    Place,
+    QuantMix,
+    TensorRole,
     role_of,
 )
 
@@ -39,7 +39,7 @@ NOT_SEEN = "a layer that predicts further tokens, of which the importance matrix
 
 
 @dataclass(frozen=True)
-class Rule:
+class TypeRule:
     """``pattern`` is searched for in the names of matrices; those it is found in become
     ``format``.
     """
@@ -58,7 +58,7 @@ class Recipe:
 
     name: str  # of the mix
     file_type: int | None  # ``general.file_type``
-    targets: tuple[Entry, ...]
+    targets: tuple[OutputTensor, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -79,11 +79,11 @@ class Recipe:
         return any(target.type.block > 1 for target in self.targets)
 
     @property
-    def instead(self) -> dict[tuple[str, str], list[Entry]]:
+    def instead(self) -> dict[tuple[str, str], list[OutputTensor]]:
         """Matrices whose rows the blocks of a mix's format do not divide: by that format's name,
         and the name of what stands in.
         """
-        groups: dict[tuple[str, str], list[Entry]] = {}
+        groups: dict[tuple[str, str], list[OutputTensor]] = {}
         for target in self.targets:
             if target.instead_of is not None:
                 names = target.instead_of.name, target.type.name
@@ -102,11 +102,11 @@ class Recipe:
         return groups
 
     @property
-    def trained(self) -> dict[str, list[Entry]]:
+    def trained(self) -> dict[str, list[OutputTensor]]:
         """Matrices that are no experts' and become what only weights trained in it bear: by the
         format's name.
         """
-        groups: dict[str, list[Entry]] = {}
+        groups: dict[str, list[OutputTensor]] = {}
         for target in self.targets:
             if target.encode and target.encode.name in TRAINED and len(target.tensor.shape) == 2:
                 groups.setdefault(target.encode.name, []).append(target)
@@ -119,7 +119,7 @@ class Recipe:
         return [t.tensor.name for t in inner]
 
 
-def find_mix(name: str) -> Mix:
+def find_mix(name: str) -> QuantMix:
     """The mix called ``name``, in either case; a format without a row in the table is a mix of
     itself. Raises UnsupportedError, with the nearest names.
     """
@@ -128,7 +128,7 @@ def find_mix(name: str) -> Mix:
         return MIXES[wanted]
     for fmt in FORMATS.values():
         if fmt.name.upper() == wanted:
-            return Mix(fmt.name, fmt.name, None)
+            return QuantMix(fmt.name, fmt.name, None)
     near = get_close_matches(wanted, mix_names(), n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else f" (there are {', '.join(MIXES)})"
     raise UnsupportedError(f"no mix or weight format {name!r}{hint}")
@@ -139,7 +139,7 @@ def mix_names() -> list[str]:
     return list(dict.fromkeys((*MIXES, *(fmt.name for fmt in FORMATS.values()), *ALIASES)))
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> TypeRule:
     """``PATTERN=FORMAT``. Raises TreadleError for what is not one."""
     pattern, equals, fmt = text.rpartition("=")
     if not equals or not pattern or not fmt:
@@ -148,7 +148,7 @@ def parse_rule(text: str) -> Rule:
         re.compile(pattern)
     except re.error as error:
         raise TreadleError(f"'{pattern}' is not a regular expression: {error}") from error
-    return Rule(pattern, format_by_name(fmt).name)
+    return TypeRule(pattern, format_by_name(fmt).name)
 
 
 def format_by_name(name: str) -> Format:
@@ -161,9 +161,9 @@ def format_by_name(name: str) -> Format:
 
 def make_recipe(
     gguf: GGUF,
-    mix: Mix,
+    mix: QuantMix,
     *,
-    rules: Sequence[Rule] = (),
+    rules: Sequence[TypeRule] = (),
     output_type: str | None = None,
     embd_type: str | None = None,
     pure: bool = False,
@@ -183,10 +183,10 @@ def make_recipe(
     if output_type is not None:
         tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too
         name = "token_embd" if tied else "output"
-        rules = (*rules, Rule(rf"^{name}\.weight$", format_by_name(output_type).name))
+        rules = (*rules, TypeRule(rf"^{name}\.weight$", format_by_name(output_type).name))
     if embd_type is not None:
-        rules = (*rules, Rule(r"^token_embd\.weight$", format_by_name(embd_type).name))
-    places = _Places(gguf, mix, imatrix is not None)
+        rules = (*rules, TypeRule(r"^token_embd\.weight$", format_by_name(embd_type).name))
+    places = _TensorRoles(gguf, mix, imatrix is not None)
     unused = set(rules)
     targets = []
     for tensor in gguf.tensors.values():
@@ -229,7 +229,7 @@ def nearest(fmt: Format, k: int) -> Format:
     return fmt
 
 
-def _nearly(tensor: Tensor, wanted: Format) -> Entry:
+def _nearly(tensor: Tensor, wanted: Format) -> OutputTensor:
     k = tensor.shape[-1]
     fmt = nearest(wanted, k)
     if fmt is wanted:
@@ -238,7 +238,7 @@ def _nearly(tensor: Tensor, wanted: Format) -> Entry:
     return replace(entry_of(source_tensor(tensor), fmt, note), instead_of=wanted)
 
 
-def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> Entry:
+def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> OutputTensor:
     k = tensor.shape[-1]
     if k % wanted.block:
         raise UnsupportedError(
@@ -248,10 +248,10 @@ def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> Entry:
     return entry_of(source_tensor(tensor), wanted)
 
 
-class _Places:
+class _TensorRoles:
     """Finds the role of a tensor, and its place among those that share it."""
 
-    def __init__(self, gguf: GGUF, mix: Mix, imatrix: bool) -> None:
+    def __init__(self, gguf: GGUF, mix: QuantMix, imatrix: bool) -> None:
         meta = gguf.metadata
         arch = str(meta.get("general.architecture", ""))
         n_head = _largest(meta, f"{arch}.attention.head_count", 1)
@@ -260,7 +260,7 @@ class _Places:
         self.n_layer, self.tied = n_layer, "output.weight" not in gguf.tensors
         self.n_further = _largest(meta, f"{arch}.{NEXTN}", 0)
         self.block = format_by_name(mix.base).block
-        self.model = Place(
+        self.model = TensorRole(
             layer=0,
             n_layer=n_layer,
             n_gqa=n_head // max(n_head_kv, 1),
@@ -278,7 +278,7 @@ class _Places:
         )  # fmt: skip
         self.attended = {layer: i for i, layer in enumerate(attended)}
 
-    def __call__(self, tensor: Tensor) -> tuple[str, Place]:
+    def __call__(self, tensor: Tensor) -> tuple[str, TensorRole]:
         role, layer, n_layer = role_of(tensor.name), _layer(tensor.name), self.n_layer
         if role == "attn_v":
             layer, n_layer = self.attended[layer], len(self.attended)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from treadle.convert import writer
 from treadle.convert.page_cache import PageCache
-from treadle.convert.recipe import QUANTIZATION_VERSION, Entry, Shard, kept_metadata, lay_out
+from treadle.convert.recipe import QUANTIZATION_VERSION, OutputTensor, Shard, kept_metadata, lay_out
 from treadle.convert.sources.check_finite import is_finite
 from treadle.convert.sources.gguf import gguf_source
 from treadle.convert.sources.source import Bytes, SourceTensor
@@ -30,7 +30,7 @@ from treadle.formats import FORMATS
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.models.lora import Adapter
-    from treadle.quantize.imatrix.matrix import Entry as Importances
+    from treadle.quantize.imatrix.matrix import ImatrixEntry as Importances
     from treadle.quantize.imatrix.matrix import ImportanceMatrix
     from treadle.quantize.plan import Recipe
 
@@ -75,7 +75,7 @@ def write(
         check_importances(gguf, recipe, imatrix)
     source = gguf_source(gguf)
     known = imatrix.entries if imatrix is not None else {}
-    work = writer.Work(
+    work = writer.WriteJob(
         source,
         plan_shards(gguf, recipe, path, imatrix),
         _encode(known, merged),
@@ -114,7 +114,7 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
             what = f"what {stem}.weight gives is multiplied by it, and that of an adapter is not"
             raise UnsupportedError(f"{entry.tensor.origin}: {what}")
 
-    def anew(entry: Entry) -> Entry:
+    def anew(entry: OutputTensor) -> OutputTensor:
         if entry.encode is not None or entry.tensor.name not in ranks:
             return entry
         return replace(entry, encode=FORMATS[entry.tensor.ggml_type])
@@ -135,7 +135,7 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
     def table(name: str) -> Floats | None:
         return entries[name].weights() if name in entries else None
 
-    def encode(entry: Entry, rows: Bytes, begin: int) -> Bytes:
+    def encode(entry: OutputTensor, rows: Bytes, begin: int) -> Bytes:
         tensor, fmt = entry.tensor, entry.encode
         assert fmt is not None
         x = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))

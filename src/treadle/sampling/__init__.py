@@ -16,16 +16,16 @@ where a random number falls within a rounding error (1e-15) of a boundary.
 """
 
 from treadle.sampling.candidates import Candidates
-from treadle.sampling.chain import Constraint, Sampler
+from treadle.sampling.chain import Sampler, TokenConstraint
 from treadle.sampling.recommended import recommended
 from treadle.sampling.settings import DEFAULT_ORDER, CustomSampler, Sampling
 
 __all__ = [
     "DEFAULT_ORDER",
     "Candidates",
-    "Constraint",
     "CustomSampler",
     "Sampler",
     "Sampling",
+    "TokenConstraint",
     "recommended",
 ]

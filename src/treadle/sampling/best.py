@@ -22,8 +22,10 @@ from treadle.sampling.temperature import temperature
 from treadle.sampling.truncation import min_p
 
 
-class Top(Protocol):
-    """A row's N_TOP largest logits, as they were asked for; see ``treadle.engine.logits.Top``."""
+class TopLogitsLike(Protocol):
+    """A row's N_TOP largest logits, as they were asked for; see
+    ``treadle.engine.logits.TopLogits``.
+    """
 
     @property
     def first(self) -> tuple[float, int]:
@@ -42,11 +44,11 @@ class Top(Protocol):
         """The sum of ``exp(logit - largest)`` over the row."""
 
 
-class Row(Protocol):
-    """The logits of one output; see ``treadle.engine.logits.Row``."""
+class LogitsRowLike(Protocol):
+    """The logits of one output; see ``treadle.engine.logits.LogitsRow``."""
 
     @property
-    def top(self) -> Top | None:
+    def top(self) -> TopLogitsLike | None:
         """The largest, through the mask that was asked for."""
 
     def logits(self) -> Floats:
@@ -56,7 +58,7 @@ class Row(Protocol):
         """Those of some tokens."""
 
 
-class Best:
+class BestCandidates:
     """Candidates in the order of their ids, as those of a whole row are. All others have a logit of
     ``floor`` at most.
     """
@@ -77,13 +79,13 @@ class Best:
         """How many of them are the row's largest."""
         return len(self.c.logits) if self.exact else int((self.c.logits > self.floor).sum())
 
-    def now(self, c: Candidates, n_lower: int) -> Best:
+    def now(self, c: Candidates, n_lower: int) -> BestCandidates:
         """The same tokens with other logits. Those of up to ``n_lower`` others are lower too."""
-        made = Best(c, self.floor, self.peak, self.rest, exact=False)
+        made = BestCandidates(c, self.floor, self.peak, self.rest, exact=False)
         made.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
         return made
 
-    def biased(self, tokens: Ints, amounts: Floats) -> Best:
+    def biased(self, tokens: Ints, amounts: Floats) -> BestCandidates:
         """With ``amounts`` added to the logits of ``tokens``, which are sorted."""
         c = self.c
         assert c.ids is not None
@@ -93,7 +95,7 @@ class Best:
         return self.now(Candidates(logits, c.ids), len(tokens) - len(at))
 
 
-def best_of(row: Row, top: Top, raised: Ints) -> Best:
+def best_of(row: LogitsRowLike, top: TopLogitsLike, raised: Ints) -> BestCandidates:
     """A row's largest, and with them the tokens ``raised``, whose logits will be."""
     values, ids = top.values, top.ids.astype(np.intp)
     peak, floor, exact = float(values[0]), values[-1], True
@@ -103,26 +105,26 @@ def best_of(row: Row, top: Top, raised: Ints) -> Best:
         exact = False
     rest = top.total - float(np.exp(values.astype(np.float64) - peak).sum())
     order = np.argsort(ids)
-    return Best(Candidates(values[order], ids[order]), floor, peak, rest, exact=exact)
+    return BestCandidates(Candidates(values[order], ids[order]), floor, peak, rest, exact=exact)
 
 
 # --- the stages that may run on them: a Best if others may still matter, Candidates if not
 
 Stage = Callable[..., Candidates]
-Opening = Callable[[Best, Stage, Sequence[int]], "Best | Candidates | None"]
+Opening = Callable[[BestCandidates, Stage, Sequence[int]], "BestCandidates | Candidates | None"]
 
 
 def _lower(n_back: int) -> Opening:
     """A stage that lowers logits of the last ``n_back`` tokens, of all if that is below 0."""
 
-    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Best:
+    def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> BestCandidates:
         return best.now(stage(best.c, ids, None), len(ids) if n_back < 0 else n_back)
 
     return run
 
 
 def _top_k(k: int) -> Opening:
-    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Candidates | None:
+    def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> Candidates | None:
         if best.n_sure < k and best.floor > -np.inf:
             return None
         return best.c.take(largest(best.c.logits, k), descending=True)
@@ -131,7 +133,7 @@ def _top_k(k: int) -> Opening:
 
 
 def _top_p(p: float, min_keep: int) -> Opening:
-    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Candidates | None:
+    def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> Candidates | None:
         # Where edits have moved the peak far, the sum's error is as good as everything, or nothing.
         if math.isnan(best.rest) or not abs(best.c.peak - best.peak) < 80:
             return None
@@ -150,7 +152,7 @@ def _top_p(p: float, min_keep: int) -> Opening:
 
 
 def _min_p(p: float, min_keep: int) -> Opening:
-    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Candidates | None:
+    def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> Candidates | None:
         if not best.floor < np.float32(best.c.peak + math.log(p)):
             return None
         if best.n_sure < min_keep and best.floor > -np.inf:
@@ -161,12 +163,14 @@ def _min_p(p: float, min_keep: int) -> Opening:
 
 
 def _temperature(t: float) -> Opening:
-    def run(best: Best, stage: Stage, ids: Sequence[int]) -> Best | Candidates | None:
+    def run(
+        best: BestCandidates, stage: Stage, ids: Sequence[int]
+    ) -> BestCandidates | Candidates | None:
         c = temperature(best.c, t)
         if len(c.logits) < len(best.c.logits):
             return c if best.n_sure else None
         with np.errstate(over="ignore"):
-            return Best(c, best.floor / np.float32(t), best.peak, math.nan, exact=False)
+            return BestCandidates(c, best.floor / np.float32(t), best.peak, math.nan, exact=False)
 
     return run
 

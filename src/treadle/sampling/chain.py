@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
-from treadle.kernels.elementwise.top_logits import LateMask, Look
-from treadle.sampling.best import Best, Row, best_of, openings
+from treadle.kernels.elementwise.top_logits import LateMask, LogitsQuery
+from treadle.sampling.best import BestCandidates, LogitsRowLike, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
 from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
@@ -20,7 +20,7 @@ from treadle.sampling.temperature import dynamic_temperature, temperature
 from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p, typical, xtc
 
 
-class Constraint(Protocol):
+class TokenConstraint(Protocol):
     """A grammar, as the chain sees it."""
 
     def mask(self, logits: Floats, /) -> npt.NDArray[np.float32] | None:
@@ -58,7 +58,7 @@ class Sampler:
         *,
         eog: Collection[int] = (),
         tokenizer: Vocabulary | None = None,
-        constraint: Constraint | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         _check_constraint(constraint)
         self.settings, self.n_vocab, self._constraint = settings, n_vocab, constraint
@@ -82,7 +82,7 @@ class Sampler:
         # Where others are lowered, what is larger stays larger.
         self._lowered = frozenset(() if self._bias is None else self._bias[0].tolist())
         needs_total = "top_p" in names[: len(self._openings or ())]
-        self._look = Look(None, self._alone and not self._lowered, needs_total)
+        self._look = LogitsQuery(None, self._alone and not self._lowered, needs_total)
 
     def reset(self) -> None:
         """Forget what was sampled: the seed, mirostat and adaptive-p start over."""
@@ -118,7 +118,7 @@ class Sampler:
         """Ids that come next by the constraint, as far as it knows. ``look`` comes after it."""
         return self._forced() if self._forced is not None else []
 
-    def look(self, n_rows: int = 1) -> Look | None:
+    def look(self, n_rows: int = 1) -> LogitsQuery | None:
         """How it wants the largest logits of the next rows; None if it wants whole rows."""
         self._asks = self._openings is not None
         if not self._asks or self._constraint is None:
@@ -128,7 +128,7 @@ class Sampler:
         self._asks = False
         return None
 
-    def choose(self, row: Row, ids: list[int]) -> int:
+    def choose(self, row: LogitsRowLike, ids: list[int]) -> int:
         """What ``sample`` makes of a row, from its largest logits where they decide it."""
         top = row.top if self._asks else None
         if top is None:
@@ -148,7 +148,7 @@ class Sampler:
         found = self._open(best_of(row, top, self._raised), ids)
         return self.sample(row.logits(), ids) if found is None else found
 
-    def _open(self, best: Best, ids: list[int]) -> int | None:
+    def _open(self, best: BestCandidates, ids: list[int]) -> int | None:
         """The token, where a few of the largest logits decide it."""
         assert self._openings is not None
         if self._bias is not None:

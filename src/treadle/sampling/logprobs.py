@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.engine.logits import Rows
+from treadle.engine.logits import LogitsBatch
 from treadle.errors import NotFiniteError
 from treadle.kernels.elementwise.top_logits import N_TOP
 from treadle.sampling.candidates import largest
 
 if TYPE_CHECKING:
-    from treadle.engine.logits import Row
+    from treadle.engine.logits import LogitsRow
     from treadle.tokenizer.tokenizer import Tokenizer
 
 Octets = bytes  # a field below has the name of the type
@@ -55,7 +55,7 @@ class TokenLogprob(Logprob):
         return super().as_dict() | {"top_logprobs": [top.as_dict() for top in self.top_logprobs]}
 
 
-def token_logprob(row: Row, token: int, n_top: int, tokenizer: Tokenizer) -> TokenLogprob:
+def token_logprob(row: LogitsRow, token: int, n_top: int, tokenizer: Tokenizer) -> TokenLogprob:
     """``token`` and its ``n_top`` alternatives under the softmax of a row. Those that cannot be are
     none.
     """
@@ -74,12 +74,12 @@ def row_logprobs(
     logits: np.ndarray, ids: Sequence[int], n_top: int, tokenizer: Tokenizer
 ) -> list[TokenLogprob]:
     """Of the tokens ``ids``, each with the row of ``logits`` [n, n_vocab] before it."""
-    rows = Rows(lambda: logits, b"", [()] * len(ids), nullcontext())
+    rows = LogitsBatch(lambda: logits, b"", [()] * len(ids), nullcontext())
     pairs = zip(rows, ids, strict=True)
     return [token_logprob(row, id, n_top, tokenizer) for row, id in pairs]
 
 
-def _likeliest(row: Row, n: int) -> tuple[dict[int, float], float]:
+def _likeliest(row: LogitsRow, n: int) -> tuple[dict[int, float], float]:
     """The ``n`` likeliest tokens or more, with their logits, in order; and the logarithm of the sum
     of all exponentials, to an absolute error of TOTAL_ERROR
     (``kernels/elementwise/top_logits.py``), 4e-6.

@@ -8,22 +8,22 @@ from collections.abc import Hashable
 from math import inf
 from typing import TYPE_CHECKING
 
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.kernels.attention.page_layout import PAGE
-from treadle.scheduler.step_budget import LEAST, KeyShares, Pace
+from treadle.scheduler.step_budget import LEAST, KeyShares, StepCostModel
 from treadle.spec_decode.proposer import Drafting
 
 if TYPE_CHECKING:
-    from treadle.scheduler.queue import Admission
+    from treadle.scheduler.queue import RequestQueue
     from treadle.scheduler.request import Request
 
-Batch = list[tuple["Request", Part]]
+Batch = list[tuple["Request", BatchItem]]
 
 
-class Composer:
+class BatchBuilder:
     """Makes batches of the requests that are let in. ``pace`` predicts what a step takes."""
 
-    def __init__(self, admission: Admission, pace: Pace) -> None:
+    def __init__(self, admission: RequestQueue, pace: StepCostModel) -> None:
         self._admission, self._pace, self._shares = admission, pace, KeyShares()
         self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
 
@@ -67,7 +67,7 @@ class Composer:
                 ids = [*request.ids[len(request.seq) :], *draft]
                 n = 1 + len(draft)
                 request.seq.n_drafted, looks = n - 1, request.looks(n)
-                batch.append((request, Part(request.seq, ids, n, looks)))
+                batch.append((request, BatchItem(request.seq, ids, n, looks)))
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start = len(request.seq)
@@ -75,7 +75,7 @@ class Composer:
                 ids = ids[: queue.engine.cache.cut(request.seq, ids)]
                 last = start + len(ids) == len(request.ids)
                 looks = request.looks() if last else ()
-                batch.append((request, Part(request.seq, ids, int(last), looks)))
+                batch.append((request, BatchItem(request.seq, ids, int(last), looks)))
         if not batch and not late:
             queue.refuse()
         return batch

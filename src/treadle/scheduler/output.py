@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import listed
 from treadle.errors import TreadleError
-from treadle.kvcache.prefix_hit import Reuse
+from treadle.kvcache.prefix_hit import PrefixHit
 
 if TYPE_CHECKING:
     from treadle.sampling.logprobs import TokenLogprob
@@ -38,7 +38,7 @@ class Timings:
     n_accepted: int = 0  # of them, those that were right
     n_drafts: int = 0  # runs that checked some
     accepted_at: list[int] = field(default_factory=list)  # drafts that were right up to each place
-    cache: Reuse = field(default_factory=Reuse)  # where the prompt left the cache, and why
+    cache: PrefixHit = field(default_factory=PrefixHit)  # where the prompt left the cache, and why
 
     def note_draft(self, n_drafted: int, n_accepted: int) -> None:
         """A draft was checked: so many of its tokens were right, from the first on."""
@@ -63,7 +63,7 @@ class Timings:
         )
 
 
-class Answer:
+class RequestOutput:
     """The text of one request, as it grows.
 
     ``push`` takes each id; ``take`` gives the pieces, whole characters each, with what may be the
@@ -95,8 +95,8 @@ class Answer:
         self._held = self._heard = ""  # text that is held back; and as stop strings are looked for
         self.stopped_by = ""  # the stop string that ended the text, if one did
         self.shown: Container[int] = ()  # control tokens that the text spells
-        self.ear: Ear | None = None  # for what stop strings are looked for in; else all
-        self.lines: Lines | None = None  # where its lines end it
+        self.ear: StopMatcher | None = None  # for what stop strings are looked for in; else all
+        self.lines: IndentStop | None = None  # where its lines end it
         self.ends: frozenset[int] = frozenset()  # tokens that end it, beside the vocabulary's own
         self.keeps_stop = False  # whether the stop string that ends it is shown
         room = n_ctx - len(prompt_ids)
@@ -204,14 +204,14 @@ class Answer:
         return stopped
 
 
-class Ear(Protocol):
+class StopMatcher(Protocol):
     """Knows what of a text is said."""
 
     def feed(self, text: str, *, last: bool) -> str:
         """As many characters as are known of, those that are not said as others."""
 
 
-class Lines:
+class IndentStop:
     """Where a text's lines end it: at one behind the first that has fewer than ``n_indent`` blanks
     before it, and at the end of one that comes more than ``most_ms`` after the first token, where
     that is above 0.
@@ -244,7 +244,7 @@ class Lines:
         return None
 
 
-class Model(Protocol):
+class TextModel(Protocol):
     """What is asked of a model here."""
 
     gguf: Any
@@ -254,7 +254,7 @@ class Model(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
 
-def speller(model: Model, stop: list[str]) -> Tokenizer:
+def speller(model: TextModel, stop: list[str]) -> Tokenizer:
     """What gives ids their text: the file's tokenizer, or, of a file without a vocabulary and where
     nothing but ids is wanted, what gives them none.
     """

@@ -25,7 +25,7 @@ AGE_S = 2.0  # waiting so long counts as much as one step of priority
 CONSIDERED = 32  # waiting requests whose beginnings are looked up in the cache
 
 
-class Admission:
+class RequestQueue:
     """The requests before one engine. ``clock`` gives seconds."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, SamplingError
 from treadle.kernels.attention.page_layout import PAGE
-from treadle.kernels.elementwise.top_logits import N_TOP, Look
-from treadle.spec_decode.ngram import MOST, Guess, Lookup, Track
+from treadle.kernels.elementwise.top_logits import N_TOP, LogitsQuery
+from treadle.spec_decode.ngram import MOST, AcceptanceTracker, Draft, Lookup
 
 if TYPE_CHECKING:
     from treadle.api.session import Session
-    from treadle.engine.logits import Row
+    from treadle.engine.logits import LogitsRow
     from treadle.kvcache.cache import KVCache, Sequence
     from treadle.kvcache.prefix_tree import Lora
     from treadle.sampling import Sampler
-    from treadle.scheduler.output import Answer
+    from treadle.scheduler.output import RequestOutput
 
 
-MEASURED = Look(total=True)  # for log-probabilities
+MEASURED = LogitsQuery(total=True)  # for log-probabilities
 
 
 class Request:
@@ -34,7 +34,7 @@ class Request:
         self,
         ids: Ids[int],
         sampler: Sampler,
-        answer: Answer,
+        answer: RequestOutput,
         *,
         logprobs: int | None = None,
         session: Session | None = None,
@@ -53,7 +53,7 @@ class Request:
         self.lora = lora if session is None else session.seq.lora  # adapters it is read with
         self.reuse = reuse
         self.lookup = Lookup() if speculate else None
-        self.tracks: dict[str, Track] = {}  # by source of its drafts
+        self.tracks: dict[str, AcceptanceTracker] = {}  # by source of its drafts
         self.n_accepted = 0  # of its last draft
         self.cancelled = False
         self.arrived, self.number = 0.0, 0
@@ -94,7 +94,7 @@ class Request:
             self.n_known = cache.known(self.ids, self.lora) if self.reuse else 0
         return self.n_known
 
-    def looks(self, n_rows: int = 1) -> tuple[Look, ...]:
+    def looks(self, n_rows: int = 1) -> tuple[LogitsQuery, ...]:
         """How the largest logits of the next rows are wanted."""
         look = self.sampler.look(n_rows)
         if self.n_top is not None and self.n_top <= N_TOP:
@@ -103,7 +103,7 @@ class Request:
             return MEASURED, look  # a grammar's text, measured without the grammar
         return () if look is None else (look,)
 
-    def guess(self) -> Guess | None:
+    def guess(self) -> Draft | None:
         """Ids that may come behind its last one, by its grammar or by what it has said before."""
         room = self.room
         if self.lookup is None or room <= 0:
@@ -116,7 +116,7 @@ class Request:
             return None
         track = self.track(source)
         track.guessed(len(self.ids), found)
-        return Guess(found, source, track)
+        return Draft(found, source, track)
 
     @property
     def room(self) -> int:
@@ -135,11 +135,11 @@ class Request:
         seq = self.seq
         return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST + 1
 
-    def track(self, source: str) -> Track:
+    def track(self, source: str) -> AcceptanceTracker:
         """How good a source's guesses were in this text."""
-        return self.tracks.setdefault(source, Track())
+        return self.tracks.setdefault(source, AcceptanceTracker())
 
-    def take(self, rows: Ids[Row], draft: Ids[int]) -> None:
+    def take(self, rows: Ids[LogitsRow], draft: Ids[int]) -> None:
         """The next ids: one from each row, up to the first that is not as it was drafted."""
         assert len(rows) == 1 + len(draft)
         n = len(self.ids)
@@ -151,7 +151,7 @@ class Request:
             self.n_accepted = max(len(self.ids) - n - 1, 0)
             self.answer.timings.note_draft(len(draft), self.n_accepted)
 
-    def choose(self, row: Row) -> None:
+    def choose(self, row: LogitsRow) -> None:
         """The next id, from the logits behind the last one."""
         token, measured = self._sample(row), None
         if token is not None and not self.answer.is_end(token):
@@ -162,7 +162,7 @@ class Request:
                 measured = token_logprob(row, token, self.n_top, self.answer.tokenizer)
         self.answer.push(token, measured)
 
-    def _sample(self, row: Row) -> int | None:
+    def _sample(self, row: LogitsRow) -> int | None:
         """None where a grammar's text is whole, and its end is ruled out."""
         try:
             return self.sampler.choose(row, self.ids)

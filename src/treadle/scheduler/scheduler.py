@@ -18,14 +18,14 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 
 from treadle.base.interrupts import interrupts_held
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
-from treadle.engine.logits import Row
+from treadle.engine.logits import LogitsRow
 from treadle.errors import NoRoomError, TreadleError
-from treadle.scheduler.batch_builder import Batch, Composer
-from treadle.scheduler.queue import Admission
+from treadle.scheduler.batch_builder import Batch, BatchBuilder
+from treadle.scheduler.queue import RequestQueue
 from treadle.scheduler.request import Request
-from treadle.scheduler.step_budget import TARGET_S, Pace
+from treadle.scheduler.step_budget import TARGET_S, StepCostModel
 
 Allow = Callable[[], AbstractContextManager[object]]
 
@@ -43,9 +43,9 @@ class Scheduler:
         target_s: float = TARGET_S,
     ) -> None:
         self.engine, self._clock = engine, clock or time.perf_counter
-        self.admission = Admission(engine, self._clock)
-        self._pace = Pace(target_s, engine.few)
-        self._composer = Composer(self.admission, self._pace)
+        self.admission = RequestQueue(engine, self._clock)
+        self._pace = StepCostModel(target_s, engine.few)
+        self._composer = BatchBuilder(self.admission, self._pace)
         self.drafting = self._composer.drafting
         self.n_tokens = 0  # of the last step
 
@@ -155,12 +155,12 @@ class Scheduler:
                 self.settle()
         return self.admission.told() + chosen
 
-    def _run(self, parts: list[Part]) -> Iterator[Row]:
+    def _run(self, parts: list[BatchItem]) -> Iterator[LogitsRow]:
         """The rows of all parts, in order; in several runs where one cannot take them."""
         if len(parts) == 1:
             return iter(self.engine.sample(parts))
         most = n_tokens = n_outputs = self.engine.max_tokens
-        runs: list[list[Part]] = []
+        runs: list[list[BatchItem]] = []
         for part in parts:
             n_tokens, n_outputs = n_tokens + len(part.ids), n_outputs + part.n_outputs
             if n_tokens > most or n_outputs > OUTPUTS:
@@ -222,7 +222,9 @@ class Scheduler:
             cost = self.drafting.cost
             self.drafting.gate.note(len(batch), n_drafted, n_accepted, seconds, cost)
 
-    def _choose(self, batch: Batch, rows: Iterator[Row], own: Request | None, allow: Allow) -> None:
+    def _choose(
+        self, batch: Batch, rows: Iterator[LogitsRow], own: Request | None, allow: Allow
+    ) -> None:
         """The next ids of each. An error of a sampler is its own request's."""
         mine = None
         for request, part in batch:

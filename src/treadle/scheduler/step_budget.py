@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 TARGET_S = 0.12  # a step's length where somebody waits for a next token
-LONGEST = 1.5  # times that: a step that is longer for good reason; see ``Pace.tokens``
+LONGEST = 1.5  # times that: a step that is longer for good reason; see ``StepCostModel.tokens``
 LEAST = 4  # tokens of prompts beside decoding ones, however slow the machine: none must starve
 TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much as four
 QUANTUM = 128  # tokens that a client may read before it is another one's turn
@@ -23,7 +23,7 @@ T = TypeVar("T")
 Step: TypeAlias = "tuple[float, float, float, float, float, float]"
 
 
-class Cost:
+class StepCost:
     """What steps of one plan take beside decoding texts: ``a + b prefill + c decode + d context``
     seconds, fitted as they run. ``prefill`` and ``decode`` are tokens; ``context`` is the sum over
     all tokens of how many stand before each.
@@ -70,19 +70,19 @@ class Cost:
         return float(self._fit @ (1.0, prefill, decode, context))
 
 
-class Pace:
+class StepCostModel:
     """What steps cost, by the plan that serves them. ``sizes``: of plans for few tokens, ascending;
     all other steps are of one plan.
     """
 
     def __init__(self, target_s: float = TARGET_S, sizes: Iterable[int] = ()) -> None:
         self.target_s, self._sizes = target_s, tuple(sizes)
-        self._costs = {size: Cost() for size in (*self._sizes, MANY)}
+        self._costs = {size: StepCost() for size in (*self._sizes, MANY)}
         self._read: deque[tuple[int, float]] = deque(maxlen=MEASURED)
         self._n_steps = 0
         self.token_s = 0.0  # of steps, for each token of a prompt that they read; any thread asks
 
-    def cost(self, n_tokens: int) -> Cost:
+    def cost(self, n_tokens: int) -> StepCost:
         """Of the plan that serves so many."""
         return self._costs[next((size for size in self._sizes if n_tokens <= size), MANY)]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Enough = Callable[[], bool]
 
 
-class Turns:
+class CooperativeStepper:
     """``until(enough, own)`` returns when ``enough()``, which some step makes true, or when the
     request ``own`` is cancelled. Raises TreadleError where a sampler waits for what this step is
     about to write.

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treadle.errors import TreadleError
-from treadle.scheduler.output import Answer
+from treadle.scheduler.output import RequestOutput
 from treadle.server import static
 from treadle.server.http.api_errors import ApiError, not_yet, problem_of
 from treadle.server.http.http_io import Json, Response
@@ -40,7 +40,7 @@ from treadle.server.protocols import (
 )
 from treadle.server.protocols.openai import chat, completions, response_lookup, responses
 from treadle.server.protocols.openai.answer import counter, reuse
-from treadle.server.requests.request_stream import Call, GoneError
+from treadle.server.requests.request_stream import GoneError, RequestStream
 from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def build_app(service: Service) -> Starlette:
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
     routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
-    middleware = [Middleware(Guard, service=service, page=page)]
+    middleware = [Middleware(RequestGuard, service=service, page=page)]
     if service.settings.allow_origins:
         middleware.insert(
             0,
@@ -182,7 +182,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 # -- who may call -------------------------------------------------------------------------------
 
 
-class Guard:
+class RequestGuard:
     """Around all calls, in plain ASGI: refuses strangers, numbers calls, writes the log."""
 
     def __init__(self, app: ASGIApp, service: Service, page: list[Route]) -> None:
@@ -322,7 +322,7 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
         "status": status or 499,
         "seconds": round(seconds, 3),
     }
-    call: Call | None = scope.get("treadle.call")
+    call: RequestStream | None = scope.get("treadle.call")
     if call is not None:
         started = [text.request.started for text in call.texts if text.request.started]
         first = [text.first_s for text in call.texts if text.first_s]
@@ -349,12 +349,12 @@ def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
     return {key: value for key, value in told.items() if value is not None}
 
 
-def ending(answer: Answer) -> str:
+def ending(answer: RequestOutput) -> str:
     """How a text ended, in the words of /metrics."""
     return answer.finish_reason or ("error" if answer.error else "abort")
 
 
-def said(call: Call, model: Model) -> dict[str, Any]:
+def said(call: RequestStream, model: Model) -> dict[str, Any]:
     """Prompts and texts of a call, for the log of somebody who has asked for them."""
     return {
         "prompts": [model.detokenize(ids) for ids in call.asked.prompts],

@@ -18,7 +18,7 @@ from treadle.errors import TreadleError
 from treadle.server.app import build_app
 from treadle.server.http.connection import Connection, most_open
 from treadle.server.http.log import log
-from treadle.server.requests.service import Service, Settings
+from treadle.server.requests.service import ServerSettings, Service
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -27,7 +27,7 @@ LAST_S = 2.0  # for connections to close, when their answers have been given up
 SWITCH_S = 0.0005
 
 
-class Lines(logging.Handler):
+class UvicornLogHandler(logging.Handler):
     """What uvicorn has to say, as lines of the log: one object each."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -40,18 +40,18 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them to ``_Process``."""
+        """Leave them to ``_ServerProcess``."""
         yield
 
 
-class _Process:
+class _ServerProcess:
     """One server, from its socket to its end. ``ready(url)`` is called when it can answer."""
 
     def __init__(self, service: Service, grace_s: float, ready: Callable[[str], None]) -> None:
         self.service, self.grace_s, self.ready = service, grace_s, ready
         Connection.most = most_open()
         log = logging.getLogger("uvicorn")
-        log.handlers, log.propagate = [Lines()], False
+        log.handlers, log.propagate = [UvicornLogHandler()], False
         config = uvicorn.Config(
             build_app(service),
             log_config=None,
@@ -135,7 +135,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def serve(
-    model: Model, settings: Settings, port: int, grace_s: float, ready: Callable[[str], None]
+    model: Model, settings: ServerSettings, port: int, grace_s: float, ready: Callable[[str], None]
 ) -> None:
     """Serve ``model`` until a signal. Raises TreadleError where it cannot listen or compile."""
     listener = listen(settings.host, port)
@@ -144,7 +144,7 @@ def serve(
     # of a step.
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(_Process(service, grace_s, ready).run(listener, address_of(listener)))
+        asyncio.run(_ServerProcess(service, grace_s, ready).run(listener, address_of(listener)))
     finally:
         listener.close()
         service.close()

@@ -14,27 +14,27 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING, TypeVar
 
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.errors import ContextFullError, UnsupportedError
-from treadle.kernels.elementwise.top_logits import Look
+from treadle.kernels.elementwise.top_logits import LogitsQuery
 from treadle.kvcache.cache import Sequence
-from treadle.spec_decode.ngram import Times
+from treadle.spec_decode.ngram import StepTimes
 from treadle.tokenizer.ids_only import has_vocabulary
 from treadle.tokenizer.vocab import TokenType, Vocab
 
 if TYPE_CHECKING:
-    from treadle.engine.logits import Rows
+    from treadle.engine.logits import LogitsBatch
     from treadle.files.gguf import GGUF
 
 LEAST = 32  # tokens of a text that it reads at a time, at least; and before anything was measured
 STEP_S = 0.06  # that it reads for at a time: others wait for it
 BEFORE = 0.25  # of the first model's step, that its own takes, before that was measured
-FIRST_LOOK = Look(first=True)
+FIRST_LOOK = LogitsQuery(first=True)
 K = TypeVar("K", bound=Hashable)
 
 
-class Text:
+class DraftSequence:
     """What it has of one text: ``seq`` holds ids from ``start`` on, ``n`` of which are the text's;
     what is behind them was drafted.
     """
@@ -65,8 +65,8 @@ class Drafter:
     ) -> None:
         self._clock, self._before = clock, BEFORE
         self.engine, self._n_vocab = engine, min(n_vocab, engine.config.n_vocab)
-        self._texts: dict[Hashable, Text] = {}
-        self._steps = Times()  # of texts that go on by one token
+        self._texts: dict[Hashable, DraftSequence] = {}
+        self._steps = StepTimes()  # of texts that go on by one token
         self._token_s = 0.0  # of what it reads
 
     def keep(self, owners: Collection[Hashable]) -> None:
@@ -104,7 +104,9 @@ class Drafter:
                 return
             if text is not None:
                 text.seq.close()
-            text = Text(self.engine.cache.sequence(), max(len(ids) - may, self._first(owner)))
+            text = DraftSequence(
+                self.engine.cache.sequence(), max(len(ids) - may, self._first(owner))
+            )
             self._texts[owner] = text
         step = max(int(STEP_S / self._token_s), LEAST) if self._token_s else LEAST
         at = text.start + text.n
@@ -148,18 +150,18 @@ class Drafter:
         """Where in a text it may begin to read."""
         return 0
 
-    def _read(self, owner: Hashable, text: Text, ids: Ids[int]) -> None:
+    def _read(self, owner: Hashable, text: DraftSequence, ids: Ids[int]) -> None:
         """Read what comes next in a text."""
-        self.engine.run([Part(text.seq, ids, 0)])
+        self.engine.run([BatchItem(text.seq, ids, 0)])
 
-    def _sample(self, owners: Ids[Hashable], parts: list[Part]) -> Rows:
+    def _sample(self, owners: Ids[Hashable], parts: list[BatchItem]) -> LogitsBatch:
         """What comes behind each of these texts' parts."""
         return self.engine.sample(parts)
 
-    def _part(self, owner: Hashable, ids: Ids[int], behind: list[int]) -> Part:
+    def _part(self, owner: Hashable, ids: Ids[int], behind: list[int]) -> BatchItem:
         text = self._texts[owner]
         text.seq.n_drafted = len(behind)  # nobody is to find a page with these
-        return Part(text.seq, behind[-1:] or ids[text.start + text.n :], 1, (FIRST_LOOK,))
+        return BatchItem(text.seq, behind[-1:] or ids[text.start + text.n :], 1, (FIRST_LOOK,))
 
     def _now(self) -> float:
         """Seconds, but for those that kernels were compiled in."""

@@ -15,21 +15,21 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.models.graphs.nextn import GIVEN, nextn_model
-from treadle.spec_decode.draft_model import Drafter, Text
+from treadle.spec_decode.draft_model import Drafter, DraftSequence
 
 if TYPE_CHECKING:
-    from treadle.engine.logits import Rows
-    from treadle.engine.prepared_plan import Ready
+    from treadle.engine.logits import LogitsBatch
+    from treadle.engine.prepared_plan import PreparedPlan
     from treadle.kvcache.cache import Sequence
 
 KEPT = 512  # states of a text that were not read yet
 AHEAD = "ahead"
 
 
-class States:
+class HiddenStates:
     """The model's states of a text's tokens from ``start`` on, f32 ``[n, n_embd]``, and which
     tokens these are.
     """
@@ -70,7 +70,7 @@ class NextnEngine(Engine):
 
     given: np.ndarray
 
-    def _walk(self, ready: Ready, times: Any = None, *, stoppable: bool = False) -> bool:
+    def _walk(self, ready: PreparedPlan, times: Any = None, *, stoppable: bool = False) -> bool:
         buffer, width = ready.plan.takes[GIVEN], self.config.n_embd
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, width : 2 * width] = self.given
@@ -86,24 +86,24 @@ class NextnDrafter(Drafter):
     def __init__(self, made: NextnEngine, engine: Engine, **given: Any) -> None:
         super().__init__(made, engine.config.n_vocab, **given)
         self._before = _share(made, engine)
-        self._states: WeakKeyDictionary[Sequence, States] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[Sequence, HiddenStates] = WeakKeyDictionary()
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states, of what it drafts
         self._model = engine
         engine.sampled, engine.watch, made.sampled, made.watch = AHEAD, self._seen, AHEAD, self._own
         self._rows = np.zeros((0, 0), np.float32)
 
-    def _seen(self, parts: Ids[Part], ready: Ready) -> None:
+    def _seen(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
         rows, row = self._states_of(ready), 0
         for seq, ids, *_ in parts:
             end = row + len(ids)
-            states = self._states.setdefault(seq, States())
+            states = self._states.setdefault(seq, HiddenStates())
             states.put(len(seq) - len(ids), ids, rows[row:end])
             row = end
 
-    def _own(self, parts: Ids[Part], ready: Ready) -> None:
+    def _own(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
         self._rows = self._states_of(ready).copy()
 
-    def _states_of(self, ready: Ready) -> np.ndarray:
+    def _states_of(self, ready: PreparedPlan) -> np.ndarray:
         buffer, n = ready.plan.outputs[AHEAD], ready.run["n_tokens"]
         return ready.rows(buffer, n, self.engine.config.n_embd)
 
@@ -156,11 +156,11 @@ class NextnDrafter(Drafter):
     def _first(self, owner: Any) -> int:
         return self._states[owner.seq].start
 
-    def _read(self, owner: Any, text: Text, ids: Ids[int]) -> None:
+    def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
         self.engine.given = self._between(owner, text.start + text.n, len(ids))
         super()._read(owner, text, ids)
 
-    def _sample(self, owners: Ids[Any], parts: list[Part]) -> Rows:
+    def _sample(self, owners: Ids[Any], parts: list[BatchItem]) -> LogitsBatch:
         given = []
         for owner, part in zip(owners, parts, strict=True):
             if owner in self._last:

@@ -4,8 +4,9 @@ A draft is run behind a text's last id, and each of its ids is compared with the
 sampler chooses there. So the text is that without drafts: what they save is steps.
 
 A guess costs next to nothing, and what the text then brings tells whether it was right, though it
-was never run. So a ``Track`` knows how good guesses are without a step being spent on it, and a
-step with drafts is made where the ids that will be right are worth more than it takes longer.
+was never run. So a ``AcceptanceTracker`` knows how good guesses are without a step being spent on
+it, and a step with drafts is made where the ids that will be right are worth more than it takes
+longer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OLD = 512  # steps after which what one has taken is not known any more
 KEPT = 5  # times of steps of a size, whose median counts: a pause of the system is none
 
 
-class Track:
+class AcceptanceTracker:
     """How often the guesses of one source were right, in one text."""
 
     def __init__(self) -> None:
@@ -64,12 +65,12 @@ def mixed(old: float | None, new: float) -> float:
     return new if old is None else old + NEW * (new - old)
 
 
-class Guess(NamedTuple):
+class Draft(NamedTuple):
     """Ids that may come next in a text, and the ``source`` that says so."""
 
     ids: list[int]
     source: str
-    track: Track
+    track: AcceptanceTracker
 
 
 class Lookup:
@@ -88,7 +89,7 @@ class Lookup:
         return [] if at is None else list(ids[at : at + most])
 
 
-class Times:
+class StepTimes:
     """What steps take, by their size: measured, or guessed from the nearest size that was."""
 
     def __init__(self) -> None:
@@ -118,20 +119,20 @@ class Times:
         return times[(len(times) - 1) // 2] * max(1 + GUESS * (n - near), GUESS)
 
 
-class Gate:
+class DraftController:
     """Whether drafts pay: by what they bring, as guesses were right lately, and what steps take, as
     measured. Where they lose none the less, that is at most LOSS of the time of the last steps.
     """
 
     def __init__(self) -> None:
-        self.times = Times()  # by tokens of a step
+        self.times = StepTimes()  # by tokens of a step
         self._total = self._lost = 0.0  # seconds of the last steps
         self._odds: dict[str, float] = {}  # by source, over all texts
 
     # -- how good guesses are -------------------------------------------------------------------
 
     def settled(self, source: str, share: float | None) -> None:
-        """What ``Track.settle`` has said."""
+        """What ``AcceptanceTracker.settle`` has said."""
         if share is not None:
             self._odds[source] = mixed(self._odds.get(source), share)
 
@@ -139,18 +140,18 @@ class Gate:
         """Whether guesses of a source were ever compared with a text."""
         return source in self._odds
 
-    def right(self, guess: Guess) -> float:
+    def right(self, guess: Draft) -> float:
         """How many ids of a guess will be right, on average."""
         return self.promise(guess.source, guess.track, len(guess.ids))
 
-    def promise(self, source: str, track: Track, n: int) -> float:
+    def promise(self, source: str, track: AcceptanceTracker, n: int) -> float:
         """How many of the next ``n`` ids that a source says will be right, on average."""
         p = self._odds.get(source, 0.5) if track.odds is None else track.odds
         return sum(p**i for i in range(1, n + 1))
 
     # -- what they cost -------------------------------------------------------------------------
 
-    def choose(self, n: int, guesses: Ids[Guess], most: int) -> int:
+    def choose(self, n: int, guesses: Ids[Draft], most: int) -> int:
         """How many of ``guesses``, the best first, are to be checked in a step of ``n`` texts, of
         ``most`` tokens at most.
         """

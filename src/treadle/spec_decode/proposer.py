@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, TreadleError
-from treadle.spec_decode.ngram import Gate
+from treadle.spec_decode.ngram import DraftController
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
@@ -28,7 +28,7 @@ class Drafting:
     """
 
     def __init__(self, max_tokens: int, clock: Callable[[], float]) -> None:
-        self.gate, self._most, self._clock = Gate(), max_tokens, clock
+        self.gate, self._most, self._clock = DraftController(), max_tokens, clock
         self.drafter: Drafter | None = None
         self._opened: Drafter | None = None  # kept where it has failed
         self.cost = 0.0

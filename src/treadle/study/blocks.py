@@ -16,7 +16,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i16, i32, u8, u32
-from treadle.study.spec import F32_ROUND, Case, Study, sum_of_bytes, unwritten
+from treadle.study.spec import F32_ROUND, Study, StudyCase, sum_of_bytes, unwritten
 
 # Activations of blocks of 256: one scale, codes, and the sums of every 16 of these.
 Q8_K = np.dtype([("d", "<f4"), ("qs", "i1", (256,)), ("bsums", "<i2", (16,))])
@@ -73,7 +73,7 @@ class BlockDot(Study):
         """Activations f32 ``[n]`` in their blocks."""
         raise NotImplementedError
 
-    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> Case:
+    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Sums of a block are exact; errors: some roundings for each block that is added."""
         fmt = by_name(self.fmt)
         w = fmt.quantize_rows(rng.standard_normal(size).astype(np.float32))
@@ -85,7 +85,7 @@ class BlockDot(Study):
         bound = (len(acts) + 6) * F32_ROUND * size_of.sum()
         arrays = {"x": w, "y": acts.view(np.uint8), "out": unwritten(1)}
         expected = {"out": exact.sum()[None]}
-        return Case(arrays, len(acts), expected, {"out": np.array([bound])})
+        return StudyCase(arrays, len(acts), expected, {"out": np.array([bound])})
 
     def parts(self, k: Builder, at: Val, offset: int, n: int) -> list[Val]:
         """``n`` signed bytes, ``lanes`` at a time."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from treadle.jit.kernel import load_kernels
 from treadle.machine.topology import cache_bytes
-from treadle.study.spec import Arrays, Case, Study
-from treadle.study.sweep import Found, Kernel, mark_best, numbers, problem
+from treadle.study.spec import Arrays, Study, StudyCase
+from treadle.study.sweep import Kernel, SweepResult, mark_best, numbers, problem
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -36,7 +36,7 @@ def measure(
     *,
     cold_bytes: int = 0,
     clock: Clock = time.perf_counter,
-) -> list[Found]:
+) -> list[SweepResult]:
     """Every setting of a kernel: checked, then the least of ``repeat`` samples, hot and cold."""
     low, high = COLD_BYTES
     n_bytes = cold_bytes or min(high, max(low, 4 * cache_bytes()))
@@ -44,7 +44,7 @@ def measure(
     for spec in kernel.specs:
         run = CALL(load_kernels([spec], isa)[spec.name])
         case = spec.case(isa, kernel.size, np.random.default_rng(0))
-        made = Found(kernel.name, spec, kernel.size, spec.products(isa, kernel.size))
+        made = SweepResult(kernel.name, spec, kernel.size, spec.products(isa, kernel.size))
         after = {name: array.copy() for name, array in case.arrays.items()}
         _call(run, spec, case, after, 1, hot=True)()
         made.wrong[isa.vector_bits] = problem(case, after)
@@ -56,7 +56,7 @@ def measure(
 
 
 def _call(
-    run: Callable[..., None], spec: Study, case: Case, arrays: Arrays, items: int, *, hot: bool
+    run: Callable[..., None], spec: Study, case: StudyCase, arrays: Arrays, items: int, *, hot: bool
 ) -> Callable[[], None]:
     """``items`` repetitions: of the same memory, or each on the next copy of it."""
     given: dict[str, int] = numbers(case)
@@ -81,7 +81,9 @@ def _least_s(call: Callable[[], None], repeat: int, clock: Clock) -> float:
     return min(times)
 
 
-def _hot(run: Callable[..., None], spec: Study, case: Case, repeat: int, clock: Clock) -> float:
+def _hot(
+    run: Callable[..., None], spec: Study, case: StudyCase, repeat: int, clock: Clock
+) -> float:
     """Nanoseconds of one repetition on memory that stays in the first-level cache."""
     arrays = {name: array.copy() for name, array in case.arrays.items()}
     items = 1
@@ -92,7 +94,7 @@ def _hot(run: Callable[..., None], spec: Study, case: Case, repeat: int, clock: 
 
 
 def _cold(
-    run: Callable[..., None], spec: Study, case: Case, repeat: int, n_bytes: int, clock: Clock
+    run: Callable[..., None], spec: Study, case: StudyCase, repeat: int, n_bytes: int, clock: Clock
 ) -> float:
     """Nanoseconds of one repetition on memory that no cache holds: the copies are walked in turn,
     so what hardware prefetches is as in a model's layers.

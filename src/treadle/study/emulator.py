@@ -43,7 +43,7 @@ class EmulatorError(TreadleError):
 
 
 @dataclass(frozen=True)
-class Ran:
+class EmulatorRun:
     """Buffers by name as the kernel left them; instructions that it executed, if counted."""
 
     arrays: dict[str, np.ndarray]
@@ -67,7 +67,7 @@ class Emulator:
         *,
         items: int = 1,
         count: bool = False,
-    ) -> Ran:
+    ) -> EmulatorRun:
         """Run items 0 to ``items``. Raises EmulatorError."""
         layout, size = _layout(arrays)
         image = np.full(size, CANARY, np.uint8)
@@ -98,7 +98,7 @@ class Emulator:
             .reshape(arrays[name].shape)
             for name, at in layout.items()
         }
-        return Ran(found, counted)
+        return EmulatorRun(found, counted)
 
     def _start(self, options: list[str], program: Path, given: bytes) -> bytes:
         command = [self.path, "-cpu", self.cpu, *self.options, *options, str(program)]

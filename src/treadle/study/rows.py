@@ -13,7 +13,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32
-from treadle.study.spec import F16_ROUND, F32_ROUND, Case, Study, halves, unwritten
+from treadle.study.spec import F16_ROUND, F32_ROUND, Study, StudyCase, halves, unwritten
 
 FACTOR = 0.40625  # of mad and scale: exact in f16
 
@@ -68,14 +68,14 @@ class VecDotF16(RowStudy):
             whole = whole + total.v
         k.store(out, k.sum(whole), align=4)
 
-    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> Case:
+    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: one rounding for each addition to a lane, and those of the final sum."""
         x, y = halves(size, rng), halves(size, rng)
         exact = x.astype(np.float64) * y.astype(np.float64)
         roundings = self.rounds(isa, size) + self.unroll + 12
         bound = roundings * F32_ROUND * np.abs(exact).sum()
         arrays = {"x": x, "y": y, "out": unwritten(1)}
-        return Case(arrays, size, {"out": exact.sum()[None]}, {"out": np.array([bound])})
+        return StudyCase(arrays, size, {"out": exact.sum()[None]}, {"out": np.array([bound])})
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,18 @@ class Mad(RowStudy):
                 if self.barrier:
                     k.fence()
 
-    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> Case:
+    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: of the product and of the sum, where these are not one rounding."""
         x, out = halves(size, rng), halves(size, rng)
         part = FACTOR * x.astype(np.float64)
         exact = part + out.astype(np.float64)
         bound = F16_ROUND * (np.abs(part) + np.abs(exact)) * 1.01 + 2.0**-24
         arrays = {"x": x, "y": x[:1].copy(), "out": out}
-        return Case(arrays, size, {"out": exact}, {"out": bound})
+        return StudyCase(arrays, size, {"out": exact}, {"out": bound})
 
 
 @dataclass(frozen=True)
-class Scale(RowStudy):
+class ScaleRow(RowStudy):
     """``out[i] *= FACTOR`` in f16: out f16 ``[n]``."""
 
     op: ClassVar[str] = "scale_f16"
@@ -125,10 +125,10 @@ class Scale(RowStudy):
                 if self.barrier:
                     k.fence()
 
-    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> Case:
+    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: one rounding."""
         out = halves(size, rng)
         exact = FACTOR * out.astype(np.float64)
         arrays = {"x": out[:1].copy(), "y": out[:1].copy(), "out": out}
         bound = F16_ROUND * np.abs(exact) + 2.0**-24
-        return Case(arrays, size, {"out": exact}, {"out": bound})
+        return StudyCase(arrays, size, {"out": exact}, {"out": bound})

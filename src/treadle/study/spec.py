@@ -17,7 +17,7 @@ F32_ROUND = 2.0**-24
 Arrays = dict[str, np.ndarray]
 
 
-class Case(NamedTuple):
+class StudyCase(NamedTuple):
     """One call: buffers by name (those that are written start as NaN), ``n`` rounds' worth of work,
     and what must come out, f64, with the largest error that rounding allows.
     """
@@ -48,7 +48,7 @@ class Study(Spec):
         """Emit one repetition."""
         raise NotImplementedError
 
-    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> Case:
+    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Random inputs of ``size`` values along K, and their results."""
         raise NotImplementedError
 

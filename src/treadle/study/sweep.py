@@ -16,8 +16,8 @@ from treadle.jit.kernel import trace
 from treadle.study import assembly
 from treadle.study.blocks import DotQ4_0, DotQ4_K, DotQ8_0
 from treadle.study.emulator import Emulator, EmulatorError
-from treadle.study.rows import Mad, Scale, VecDotF16
-from treadle.study.spec import Case, Study
+from treadle.study.rows import Mad, ScaleRow, VecDotF16
+from treadle.study.spec import Study, StudyCase
 from treadle.study.tiles import AttentionProduct, TileAlongK, TileOfRows
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ SHAPES = [(m, u) for m, u in product((1, 2, 4, 8), (1, 2, 4, 8)) if m * u <= 8]
 KERNELS = (
     Kernel("vec_dot_f16", _barriers(VecDotF16, [shape for shape in SHAPES if shape[0] < 8])),
     Kernel("mad_f16", _barriers(Mad, SHAPES)),
-    Kernel("scale_f16", _barriers(Scale, SHAPES)),
+    Kernel("scale_f16", _barriers(ScaleRow, SHAPES)),
     Kernel("dot_q8_0", _barriers(DotQ8_0, list(product((8, 16, 32), (1, 2, 4))))),
     Kernel("dot_q4_0", _barriers(DotQ4_0, list(product((8, 16), (1, 2, 4))))),
     Kernel("dot_q4_k", _barriers(DotQ4_K, list(product((8, 16, 32), (1, 2))))),
@@ -80,7 +80,7 @@ def emulated_cpu(vlen: int) -> str:
 
 
 @dataclass
-class Found:
+class SweepResult:
     """One setting. ``wrong``: by VLEN, what is wrong there, or None; counts, spills and cycles are
     of the VLEN that was asked for.
     """
@@ -111,7 +111,7 @@ class Found:
         return next((c for c in costs if c is not None), 0) / self.products
 
 
-def problem(case: Case, after: dict[str, np.ndarray]) -> str | None:
+def problem(case: StudyCase, after: dict[str, np.ndarray]) -> str | None:
     """What is wrong with the buffers that a kernel left, its worst element; None: nothing."""
     for name, expected in case.expected.items():
         error = np.abs(after[name].astype(np.float64) - expected)
@@ -124,20 +124,20 @@ def problem(case: Case, after: dict[str, np.ndarray]) -> str | None:
     return None
 
 
-def numbers(case: Case) -> dict[str, int]:
+def numbers(case: StudyCase) -> dict[str, int]:
     """Arguments that are no buffers, for the same memory in every repetition."""
     return {"n": case.n, "x_step": 0, "y_step": 0, "out_step": 0}
 
 
 def emulate(
     kernel: Kernel, vlen: int, lengths: tuple[int, ...], qemu: str, mca: str | None
-) -> Iterator[Found]:
+) -> Iterator[SweepResult]:
     """Every setting of a kernel: right at ``lengths``, counted at ``vlen``; without ``mca``, the
     path of llvm-mca, there are no cycles.
     """
     for spec in kernel.specs:
         isa = rv64gcv(vlen)
-        found = Found(kernel.name, spec, kernel.size, spec.products(isa, kernel.size))
+        found = SweepResult(kernel.name, spec, kernel.size, spec.products(isa, kernel.size))
         for length in dict.fromkeys((vlen, *lengths)):
             found.wrong[length], counted = _run(spec, kernel.size, length, qemu, length == vlen)
             found.instructions = found.instructions if counted is None else counted
@@ -164,7 +164,7 @@ def _run(
     return problem(case, ran.arrays), ran.instructions
 
 
-def mark_best(found: list[Found]) -> None:
+def mark_best(found: list[SweepResult]) -> None:
     """The least cost of what is right, of one kernel."""
     right = [f for f in found if f.is_right]
     if right:

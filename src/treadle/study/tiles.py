@@ -14,11 +14,11 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f16, f32
-from treadle.study.spec import F32_ROUND, Case, Study, halves, unwritten
+from treadle.study.spec import F32_ROUND, Study, StudyCase, halves, unwritten
 
 
 @dataclass(frozen=True)
-class Tile(Study):
+class StudyTile(Study):
     """``rm`` by ``rn`` sums, vectors of ``lmul`` registers in f32."""
 
     lanes_are: ClassVar[str]  # what a vector's lanes are: values of K, or rows
@@ -45,7 +45,7 @@ class Tile(Study):
 
 
 @dataclass(frozen=True)
-class TileAlongK(Tile):
+class TileAlongK(StudyTile):
     """``out[i, j] = sum over K of x[i] * y[j]``: x f16 ``[rm, n]``, y f16 ``[rn, n]``."""
 
     op: ClassVar[str] = "sgemm_along_k"
@@ -78,18 +78,18 @@ class TileAlongK(Tile):
         """Of all results."""
         return self.rm * self.rn * size
 
-    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> Case:
+    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: a rounding for each addition to a lane, and those of the final sum."""
         x, y = halves((self.rm, size), rng), halves((self.rn, size), rng)
         exact = x.astype(np.float64) @ y.astype(np.float64).T
         sizes = np.abs(x).astype(np.float64) @ np.abs(y).astype(np.float64).T
         bound = (self.rounds(isa, size) + 12) * F32_ROUND * sizes
         arrays = {"x": x, "y": y, "out": unwritten(self.rm, self.rn)}
-        return Case(arrays, size, {"out": exact}, {"out": bound})
+        return StudyCase(arrays, size, {"out": exact}, {"out": bound})
 
 
 @dataclass(frozen=True)
-class TileOfRows(Tile):
+class TileOfRows(StudyTile):
     """``out[j, i] = sum over K of x[k, i] * y[k, j]``: x f16 ``[n, rm vectors]``, a packed panel; y
     f32 ``[n, rn]``, packed tokens.
     """
@@ -130,7 +130,7 @@ class TileOfRows(Tile):
         """Of all results."""
         return self.rm * self.lanes(isa) * self.rn * size
 
-    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> Case:
+    def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: a rounding for each addition."""
         x = halves((size, self.rm * self.lanes(isa)), rng)
         y = self.tokens(size, rng)
@@ -139,7 +139,7 @@ class TileOfRows(Tile):
         sizes = np.abs(left) @ np.abs(x).astype(np.float64)
         bound = (size + 2) * F32_ROUND * sizes
         arrays = {"x": x, "y": y, "out": unwritten(*exact.shape)}
-        return Case(arrays, size, {"out": exact}, {"out": bound})
+        return StudyCase(arrays, size, {"out": exact}, {"out": bound})
 
     def tokens(self, size: int, rng: np.random.Generator) -> np.ndarray:
         """Random tokens, as ``token`` finds them."""

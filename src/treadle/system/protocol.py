@@ -151,8 +151,8 @@ class System(Protocol):
         """
 
     def sigbus(self) -> dict[str, int] | None:
-        """How the C library has signals (``Layout`` of ``devices/cpu/mapping_faults.py``); None
-        where none is sent for a mapped file's missing page, or its form is unknown.
+        """How the C library has signals (``SignalLayout`` of ``devices/cpu/mapping_faults.py``);
+        None where none is sent for a mapped file's missing page, or its form is unknown.
         """
 
     def wait_for_end(self) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 
-class Specials:
+class SpecialTokenSplitter:
     """Cuts text at every occurrence of some pieces, leftmost first and the longest of those.
 
     Thousands of pieces (Gemma has over 6,000) make one slow regular expression, so that one

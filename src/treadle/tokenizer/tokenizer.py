@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.errors import UnsupportedError
-from treadle.tokenizer.special_tokens import Specials
+from treadle.tokenizer.special_tokens import SpecialTokenSplitter
 from treadle.tokenizer.vocab import BEFORE, TokenType, Vocab
 
 if TYPE_CHECKING:
@@ -179,11 +179,11 @@ class Tokenizer(abc.ABC):
         return [*first, *ids, *last]
 
     @cached_property
-    def _specials(self) -> dict[bool, Specials]:
+    def _specials(self) -> dict[bool, SpecialTokenSplitter]:
         """What to cut out of text, by whether control tokens are parsed."""
         always = self._spellings(TokenType.USER_DEFINED)
         parsed = always | self._spellings(TokenType.CONTROL, TokenType.UNKNOWN)
-        return {False: Specials(always), True: Specials(parsed)}
+        return {False: SpecialTokenSplitter(always), True: SpecialTokenSplitter(parsed)}
 
     def _spellings(self, *types: TokenType) -> dict[str, int]:
         """The texts of such tokens; those with U+2581 stand for a space that belongs to the text

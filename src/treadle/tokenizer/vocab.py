@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from treadle.errors import UnsupportedError
 from treadle.files.gguf_array import GGUFArray, ValueType
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -84,7 +84,7 @@ NONE = ("no_vocab", "none")  # tokenizer.ggml.model of files that have no vocabu
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
-class Vocab(Keys):
+class Vocab(MetadataReader):
     """What ``tokenizer.ggml.*`` of a file says, checked; ids are positions in its arrays.
 
     ``types`` int32 [n] (TokenType), ``scores`` float32 [n] or None, ``n`` pieces; ``specials``

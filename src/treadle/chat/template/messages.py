@@ -21,7 +21,7 @@ _TRIED = ("user", "assistant", "user")  # in ``form_of``
 _MARKS = ("treadleone", "treadletwo", "treadlethree")  # no template says these
 
 
-class Form(Enum):
+class ContentForm(Enum):
     """What a template takes for ``content``."""
 
     TEXT = "a text"
@@ -32,40 +32,41 @@ class Form(Enum):
     def shape(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message, its content in this form."""
         content = message.get("content")
-        if self is Form.PARTS and content is None:
+        if self is ContentForm.PARTS and content is None:
             return {**message, "content": []}
-        if self is Form.ONE_PART and (content is None or is_parts(content)):
+        if self is ContentForm.ONE_PART and (content is None or is_parts(content)):
             content = joined(content)
-        if self in (Form.PARTS, Form.ONE_PART) and isinstance(content, str):
+        if self in (ContentForm.PARTS, ContentForm.ONE_PART) and isinstance(content, str):
             return {**message, "content": [_part(content)]}
         # A template that reads both may still read no more than a system message's first part.
-        kept = self is Form.PARTS or (self is Form.BOTH and message["role"] in _TRIED)
+        kept = self is ContentForm.PARTS or (self is ContentForm.BOTH and message["role"] in _TRIED)
         if is_parts(content) and not kept:
             return {**message, "content": joined(content)}
         return message
 
 
-def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -> Form:
+def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -> ContentForm:
     """Find out what a template takes, by a conversation in both forms.
 
     ``render`` makes its text, None where the template fails. One that has no word of parts is
     not tried.
     """
     if not re.search(r"\btext\b", source):
-        return Form.TEXT
+        return ContentForm.TEXT
     spoken = [{"role": r, "content": mark} for r, mark in zip(_TRIED, _MARKS, strict=True)]
     text, parts = (
-        render([form.shape(message) for message in spoken]) for form in (Form.TEXT, Form.PARTS)
+        render([form.shape(message) for message in spoken])
+        for form in (ContentForm.TEXT, ContentForm.PARTS)
     )
     if _all_said(text) and parts != text:
-        return Form.TEXT
+        return ContentForm.TEXT
     # A list that is printed as it is has its keys in it too.
     if not _all_said(parts) or "'type'" in str(parts):
-        return Form.TEXT
+        return ContentForm.TEXT
     second = [{**m, "content": [_part("-"), _part(m["content"])]} for m in spoken]
     if _all_said(render(second)):
-        return Form.BOTH if _all_said(text) else Form.PARTS
-    return Form.TEXT if _all_said(text) else Form.ONE_PART
+        return ContentForm.BOTH if _all_said(text) else ContentForm.PARTS
+    return ContentForm.TEXT if _all_said(text) else ContentForm.ONE_PART
 
 
 def _all_said(text: str | None) -> bool:

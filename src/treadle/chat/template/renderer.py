@@ -58,8 +58,8 @@ class Renderer:
 
     def _reset(self) -> None:
         self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
-        self._idle: list[_Process] = []
-        self._processes: set[_Process] = set()
+        self._idle: list[_RenderProcess] = []
+        self._processes: set[_RenderProcess] = set()
 
     def prepare(self, source: str) -> None:
         """Start a process and have it compile a template, without waiting for either."""
@@ -117,12 +117,12 @@ class Renderer:
             process.forget()
         self._reset()
 
-    def _start(self) -> _Process:
-        process = _Process()
+    def _start(self) -> _RenderProcess:
+        process = _RenderProcess()
         self._processes.add(process)
         return process
 
-    def _end(self, process: _Process) -> None:
+    def _end(self, process: _RenderProcess) -> None:
         self._processes.discard(process)
         process.end()
 
@@ -131,7 +131,7 @@ class _GoneError(Exception):
     """The process ended before it came to this request."""
 
 
-class _Process:
+class _RenderProcess:
     """One process, seen from here: requests in, replies out, one at a time."""
 
     def __init__(self) -> None:

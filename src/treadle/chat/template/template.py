@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.template.builtin_templates import BUILT_INS, BuiltIn
-from treadle.chat.template.messages import Form, Message, form_of, plain, read_messages
+from treadle.chat.template.messages import ContentForm, Message, form_of, plain, read_messages
 from treadle.chat.template.variables import AUTO, is_off, reasoning_default, with_reasoning
 from treadle.errors import TemplateError
 from treadle.tokenizer.vocab import TokenType, Vocab
@@ -66,7 +66,7 @@ class ChatTemplate:
         self.origin = origin
         self.specials = dict(specials or {})
         self.defaults, self.reasoning = dict(defaults or {}), reasoning
-        self._forms: dict[str, Form] = {}
+        self._forms: dict[str, ContentForm] = {}
 
     def __repr__(self) -> str:
         kind = f"built-in {self.builtin}" if self.builtin else f"from {self.origin}"
@@ -167,7 +167,7 @@ class ChatTemplate:
         maybe = [names for names in _OTHER_NAMES if all(name in self.source for name in names)]
         return [names for names in maybe if self.variables().issuperset(names)]
 
-    def _form(self, source: str, variables: dict[str, Any]) -> Form:
+    def _form(self, source: str, variables: dict[str, Any]) -> ContentForm:
         """What a template takes for content, found out once."""
 
         def render(messages: list[dict[str, Any]]) -> str | None:

@@ -16,21 +16,21 @@ the command line read answers by it.
 Calls end where their JSON ends, whatever a string in it says.
 """
 
-from treadle.chat.tools.detect import Manner, find_manner, find_thought, manner_of
-from treadle.chat.tools.formats import ROWS, Row, Thought
-from treadle.chat.tools.output import Said, Told, ToolCall
-from treadle.chat.tools.stream_parser import Scanner, Speech
+from treadle.chat.tools.detect import TemplateDialect, find_manner, find_thought, manner_of
+from treadle.chat.tools.formats import ROWS, Thought, ToolCallFormat
+from treadle.chat.tools.output import OutputPiece, ParsedOutput, ToolCall
+from treadle.chat.tools.stream_parser import AnswerMarks, StreamParser
 
 __all__ = [
     "ROWS",
-    "Manner",
-    "Row",
-    "Said",
-    "Scanner",
-    "Speech",
+    "AnswerMarks",
+    "OutputPiece",
+    "ParsedOutput",
+    "StreamParser",
+    "TemplateDialect",
     "Thought",
-    "Told",
     "ToolCall",
+    "ToolCallFormat",
     "find_manner",
     "find_thought",
     "manner_of",

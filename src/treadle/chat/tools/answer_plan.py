@@ -14,23 +14,23 @@ from treadle.chat.tools.call_grammar import (
     whole_answer,
     whole_json,
 )
-from treadle.chat.tools.constrained_decoding import Guide, Plan, Trigger
-from treadle.chat.tools.detect import Manner
-from treadle.chat.tools.formats import Row, core_of
-from treadle.chat.tools.stop_filter import Heard
-from treadle.chat.tools.stream_parser import Speech
+from treadle.chat.tools.constrained_decoding import ConstrainedDecoder, ConstraintPlan, Trigger
+from treadle.chat.tools.detect import TemplateDialect
+from treadle.chat.tools.formats import ToolCallFormat, core_of
+from treadle.chat.tools.stop_filter import StopFilter
+from treadle.chat.tools.stream_parser import AnswerMarks
 from treadle.errors import GrammarError, of_setting
 from treadle.grammar.compiled_cache import Grammars
 from treadle.grammar.grammar import Grammar
 from treadle.grammar.json_schema import Schema, enforced_schema, kept_schema
-from treadle.scheduler.output import Answer
+from treadle.scheduler.output import RequestOutput
 from treadle.tokenizer.tokenizer import Tokenizer
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnswerOptions:
     """What is asked of an answer. ``tools``: schemas of arguments by name; those that are
     ``strict`` must be enforced whole, others as far as possible; one of ``forced`` must be called.
     ``schema`` (``lenient``: as far as possible), ``grammar`` (GBNF) and ``regex`` hold for an
@@ -50,28 +50,30 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Planned:
+class AnswerPlan:
     """What is found in an answer, what holds for it, and what of a schema does not."""
 
-    speech: Speech = field(default_factory=Speech)
-    plan: Plan | None = None
+    speech: AnswerMarks = field(default_factory=AnswerMarks)
+    plan: ConstraintPlan | None = None
     warnings: tuple[str, ...] = ()
     shown: frozenset[int] = frozenset()  # control tokens that the scanner reads
 
-    def guide(self) -> Guide | None:
+    def guide(self) -> ConstrainedDecoder | None:
         """For one text."""
         return None if self.plan is None else self.plan.guide()
 
-    def dress(self, answer: Answer) -> None:
+    def dress(self, answer: RequestOutput) -> None:
         """Have an answer spell what the scanner reads, and stop at no text within reasoning or
         calls: these end by their marks and their grammar.
         """
         answer.shown, speech = self.shown, self.speech
         if answer.stop and (speech.thought or speech.row or speech.channels):
-            answer.ear = Heard(speech, answer.stop)
+            answer.ear = StopFilter(speech, answer.stop)
 
 
-def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars) -> Planned:
+def plan_answer(
+    wanted: AnswerOptions, manner: TemplateDialect, prompt: str, grammars: Grammars
+) -> AnswerPlan:
     """Raises GrammarError where something must be enforced and cannot be."""
     with of_setting("tools"):
         tools, warnings = _enforceable(wanted, grammars)
@@ -97,7 +99,7 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
         else:
             lazy = _of_tools(calls_behind(row, tools, grammars.tokenizer), grammars)
     if bound or lazy or (manner.thought and wanted.budget is not None):
-        plan = Plan(
+        plan = ConstraintPlan(
             grammars.tokenizer,
             manner.thought,
             speech.opened,
@@ -114,11 +116,15 @@ def plan_answer(wanted: Wanted, manner: Manner, prompt: str, grammars: Grammars)
         )
     found = bound or lazy
     said = (*warnings, *(found.warnings if found is not None else ()))
-    return Planned(speech, plan, tuple(dict.fromkeys(said)), _shown(speech, grammars))
+    return AnswerPlan(speech, plan, tuple(dict.fromkeys(said)), _shown(speech, grammars))
 
 
 def _bound(
-    wanted: Wanted, manner: Manner, tools: Schemas, speech: Speech, grammars: Grammars
+    wanted: AnswerOptions,
+    manner: TemplateDialect,
+    tools: Schemas,
+    speech: AnswerMarks,
+    grammars: Grammars,
 ) -> Grammar | None:
     """What all of an answer must be."""
     row, tokenizer, schema = manner.row, grammars.tokenizer, wanted.schema
@@ -147,7 +153,7 @@ def _of_tools(source: str, grammars: Grammars) -> Grammar:
     return grammars.lark(source)
 
 
-def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]]:
+def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, list[str]]:
     """The tools, with any object for arguments where a schema that is not strict is broken."""
     made: dict[str, Mapping[str, Any]] = {}
     warnings = []
@@ -170,7 +176,9 @@ def _enforceable(wanted: Wanted, grammars: Grammars) -> tuple[Schemas, list[str]
     return made, warnings
 
 
-def _header(wanted: Wanted, manner: Manner, speech: Speech, grammars: Grammars) -> Grammar | None:
+def _header(
+    wanted: AnswerOptions, manner: TemplateDialect, speech: AnswerMarks, grammars: Grammars
+) -> Grammar | None:
     """What stands before an answer of the caller's own grammar that does not write it itself."""
     own, row, channels = wanted.grammar or wanted.regex, manner.row, manner.channels
     if own is None:
@@ -183,7 +191,7 @@ def _header(wanted: Wanted, manner: Manner, speech: Speech, grammars: Grammars) 
     return None
 
 
-def _may_open(wanted: Wanted, manner: Manner, grammars: Grammars) -> bool:
+def _may_open(wanted: AnswerOptions, manner: TemplateDialect, grammars: Grammars) -> bool:
     """Whether reasoning may come before what must hold: its mark is one token, or begins with one
     of its own, or an answer has messages anyway. Before a grammar of the caller's it must be one.
     """
@@ -195,7 +203,7 @@ def _may_open(wanted: Wanted, manner: Manner, grammars: Grammars) -> bool:
     return manner.channels is not None or grammars.tokenizer.is_special(ids[0])
 
 
-def _drafts(row: Row, tools: Schemas) -> list[str]:
+def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
     """What tells, behind a trigger, that a call is written."""
     if not tools:
         return []
@@ -205,7 +213,7 @@ def _drafts(row: Row, tools: Schemas) -> list[str]:
     return [*_heads(row, tools), *(f"{keyed}{name}{row.after}" for name in tools if keyed)]
 
 
-def _triggers(row: Row, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
+def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
     """The marks of a row's calls: a control token begins one, whatever follows it."""
     if row.by_header:
         return (Trigger("to=functions."),)
@@ -217,7 +225,7 @@ def _triggers(row: Row, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
     return (*made, *(Trigger(mark, read) for mark, read in row.shortened.items()))
 
 
-def _heads(row: Row, tools: Schemas) -> list[str]:
+def _heads(row: ToolCallFormat, tools: Schemas) -> list[str]:
     """What may follow a trigger, up to the arguments."""
     if row.by_header:
         return list(tools)
@@ -232,7 +240,7 @@ def _heads(row: Row, tools: Schemas) -> list[str]:
     return heads
 
 
-def _shown(speech: Speech, grammars: Grammars) -> frozenset[int]:
+def _shown(speech: AnswerMarks, grammars: Grammars) -> frozenset[int]:
     marks: tuple[str, ...] = ()
     if speech.thought is not None:
         marks += speech.thought.open, speech.thought.close

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from treadle.chat.tools.arguments import ValueEnd, constant_of, json_of, value_of
-from treadle.chat.tools.formats import QUOTE, Row, Tags
+from treadle.chat.tools.formats import QUOTE, Tags, ToolCallFormat
 from treadle.chat.tools.python_literals import Escape, dumped
 from treadle.chat.tools.schema_check import fulfils
-from treadle.chat.tools.schemas import Texts, by_name, choices, divided, odd_names
-from treadle.grammar.llguidance_limits import Parts
+from treadle.chat.tools.schemas import StringAlternatives, by_name, choices, divided, odd_names
+from treadle.grammar.llguidance_limits import ReferencedSchemas
 from treadle.scheduler.output import overlap
 
 
-class Reader:
+class ArgumentReader:
     """Reads the arguments of one call. ``done`` once they are whole."""
 
     done = False
@@ -26,7 +26,7 @@ class Reader:
         raise NotImplementedError
 
 
-class JsonReader(Reader):
+class JsonReader(ArgumentReader):
     """An object of JSON, passed on as it is. It ends where its first bracket is closed, or
     ``depth`` brackets that were read before.
     """
@@ -53,7 +53,7 @@ class JsonReader(Reader):
         return text, ""
 
 
-class TagReader(Reader):
+class TagReader(ArgumentReader):
     """Arguments between ``tags``. The schema says which values are texts. Others are JSON, or as
     Python writes them, or texts where they are neither; where a value may be a text too, it is one
     unless it is JSON of another type that the schema has.
@@ -62,7 +62,7 @@ class TagReader(Reader):
     _NULLS = ("null", "None")  # as templates print it, too
 
     def __init__(self, schema: Mapping[str, Any], tags: Tags) -> None:
-        self._schemas, self._tags, self._parts = by_name(schema), tags, Parts(schema)
+        self._schemas, self._tags, self._parts = by_name(schema), tags, ReferencedSchemas(schema)
         then = r"\s*".join(map(re.escape, tags.then.split("\n")))
         then = f"(?:{then}|{re.escape(tags.other)})" if tags.other else then
         self._open = re.compile(f"{re.escape(tags.open)}(.*?){then}", re.DOTALL)
@@ -130,7 +130,7 @@ class TagReader(Reader):
         self._key, self._begun, self._within, self._end = key, False, False, ValueEnd()
         texts, others = divided(self._schemas.get(key))
         if is_text and texts.schemas:
-            texts, others = Texts(texts.schemas), []
+            texts, others = StringAlternatives(texts.schemas), []
         self._text, self._nulls = not others, []
         self._others = others if texts.schemas else []
         if self._text and texts.null:
@@ -198,7 +198,7 @@ class TagReader(Reader):
         return quote + _escaped(said)
 
 
-class PythonReader(Reader):
+class PythonReader(ArgumentReader):
     """Arguments by name, as Python calls a function, up to the bracket that closes the call.
     ``names``: those that the call may have, which may be no names of Python's.
     """
@@ -347,7 +347,7 @@ class PythonReader(Reader):
         return ""
 
 
-class OwnReader(Reader):
+class OwnReader(ArgumentReader):
     """Gemma 4's: names without quotes, texts between marks of their own. ``names``: those that must
     be known to be read as they are.
     """
@@ -414,7 +414,7 @@ class OwnReader(Reader):
         return char, 1
 
 
-def reader_of(row: Row, schema: Mapping[str, Any]) -> Reader:
+def reader_of(row: ToolCallFormat, schema: Mapping[str, Any]) -> ArgumentReader:
     """What reads the arguments of a call, as a row writes them."""
     if row.tags is not None:
         return TagReader(schema, row.tags)

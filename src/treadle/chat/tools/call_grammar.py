@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treadle.chat.tools.formats import Channels, Row, Tags, core_of
-from treadle.chat.tools.gemma_values import Own
-from treadle.chat.tools.grammar_rules import ANY_TEXT, SOME_TEXT, Rules
+from treadle.chat.tools.formats import Channels, Tags, ToolCallFormat, core_of
+from treadle.chat.tools.gemma_values import GemmaValueGrammar
+from treadle.chat.tools.grammar_rules import ANY_TEXT, SOME_TEXT, GrammarRules
 from treadle.chat.tools.python_grammar import Pythonic
 from treadle.chat.tools.schemas import (
     is_never,
@@ -20,17 +20,19 @@ from treadle.chat.tools.schemas import (
 from treadle.chat.tools.tagged_grammar import Tagged
 from treadle.errors import GrammarError
 from treadle.grammar.json_schema import Schema, inline_schema, is_possible
-from treadle.grammar.llguidance_limits import Parts
+from treadle.grammar.llguidance_limits import ReferencedSchemas
 from treadle.tokenizer.tokenizer import Tokenizer
 
 MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
 
 
-def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer) -> str:
+def calls_behind(
+    row: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer
+) -> str:
     """What follows the core of the row's ``trigger``: where it wraps calls, all of them; else
     one.
     """
-    rules = Rules(tokenizer)
+    rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
         answer = f" | {_in_words(rules, row)}" if row.content else ""
@@ -48,7 +50,7 @@ def calls_behind(row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: To
 
 
 def whole_answer(
-    row: Row,
+    row: ToolCallFormat,
     tools: Mapping[str, Mapping[str, Any]],
     tokenizer: Tokenizer,
     *,
@@ -57,7 +59,7 @@ def whole_answer(
     schema: Schema | None = None,
 ) -> str:
     """An answer that is nothing but calls; with a ``schema``, either calls or JSON of it."""
-    rules = Rules(tokenizer)
+    rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
         own = _wrapped(rules, row, one, parallel=parallel)
@@ -75,12 +77,16 @@ def whole_answer(
 
 
 def recipients(
-    row: Row, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer, *, parallel: bool
+    row: ToolCallFormat,
+    tools: Mapping[str, Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    parallel: bool,
 ) -> str:
     """An answer behind a prompt that has begun a call, which may be one of no tool: then it is
     content, and calls may follow.
     """
-    rules = Rules(tokenizer)
+    rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     more = _more(rules, row, f"{rules.literal(row.open)} {one}") if parallel else ""
     content = rules.literal(row.content + row.after)
@@ -88,16 +94,18 @@ def recipients(
     return rules.source(f"{one} {more} | {content} {text} | {content} {until} {one} {more}")
 
 
-def whole_json(row: Row, schema: Schema, tokenizer: Tokenizer, *, begun: bool = False) -> str:
+def whole_json(
+    row: ToolCallFormat, schema: Schema, tokenizer: Tokenizer, *, begun: bool = False
+) -> str:
     """An answer that is JSON, for rows that write something before contents."""
-    rules = Rules(tokenizer)
+    rules = GrammarRules(tokenizer)
     answer = json_behind(rules, row, schema, begun=begun)
     if row.channels:
         answer = f"{next_message(rules, row.channels)} ({answer})"
     return rules.source(answer)
 
 
-def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
+def json_behind(rules: GrammarRules, row: ToolCallFormat, schema: Schema, *, begun: bool) -> str:
     """JSON, behind what says that it is no call."""
     head = ""
     if row.channels:
@@ -107,20 +115,20 @@ def json_behind(rules: Rules, row: Row, schema: Schema, *, begun: bool) -> str:
     return f"{head} {rules.add(inline_schema(schema, lenient=True))}"
 
 
-def final_header(row: Row, tokenizer: Tokenizer) -> str:
+def final_header(row: ToolCallFormat, tokenizer: Tokenizer) -> str:
     """What says that an answer for the user follows."""
-    rules = Rules(tokenizer)
+    rules = GrammarRules(tokenizer)
     if row.channels is None:
         return rules.source(rules.literal(row.content + row.after))
     return rules.source(f"{next_message(rules, row.channels)} {rules.literal(row.channels.final)}")
 
 
-def next_message(rules: Rules, channels: Channels) -> str:
+def next_message(rules: GrammarRules, channels: Channels) -> str:
     """What begins a message behind one of reasoning, which the guide reads."""
     return f"({rules.literal(channels.start)})?"
 
 
-def _behind_core(row: Row) -> str:
+def _behind_core(row: ToolCallFormat) -> str:
     """The rest of a row's trigger, behind its core."""
     core, bracket = core_of(row.trigger)
     if bracket:
@@ -128,23 +136,23 @@ def _behind_core(row: Row) -> str:
     return r"/[ \n]{1,2}/?" if core != row.trigger else ""
 
 
-def _wrapped(rules: Rules, row: Row, one: str, *, parallel: bool = True) -> str:
+def _wrapped(rules: GrammarRules, row: ToolCallFormat, one: str, *, parallel: bool = True) -> str:
     call = f"{rules.literal(row.open)} {one}"
     return f"{call} {_more(rules, row, call) if parallel else ''} {rules.literal(row.wrap[1])}"
 
 
-def _in_words(rules: Rules, row: Row) -> str:
+def _in_words(rules: GrammarRules, row: ToolCallFormat) -> str:
     """A call of no tool, and behind it the answer: else there would be none at all."""
     call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
     return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"
 
 
-def _more(rules: Rules, row: Row, call: str) -> str:
+def _more(rules: GrammarRules, row: ToolCallFormat, call: str) -> str:
     """Calls behind the first."""
     return f"({rules.literal(row.between)} {call}){{0,{MAX_MORE}}}"
 
 
-def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
+def _one(rules: GrammarRules, row: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]]) -> str:
     """A call of one of the tools, behind ``open``."""
     calls = []
     for name, schema in tools.items():
@@ -166,14 +174,16 @@ def _one(rules: Rules, row: Row, tools: Mapping[str, Mapping[str, Any]]) -> str:
     return rules.add(" | ".join(calls))
 
 
-def _arguments_of(name: str, rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
+def _arguments_of(
+    name: str, rules: GrammarRules, row: ToolCallFormat, schema: Mapping[str, Any]
+) -> str:
     try:
         return _arguments(rules, row, schema)
     except GrammarError as error:
         raise GrammarError(f"tool {name!r:.80}: {error}") from None
 
 
-def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
+def _arguments(rules: GrammarRules, row: ToolCallFormat, schema: Mapping[str, Any]) -> str:
     if row.tags is not None:
         return _tags(rules, row.tags, schema)
     if row.style == "python":
@@ -181,15 +191,15 @@ def _arguments(rules: Rules, row: Row, schema: Mapping[str, Any]) -> str:
     if row.style == "own":
         whole = {"type": "object", "additionalProperties": False, **schema}
         try:
-            return Own(rules, Parts(schema)).value(whole)
+            return GemmaValueGrammar(rules, ReferencedSchemas(schema)).value(whole)
         except RecursionError:
             raise GrammarError("its schema is too deeply nested") from None
     return rules.add(inline_schema({"type": "object", **schema}, lenient=True))
 
 
-def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
+def _tags(rules: GrammarRules, tags: Tags, schema: Mapping[str, Any]) -> str:
     """Parameters in any order, of one of the schema's alternatives."""
-    literals = Pythonic(rules, Parts(schema))
+    literals = Pythonic(rules, ReferencedSchemas(schema))
     several, values = [], Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
     for way in ways(schema):
         made = []
@@ -200,9 +210,9 @@ def _tags(rules: Rules, tags: Tags, schema: Mapping[str, Any]) -> str:
     return f"({' | '.join(several)})"
 
 
-def _python(rules: Rules, schema: Mapping[str, Any]) -> str:
+def _python(rules: GrammarRules, schema: Mapping[str, Any]) -> str:
     """The same as Python calls a function."""
-    several, values = [], Pythonic(rules, Parts(schema))
+    several, values = [], Pythonic(rules, ReferencedSchemas(schema))
     for way in ways(schema):
         made = []
         for key, value, needed in _parameters(schema, way):
@@ -212,7 +222,9 @@ def _python(rules: Rules, schema: Mapping[str, Any]) -> str:
     return f"({' | '.join(several)})"
 
 
-def _literals(rules: Rules, literals: Pythonic, value: Any, schema: Mapping[str, Any]) -> str:
+def _literals(
+    rules: GrammarRules, literals: Pythonic, value: Any, schema: Mapping[str, Any]
+) -> str:
     """A parameter's value as JSON, or as Python writes it."""
     return " | ".join([_value(rules, value, schema), *filter(None, [literals.value(value)])])
 
@@ -231,7 +243,7 @@ def _parameters(
             raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
 
 
-def _value(rules: Rules, value: Any, schema: Mapping[str, Any]) -> str:
+def _value(rules: GrammarRules, value: Any, schema: Mapping[str, Any]) -> str:
     """JSON of a parameter's schema, whose references lead into the schema as a whole."""
     return rules.add(inline_schema(_alone(value, schema), lenient=True))
 

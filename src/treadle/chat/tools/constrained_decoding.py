@@ -54,7 +54,7 @@ class Trigger:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConstraintPlan:
     """What holds for an answer; a ``guide`` of it for each text.
 
     ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
@@ -79,9 +79,9 @@ class Plan:
     trigger: str = ""
     once: bool = False
 
-    def guide(self) -> Guide:
+    def guide(self) -> ConstrainedDecoder:
         """At the beginning of a text."""
-        return Guide(self)
+        return ConstrainedDecoder(self)
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -184,10 +184,10 @@ class Plan:
         return np.packbits(allowed, bitorder="little").tobytes()
 
 
-class Guide:
-    """The place of one text in its plan; a ``Constraint`` of the sampler."""
+class ConstrainedDecoder:
+    """The place of one text in its plan; a ``TokenConstraint`` of the sampler."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConstraintPlan) -> None:
         self._plan = plan
         self._text = b""  # what may be the beginning of a mark, and what stands before it
         self._said = b""  # the end of what was said since reasoning or a call

@@ -15,17 +15,17 @@ from weakref import WeakKeyDictionary
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import free_lock
 from treadle.chat.template.messages import REASONING
-from treadle.chat.tools.formats import GENERIC, ROWS, THOUGHTS, Channels, Row, Thought
-from treadle.chat.tools.history import Beside, text_before_calls, with_thought_parts
-from treadle.chat.tools.output import Told
-from treadle.chat.tools.stream_parser import Speech
+from treadle.chat.tools.formats import GENERIC, ROWS, THOUGHTS, Channels, Thought, ToolCallFormat
+from treadle.chat.tools.history import CallContentStyle, text_before_calls, with_thought_parts
+from treadle.chat.tools.output import ParsedOutput
+from treadle.chat.tools.stream_parser import AnswerMarks
 from treadle.errors import TemplateError, UnsupportedError
 
 if TYPE_CHECKING:
     from treadle.chat.template.template import ChatTemplate
 
 _LOCK = free_lock()
-_MANNERS: WeakKeyDictionary[ChatTemplate, Manner] = WeakKeyDictionary()
+_MANNERS: WeakKeyDictionary[ChatTemplate, TemplateDialect] = WeakKeyDictionary()
 MAX_TRIED = 64  # places in a template's text where a call may begin
 _NAME, _WORD, _SYSTEM = "treadle_try", "treadle_word", "treadle says so"
 _ARGUMENTS = {_WORD: "}</tool_call>{", "n": 3}
@@ -64,7 +64,7 @@ _GAPS = ("", "Done.")  # some raise on an assistant's message without text
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """How a message that calls is tried: its arguments as text, no content, ids of calls."""
 
     as_text: bool = False
@@ -73,18 +73,20 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Manner:
+class TemplateDialect:
     """What a chat template has, and how it wants messages that call."""
 
     thought: Thought | None = None  # the marks around reasoning
     channels: Channels | None = None  # answers are messages with headers
     shows_tools: bool = False  # it tells the model which tools there are
-    row: Row = GENERIC  # how calls are written
+    row: ToolCallFormat = GENERIC  # how calls are written
     writes_calls: bool = False  # it renders calls; else they are put into contents
     has_results: bool = False  # it renders what tools give, though not the calls
     arguments_as_text: bool = False
     content_is_none: bool = False  # of a message that calls
-    beside: Beside = Beside()  # what it writes of words and reasoning in a message that calls
+    beside: CallContentStyle = (
+        CallContentStyle()
+    )  # what it writes of words and reasoning in a message that calls
     one_call: bool = False  # a message has one at most
     has_system: bool = True
     system_raises: bool = False  # a system's message; else it may be left out
@@ -99,15 +101,15 @@ class Manner:
     full_schemas: bool = False  # it raises where they lack what most have
     within: bool = False  # the prompt ends within reasoning that it has begun
 
-    def begun(self) -> Manner:
+    def begun(self) -> TemplateDialect:
         """Of an answer whose content the prompt has begun: neither reasoning nor a header comes."""
         row = GENERIC if self.channels else self.row
         return replace(self, thought=None, channels=None, row=row)
 
-    def speech(self, prompt: str, **more: Any) -> Speech:
+    def speech(self, prompt: str, **more: Any) -> AnswerMarks:
         """What may be found in an answer to ``prompt``."""
         thought, row = self.thought, self.row if more.get("tools") or self.row.content else None
-        return Speech(
+        return AnswerMarks(
             thought=thought,
             opened=thought is not None
             and (self.within or prompt.rstrip().endswith(thought.open.rstrip())),
@@ -119,7 +121,7 @@ class Manner:
         )
 
 
-def manner_of(template: ChatTemplate) -> Manner:
+def manner_of(template: ChatTemplate) -> TemplateDialect:
     """What a template has, found out once."""
     with _LOCK:
         found = _MANNERS.get(template)
@@ -128,7 +130,7 @@ def manner_of(template: ChatTemplate) -> Manner:
         return found
 
 
-def find_manner(template: ChatTemplate) -> Manner:
+def find_manner(template: ChatTemplate) -> TemplateDialect:
     """Render a template a few times. What does not come out is done by the prompt."""
     source = f"{template.source}{template.tool_source or ''}"
     families = (row.channels for row in ROWS if row.channels is not None)
@@ -152,7 +154,7 @@ def find_manner(template: ChatTemplate) -> Manner:
     named = any(row.named_ids and row.after in source for row in ROWS)
     for as_text in (False, True):
         for none in (False, True):
-            form = Form(as_text, none, _NAMED if named else _IDS)
+            form = CallForm(as_text, none, _NAMED if named else _IDS)
             row = _find_row(template, form, tools=shows)
             if row is not None:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
@@ -163,13 +165,13 @@ def find_manner(template: ChatTemplate) -> Manner:
                 own["results_as_text"] = not _has_objects(template, form, tools=shows)
                 talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN), _LATE]
                 own["system_stays"] &= _LATE["content"] in _rendered(template, talk, tools=shows)
-                return Manner(row=row, writes_calls=True, **own)
+                return TemplateDialect(row=row, writes_calls=True, **own)
     row = next((row for row in ROWS if row.told_by and row.told_by in source), None)
     if row is None:
-        return Manner(**{**own, "shows_tools": False})
-    said = [{"role": "assistant", "content": ""}, _result(Form(), _GIVEN)]
+        return TemplateDialect(**{**own, "shows_tools": False})
+    said = [{"role": "assistant", "content": ""}, _result(CallForm(), _GIVEN)]
     results = _GIVEN in _rendered(template, said, tools=False)
-    return Manner(row=row, has_results=shows and results, **own)
+    return TemplateDialect(row=row, has_results=shows and results, **own)
 
 
 def find_thought(template: ChatTemplate) -> Thought | None:
@@ -182,7 +184,7 @@ def find_thought(template: ChatTemplate) -> Thought | None:
     return next((t for t in THOUGHTS if t.close in asked), None)
 
 
-def _find_row(template: ChatTemplate, form: Form, *, tools: bool) -> Row | None:
+def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCallFormat | None:
     """The row that finds in a conversation the call that the template has written into it."""
     said = _calling([_ARGUMENTS], form)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
@@ -199,14 +201,14 @@ def _find_row(template: ChatTemplate, form: Form, *, tools: bool) -> Row | None:
             mark = row.channels.start
         starts = (i for i in range(max(at - len(mark), 0), len(whole)) if whole.startswith(mark, i))
         for start in islice(starts, MAX_TRIED):
-            speech = Speech(row=row, channels=row.channels, tools=schemas)
-            found = Told.of(speech.scanner().feed(whole[start:], last=True)).calls
+            speech = AnswerMarks(row=row, channels=row.channels, tools=schemas)
+            found = ParsedOutput.of(speech.scanner().feed(whole[start:], last=True)).calls
             if len(found) == 1 and json.loads(found[0].arguments) == _ARGUMENTS:
                 return row
     return None
 
 
-def _has_several(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
+def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
     """Whether it writes two calls of one message. Llama 3's raises then."""
     marks = f"{_WORD}_1", f"{_WORD}_2"
     said = _calling([{_WORD: mark} for mark in marks], form)
@@ -215,28 +217,32 @@ def _has_several(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
 
 
 def _beside(
-    template: ChatTemplate, form: Form, own: Mapping[str, Any], *, tools: bool
-) -> tuple[Beside, bool]:
+    template: ChatTemplate, form: CallForm, own: Mapping[str, Any], *, tools: bool
+) -> tuple[CallContentStyle, bool]:
     """How it writes words and reasoning before a call: in order, as far as it does; and whether
     the content of a message that calls is None for that.
     """
     channels: Channels | None = own["channels"]
-    ways = [Beside(), Beside(apart=True), Beside(apart=True, thought_with_call=True)]
+    ways = [
+        CallContentStyle(),
+        CallContentStyle(apart=True),
+        CallContentStyle(apart=True, thought_with_call=True),
+    ]
     if channels is not None and channels.preamble:
         both = f"{channels.end}{channels.start}{channels.preamble}"
-        ways.insert(1, Beside(in_thought=both))
+        ways.insert(1, CallContentStyle(in_thought=both))
     words, thought, mark = f"{_WORD}_1", f"{_WORD}_2", f"{_WORD}_3"
     whole = {**_calling([{_WORD: mark}], form), "content": words}
     if own["thought"] is not None:
         whole |= dict.fromkeys(REASONING, thought)
 
-    def rendered(way: Beside, none: bool, *more: dict[str, Any]) -> str:
+    def rendered(way: CallContentStyle, none: bool, *more: dict[str, Any]) -> str:
         said = text_before_calls([whole], way)
         if none:
             said = [{**message, "content": message["content"] or None} for message in said]
         return _rendered(template, [*said, _result(form, _GIVEN), *more], tools=tools)
 
-    def rank(way: Beside, none: bool) -> int:
+    def rank(way: CallContentStyle, none: bool) -> int:
         text = rendered(way, none)
         at = [text.find(each) for each in (thought, words, mark)]
         if min(at[1:]) < 0 or at[1] > at[2]:
@@ -283,7 +289,7 @@ def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
     return _SYSTEM not in plain and -1 < places[0] < places[1] and "'type'" not in parts
 
 
-def _has_objects(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
+def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
     """Whether it writes an object that a tool gives as JSON: Llama 3's does, others raise on one or
     write it as Python does.
     """
@@ -292,7 +298,7 @@ def _has_objects(template: ChatTemplate, form: Form, *, tools: bool) -> bool:
     return f'"{_WORD}_1": null' in _rendered(template, said, tools=tools)
 
 
-def _gap(template: ChatTemplate, form: Form, *, tools: bool) -> str | None:
+def _gap(template: ChatTemplate, form: CallForm, *, tools: bool) -> str | None:
     """What makes it render a user's message behind a result. Mistral's raise on one."""
     talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN)]
     if _rendered(template, [*talk, _USER], tools=tools):
@@ -325,7 +331,7 @@ def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
     return True
 
 
-def _calling(arguments: list[dict[str, Any]], form: Form) -> dict[str, Any]:
+def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
     """A message with a call for each of these arguments."""
     given = [json.dumps(each) if form.as_text else each for each in arguments]
     calls = [
@@ -335,7 +341,7 @@ def _calling(arguments: list[dict[str, Any]], form: Form) -> dict[str, Any]:
     return {"role": "assistant", "content": None if form.none else "", "tool_calls": calls}
 
 
-def _result(form: Form, content: Any) -> dict[str, Any]:
+def _result(form: CallForm, content: Any) -> dict[str, Any]:
     """What the first call gives."""
     return {"role": "tool", "tool_call_id": form.ids[0], "name": _NAME, "content": content}
 

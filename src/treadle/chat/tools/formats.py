@@ -116,7 +116,7 @@ class Tags:
 
 
 @dataclass(frozen=True)
-class Row:
+class ToolCallFormat:
     """How a family writes a call: ``open before NAME after ARGUMENTS behind``; several are joined
     by ``between``, with ``wrap`` before and behind all of them.
 
@@ -281,17 +281,17 @@ _NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _CALL, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
-HERMES = Row(  # Hermes, Qwen 2.5, Qwen 3
+HERMES = ToolCallFormat(  # Hermes, Qwen 2.5, Qwen 3
     "hermes",
     open="<tool_call>", before="\n" + _NAME, after=_ARGUMENTS, behind="}\n</tool_call>",
     between="\n", style="object",
     told_by="arguments within <tool_call></tool_call> XML tags",  # SmolLM3
 )  # fmt: skip
-BARE = Row(  # Llama 3.1 to 3.3
+BARE = ToolCallFormat(  # Llama 3.1 to 3.3
     "json",
     before=_NAME, after='", "parameters": ', behind="}", style="object", lead="<|python_tag|>",
 )  # fmt: skip
-HARMONY = Row(  # gpt-oss
+HARMONY = ToolCallFormat(  # gpt-oss
     "harmony",
     open="<|channel|>commentary to=functions.", after=" <|constrain|>json<|message|>",
     channels=Channels(
@@ -304,7 +304,7 @@ HARMONY = Row(  # gpt-oss
         heads=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "to="),
     ),
 )  # fmt: skip
-SOLAR = Row(  # Solar Open
+SOLAR = ToolCallFormat(  # Solar Open
     "solar",
     open="<|tool_call:begin|>", before="<|tool_call:name|>", after="<|tool_call:args|>",
     behind="<|tool_call:end|>", wrap=("<|tool_calls|>", "<|calls|>"),
@@ -322,10 +322,10 @@ _ARG = Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", "</tool_call
 _HY = ":opensource>"  # ends every tag of Hy3
 
 
-def _dsml(name: str, wrap: str) -> Row:
+def _dsml(name: str, wrap: str) -> ToolCallFormat:
     """DeepSeek's, whose tags have a mark of their own and say which values are texts."""
     mark = "｜DSML｜"
-    return Row(
+    return ToolCallFormat(
         name,
         open=f'\n<{mark}invoke name="', after='">\n', style="tags",
         wrap=(f"<{mark}{wrap}>", f"\n</{mark}{wrap}>"),
@@ -340,23 +340,23 @@ def _dsml(name: str, wrap: str) -> Row:
 ROWS = (
     HARMONY,
     SOLAR,
-    Row(  # Kimi K2 and Linear
+    ToolCallFormat(  # Kimi K2 and Linear
         "kimi",
         open="<|tool_call_begin|>", before="functions.", id_mark=":", id_form="[0-9]{1,6}",
         after="<|tool_call_argument_begin|>", behind="<|tool_call_end|>",
         wrap=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), named_ids=True,
     ),
-    Row(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
+    ToolCallFormat(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
         "tags",
         open="<tool_call>", before="\n<function=", after=">\n", behind="\n</tool_call>",
         between="\n", style="tags", tags=_PARAMETER,
     ),
-    Row(  # Seed-OSS
+    ToolCallFormat(  # Seed-OSS
         "seed",
         open="<seed:tool_call>", before="\n<function=", after=">\n", behind="\n</seed:tool_call>",
         between="\n", style="tags", tags=replace(_PARAMETER, gap=""),
     ),
-    Row(  # MiniMax M2
+    ToolCallFormat(  # MiniMax M2
         "invoke",
         open='\n<invoke name="', after='">\n', style="tags",
         wrap=("<minimax:tool_call>", "\n</minimax:tool_call>"),
@@ -364,7 +364,7 @@ ROWS = (
     ),
     _dsml("dsml-functions", "function_calls"),  # DeepSeek V3.2
     _dsml("dsml-tools", "tool_calls"),  # DeepSeek V4
-    Row(  # MiniCPM 5
+    ToolCallFormat(  # MiniCPM 5
         "param",
         open='<function name="', after='">', between="\n", style="tags",
         tags=Tags(
@@ -372,15 +372,15 @@ ROWS = (
             quotes=("<![CDATA[", "]]>"),
         ),
     ),
-    Row(  # GLM 4.5 and 4.6, Ling 3, Laguna XS
+    ToolCallFormat(  # GLM 4.5 and 4.6, Ling 3, Laguna XS
         "arg", open="<tool_call>", after="\n", between="\n", style="tags", tags=_ARG,
     ),
-    Row(  # GLM 4.7, Laguna S
+    ToolCallFormat(  # GLM 4.7, Laguna S
         "arg-tight",
         open="<tool_call>", style="tags",
         tags=replace(_ARG, then="</arg_key><arg_value>", behind=""),
     ),
-    Row(  # Hy3
+    ToolCallFormat(  # Hy3
         "arg-hy",
         open=f"\n<tool_call{_HY}", after=f"<tool_sep{_HY}\n", style="tags",
         wrap=(f"<tool_calls{_HY}", f"\n</tool_calls{_HY}"),
@@ -390,89 +390,91 @@ ROWS = (
         ),
     ),
     HERMES,
-    Row(  # LFM2
+    ToolCallFormat(  # LFM2
         "python",
         after="(", between=", ", wrap=("<|tool_call_start|>[", "]<|tool_call_end|>"),
         style="python", told_by="List of tools: ",
     ),
-    Row(  # OLMo 3
+    ToolCallFormat(  # OLMo 3
         "python-lines",
         after="(", between="\n", wrap=("<function_calls>", "</function_calls>"), style="python",
     ),
-    Row(  # Nemotron Nano 2
+    ToolCallFormat(  # Nemotron Nano 2
         "toolcall",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
         wrap=("<TOOLCALL>[", "]</TOOLCALL>"), style="object",
     ),
-    Row(  # Apriel, Jamba
+    ToolCallFormat(  # Apriel, Jamba
         "tool-calls",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
         wrap=("<tool_calls>[", "]</tool_calls>"), style="object", id_behind=True,
         id_form="[a-zA-Z0-9_-]{1,64}",
     ),
-    Row(  # MiniMax M1
+    ToolCallFormat(  # MiniMax M1
         "tool-lines",
         before=_NAME, after=_ARGUMENTS, behind="}", between="\n",
         wrap=("<tool_calls>\n", "\n</tool_calls>"), style="object",
     ),
-    Row(  # Granite 3
+    ToolCallFormat(  # Granite 3
         "granite",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
         wrap=("<|tool_call|>[", "]"), style="object", also=("<tool_call>[",),
         told_by="with <|tool_call|> followed by a JSON list",
     ),
-    Row(  # Phi 4 mini
+    ToolCallFormat(  # Phi 4 mini
         "phi",
         open="<|tool_call|>", before=_NAME, after=_ARGUMENTS, behind="}<|/tool_call|>",
         style="object", told_by="<|/tool|>",
     ),
-    Row(  # Apertus
+    ToolCallFormat(  # Apertus
         "by-name",
         open='{"', after='": ', behind="}", between=", ",
         wrap=("<|tools_prefix|>[", "]<|tools_suffix|>"),
     ),
-    Row(  # GigaChat 3.1
+    ToolCallFormat(  # GigaChat 3.1
         "function-call",
         open="<|function_call|>", before=_NAME, after=_ARGUMENTS, behind="}", style="object",
     ),
-    Row(  # GigaChat 3.0: a message of a role of its own
+    ToolCallFormat(  # GigaChat 3.0: a message of a role of its own
         "function-role",
         open="<|message_sep|>\n\nfunction call<|role_sep|>\n", before=_NAME, after=_ARGUMENTS,
         behind="}<|message_sep|>", style="object",
     ),
-    Row(  # Mistral Small 3.2
+    ToolCallFormat(  # Mistral Small 3.2
         "mistral-id",
         open="[TOOL_CALLS]", after="[ARGS]", id_mark="[CALL_ID]", id_size=9,
     ),
-    Row("mistral-args", open="[TOOL_CALLS]", after="[ARGS]", id_size=9),  # Ministral 3
-    Row(  # Mistral Nemo
+    ToolCallFormat("mistral-args", open="[TOOL_CALLS]", after="[ARGS]", id_size=9),  # Ministral 3
+    ToolCallFormat(  # Mistral Nemo
         "mistral-list",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
         wrap=("[TOOL_CALLS][", "]"), style="object", id_size=9, id_behind=True,
     ),
-    Row(  # Firefunction 2
+    ToolCallFormat(  # Firefunction 2
         "functools",
         before=_NAME, after=_ARGUMENTS, behind="}", between=", ",
         wrap=(" functools[", "]"), style="object",
     ),
-    Row("function", open="<function=", after=">", behind="</function>"),  # Functionary 3.1
-    Row("recipient", open=">>>", after="\n", content="all"),  # Functionary 3.2
-    Row(
+    # Functionary 3.1
+    ToolCallFormat("function", open="<function=", after=">", behind="</function>"),
+    # Functionary 3.2
+    ToolCallFormat("recipient", open=">>>", after="\n", content="all"),
+    ToolCallFormat(
         "deepseek-r1",
         open=_CALL, before=f"function{_SEP}", after="\n```json\n", behind=f"\n```{_END}",
         between="\n", wrap=_CALLS,
     ),
-    Row("deepseek", open=_CALL, after=_SEP, behind=_END, wrap=_CALLS),  # V3.1
-    Row(  # Gemma 4
+    ToolCallFormat("deepseek", open=_CALL, after=_SEP, behind=_END, wrap=_CALLS),  # V3.1
+    ToolCallFormat(  # Gemma 4
         "gemma",
         open="<|tool_call>", before="call:", behind="<tool_call|>", style="own",
     ),
-    Row(  # Command R7B
+    ToolCallFormat(  # Command R7B
         "action",
         before='\n    {"tool_name": "', after='", "parameters": ', behind="}", between=",",
         wrap=("<|START_ACTION|>[", "\n]<|END_ACTION|>"), style="object", id_key="tool_call_id",
     ),
-    Row(  # Command R+, which calls a tool that is none to answer in words
+    ToolCallFormat(  # Command R+, which calls a tool that is none to answer in words
         "actions",
         before='\n    {\n        "tool_name": "', after='",\n        "parameters": ',
         behind="\n    }", between=",", wrap=("Action:\n```json\n[", "\n]```"), style="object",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.chat.tools.formats import QUOTE
-from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.grammar_rules import GrammarRules
 from treadle.chat.tools.schemas import (
     choices,
     is_never,
@@ -19,7 +19,7 @@ from treadle.chat.tools.schemas import (
 from treadle.chat.tools.unquoted_text import limits
 from treadle.grammar.json_schema import inline_schema, is_possible
 from treadle.grammar.lark import counts
-from treadle.grammar.llguidance_limits import NUMBERS, Parts
+from treadle.grammar.llguidance_limits import NUMBERS, ReferencedSchemas
 
 _NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
 _KEY = r'/[^\s,:{}\[\]<"]+/'
@@ -32,10 +32,10 @@ _PLAIN = {
 _KINDS = ("string", *_PLAIN, "object", "array")
 
 
-class Own:
+class GemmaValueGrammar:
     """Values in Gemma 4's notation."""
 
-    def __init__(self, rules: Rules, parts: Parts) -> None:
+    def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
         self._rules, self._parts = rules, parts
         self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
 

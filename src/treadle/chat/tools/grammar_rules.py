@@ -13,7 +13,7 @@ MAX_PARTS = 64  # bits that a rule of llguidance's may have
 SOME_TEXT = r"/(?s:.*)[^ \n](?s:.*)/"
 
 
-class Rules:
+class GrammarRules:
     """Collects the rules of a grammar for one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

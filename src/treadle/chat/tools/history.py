@@ -17,7 +17,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Beside:
+class CallContentStyle:
     """How a template takes the words and the reasoning of a message that calls. ``apart``: the
     words are a message before it, and behind these, with ``turn_between``, an empty one of the
     user's. ``thought_with_call``: the reasoning then stays with the call. ``in_thought``: both are
@@ -125,7 +125,7 @@ def system_alone_as_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
     return [*messages[:-1], {**messages[-1], "role": "user"}]
 
 
-def text_before_calls(messages: Messages, beside: Beside) -> list[dict[str, Any]]:
+def text_before_calls(messages: Messages, beside: CallContentStyle) -> list[dict[str, Any]]:
     """Words and reasoning of messages that call, where the template writes both before the call."""
     made: list[dict[str, Any]] = []
     last_words = _last_words(messages)
@@ -155,7 +155,7 @@ def _last_words(messages: Messages) -> int:
     return found
 
 
-def _apart(message: Mapping[str, Any], beside: Beside) -> list[dict[str, Any]]:
+def _apart(message: Mapping[str, Any], beside: CallContentStyle) -> list[dict[str, Any]]:
     """The words of a message that calls in one before it."""
     reasoning = {key: message[key] for key in REASONING if key in message}
     words = {key: value for key, value in message.items() if key not in ("tool_calls", *REASONING)}

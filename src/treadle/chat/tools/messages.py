@@ -22,8 +22,8 @@ from treadle.chat.template.messages import (
 )
 from treadle.chat.template.renderer import LimitError
 from treadle.chat.tools.arguments import arguments_of
-from treadle.chat.tools.detect import Manner, manner_of
-from treadle.chat.tools.formats import Row
+from treadle.chat.tools.detect import TemplateDialect, manner_of
+from treadle.chat.tools.formats import ToolCallFormat
 from treadle.chat.tools.history import (
     results_behind_calls,
     system_alone_as_user,
@@ -32,7 +32,7 @@ from treadle.chat.tools.history import (
     without_empty,
 )
 from treadle.chat.tools.media_placeholders import in_words
-from treadle.chat.tools.reasoning import Style, style_of
+from treadle.chat.tools.reasoning import ReasoningStyle, style_of
 from treadle.chat.tools.schemas import fully, plainly
 from treadle.chat.tools.system_messages import is_text, system_in_place
 from treadle.errors import TemplateError
@@ -54,7 +54,9 @@ Results are given to you in the next message. Where no function is needed, answe
 
 
 def shaped(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    manner: TemplateDialect,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
     placed = results_behind_calls([in_words(message) for message in messages])
@@ -106,7 +108,9 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
                 raise TemplateError(f"message {i}: arguments are {found}: expected JSON or a dict")
 
 
-def begun(messages: Sequence[Mapping[str, Any]], manner: Manner, *, within: bool = False) -> Manner:
+def begun(
+    messages: Sequence[Mapping[str, Any]], manner: TemplateDialect, *, within: bool = False
+) -> TemplateDialect:
     """The manner of an answer, where the last of some messages is perhaps its beginning.
     ``within``: of one whose reasoning goes on.
     """
@@ -133,7 +137,7 @@ def gone_on(
     if not content and not reasoning:
         return asked
     if within and thought is not None:
-        style = Style() if manner.channels else style_of(template, thought)
+        style = ReasoningStyle() if manner.channels else style_of(template, thought)
         return style.write(thought, asked, reasoning, within=True)
     if (own := manner.channels) is not None:
         said = reasoning and f"{own.thought.open}{reasoning}{own.end}{own.start}"
@@ -193,7 +197,7 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _with_text(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
+def _with_text(message: dict[str, Any], manner: TemplateDialect) -> dict[str, Any]:
     """A tool's result as text: as JSON, where it is neither that nor parts, nor an object or a list
     that the template itself writes so.
     """
@@ -241,7 +245,7 @@ def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*made, {"role": "user", "content": "\n\n".join(said)}] if said else made
 
 
-def _begun_by_user(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, Any]]:
+def _begun_by_user(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
     """With an empty message before a first one of the assistant's, a greeting: templates that raise
     on two of one role raise on that, too.
     """
@@ -268,7 +272,7 @@ def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]
     return made
 
 
-def _whole(function: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
+def _whole(function: Mapping[str, Any], manner: TemplateDialect) -> dict[str, Any]:
     """A function with all that templates read: Hermes' raises for one without a description."""
     made = {key: value for key, value in function.items() if value is not None}
     made.setdefault("description", "")
@@ -348,7 +352,7 @@ def _name_ids(messages: list[dict[str, Any]]) -> None:
             message["tool_call_id"] = named.get(id, id)
 
 
-def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
+def _call_shaped(message: dict[str, Any], manner: TemplateDialect) -> dict[str, Any]:
     if manner.row.id_size and isinstance(message.get("tool_call_id"), str):
         message["tool_call_id"] = short_id(message["tool_call_id"], manner.row)
     if not message.get("tool_calls"):
@@ -359,7 +363,7 @@ def _call_shaped(message: dict[str, Any], manner: Manner) -> dict[str, Any]:
     return message
 
 
-def _shaped_call(call: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
+def _shaped_call(call: Mapping[str, Any], manner: TemplateDialect) -> dict[str, Any]:
     function = dict(call["function"])
     if manner.arguments_as_text and not isinstance(function.get("arguments"), str):
         function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
@@ -369,14 +373,14 @@ def _shaped_call(call: Mapping[str, Any], manner: Manner) -> dict[str, Any]:
     return made
 
 
-def short_id(id: str, row: Row) -> str:
+def short_id(id: str, row: ToolCallFormat) -> str:
     """An id of the row's letters and digits, the same for the same id."""
     if re.fullmatch(row.id_form, id):
         return id
     return hashlib.sha256(id.encode()).hexdigest()[: row.id_size]
 
 
-def _in_words(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, Any]]:
+def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
     """Calls within contents, results as what the user says; neighbours of one role are joined."""
     made: list[dict[str, Any]] = []
     for message in messages:
@@ -397,7 +401,7 @@ def _in_words(messages: list[dict[str, Any]], manner: Manner) -> list[dict[str, 
 
 
 def _with_prompt(
-    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], manner: Manner
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], manner: TemplateDialect
 ) -> list[dict[str, Any]]:
     """The tools in the system's message, or in the user's first where there is none."""
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)

@@ -18,7 +18,7 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
-class Said(NamedTuple):
+class OutputPiece(NamedTuple):
     """A part of an answer: text of "reasoning" or "content"; a "call" that begins, with its number;
     "arguments" of the call with this number.
     """
@@ -29,9 +29,9 @@ class Said(NamedTuple):
     number: int = 0
 
 
-def merged(parts: Iterable[Said]) -> list[Said]:
+def merged(parts: Iterable[OutputPiece]) -> list[OutputPiece]:
     """Neighbours of one kind as one; nothing that is empty."""
-    out: list[Said] = []
+    out: list[OutputPiece] = []
     for part in parts:
         if part.call is None and not part.text:
             continue
@@ -44,7 +44,7 @@ def merged(parts: Iterable[Said]) -> list[Said]:
 
 
 @dataclass
-class Told:
+class ParsedOutput:
     """A whole answer, or what came of it. ``first``: the number of the first of ``calls``."""
 
     reasoning: str
@@ -53,7 +53,7 @@ class Told:
     first: int = 0
 
     @classmethod
-    def of(cls, parts: Sequence[Said]) -> Told:
+    def of(cls, parts: Sequence[OutputPiece]) -> ParsedOutput:
         """All its parts."""
         texts = {kind: "".join(p.text for p in parts if p.kind == kind) for kind in KINDS}
         calls: list[ToolCall] = []

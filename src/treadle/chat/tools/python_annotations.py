@@ -27,7 +27,7 @@ _WRAPPED = (_REQUIRED, _NOT_REQUIRED)
 _PYDANTIC = "__pydantic_validator__"  # what a dataclass of pydantic has
 
 
-class _Named(NamedTuple):
+class _TypedProperties(NamedTuple):
     """The properties of a class whose values are objects. make: of what a call says."""
 
     kinds: Mapping[str, Any]
@@ -104,7 +104,7 @@ class Schemas:
         self._define(kind.__name__, made, where)
         return ref
 
-    def _object(self, kind: Any, named: _Named, where: str) -> dict[str, Any]:
+    def _object(self, kind: Any, named: _TypedProperties, where: str) -> dict[str, Any]:
         """In place; behind a reference if the class has itself within."""
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
@@ -232,7 +232,7 @@ def _of_one(kinds: Sequence[Any], value: Any) -> Any:
     raise ValueError("; ".join(why))
 
 
-def _object_of(kind: Any, named: _Named, value: Any) -> Any:
+def _object_of(kind: Any, named: _TypedProperties, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"{value!r:.60} is no object")
     surplus = [name for name in value if name not in named.kinds]
@@ -283,7 +283,7 @@ def _is_same(choice: Any, value: Any) -> bool:
 # -- classes with names -----------------------------------------------------------------------
 
 
-def _named(kind: Any, where: str) -> _Named | None:
+def _named(kind: Any, where: str) -> _TypedProperties | None:
     """A dataclass, a TypedDict or a NamedTuple; None for others."""
     if not isinstance(kind, type):
         return None
@@ -312,7 +312,7 @@ def _named(kind: Any, where: str) -> _Named | None:
         name for name in names
         if said[name] == _REQUIRED or (name in required and said[name] != _NOT_REQUIRED)
     ]  # fmt: skip
-    return _Named({name: hints.get(name, Any) for name in names}, needed, kind)
+    return _TypedProperties({name: hints.get(name, Any) for name in names}, needed, kind)
 
 
 def to_json(value: Any) -> Any:

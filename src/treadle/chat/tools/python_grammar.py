@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from treadle.chat.tools.grammar_rules import Rules
+from treadle.chat.tools.grammar_rules import GrammarRules
 from treadle.chat.tools.schemas import choices, is_never, properties_of, required_of
 from treadle.chat.tools.unquoted_text import fits, limits
 from treadle.grammar.json_schema import inline_schema, is_possible
 from treadle.grammar.lark import counts
-from treadle.grammar.llguidance_limits import NUMBERS, Parts
+from treadle.grammar.llguidance_limits import NUMBERS, ReferencedSchemas
 
 _NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "$defs"}
 _SEVERAL = {"anyOf", "oneOf"}
@@ -39,7 +39,7 @@ _ESCAPE = (
 class Pythonic:
     """Values in Python's notation. Schemas that say more than is known here have none."""
 
-    def __init__(self, rules: Rules, parts: Parts) -> None:
+    def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
         self._rules, self._parts = rules, parts
         self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
 

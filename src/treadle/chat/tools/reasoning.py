@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from treadle.chat.template.template import ChatTemplate
 
 
-class Style(NamedTuple):
+class ReasoningStyle(NamedTuple):
     """How a family writes reasoning before an answer: ``lead``, its opening mark, ``begin``, the
     reasoning, ``end``, its closing mark, ``behind``, the content.
     """
@@ -42,12 +42,12 @@ class Style(NamedTuple):
         return f"{asked}{lead}{opened}{reasoning}{end}"
 
 
-_LOOSE = Style("", "\n", "\n", "\n\n")  # DeepSeek R1, QwQ and their heirs
-_STYLES: WeakKeyDictionary[ChatTemplate, Style] = WeakKeyDictionary()
+_LOOSE = ReasoningStyle("", "\n", "\n", "\n\n")  # DeepSeek R1, QwQ and their heirs
+_STYLES: WeakKeyDictionary[ChatTemplate, ReasoningStyle] = WeakKeyDictionary()
 _USER, _THOUGHT, _WORDS = "hi", "treadle thinks", "treadle says"
 
 
-def style_of(template: ChatTemplate, thought: Thought) -> Style:
+def style_of(template: ChatTemplate, thought: Thought) -> ReasoningStyle:
     """How the template writes the reasoning of its last message; where it leaves that out, as its
     source has the marks.
     """
@@ -56,7 +56,7 @@ def style_of(template: ChatTemplate, thought: Thought) -> Style:
     return _STYLES[template]
 
 
-def _found(template: ChatTemplate, thought: Thought) -> Style:
+def _found(template: ChatTemplate, thought: Thought) -> ReasoningStyle:
     talk = [{"role": "user", "content": _USER}]
     names = ("reasoning_content", "reasoning", "thinking")
     said = {"role": "assistant", "content": _WORDS}
@@ -66,15 +66,15 @@ def _found(template: ChatTemplate, thought: Thought) -> Style:
     begin = thought.open.removeprefix(thought.begin)
     if written := re.search(around, with_it, re.DOTALL):
         if written[2] is None:  # the opening mark is left out
-            return Style("", begin, *written.group(3, 4))
+            return ReasoningStyle("", begin, *written.group(3, 4))
         asked = _rendered(template, talk, asks=True)
         before = with_it[: written.start(2)].removesuffix(thought.begin)
         lead = "" if asked.startswith(before) else written[1]
-        return Style(lead, *written.group(2, 3, 4))
+        return ReasoningStyle(lead, *written.group(2, 3, 4))
     if thought.begin == "<think>" and f"{thought.begin}{thought.close}" not in template.source:
         return _LOOSE
     answer = re.search(rf"(<\|START_\w+\|>){_WORDS}", with_it)  # Command R's content has a mark
-    return Style("", begin, "", answer[1] if answer else "")
+    return ReasoningStyle("", begin, "", answer[1] if answer else "")
 
 
 def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], *, asks: bool = False) -> str:

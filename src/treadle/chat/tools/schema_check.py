@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.chat.tools.schemas import properties_of
-from treadle.grammar.llguidance_limits import Parts
+from treadle.grammar.llguidance_limits import ReferencedSchemas
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
@@ -15,7 +15,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 _SIZES = (("Length", str), ("Items", list), ("Properties", dict))
 
 
-def fulfils(value: Any, schema: Any, parts: Parts) -> bool:
+def fulfils(value: Any, schema: Any, parts: ReferencedSchemas) -> bool:
     """``parts`` has what references lead to. Keywords that are not looked at count as fulfilled."""
     if not isinstance(schema, Mapping):
         return schema is not False
@@ -71,7 +71,7 @@ def _is_sized(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
 
 
-def _is_fine_within(value: Any, schema: Mapping[str, Any], parts: Parts) -> bool:
+def _is_fine_within(value: Any, schema: Mapping[str, Any], parts: ReferencedSchemas) -> bool:
     if isinstance(value, list):
         items = schema.get("items", True)
         return all(fulfils(each, items, parts) for each in value)

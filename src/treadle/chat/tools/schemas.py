@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from treadle.errors import GrammarError
-from treadle.grammar.llguidance_limits import Parts
+from treadle.grammar.llguidance_limits import ReferencedSchemas
 from treadle.grammar.schema_closed import MAPS, VALUES
 
 MAX_WAYS = 64  # alternatives of one object
@@ -22,17 +22,19 @@ _ODD = re.compile(r"[:{}\[\],<\"]|^\s|\s$|^$")
 _VALUE = ("const", "default")  # keywords of a value, which may be null
 
 
-def ways(schema: Mapping[str, Any], parts: Parts | None = None) -> list[Mapping[str, Any]]:
+def ways(
+    schema: Mapping[str, Any], parts: ReferencedSchemas | None = None
+) -> list[Mapping[str, Any]]:
     """What an object may be: a schema for each alternative, with what references and ``allOf`` add
     to it. Raises GrammarError for too many.
     """
     try:
-        return _ways(schema, parts or Parts(schema))
+        return _ways(schema, parts or ReferencedSchemas(schema))
     except RecursionError:
         raise GrammarError("its schema leads back to itself, or is too deeply nested") from None
 
 
-def _ways(schema: Any, parts: Parts) -> list[Mapping[str, Any]]:
+def _ways(schema: Any, parts: ReferencedSchemas) -> list[Mapping[str, Any]]:
     flat = _flat(schema, parts)
     key = next((key for key in _SEVERAL if isinstance(flat.get(key), list) and flat[key]), None)
     if key is None:
@@ -44,7 +46,7 @@ def _ways(schema: Any, parts: Parts) -> list[Mapping[str, Any]]:
     return found
 
 
-def _with_texts(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
+def _with_texts(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[str, Any]:
     """With the texts that references of its properties lead to (pydantic's enums) in their place:
     in a notation without JSON they are written as other texts are.
     """
@@ -57,14 +59,14 @@ def _with_texts(schema: Mapping[str, Any], parts: Parts) -> Mapping[str, Any]:
     return {**schema, "properties": {**properties_of(schema), **texts}} if texts else schema
 
 
-def _followed(schema: Any, parts: Parts) -> Mapping[str, Any]:
+def _followed(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
     """A schema with what references add to it and to its alternatives."""
     made = _flat(schema, parts)
     several = {key: made[key] for key in _SEVERAL if isinstance(made.get(key), list)}
     return {**made, **{k: [_followed(each, parts) for each in v] for k, v in several.items()}}
 
 
-def _has_never(schema: Any, parts: Parts) -> bool:
+def _has_never(schema: Any, parts: ReferencedSchemas) -> bool:
     """Whether nothing fulfils a schema, an alternative of it, or what they lead to, outright."""
     if not isinstance(schema, Mapping) or is_never(schema):
         return is_never(schema)
@@ -74,7 +76,7 @@ def _has_never(schema: Any, parts: Parts) -> bool:
     return any(_has_never(each, parts) for each in inner)
 
 
-def _flat(schema: Any, parts: Parts) -> Mapping[str, Any]:
+def _flat(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
     if not isinstance(schema, Mapping):
         return {}
     made: Mapping[str, Any] = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
@@ -185,14 +187,14 @@ def is_text(schema: Any) -> bool:
     return schema.get("type") == "string"
 
 
-class Texts(NamedTuple):
+class StringAlternatives(NamedTuple):
     """What texts a value may be, a schema for each alternative; and whether it may be null."""
 
     schemas: list[Any]
     null: bool = False
 
 
-def texts_of(schema: Any) -> Texts | None:
+def texts_of(schema: Any) -> StringAlternatives | None:
     """The texts that a schema allows; None where it allows something that is no text, nor null, or
     null alone.
     """
@@ -200,38 +202,44 @@ def texts_of(schema: Any) -> Texts | None:
     return found if found is not None and found.schemas else None
 
 
-def _texts_or_null(schema: Any) -> Texts | None:
+def _texts_or_null(schema: Any) -> StringAlternatives | None:
     if is_text(schema):
-        return Texts([schema])
+        return StringAlternatives([schema])
     kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
     if "enum" in schema or "const" in schema:
         words = [each for each in choices(schema) if each is not None]
         texts = [{"enum": words}] if words else []
-        return Texts(texts, null=True) if all(isinstance(word, str) for word in words) else None
+        return (
+            StringAlternatives(texts, null=True)
+            if all(isinstance(word, str) for word in words)
+            else None
+        )
     if isinstance(several, list):
         base = {key: value for key, value in schema.items() if key not in _SEVERAL}
         ways = [joined(base, each) if isinstance(each, Mapping) else {} for each in several]
     elif isinstance(kind, list):
         ways = [{**schema, "type": each} for each in kind]
     else:
-        return Texts([], null=True) if kind == "null" else None
+        return StringAlternatives([], null=True) if kind == "null" else None
     found = [_texts_or_null(way) for way in ways]
     texts = [each for part in found if part is not None for each in part.schemas]
     return (
         None
         if None in found
-        else Texts(texts, any(part is not None and part.null for part in found))
+        else StringAlternatives(texts, any(part is not None and part.null for part in found))
     )
 
 
-def divided(schema: Any) -> tuple[Texts, list[Mapping[str, Any]]]:
+def divided(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, Any]]]:
     """The texts that a schema allows, and a schema for each alternative that allows others."""
     schema = {} if schema is True else schema
     whole = texts_of(schema)
     if whole is not None:
         return whole, []
     ways = _alternatives(schema)
-    return Texts([way for way in ways if is_text(way)]), [way for way in ways if not is_text(way)]
+    return StringAlternatives([way for way in ways if is_text(way)]), [
+        way for way in ways if not is_text(way)
+    ]
 
 
 def _alternatives(schema: Any) -> list[Any]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from treadle.chat.tools.stream_parser import Speech
+from treadle.chat.tools.stream_parser import AnswerMarks
 
 
-class Heard:
+class StopFilter:
     """The text of one answer, as it is looked for ``stop`` strings: what is not said is a character
     that none of them has.
     """
 
-    def __init__(self, speech: Speech, stop: Iterable[str]) -> None:
+    def __init__(self, speech: AnswerMarks, stop: Iterable[str]) -> None:
         self._scanner = speech.scanner()
         letters = set().union(*stop)
         self._mask = next(char for char in map(chr, range(0x110000)) if char not in letters)

@@ -7,10 +7,17 @@ from dataclasses import field, replace
 from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.chat.tools.argument_readers import JsonReader, Reader, reader_of
+from treadle.chat.tools.argument_readers import ArgumentReader, JsonReader, reader_of
 from treadle.chat.tools.arguments import CallObject, is_object, read_call
-from treadle.chat.tools.formats import Channels, Row, Thought, begun_mark, core_of, find_mark
-from treadle.chat.tools.output import KINDS, Said, ToolCall, merged
+from treadle.chat.tools.formats import (
+    Channels,
+    Thought,
+    ToolCallFormat,
+    begun_mark,
+    core_of,
+    find_mark,
+)
+from treadle.chat.tools.output import KINDS, OutputPiece, ToolCall, merged
 from treadle.scheduler.output import overlap
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
@@ -18,7 +25,7 @@ MAX_DRAFTS = 64  # texts in reasoning that are tried as calls: one that is none 
 
 
 @dataclass(frozen=True)
-class Speech:
+class AnswerMarks:
     """What may be found in an answer: reasoning between the marks of ``thought``, which the prompt
     has perhaps ``opened``; calls of ``tools`` (schemas by name) as ``row`` writes them.
 
@@ -32,7 +39,7 @@ class Speech:
     opened: bool = False
     within: bool = False  # the prompt has words of that reasoning too
     channels: Channels | None = None  # the answer is messages with headers
-    row: Row | None = None
+    row: ToolCallFormat | None = None
     begun: bool = False  # the prompt ends with the row's ``open``
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     parallel: bool = True  # else what follows the first call is not told
@@ -40,17 +47,17 @@ class Speech:
     sure: bool = False
     forced: bool = False
 
-    def scanner(self) -> Scanner:
+    def scanner(self) -> StreamParser:
         """For one answer."""
-        return Scanner(self)
+        return StreamParser(self)
 
 
-class Scanner:
+class StreamParser:
     """Text comes in as it is written; parts come out. What may be the beginning of a mark is held
     back.
     """
 
-    def __init__(self, speech: Speech) -> None:
+    def __init__(self, speech: AnswerMarks) -> None:
         self._speech, self._row = speech, speech.row
         self._state, self._next = "content", "start"
         if speech.within:
@@ -66,21 +73,21 @@ class Scanner:
         self._held = ""
         self._breaks = ""  # line breaks that stood before the last mark
         self._spoke = False  # content was told
-        self._draft: Scanner | None = None  # reads what looks like a call within reasoning
-        self._drafted: list[Said] = []  # its parts
+        self._draft: StreamParser | None = None  # reads what looks like a call within reasoning
+        self._drafted: list[OutputPiece] = []  # its parts
         self._n_fed, self._n_drafts = 0, 0  # characters of it that were read; drafts
         self._raw = ""  # what was read of a call, in case that it is none
-        self._object, self._reader = CallObject(), Reader()
+        self._object, self._reader = CallObject(), ArgumentReader()
         self._call: ToolCall | None = None  # that is being read
         self._told = False  # its beginning
         self._written = ""  # its arguments
         self._ids: set[str] = set()  # that calls have
         self.n_calls = 0  # that are whole
 
-    def feed(self, text: str, *, last: bool = False) -> list[Said]:
+    def feed(self, text: str, *, last: bool = False) -> list[OutputPiece]:
         """What is certain now; all of it, if this text is the ``last``."""
         self._held += text
-        out: list[Said] = []
+        out: list[OutputPiece] = []
         while True:
             before = self._state, len(self._held)
             out += getattr(self, f"_in_{self._state}")(last)
@@ -114,7 +121,7 @@ class Scanner:
 
     # -- beside calls ---------------------------------------------------------------------------
 
-    def _in_gap(self, last: bool) -> list[Said]:
+    def _in_gap(self, last: bool) -> list[OutputPiece]:
         """Beside a mark: line breaks are no part of what is said."""
         self._held = self._held.lstrip("\n")
         if self._held or last:
@@ -125,7 +132,7 @@ class Scanner:
         """A mark was read; ``state`` follows."""
         self._held, self._state, self._next = rest, "gap", state
 
-    def _in_start(self, last: bool) -> list[Said]:
+    def _in_start(self, last: bool) -> list[OutputPiece]:
         """Before anything was said: white space is left out where a mark follows."""
         text, row, thought = self._held.lstrip(), self._row, self._speech.thought
         marks = [] if thought is None else [thought.begin]
@@ -141,7 +148,7 @@ class Scanner:
             self._state = "content"
         return []
 
-    def _in_reasoning(self, last: bool) -> list[Said]:
+    def _in_reasoning(self, last: bool) -> list[OutputPiece]:
         speech = self._speech
         thought = speech.thought or (speech.channels and speech.channels.thought)
         assert thought
@@ -156,7 +163,7 @@ class Scanner:
             self._draft, self._drafted, self._raw = own.scanner(), [], found
             self._held, self._n_fed, self._state = found + self._held, 0, "draft"
             self._draft._ids = self._ids
-        return [Said("reasoning", text)]
+        return [OutputPiece("reasoning", text)]
 
     def _call_marks(self) -> tuple[str, ...]:
         """Marks that begin a call within reasoning."""
@@ -166,7 +173,7 @@ class Scanner:
         marks = (row.trigger,) if row.by_header else row.starts
         return (channels.start, *marks) if channels else marks
 
-    def _in_draft(self, last: bool) -> list[Said]:
+    def _in_draft(self, last: bool) -> list[OutputPiece]:
         """Behind the mark of a call within reasoning: calls, and the end of the answer, end the
         reasoning. Where anything else stands there, or other text or the closing mark follows the
         calls, all of it is reasoning.
@@ -181,7 +188,7 @@ class Scanner:
         if other or (last and not draft.n_calls):
             self._n_drafts, self._raw = self._n_drafts + 1, ""
             self._held, self._state = self._held[len(mark) :], "reasoning"
-            return [Said("reasoning", self._breaks + mark)]
+            return [OutputPiece("reasoning", self._breaks + mark)]
         if not last:
             return []
         self._held, self._state = "", "end"
@@ -192,20 +199,20 @@ class Scanner:
         self.n_calls += sum(part.call is not None for part in calls)
         return calls
 
-    def _in_aside(self, last: bool) -> list[Said]:
+    def _in_aside(self, last: bool) -> list[OutputPiece]:
         """Behind an opening mark of reasoning within content: text, where no closing mark comes."""
         thought = self._speech.thought
         assert thought is not None
         text, found, rest = self._held.partition(thought.close)
         if found:
             self._behind(rest, "content")
-            return [Said("reasoning", text.strip("\n"))]
+            return [OutputPiece("reasoning", text.strip("\n"))]
         if last:
             self._state = "content"
-            return [Said("content", self._raw)]
+            return [OutputPiece("content", self._raw)]
         return []
 
-    def _in_content(self, last: bool) -> list[Said]:
+    def _in_content(self, last: bool) -> list[OutputPiece]:
         row, channels, thought = self._row, self._speech.channels, self._speech.thought
         marks = [] if channels is None else [channels.end]
         stray: tuple[str, ...] = ()
@@ -218,14 +225,14 @@ class Scanner:
         text, found = self._until(marks, last)
         if found and channels is None and thought is not None:
             if found in stray:
-                return [Said("content", text + self._breaks)]
+                return [OutputPiece("content", text + self._breaks)]
             if found == thought.begin:
                 self._raw = found
                 if thought.reserved:
                     self._behind(self._held, "reasoning")
                 else:
                     self._state = "aside"
-                return [Said("content", text + self._breaks)]
+                return [OutputPiece("content", text + self._breaks)]
         cut = text.rstrip()
         if last and self._speech.sure and row is not None and row.sign and cut.endswith(row.sign):
             text = cut.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
@@ -233,9 +240,9 @@ class Scanner:
             self._raw = found
             ended = channels is not None and found == channels.end
             self._state = "header" if ended else self._behind_mark(found)
-        return [Said("content", text)]
+        return [OutputPiece("content", text)]
 
-    def _in_header(self, last: bool) -> list[Said]:
+    def _in_header(self, last: bool) -> list[OutputPiece]:
         """Before a message."""
         channels = self._speech.channels
         assert channels is not None
@@ -267,7 +274,7 @@ class Scanner:
         begun = any(head.startswith(text) for head in channels.heads)
         return not text or (begun and (not last or text.startswith("<|")))  # a mark that was cut
 
-    def _in_mark(self, channels: Channels, last: bool) -> list[Said]:
+    def _in_mark(self, channels: Channels, last: bool) -> list[OutputPiece]:
         """Before a message whose header is one mark. What has none is for the user."""
         text = self._held.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
@@ -290,17 +297,17 @@ class Scanner:
             return "head"
         return "between" if find_mark(mark, row.wrap[0]) == (0, mark) else "head"
 
-    def _in_end(self, last: bool) -> list[Said]:
+    def _in_end(self, last: bool) -> list[OutputPiece]:
         self._held = ""
         return []
 
-    def _in_rest(self, last: bool) -> list[Said]:
+    def _in_rest(self, last: bool) -> list[OutputPiece]:
         text, self._held = self._held, ""
-        return [Said("content", text)]
+        return [OutputPiece("content", text)]
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def _in_head(self, last: bool) -> list[Said]:
+    def _in_head(self, last: bool) -> list[OutputPiece]:
         """Between the mark of a call and its arguments."""
         row, text = self._row, self._held
         assert row is not None
@@ -327,7 +334,7 @@ class Scanner:
         self._begin(name, reader_of(row, self._speech.tools[name]), id)
         return []
 
-    def _in_object(self, last: bool) -> list[Said]:
+    def _in_object(self, last: bool) -> list[OutputPiece]:
         """Within the object of JSON that a call is, up to its arguments or, where it may be none,
         its end.
         """
@@ -352,7 +359,7 @@ class Scanner:
             found = read_call(held[: object.end], self._speech.tools, at)
             if found is None:
                 return self._no_call()
-            self._begin(found[0], Reader())
+            self._begin(found[0], ArgumentReader())
             self._written, self._held, self._state = found[1], held[object.end :], "close"
         elif last:
             known = name is None or name == (self._row.content or None)
@@ -369,14 +376,14 @@ class Scanner:
                 return name
         return ""
 
-    def _begin(self, name: str, reader: Reader, id: str = "") -> None:
+    def _begin(self, name: str, reader: ArgumentReader, id: str = "") -> None:
         assert self._row is not None
         id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat theirs
         self._ids.add(id)
         self._call = ToolCall(id, name, "")
         self._reader, self._state, self._told, self._written = reader, "arguments", False, ""
 
-    def _in_arguments(self, last: bool) -> list[Said]:
+    def _in_arguments(self, last: bool) -> list[OutputPiece]:
         held = self._held
         if not self._written:
             held = held.lstrip()
@@ -401,14 +408,14 @@ class Scanner:
             return out if streams else self._tell(self._written)
         return out
 
-    def _in_tail(self, last: bool) -> list[Said]:
+    def _in_tail(self, last: bool) -> list[OutputPiece]:
         """What an object has behind its arguments."""
         _, self._held = self._reader.take(self._held, last)
         if self._reader.done or last:
             self._state = "close"
         return []
 
-    def _in_close(self, last: bool) -> list[Said]:
+    def _in_close(self, last: bool) -> list[OutputPiece]:
         """Behind the arguments of a call."""
         row, call = self._row, self._call
         assert row is not None
@@ -435,7 +442,7 @@ class Scanner:
             self._behind(self._held, "content" if row.trigger else "rest")
         return out
 
-    def _in_between(self, last: bool) -> list[Said]:
+    def _in_between(self, last: bool) -> list[OutputPiece]:
         """Beside the calls of a row that wraps them."""
         row = self._row
         assert row is not None
@@ -453,28 +460,28 @@ class Scanner:
             return self._cut()
         return []
 
-    def _tell(self, fragment: str) -> list[Said]:
-        out: list[Said] = []
+    def _tell(self, fragment: str) -> list[OutputPiece]:
+        out: list[OutputPiece] = []
         if not self._told:
-            out.append(Said("call", "", self._call, self.n_calls))
+            out.append(OutputPiece("call", "", self._call, self.n_calls))
             self._told = True
         if fragment:
-            out.append(Said("arguments", fragment, None, self.n_calls))
+            out.append(OutputPiece("arguments", fragment, None, self.n_calls))
         return out
 
-    def _no_call(self) -> list[Said]:
+    def _no_call(self) -> list[OutputPiece]:
         """What looked like a call is content: what was read of it, and what follows. Where answers
         are messages it is reasoning: the message is not for the user.
         """
         said, self._raw, self._object = self._raw, "", CallObject()
         if self._speech.channels:  # a message that is not for the user
             self._state = "reasoning"
-            return [Said("reasoning", said)]
+            return [OutputPiece("reasoning", said)]
         trigger = self._row is not None and self._row.trigger
         self._state = "content" if trigger else "rest"
-        return [Said("content", said)]
+        return [OutputPiece("content", said)]
 
-    def _cut(self) -> list[Said]:
+    def _cut(self) -> list[OutputPiece]:
         """The text has ended within the mark of a call, or before its name is whole."""
         assert self._row is not None
         if not (self._speech.sure and (self._row.trigger or self._raw)):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.chat.tools.formats import Tags
-from treadle.chat.tools.grammar_rules import Rules
-from treadle.chat.tools.schemas import Texts, choices, divided
+from treadle.chat.tools.grammar_rules import GrammarRules
+from treadle.chat.tools.schemas import StringAlternatives, choices, divided
 from treadle.chat.tools.unquoted_text import limits, not_beginning
 from treadle.grammar.json_schema import is_possible
 
@@ -17,7 +17,7 @@ class Tagged:
     that are no texts.
     """
 
-    def __init__(self, rules: Rules, tags: Tags, others: Callable[[Any], str]) -> None:
+    def __init__(self, rules: GrammarRules, tags: Tags, others: Callable[[Any], str]) -> None:
         self._rules, self._tags, self._others = rules, tags, others
         self._end = rules.literal(tags.gap + tags.close)
 
@@ -28,10 +28,14 @@ class Tagged:
         tags, rules = self._tags, self._rules
         texts, others = divided(schema)
         if tags.other and texts.null:
-            texts, others = Texts(texts.schemas), [{"type": "null"}]
+            texts, others = StringAlternatives(texts.schemas), [{"type": "null"}]
         fine = [each for each in texts.schemas if not limits(each) or is_possible(each)]
         fine = fine if others else texts.schemas
-        said = self._texts(Texts(fine, texts.null), [] if tags.other else others) if fine else []
+        said = (
+            self._texts(StringAlternatives(fine, texts.null), [] if tags.other else others)
+            if fine
+            else []
+        )
         rest = []
         if others:
             own = schema if not texts.schemas else {"anyOf": others}
@@ -46,7 +50,7 @@ class Tagged:
         ]
         return f"({' | '.join(made)})"
 
-    def _texts(self, texts: Texts, others: Sequence[Any]) -> list[str]:
+    def _texts(self, texts: StringAlternatives, others: Sequence[Any]) -> list[str]:
         """Texts, or perhaps null, and those in quotes. Beside an object or an array, a text with
         limits does not begin as one: the lexer would follow the text alone.
         """

@@ -20,14 +20,14 @@ from treadle.files.target import file_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from treadle.server.batch_file.lines import Line
-    from treadle.server.batch_file.work import Written
-    from treadle.server.requests.service import Settings
+    from treadle.server.batch_file.lines import InputLine
+    from treadle.server.batch_file.work import OutputLine
+    from treadle.server.requests.service import ServerSettings
 
 TOLD_S = 10.0  # seconds between two lines of progress, where nobody watches a bar
 
 
-class Told:
+class JobProgress:
     """How far a job is, on standard error."""
 
     def __init__(self, total: int, n_earlier: int, progress: ProgressBar) -> None:
@@ -35,7 +35,7 @@ class Told:
         self._bar, self._began = progress, time.monotonic()
         self._last = self._began
 
-    def note(self, written: Written) -> None:
+    def note(self, written: OutputLine) -> None:
         """One line more."""
         self.n_lines += 1
         self.n_failed += written.failed
@@ -109,13 +109,13 @@ def command(
     """
     from treadle.server.batch_file.lines import read_lines
     from treadle.server.batch_file.output import Output, check_apart, open_input
-    from treadle.server.requests.service import Settings
+    from treadle.server.requests.service import ServerSettings
 
     if replicas != 1 and cluster is None:
         raise click.UsageError("--replicas: is for --cluster, which is missing")
     fields = {} if max_tokens is None else {"max_tokens": max_tokens}
     load |= {"deterministic": deterministic, "n_sequences": sequences, **defaults}
-    settings = Settings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
+    settings = ServerSettings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
     for name in (source, target):
         file_name(name)  # which is not empty
     file = open_input(source)
@@ -131,9 +131,9 @@ def command(
         if output.n_earlier:
             remark(f"{target} has {output.n_earlier} lines already: going on behind them")
         with ProgressBar(metered="lines", unit="lines") as progress:
-            told = Told(total, output.n_earlier, progress)
+            told = JobProgress(total, output.n_earlier, progress)
 
-            def write(written: Written) -> None:
+            def write(written: OutputLine) -> None:
                 output.append(written.data)
                 told.note(written)
 
@@ -154,16 +154,16 @@ def command(
 
 
 def answer_here(
-    lines: Iterator[Line],
-    write: Callable[[Written], None],
+    lines: Iterator[InputLine],
+    write: Callable[[OutputLine], None],
     model: str | None,
     fields: dict[str, Any],
-    settings: Settings,
+    settings: ServerSettings,
     progress: ProgressBar,
     load: dict[str, Any],
 ) -> None:
     """By a model in this process."""
-    from treadle.server.batch_file.local import Local
+    from treadle.server.batch_file.local import LocalAnswers
     from treadle.server.batch_file.work import work
     from treadle.server.requests.service import Service
 
@@ -174,7 +174,7 @@ def answer_here(
 
     with load_model(model, progress, **load) as loaded:
         service = Service(loaded, settings)
-        local = Local(service, fields)
+        local = LocalAnswers(service, fields)
         try:
             asyncio.run(run())
         finally:
@@ -182,11 +182,11 @@ def answer_here(
 
 
 def answer_there(
-    lines: Iterator[Line],
-    write: Callable[[Written], None],
+    lines: Iterator[InputLine],
+    write: Callable[[OutputLine], None],
     model: str | None,
     fields: dict[str, Any],
-    settings: Settings,
+    settings: ServerSettings,
     address: str,
     replicas: int,
     load: dict[str, Any],
@@ -200,11 +200,11 @@ def answer_there(
     import ray
 
     from treadle.distributed.cluster.data import answers
-    from treadle.distributed.cluster.plan import Plan
+    from treadle.distributed.cluster.plan import ReplicaPlan
 
     load = for_other_machines(load)
     own = {name: value for name, value in load.items() if value is not None}
-    plan = Plan(path, replicas, 1, own, settings)
+    plan = ReplicaPlan(path, replicas, 1, own, settings)
     connect(None if address == "local" else address, plan.n_cpus)
     try:
         for written in answers(lines, plan, fields):

@@ -17,7 +17,7 @@ from treadle.cli.bench_engines import Contender, LlamaCpp, Streams, Treadle, str
 from treadle.cli.bench_results import Result, print_results, warn_busy
 from treadle.cli.load import device_name, find_model, load_model
 from treadle.cli.options import DEVICE, KV, Picture
-from treadle.cli.speed import Cost, Parts, Peaks, alike, measured_peaks
+from treadle.cli.speed import Parts, PassCost, Peaks, alike, measured_peaks
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json
 from treadle.errors import TreadleError
@@ -218,7 +218,7 @@ def time_model(
 
 
 @dataclass
-class Timed:
+class BenchTimes:
     """What repetitions of one test took."""
 
     seconds: list[list[float]]  # [n_engines][repeat]
@@ -235,13 +235,13 @@ class Timed:
 
 def time_in_turns(
     model: Any, engines: Sequence[Contender], test: Test, repeat: int, progress: ProgressBar
-) -> Timed:
+) -> BenchTimes:
     """Time every repetition of every engine.
 
     The engines take turns, so that a slow minute of a shared machine falls on all of them. One
     repetition before the first warms caches and compiles what is missing; it is not counted.
     """
-    timed = Timed([[] for _ in engines], [])
+    timed = BenchTimes([[] for _ in engines], [])
     for i in range(repeat + 1):
         progress(f"timing {test.name} at depth {test.depth}", i, repeat + 1)
         for engine, times in zip(engines, timed.seconds, strict=True):
@@ -269,7 +269,7 @@ def time_once(engine: Contender, test: Test) -> tuple[float, float]:
 
 
 def evaluate(
-    model: Any, name: str, engines: Sequence[Contender], test: Test, timed: Timed
+    model: Any, name: str, engines: Sequence[Contender], test: Test, timed: BenchTimes
 ) -> Iterator[Result]:
     """Turn seconds into results; bytes and operations are those of treadle's plan.
 
@@ -278,9 +278,9 @@ def evaluate(
     n_rows = test.n if test.kind == "pp" else test.sequences
     steps = model.plan(min(n_rows, model.engine.max_tokens), test.sequences)
     runs, peaks = list(test.runs(steps.n_tokens)), alike(timed.peaks)
-    works = [Cost.of(steps, runs, rates) for rates in peaks]
+    works = [PassCost.of(steps, runs, rates) for rates in peaks]
     usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}
-    work = Cost.of(steps, runs, usual)
+    work = PassCost.of(steps, runs, usual)
     for engine, times in zip(engines, timed.seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
@@ -296,7 +296,7 @@ def evaluate(
             tok_s_max=test.n_tokens / min(times),
             bytes_s=work.n_bytes / middle if ours else None,
             ops_s=work.ops / middle if ours else None,
-            share_of_peak=median(map(Cost.share_of_peak, works, times)) if ours else None,
+            share_of_peak=median(map(PassCost.share_of_peak, works, times)) if ours else None,
             engine=engine.name,
             model=name,
             format=next(iter(bytes_by_type(model.gguf.tensors.values())), "none"),

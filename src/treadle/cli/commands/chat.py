@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.cli.conversation import COMMANDS, Conversation, Turn
+from treadle.cli.conversation import COMMANDS, AnswerCost, Conversation
 from treadle.cli.default_options import template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.options import ModelCommand, writing_load_options
-from treadle.cli.reply_view import Heard, speech_of
-from treadle.cli.settings import SETTINGS, WHEN_FULL, Settings
+from treadle.cli.reply_view import ReplyView, speech_of
+from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
 from treadle.cli.transcript import read_record
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.screen import Screen, folded, open_screen
 from treadle.cli.ui.table import is_styled, typed
-from treadle.cli.ui.terminal import Keys, Lines, PipedLines, open_lines
+from treadle.cli.ui.terminal import KeyboardGuard, LineSource, PipedLines, open_lines
 from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
 from treadle.files.target import file_name
@@ -78,7 +78,7 @@ def command(
         raise click.UsageError(NO_MODEL)
     shown: dict[str, Any] = {"markdown": markdown, "show_reasoning": show_reasoning}
     reasoning = defaults.pop("reasoning", "auto")  # which /set may change
-    settings = Settings(**vars(options), when_full=when_full, reasoning=reasoning, **shown)
+    settings = AnswerSettings(**vars(options), when_full=when_full, reasoning=reasoning, **shown)
     conversation = Conversation(settings=settings)
     if record is not None:
         conversation.system, conversation.messages = read_record(file_name(record))
@@ -97,7 +97,7 @@ def command(
             )
         if sys.stdin.isatty():
             note(f"{loaded.path.name}, context of {loaded.n_ctx} tokens. /help for the commands.")
-            with Keys() as keys:
+            with KeyboardGuard() as keys:
                 words = [*COMMANDS, *(f"set {name}" for name in SETTINGS)]  # for Tab
                 chat.run(open_lines(words, keys), interactive=True)
             return
@@ -119,16 +119,16 @@ class Chat:
         self.conversation = conversation
         conversation.check = self.check
         self.session = model.session()  # keeps the cache from one turn to the next
-        self.lines: Lines | None = None  # while it runs
+        self.lines: LineSource | None = None  # while it runs
         self.n_asked = self.n_answered = 0
         self.failed = False  # whether a command could not be carried out
 
-    def check(self, settings: Settings) -> None:
+    def check(self, settings: AnswerSettings) -> None:
         """Raise SamplingError or GrammarError for what this model cannot have. Nothing is run."""
         with settings.named():
             self.model.generate([0], session=self.session, **settings.settings())
 
-    def run(self, lines: Lines, *, interactive: bool) -> None:
+    def run(self, lines: LineSource, *, interactive: bool) -> None:
         """Read, answer, and read again, until the lines end or the person leaves."""
         self.lines = lines
         while True:
@@ -155,7 +155,7 @@ class Chat:
         self.n_asked += 1
         screen = open_screen(markdown=conversation.settings.markdown)
         reply: Any = None
-        heard: Heard | None = None
+        heard: ReplyView | None = None
         try:
             reply = self.fitting()
             heard = self.heard(reply, screen)
@@ -190,13 +190,13 @@ class Chat:
         screen.end()
         self.record(reply, heard.content)
 
-    def heard(self, reply: Generation, screen: Screen) -> Heard:
+    def heard(self, reply: Generation, screen: Screen) -> ReplyView:
         """What takes the pieces of an answer."""
         settings = self.conversation.settings
         speech = speech_of(self.model, reply, bound=settings.constraint is not None)
-        return Heard(screen, speech, whole=settings.show_reasoning)
+        return ReplyView(screen, speech, whole=settings.show_reasoning)
 
-    def clean(self, heard: Heard | None) -> None:
+    def clean(self, heard: ReplyView | None) -> None:
         """End what stands half-written on the screen: a bar of compiling, a line of thinking."""
         if self.progress is not None:
             self.progress.close()
@@ -262,10 +262,10 @@ class Chat:
         return reply
 
 
-def turn_of(model: Model, reply: Generation) -> Turn:
+def turn_of(model: Model, reply: Generation) -> AnswerCost:
     """Take an answer's statistics from its `Generation`."""
     n_context = len(reply.prompt_ids) + len(reply.ids)  # the last may only be said
-    return Turn(reply.timings, min(n_context, model.n_ctx), model.n_ctx)
+    return AnswerCost(reply.timings, min(n_context, model.n_ctx), model.n_ctx)
 
 
 def note(text: str) -> None:

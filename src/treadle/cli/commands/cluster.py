@@ -128,14 +128,14 @@ def serve(
     import ray
     from ray import serve as ray_serve
 
-    from treadle.distributed.cluster.plan import Plan
+    from treadle.distributed.cluster.plan import ReplicaPlan
     from treadle.distributed.cluster.serving import run
-    from treadle.server.requests.service import Settings
+    from treadle.server.requests.service import ServerSettings
 
     load |= for_other_machines(defaults)
     own = {**load, "n_sequences": sequences, "deterministic": deterministic}
     own = {name: value for name, value in own.items() if value is not None}
-    plan = Plan(path, replicas, stages, own, Settings(host=host, **settings))
+    plan = ReplicaPlan(path, replicas, stages, own, ServerSettings(host=host, **settings))
     connect(address, plan.n_cpus)
 
     def ready(url: str) -> None:

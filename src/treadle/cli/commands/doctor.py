@@ -64,7 +64,7 @@ def examine(
     from treadle.devices.wgpu.device import told as wgpu_told
     from treadle.errors import CacheError, CompileError
     from treadle.machine.topology import usable_threads
-    from treadle.profiling.facts import Here
+    from treadle.profiling.facts import Subject
     from treadle.profiling.peaks import measure_peaks
     from treadle.profiling.report import describe, row_in_use
 
@@ -78,7 +78,7 @@ def examine(
         peaks = measure_peaks(row_in_use(), usable_threads()[0], progress=progress)
     except (CacheError, CompileError) as error:
         failure = str(error)
-    report = describe(Here(about, peaks))
+    report = describe(Subject(about, peaks))
     report["gpu"] = told() | wgpu_told()
     report["warnings"] = report.pop("warnings")  # the last, as people read it
     if failure:

@@ -18,7 +18,7 @@ from treadle.files.target import check_target, file_name, files_of
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
-    from treadle.evaluate import Measured, Reference, Summary, Windows
+    from treadle.evaluate import Reference, Scores, Summary, TokenWindows
 
 DEFAULT_CONTEXT = 512  # tokens: what published numbers are for
 STAGE = "perplexity"
@@ -122,13 +122,13 @@ def open_model(
 def windows_of(
     model: Model, other: Model | None, saved: Any, file: str | None, n_ctx: int, stride: int,
     chunks: int | None,
-) -> Windows:  # fmt: skip
+) -> TokenWindows:  # fmt: skip
     """Cut the text, after all concerned agree on its tokens."""
     from treadle.evaluate import cut
 
     tokenizer = model.tokenizer
     if saved is not None:
-        found: Windows = saved.windows
+        found: TokenWindows = saved.windows
         kept = found.tokens[:chunks]
         return dataclasses.replace(found, tokens=kept, bos=bos_of(tokenizer))
     assert file is not None
@@ -151,17 +151,17 @@ def run(
     model: Model,
     other: Model | None,
     saved: Any,
-    windows: Windows,
+    windows: TokenWindows,
     save: str | None,
     meter: ProgressBar,
     as_written: bool,
-) -> Measured:
+) -> Scores:
     """Score the windows."""
-    from treadle.evaluate import Beside, measure, save_logits
+    from treadle.evaluate import ReferenceModel, measure, save_logits
 
-    against: Reference | None = saved if other is None else Beside(other.engine, windows)
+    against: Reference | None = saved if other is None else ReferenceModel(other.engine, windows)
 
-    def progress(done: int, total: int, so_far: Measured) -> None:
+    def progress(done: int, total: int, so_far: Scores) -> None:
         if meter.wanted and so_far.nll:
             meter.note = f"perplexity {so_far.perplexity:.4f}"
         meter(STAGE, done, total)
@@ -175,8 +175,8 @@ def run(
 
 
 def describe(
-    model: Model, file: str | None, reference: str | None, windows: Windows, stride: int | None,
-    summary: Summary, seconds: float,
+    model: Model, file: str | None, reference: str | None, windows: TokenWindows, stride: int |
+    None, summary: Summary, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Tell all: what was measured, how, and what came out."""
     n_run = len(windows) * (windows.n_ctx - 1)

@@ -139,7 +139,7 @@ def command(
             model, progress, deterministic=deterministic, max_tokens=max_tokens, **load, **defaults
         )
 
-    from treadle.server.requests.service import Settings
+    from treadle.server.requests.service import ServerSettings
     from treadle.server.serve import serve
 
     def ready(url: str) -> None:
@@ -152,7 +152,7 @@ def command(
         )
         click.echo(url)
 
-    own = Settings(alias=alias, host=host, **settings)
+    own = ServerSettings(alias=alias, host=host, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
 

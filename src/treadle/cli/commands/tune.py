@@ -10,8 +10,15 @@ import click
 
 from treadle.base.humanize import counted
 from treadle.cli.options import Picture
-from treadle.cli.tune_results import Peaks, Shape, TuneResult, print_results, rows_of, sweep_of
-from treadle.cli.tune_study import NATIVE, ONLY_TUNE, RISCV, STUDIED, Asked, study
+from treadle.cli.tune_results import (
+    Peaks,
+    ProductShape,
+    TuneResult,
+    print_results,
+    rows_of,
+    sweep_of,
+)
+from treadle.cli.tune_study import NATIVE, ONLY_TUNE, RISCV, STUDIED, StudyOptions, study
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, remark, say
 from treadle.cli.usage import refuse_options
@@ -94,7 +101,9 @@ def command(
     """
     if study_isa is not None:
         refuse_options(ctx, ONLY_TUNE, "is not for --isa")
-        asked = Asked(study_isa, int(vlen) if vlen else None, emulator, repeat, plot, as_json)
+        asked = StudyOptions(
+            study_isa, int(vlen) if vlen else None, emulator, repeat, plot, as_json
+        )
         study(kernel, asked)
         return
     refuse_options(ctx, ("vlen", "emulator"), "is for --isa")
@@ -120,7 +129,7 @@ def command(
         tuned_rows.check_place(isa)  # minutes of measuring would be lost
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
-    shape, kernels = Shape(k, m, n), [kernel] if kernel else list(KERNELS)
+    shape, kernels = ProductShape(k, m, n), [kernel] if kernel else list(KERNELS)
     with ProgressBar() as progress:
         peaks, results = measure(wanted, isa, shape, n_threads, kernels, repeat, progress)
     doubtful = [] if force else [result for result in results if result.doubt]
@@ -146,7 +155,7 @@ def command(
         refuse(doubtful)
 
 
-def as_object(results: Sequence[TuneResult], shape: Shape, peaks: Peaks) -> dict[str, Any]:
+def as_object(results: Sequence[TuneResult], shape: ProductShape, peaks: Peaks) -> dict[str, Any]:
     """What was found, as JSON has it."""
     return {
         "k": shape.k,
@@ -174,7 +183,7 @@ def refuse(doubtful: Sequence[TuneResult]) -> None:
 def measure(
     formats: Sequence[Format],
     isa: Any,
-    shape: Shape,
+    shape: ProductShape,
     n_threads: int,
     kernels: Sequence[str],
     repeat: int,
@@ -183,7 +192,7 @@ def measure(
     """Sweep every format; give this machine's peaks and the results."""
     from treadle.devices.cpu.tuned_rows import tuned_row
     from treadle.profiling.peaks import measure_peaks
-    from treadle.profiling.trial import Trial
+    from treadle.profiling.trial import KernelTrial
     from treadle.profiling.tune import tune
 
     for fmt in formats:
@@ -192,7 +201,7 @@ def measure(
     old, results = tuned_row(isa).table, []
     for fmt in formats:
         n_most = max(shape.n, *CROSSOVER)
-        trial = Trial(fmt, isa, shape.k, shape.m, n_most, n_threads)
+        trial = KernelTrial(fmt, isa, shape.k, shape.m, n_most, n_threads)
         try:
             sweeps, crossed, found = tune(
                 trial, fmt, isa, shape.k, shape.n, kernels,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.markdown import Markdown
 
 
-class Rendered:
+class RichReply:
     """An answer as rich draws it. Links show their address: an answer should not hide one."""
 
     def __init__(self) -> None:

@@ -21,15 +21,15 @@ class Screen(Protocol):
 def open_screen(*, markdown: bool = False) -> Screen:
     """Where the next answer is shown on standard output."""
     if not sys.stdout.isatty():
-        return Pipe()
+        return PlainOutput()
     if markdown and not is_dumb():
-        from treadle.cli.ui.markdown import Rendered
+        from treadle.cli.ui.markdown import RichReply
 
-        return Rendered()
-    return Wrapped()
+        return RichReply()
+    return WrappedScreen()
 
 
-class Pipe:
+class PlainOutput:
     """The exact text, and a newline after it."""
 
     def show(self, piece: str) -> None:
@@ -41,13 +41,13 @@ class Pipe:
         write("\n")
 
 
-class Wrapped:
+class WrappedScreen:
     """Words wrapped at spaces; control characters as escapes."""
 
     def __init__(self) -> None:
-        from treadle.cli.ui.wrap import Wrap
+        from treadle.cli.ui.wrap import WordWrap
 
-        self._wrap = Wrap(lambda: columns(sys.stdout))
+        self._wrap = WordWrap(lambda: columns(sys.stdout))
 
     def show(self, piece: str) -> None:
         """Write the words that are complete."""
@@ -62,7 +62,7 @@ def folded(text: str) -> str:
     """A remark as standard error shows it: a terminal gets its words wrapped."""
     if not sys.stderr.isatty():
         return text
-    from treadle.cli.ui.wrap import Wrap
+    from treadle.cli.ui.wrap import WordWrap
 
-    wrap = Wrap(lambda: columns(sys.stderr))
+    wrap = WordWrap(lambda: columns(sys.stderr))
     return wrap.feed(text) + wrap.end()

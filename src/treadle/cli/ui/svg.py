@@ -48,7 +48,7 @@ SERIES = sum(name[0] == "s" for name in LIGHT)  # colours, before they come agai
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How a series is drawn: the colour its own, as far as they reach; shape and filling."""
 
     colour: int
@@ -62,7 +62,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """From values in ``low`` to ``high`` to pixels from ``start`` to ``end``."""
 
     low: float
@@ -93,7 +93,7 @@ class Scale:
             if len(found) <= TICKS:
                 break
         if len(found) < 2:  # too small a part of a decade
-            return Scale(self.low, self.high, self.start, self.end).ticks()
+            return AxisScale(self.low, self.high, self.start, self.end).ticks()
         return found[:: ceil(len(found) / TICKS)]
 
     def labelled(self) -> list[tuple[float, str]]:
@@ -101,10 +101,10 @@ class Scale:
         return [(tick, f"{tick:g}") for tick in self.ticks()]
 
 
-def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.5) -> Scale:
+def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.5) -> AxisScale:
     """A logarithmic scale around ``values``, by the factor ``room`` wider at both ends."""
     values = [value for value in values if value > 0]
-    return Scale(min(values) / room, max(values) * room, start, end, log=True)
+    return AxisScale(min(values) / room, max(values) * room, start, end, log=True)
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Canvas:
         turned = {"transform": f"rotate({turn:.1f} {x:.1f} {y:.1f})"} if turn else {}
         self.add("text", css, safe(text), x=x, y=y, text_anchor=anchor, **turned)
 
-    def mark(self, x: float, y: float, look: Look, tip: str = "") -> None:
+    def mark(self, x: float, y: float, look: SeriesStyle, tip: str = "") -> None:
         """A point; ``tip`` is shown when pointed at."""
         css, r = f"mark {look.css}" + " hollow" * look.hollow, MARK_PX
         corners = SHAPES[look.shape % len(SHAPES)]
@@ -203,8 +203,8 @@ class Panel:
     canvas: Canvas
     top: float
     height: float
-    x: Scale
-    y: Scale | None = None
+    x: AxisScale
+    y: AxisScale | None = None
 
     def axes(
         self,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treadle.system.protocol import Terminal
 
 
-class Lines(Protocol):
+class LineSource(Protocol):
     """A source of entries."""
 
     def read(self) -> str:
@@ -68,7 +68,7 @@ def join_continued(lines: Iterable[str]) -> Iterator[str]:
 class PlainLines:
     """Entries typed at a terminal that has no escapes: a prompt, and the terminal's own editing."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: KeyboardGuard) -> None:
         self._keys = keys
 
     def read(self) -> str:
@@ -91,12 +91,12 @@ class PlainLines:
             prompt = "  "
 
 
-def open_lines(commands: Iterable[str], keys: Keys) -> Lines:
+def open_lines(commands: Iterable[str], keys: KeyboardGuard) -> LineSource:
     """Entries from the terminal, with as much comfort as it has."""
     return PlainLines(keys) if is_dumb() else Editor(commands, keys)
 
 
-class Keys:
+class KeyboardGuard:
     """The keyboard while a chat lasts, as a context manager: what is typed during an answer is not
     shown in it. It waits, Enter too, for the next prompt; Ctrl-C throws it away.
 
@@ -109,7 +109,7 @@ class Keys:
         self._handlers: dict[int, Any] = {}
         self._mine = True
 
-    def __enter__(self) -> Keys:
+    def __enter__(self) -> KeyboardGuard:
         """Take the keyboard."""
         with contextlib.suppress(OSError, ValueError):  # no descriptor
             self._terminal = SYSTEM.terminal(sys.stdin.fileno())
@@ -169,7 +169,7 @@ class Editor:
     Enter sends; Alt-Enter, or Enter after a backslash, starts a new line; a paste keeps its lines.
     """
 
-    def __init__(self, commands: Iterable[str], keys: Keys) -> None:
+    def __init__(self, commands: Iterable[str], keys: KeyboardGuard) -> None:
         self._session, self._keys = build_session(commands), keys
 
     def read(self) -> str:

@@ -21,7 +21,7 @@ CLOSING = frozenset(
 OPENING = frozenset("「『【（〔［｛〈《“‘\u200d")
 
 
-class Wrap:
+class WordWrap:
     """``feed`` pieces, then ``end``; what they return is to be written. ``width`` gives the cells
     of a row, asked for each word: terminals change their size.
     """

@@ -21,10 +21,10 @@ from treadle.convert.hf.rope import f32, read_rope
 from treadle.convert.hf.windows import every_layer, every_layer_if_used
 from treadle.convert.quantized.checkpoint import METHODS, said_in
 from treadle.convert.quantized.mlx import KEYS, Quantization, find_quantization
-from treadle.convert.sources.derived_tensors import Rule
+from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.convert.sources.llama_names import widths
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import POSITION_MAX, SIZE_MAX, Keys
+from treadle.files.keys import POSITION_MAX, SIZE_MAX, MetadataReader
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.limits import ACTIVATION, takes_activation
 from treadle.models.graphs.positions import by_period
@@ -33,7 +33,7 @@ from treadle.models.keys import N_LAYER_MAX
 
 
 @dataclass(frozen=True)
-class Hyper:
+class HfConfig:
     """What config.json says: GGUF keys, and what tensors need to know.
 
     ``factors``: the contents of rope tensors, float32 [rope dims / 2] by name.
@@ -51,21 +51,21 @@ class Hyper:
     nested: bool = False  # the text part of a model of text and images
     scores: bool = False  # it has a head that scores pairs of texts
     n_skipped: int = 0  # rows of learned positions before the first that is used
-    rules: Sequence[Rule] = ()  # for tensors that lie otherwise than GGUF's
+    rules: Sequence[DerivationRule] = ()  # for tensors that lie otherwise than GGUF's
     n_extra: int = 0  # layers behind the last, which predict further tokens
     headless: bool = False  # of a class that ends with the states
     spelt: Mapping[str, str] = field(default_factory=dict)  # its keys, by GGUF's that graphs check
     path: Path = Path("config.json")
 
 
-def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
+def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
     """Check ``config`` (of file ``path``) and translate it.
 
     Raises FileError for keys missing or out of range, UnsupportedError for a model, a scaling or
     a quantisation that treadle does not have.
     """
     family, keys = _find_family(config, path)
-    whole, arch, word = Keys(config, path), ARCHS[family.arch], family.word
+    whole, arch, word = MetadataReader(config, path), ARCHS[family.arch], family.word
     packing = find_quantization(whole)
     _refuse_others(whole, keys, family, packing)
     n_layer = keys.integer(word("num_hidden_layers"), hi=N_LAYER_MAX)
@@ -119,7 +119,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
         if isinstance(made[key], list) and len(set(made[key]) - {0}) > 1:
             del sizes[size]
     metadata = {"general.architecture": family.arch, **_in_full(made, family.arch)}
-    return Hyper(
+    return HfConfig(
         family,
         metadata,
         sizes,
@@ -140,7 +140,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> Hyper:
     )
 
 
-def _spelt(keys: Keys, family: Family) -> dict[str, str]:
+def _spelt(keys: MetadataReader, family: Family) -> dict[str, str]:
     made = {name: family.word(word) for name, word in _BASIC.items()}
     made |= {name: key for key, name in family.copied.items()}
     if family.experts:
@@ -164,7 +164,7 @@ _BASIC = {
 _BY_LAYER = {"feed_forward_length": "n_ff", "attention.head_count": "n_attn"}
 
 
-def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
+def as_laid_by_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
     """The same of a folder whose taps mlx-lm has laid: it has added to norms as well.
 
     Raises UnsupportedError where it has multiplied factors into the weights.
@@ -175,7 +175,7 @@ def as_laid_by_mlx(hyper: Hyper, folder: Path) -> Hyper:
     return replace(hyper, family=replace(hyper.family, norm_shift=0.0))
 
 
-def _is_tied(whole: Keys, keys: Keys) -> bool:
+def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
     """Whether the output is that of the embeddings; of a part for text its model knows better, but
     for some that say so of the part alone. An output that is there is used in any case.
     """
@@ -189,7 +189,7 @@ def _is_tied(whole: Keys, keys: Keys) -> bool:
 Size = tuple[int, list[int]]  # the largest, and of each layer, where they differ
 
 
-def _heads(keys: Keys, family: Family, n_layer: int) -> tuple[Size, Size]:
+def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Size]:
     """Of queries, and of keys."""
     heads = _size(keys, family.word("num_attention_heads"), n_layer)
     word = family.word("num_key_value_heads")
@@ -198,7 +198,7 @@ def _heads(keys: Keys, family: Family, n_layer: int) -> tuple[Size, Size]:
     return heads, _size(keys, word, n_layer, heads[0])
 
 
-def _size(keys: Keys, word: str, n_layer: int, default: int | None = None) -> Size:
+def _size(keys: MetadataReader, word: str, n_layer: int, default: int | None = None) -> Size:
     """A number of heads, or a width."""
     each = keys.get(word)
     if not isinstance(each, list):
@@ -216,14 +216,14 @@ def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
     return {key if key.startswith(whole) else f"{arch}.{key}": v for key, v in found.items()}
 
 
-def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
-    name, keys, part = config.get("model_type"), Keys(config, path), None
+def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, MetadataReader]:
+    name, keys, part = config.get("model_type"), MetadataReader(config, path), None
     if isinstance(name, str) and name in OUTER:
         part = OUTER[name]
         name = part.kind
         if (inner := keys.within(part.at)) is not None:  # older folders have its keys outside
             keys, name = inner, inner.text("model_type", name)
-    if isinstance(name, str) and _kinds(Keys(config, path), "EncoderModel"):
+    if isinstance(name, str) and _kinds(MetadataReader(config, path), "EncoderModel"):
         name = ENCODERS_OF.get(name, name)
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.60}"
@@ -243,11 +243,13 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Keys]:
     defaults = dict(family.defaults)
     if part is not None:
         defaults = {**SIZES.get(name, {}), **defaults, **part.defaults}
-    keys = Keys(keys.values, path, defaults, keys.prefix)
-    return family, Keys(family.respelt(keys), path, defaults, keys.prefix)
+    keys = MetadataReader(keys.values, path, defaults, keys.prefix)
+    return family, MetadataReader(family.respelt(keys), path, defaults, keys.prefix)
 
 
-def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantization | None) -> None:
+def _refuse_others(
+    whole: MetadataReader, keys: MetadataReader, family: Family, packing: Quantization | None
+) -> None:
     """What would load and be wrong: other heads, packed weights."""
     heads = (*_READING, *((_SCORING,) if family.score_names else ()))
     encodes = ARCHS[family.arch].graph == "encoder"
@@ -272,7 +274,7 @@ def _refuse_others(whole: Keys, keys: Keys, family: Family, packing: Quantizatio
             keys.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")
 
 
-def _activation(keys: Keys, family: Family) -> dict[str, str]:
+def _activation(keys: MetadataReader, family: Family) -> dict[str, str]:
     """A key for the function of the FFN, where it is not the one that GGUF's architecture has:
     GPT-NeoX-20B, Cerebras-GPT.
     """
@@ -297,7 +299,7 @@ _MASKED = ("ForMaskedLM", "ForPreTraining", "BERTLMHead")
 _SCORING = "ForSequenceClassification"
 
 
-def _kinds(whole: Keys, head: str) -> bool:
+def _kinds(whole: MetadataReader, head: str) -> bool:
     """Whether the model is of a class with this ending."""
     kinds = whole.get("architectures") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
@@ -305,13 +307,13 @@ def _kinds(whole: Keys, head: str) -> bool:
     return any(kind.endswith(head) for kind in kinds)
 
 
-def _has_no_head(whole: Keys) -> bool:
+def _has_no_head(whole: MetadataReader) -> bool:
     """Whether the model's class ends with the states: Qwen3Model, but not GPT2LMHeadModel."""
     heads = (*_WRITING, *_MASKED, _SCORING)
     return any(_kinds(whole, end) for end in _READING) and not any(_kinds(whole, h) for h in heads)
 
 
-def _softcaps(keys: Keys, family: Family) -> dict[str, float]:
+def _softcaps(keys: MetadataReader, family: Family) -> dict[str, float]:
     """Of scores and of logits; 0 where the file has none and the architecture would. Only of
     families that have one: transformers ignores the keys elsewhere.
     """
@@ -325,7 +327,7 @@ def _softcaps(keys: Keys, family: Family) -> dict[str, float]:
 
 
 def _attention_scale(
-    keys: Keys, family: Family, n_layer: int, n_embd: int, n_head: int, head_dim: int
+    keys: MetadataReader, family: Family, n_layer: int, n_embd: int, n_head: int, head_dim: int
 ) -> dict[str, float]:
     """The scale, where it is not the one that the architecture has anyway."""
     wide = n_layer in ARCHS[family.arch].width_scaled
@@ -335,7 +337,7 @@ def _attention_scale(
     return {} if math.isclose(asked, usual) else {"attention.scale": f32(asked**-0.5)}
 
 
-def _window(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
+def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
     """The sliding window and the layers that have it; nothing where none has."""
     own = dict(ARCHS[family.arch].keys)
     without = {} if own.get(WINDOW) == 0 or PATTERN not in own else {WINDOW: 0}

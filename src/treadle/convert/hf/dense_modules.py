@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from treadle.convert.hf.config import Hyper
+from treadle.convert.hf.config import HfConfig
 from treadle.convert.hf.pooling import check_in_and_out, read_modules
-from treadle.convert.hf.tensors import GGML_TYPE, Named
+from treadle.convert.hf.tensors import GGML_TYPE, MappedTensor
 from treadle.errors import UnsupportedError
 from treadle.files.safetensors import SafeTensors, open_safetensors, read_json
 from treadle.models.pooling_head import DENSE
@@ -16,12 +16,12 @@ _TANH = "torch.nn.modules.activation.Tanh"  # of a module that names none
 
 
 def read_dense(
-    folder: Path, hyper: Hyper, weights: SafeTensors
-) -> tuple[dict[str, Named], dict[str, Any]]:
+    folder: Path, hyper: HfConfig, weights: SafeTensors
+) -> tuple[dict[str, MappedTensor], dict[str, Any]]:
     """The matrices by GGUF's names, their files among those of ``weights``, and GGUF's keys of
     them. Raises FileError and UnsupportedError.
     """
-    named: dict[str, Named] = {}
+    named: dict[str, MappedTensor] = {}
     keys: dict[str, Any] = {}
     width = hyper.sizes["n_embd"]
     modules = [place for kind, place in read_modules(folder) if kind == "Dense"]
@@ -45,7 +45,7 @@ def read_dense(
             raise UnsupportedError(f"{path}: {what}")
         if len(tensor.shape) != 2 or tensor.shape[1] != width:
             raise tensor.error(f"shape {list(tensor.shape)}", f"[any, {width}]")
-        named[name] = Named(name, tensor, GGML_TYPE[tensor.dtype], tensor.shape)
+        named[name] = MappedTensor(name, tensor, GGML_TYPE[tensor.dtype], tensor.shape)
         stem = f"{hyper.family.arch}.{name.removesuffix('.weight')}_feat"
         keys |= {f"{stem}_in": width, f"{stem}_out": tensor.shape[0]}
         width = tensor.shape[0]

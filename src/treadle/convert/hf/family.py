@@ -8,8 +8,8 @@ from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.convert.hf.tensor_names import LLAMA, Names
-from treadle.convert.sources.derived_tensors import Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule
+from treadle.files.keys import MetadataReader
 
 Windowed = list[bool] | None
 PAIRS = "norm"  # rows as GGUF has them, where folders of an architecture have them either way
@@ -65,7 +65,7 @@ class Family:
     activation: str = "silu"
     older_activation: str = ""
     norm_shift: float = 0.0
-    windowed: Callable[[Keys, int], Windowed] = lambda keys, n_layer: None
+    windowed: Callable[[MetadataReader, int], Windowed] = lambda keys, n_layer: None
     own_local_rope: bool = False
     paired: bool = False
     copied: Mapping[str, str] = field(default_factory=dict)
@@ -75,18 +75,18 @@ class Family:
     score_names: Names = field(default_factory=dict)
     positions_behind_pad: bool = False
     in_place: bool = False
-    respelt: Callable[[Keys], Mapping[str, Any]] = lambda keys: keys.values
-    variant: Callable[[Keys], Family | None] = lambda keys: None
+    respelt: Callable[[MetadataReader], Mapping[str, Any]] = lambda keys: keys.values
+    variant: Callable[[MetadataReader], Family | None] = lambda keys: None
     n_ff_default: int = 0
     experts: bool = False
-    made: Callable[[Keys], Sequence[Rule]] = lambda keys: ()
+    made: Callable[[MetadataReader], Sequence[DerivationRule]] = lambda keys: ()
     packed: str = ""
     extra_layers: str = ""
-    turns: Callable[[Keys], bool] = lambda keys: True
-    more: Callable[[Keys, int], dict[str, Any]] = lambda keys, n_layer: {}
+    turns: Callable[[MetadataReader], bool] = lambda keys: True
+    more: Callable[[MetadataReader, int], dict[str, Any]] = lambda keys, n_layer: {}
     folded_by_mlx: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
-    beside: Callable[[Keys], dict[str, Any]] = lambda whole: {}
+    beside: Callable[[MetadataReader], dict[str, Any]] = lambda whole: {}
     told: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
 

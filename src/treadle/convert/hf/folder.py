@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.hf.config import Hyper, as_laid_by_mlx, read_config
+from treadle.convert.hf.config import HfConfig, as_laid_by_mlx, read_config
 from treadle.convert.hf.dense_modules import read_dense
 from treadle.convert.hf.in_memory import Workshop
 from treadle.convert.hf.mlx_names import as_transformers
@@ -36,7 +36,7 @@ from treadle.convert.hf.tensors import (
     EMBEDDINGS,
     GGML_TYPE,
     SMALL,
-    Named,
+    MappedTensor,
     check_named,
     count_other_parts,
     further_tensors,
@@ -48,8 +48,8 @@ from treadle.convert.hf.tensors import (
 from treadle.convert.hf.tokenizer.special_tokens import GENERATION, read_optional
 from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.convert.quantized.checkpoint import find_settings, unquantised
-from treadle.convert.quantized.dequantized_tensor import MULTIPLIED_OUT, Unpacked
-from treadle.convert.quantized.mlx import Packed
+from treadle.convert.quantized.dequantized_tensor import MULTIPLIED_OUT, DequantizedTensor
+from treadle.convert.quantized.mlx import PackedModule
 from treadle.convert.sources.derived_tensors import stored
 from treadle.convert.sources.source import (
     FILE_TYPES,
@@ -61,7 +61,7 @@ from treadle.convert.sources.source import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import (
     SafeTensor,
     SafeTensors,
@@ -82,13 +82,13 @@ _F32 = GGML_TYPE["F32"]
 
 
 @dataclass
-class Checkpoint:
+class HfFolder:
     """A directory, opened and checked: what both ways to use it begin with."""
 
     path: Path  # the directory
-    hyper: Hyper
+    hyper: HfConfig
     weights: SafeTensors
-    tensors: dict[str, Named]  # by GGUF name
+    tensors: dict[str, MappedTensor]  # by GGUF name
     metadata: dict[str, Any]
     lost: str = ""  # why the layers that predict further tokens are left out
 
@@ -109,7 +109,7 @@ def open_hf(path: str | os.PathLike[str]) -> HFModel:
     return HFModel(checkpoint)
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
     """Open and check a directory; errors as ``open_hf``."""
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
@@ -117,7 +117,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     hyper = read_config(config, folder / CONFIG)
     weights = open_safetensors(given if given != folder else _weights_of(folder))
     try:
-        if settings := find_settings(Keys(config, folder / CONFIG), folder):
+        if settings := find_settings(MetadataReader(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
         weights.tensors, laid = as_transformers(weights.tensors)
         if laid:
@@ -133,7 +133,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         metadata |= read_pooling(folder, config, hyper)
         metadata |= read_query(folder, hyper) if hyper.scores else read_sentences(folder)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
-        checkpoint = Checkpoint(folder, hyper, weights, tensors, metadata)
+        checkpoint = HfFolder(folder, hyper, weights, tensors, metadata)
         dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
         metadata |= keys
         checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
@@ -147,7 +147,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return checkpoint
 
 
-def _with_further(checkpoint: Checkpoint, further: Mapping[str, SafeTensor]) -> Checkpoint:
+def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFolder:
     """The same with the layers that predict further tokens; without them where they are not whole:
     the model is.
     """
@@ -189,7 +189,7 @@ class HFModel(GGUF):
     have in another order, and what is made of several tensors (``hf_made``, ``quantised``).
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: HfFolder) -> None:
         """Takes over the checkpoint's files."""
         hyper, weights = checkpoint.hyper, checkpoint.weights
         self.path = checkpoint.path
@@ -222,14 +222,14 @@ class HFModel(GGUF):
 class _Outline(GGUF):
     """The keys and shapes of a directory: what a graph is asked with before weights are read."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: HfFolder) -> None:
         self.path, self.metadata = checkpoint.path, checkpoint.metadata
         self.tensors = {name: _in_place(named) for name, named in checkpoint.tensors.items()}
         for name, values in checkpoint.hyper.factors.items():
             self.tensors[name] = _of_config(name, values, checkpoint)
 
 
-def _in_place(named: Named) -> Tensor:
+def _in_place(named: MappedTensor) -> Tensor:
     tensor, packed = named.tensor, named.packed
     if packed is not None:
         return PartedTensor(
@@ -255,7 +255,7 @@ def _in_place(named: Named) -> Tensor:
     )
 
 
-def _of_config(name: str, values: npt.NDArray[np.float32], checkpoint: Checkpoint) -> Tensor:
+def _of_config(name: str, values: npt.NDArray[np.float32], checkpoint: HfFolder) -> Tensor:
     return _in_memory(name, values.shape, _F32, f32_bytes(values), checkpoint.path / CONFIG)
 
 
@@ -266,7 +266,7 @@ def _in_memory(
     return Tensor(name, shape, ggml_type, FORMATS[ggml_type], len(data), path, 0, data)
 
 
-def _shift(named: Named, hyper: Hyper) -> float:
+def _shift(named: MappedTensor, hyper: HfConfig) -> float:
     own = named.name.endswith("norm.weight") and not named.name.endswith("ssm_norm.weight")
     return hyper.family.norm_shift if own else 0.0
 
@@ -298,7 +298,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
 
-def _notes(tensors: Iterable[Named]) -> list[str]:
+def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
     """What a user should know: GGUF cannot hold all formats."""
     kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
     return [
@@ -310,7 +310,7 @@ def _notes(tensors: Iterable[Named]) -> list[str]:
 
 def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
     """The same of quantised checkpoints, whose numbers no blocks of GGUF's hold."""
-    found = [each for each in tensors if isinstance(each, Unpacked)]
+    found = [each for each in tensors if isinstance(each, DequantizedTensor)]
     kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in MULTIPLIED_OUT}
     return [
         f"quantised weights ({what}) are multiplied out and written as {kind}, unless --type names "
@@ -319,7 +319,7 @@ def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
     ]
 
 
-def _source(named: Named, hyper: Hyper) -> SourceTensor:
+def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
     tensor = named.tensor
     n_head = turned_heads(layer_of(named.name)[1], named.shape[0], hyper)
     paired = partial(halves_to_pairs, n_head=n_head, share=turned_share(hyper))
@@ -334,7 +334,7 @@ def _source(named: Named, hyper: Hyper) -> SourceTensor:
         values = named.floats(_shift(named, hyper))
         return f32_bytes(paired(values) if n_head else values)
 
-    def unpacked(packed: Packed) -> Bytes:
+    def unpacked(packed: PackedModule) -> Bytes:
         """MLX's weights as numbers: GGUF has no such format."""
         blocks = packed.format.join([array.data for array in packed.arrays])
         rows = packed.format.dequantize_rows(blocks.reshape(math.prod(packed.shape[:-1]), -1))
@@ -358,7 +358,7 @@ def _source(named: Named, hyper: Hyper) -> SourceTensor:
     )
 
 
-def _filled_up(named: Named, more: int) -> SourceTensor:
+def _filled_up(named: MappedTensor, more: int) -> SourceTensor:
     """A table with its first row ``more`` times behind the others: llama.cpp's has all rows."""
     shape = (named.shape[0] + more, *named.shape[1:])
 

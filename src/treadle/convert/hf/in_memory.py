@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treadle.base.humanize import n_bytes
-from treadle.convert.quantized.dequantized_tensor import Unpacked
+from treadle.convert.quantized.dequantized_tensor import DequantizedTensor
 from treadle.convert.sources.check_finite import find_nonfinite, said_of
-from treadle.convert.sources.derived_tensors import Made
+from treadle.convert.sources.derived_tensors import DerivedTensor
 from treadle.errors import FileError
 from treadle.files.safetensors import SafeTensor
 from treadle.files.tensor import Bytes, MadeTensor, Progress
@@ -22,7 +22,7 @@ from treadle.machine.memory import usable_memory
 from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
-    from treadle.convert.hf.tensors import Named
+    from treadle.convert.hf.tensors import MappedTensor
 
 
 class Workshop:
@@ -31,17 +31,17 @@ class Workshop:
     Python's lock. What looks at names and shapes alone waits for nothing.
     """
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Named]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, MappedTensor]) -> None:
         self.folder = folder
         self.tensors = {
             name: named
             for name, named in tensors.items()
-            if named.layout is not None or isinstance(named.tensor, Made)
+            if named.layout is not None or isinstance(named.tensor, DerivedTensor)
         }
         self._rows: dict[str, Bytes] = {}
         self._lock = threading.Lock()
 
-    def tensor(self, named: Named) -> MadeTensor:
+    def tensor(self, named: MappedTensor) -> MadeTensor:
         """One of them, as the engine reads it."""
         fmt, size = FORMATS[named.ggml_type], _size(named)
         at = named.tensor.path, named.tensor.offset, named.tensor.file
@@ -77,7 +77,7 @@ class Workshop:
             raise FileError(f"{what}, and {left}", path=self.folder, expected=cure)
 
 
-def _rows_of(named: Named) -> Bytes:
+def _rows_of(named: MappedTensor) -> Bytes:
     rows = named.rows()
     if _is_unpacked(named.tensor):  # all of it was read: to look at it costs little
         fmt = FORMATS[named.ggml_type]
@@ -88,11 +88,11 @@ def _rows_of(named: Named) -> Bytes:
 
 def _is_unpacked(tensor: SafeTensor) -> bool:
     """Whether codes and scales are multiplied for it."""
-    made = isinstance(tensor, Made) and any(map(_is_unpacked, tensor.sources))
-    return made or isinstance(tensor, Unpacked)
+    made = isinstance(tensor, DerivedTensor) and any(map(_is_unpacked, tensor.sources))
+    return made or isinstance(tensor, DequantizedTensor)
 
 
-def _size(named: Named) -> int:
+def _size(named: MappedTensor) -> int:
     """Bytes in GGUF's form."""
     fmt = FORMATS[named.ggml_type]
     return math.prod(named.shape) // fmt.block * fmt.dtype.itemsize

@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treadle.convert.hf.tensor_names import NAME, Names
-from treadle.convert.hf.tensors import Named, named_as
+from treadle.convert.hf.tensors import MappedTensor, named_as
 from treadle.convert.sources.derived_tensors import make_tensors
 from treadle.errors import UnsupportedError
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.nextn import nextn_model
 from treadle.models.graphs.recurrence import FLAGS
-from treadle.models.keys import NEXTN, Keys
+from treadle.models.keys import NEXTN, ArchMetadata
 
 if TYPE_CHECKING:
-    from treadle.convert.hf.config import Hyper
+    from treadle.convert.hf.config import HfConfig
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor
 
@@ -44,14 +44,14 @@ _APART: Names = {
 }
 
 
-def name_further(tensors: Mapping[str, SafeTensor], hyper: Hyper) -> dict[str, Named]:
+def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
     """``tensors``, all of such layers, by GGUF's names, layer by layer.
 
     Raises UnsupportedError for what treadle does not have, FileError for a tensor that is surplus.
     """
     if not ARCHS[hyper.family.arch].nextn:
         raise UnsupportedError(f"treadle has none in {hyper.family.arch}")
-    found: dict[str, Named] = {}
+    found: dict[str, MappedTensor] = {}
     for tensor in make_tensors(tensors, hyper.rules).values():
         layer, name = _gguf_name(tensor, hyper)
         name = f"blk.{layer}.{name}"
@@ -61,7 +61,7 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: Hyper) -> dict[str, N
     return dict(sorted(found.items(), key=lambda item: int(item[0].split(".")[1])))
 
 
-def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> tuple[int, str]:
+def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
     """The layer, and the name behind it."""
     apart = tensor.name.startswith(_PART)
     match = NAME.fullmatch(tensor.name.removeprefix(_PART))
@@ -76,7 +76,7 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> tuple[int, str]:
     return hyper.n_layer if apart else layer, f"{names[match['stem']]}.{match['kind']}"
 
 
-def further_keys(tensors: Mapping[str, Named], hyper: Hyper) -> dict[str, Any]:
+def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
     """GGUF's keys that are others with these layers."""
     n = max(int(name.split(".")[1]) for name in tensors) + 1 - hyper.n_layer
     made: dict[str, Any] = {"block_count": hyper.n_layer + n, NEXTN: n}
@@ -86,13 +86,13 @@ def further_keys(tensors: Mapping[str, Named], hyper: Hyper) -> dict[str, Any]:
     return {prefix + key: value for key, value in made.items()}
 
 
-def check_further(model: GGUF, hyper: Hyper) -> None:
+def check_further(model: GGUF, hyper: HfConfig) -> None:
     """Hold the layers of a model, which is complete but for its weights, against their rows.
 
     Raises FileError for a tensor that is missing, surplus, or of another shape.
     """
     arch = ARCHS[hyper.family.arch]
-    keys = Keys(model, arch.name, arch.keys)
+    keys = ArchMetadata(model, arch.name, arch.keys)
     config = GRAPHS[arch.graph].read(keys, arch)
     for i in range(keys.integer(NEXTN)):
         _, alone = nextn_model(model, config, i)

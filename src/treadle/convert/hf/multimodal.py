@@ -17,13 +17,13 @@ from treadle.convert.hf.families.mixtures import MIXTURES
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import GLM4, HUNYUAN
 from treadle.convert.hf.windows import upper_layers
-from treadle.convert.sources.derived_tensors import Rows, Rule, lower, turned, upper
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, turned, upper
+from treadle.files.keys import MetadataReader
 from treadle.models.load import SECTIONS
 
 
 @dataclass(frozen=True)
-class Part:
+class TextPart:
     """The part for text. at: its key, with those around it in front. kind: its ``model_type`` where
     it says none. tied: its output is that of the embeddings where nothing says so. defaults: for
     keys that it leaves out, in place of its family's.
@@ -35,10 +35,10 @@ class Part:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def sections(*usual: int) -> Callable[[Keys, int], dict[str, Any]]:
+def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
     """The shares of the three numbers in a head's pairs; ``usual``: transformers' own."""
 
-    def more(keys: Keys, n_layer: int) -> dict[str, Any]:
+    def more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         found: list[int] = list(usual)
         for key in ("rope_parameters", "rope_scaling"):
             rope = keys.within(key)
@@ -54,7 +54,7 @@ def sections(*usual: int) -> Callable[[Keys, int], dict[str, Any]]:
     return more
 
 
-def _deepstack(whole: Keys) -> dict[str, Any]:
+def _deepstack(whole: MetadataReader) -> dict[str, Any]:
     """How many layers states of pictures are added to."""
     vision = whole.within("vision_config")
     layers = vision.get("deepstack_visual_indexes") if vision else []
@@ -107,7 +107,7 @@ def _down(rows: Rows, n_embd: int) -> Rows:
     return rows if rows.shape[-2] == n_embd else turned(rows)
 
 
-def _qwen3_experts(keys: Keys) -> Sequence[Rule]:
+def _qwen3_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
     """All experts in one tensor; gates before what they gate."""
     at, n_embd = "mlp.experts.", keys.integer("hidden_size")
     gives = {
@@ -115,8 +115,10 @@ def _qwen3_experts(keys: Keys) -> Sequence[Rule]:
         f"{at}up_proj.weight": partial(_up, n_embd=n_embd),
     }
     return (
-        Rule((f"{at}gate_up_proj",), gives),
-        Rule((f"{at}down_proj",), {f"{at}down_proj.weight": partial(_down, n_embd=n_embd)}),
+        DerivationRule((f"{at}gate_up_proj",), gives),
+        DerivationRule(
+            (f"{at}down_proj",), {f"{at}down_proj.weight": partial(_down, n_embd=n_embd)}
+        ),
     )
 
 
@@ -210,56 +212,56 @@ PICTURES: dict[str, Family] = {
         more=sections(16, 16, 16, 16),
     ),
 }
-_LLAMA = Part("text_config", "llama")
-OUTER: Mapping[str, Part] = {
-    "gemma3": Part("text_config", "gemma3_text"),
-    "gemma3n": Part("text_config", "gemma3n_text"),
-    "gemma4": Part("text_config", "gemma4_text"),
-    "llama4": Part("text_config", "llama4_text"),
-    "mistral3": Part("text_config", "mistral"),
-    "qwen3_5": Part("text_config", "qwen3_5_text"),
-    "qwen3_5_moe": Part("text_config", "qwen3_5_moe_text"),
-    "qwen2_vl": Part("text_config", "qwen2_vl_text"),
-    "qwen2_5_vl": Part("text_config", "qwen2_5_vl_text"),
-    "qwen3_vl": Part("text_config", "qwen3_vl_text"),
-    "qwen3_vl_moe": Part("text_config", "qwen3_vl_moe_text"),
-    "glm4v": Part("text_config", "glm4v_text"),
-    "glm46v": Part("text_config", "glm4v_text"),
-    "glm_ocr": Part("text_config", "glm_ocr_text"),
-    "glm4v_moe": Part("text_config", "glm4v_moe_text"),
-    "hunyuan_vl": Part("text_config", "hunyuan_vl_text", tied=True),
-    "step3p7": Part("text_config", "step3p5"),
+_LLAMA = TextPart("text_config", "llama")
+OUTER: Mapping[str, TextPart] = {
+    "gemma3": TextPart("text_config", "gemma3_text"),
+    "gemma3n": TextPart("text_config", "gemma3n_text"),
+    "gemma4": TextPart("text_config", "gemma4_text"),
+    "llama4": TextPart("text_config", "llama4_text"),
+    "mistral3": TextPart("text_config", "mistral"),
+    "qwen3_5": TextPart("text_config", "qwen3_5_text"),
+    "qwen3_5_moe": TextPart("text_config", "qwen3_5_moe_text"),
+    "qwen2_vl": TextPart("text_config", "qwen2_vl_text"),
+    "qwen2_5_vl": TextPart("text_config", "qwen2_5_vl_text"),
+    "qwen3_vl": TextPart("text_config", "qwen3_vl_text"),
+    "qwen3_vl_moe": TextPart("text_config", "qwen3_vl_moe_text"),
+    "glm4v": TextPart("text_config", "glm4v_text"),
+    "glm46v": TextPart("text_config", "glm4v_text"),
+    "glm_ocr": TextPart("text_config", "glm_ocr_text"),
+    "glm4v_moe": TextPart("text_config", "glm4v_moe_text"),
+    "hunyuan_vl": TextPart("text_config", "hunyuan_vl_text", tied=True),
+    "step3p7": TextPart("text_config", "step3p5"),
     "llava": _LLAMA,
     "llava_next": _LLAMA,
     "vipllava": _LLAMA,
-    "llava_onevision": Part("text_config", "qwen2"),
-    "idefics3": Part("text_config", "llama", defaults={"rms_norm_eps": 1e-5}),
-    "smolvlm": Part("text_config", "llama", defaults={"rms_norm_eps": 1e-5}),
-    "internvl": Part("text_config", "qwen2", tied=True),
-    "internvl_chat": Part("llm_config", "qwen2"),  # its first folders
-    "aya_vision": Part("text_config", "cohere2", tied=True),
-    "cohere2_vision": Part("text_config", "cohere2", tied=True),
-    "lfm2_vl": Part("text_config", "lfm2", tied=True),
-    "gemma4_unified": Part("text_config", "gemma4_unified_text"),
-    "glmga": Part("text_config", "glm4v_text"),
+    "llava_onevision": TextPart("text_config", "qwen2"),
+    "idefics3": TextPart("text_config", "llama", defaults={"rms_norm_eps": 1e-5}),
+    "smolvlm": TextPart("text_config", "llama", defaults={"rms_norm_eps": 1e-5}),
+    "internvl": TextPart("text_config", "qwen2", tied=True),
+    "internvl_chat": TextPart("llm_config", "qwen2"),  # its first folders
+    "aya_vision": TextPart("text_config", "cohere2", tied=True),
+    "cohere2_vision": TextPart("text_config", "cohere2", tied=True),
+    "lfm2_vl": TextPart("text_config", "lfm2", tied=True),
+    "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
+    "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),
     **dict.fromkeys(("janus", "deepseek_vl", "deepseek_vl_hybrid"), replace(_LLAMA, tied=True)),
-    "idefics2": Part("text_config", "mistral"),
+    "idefics2": TextPart("text_config", "mistral"),
     **dict.fromkeys(
         ("video_llama_3", "fast_vlm", "qwen2_audio", "audioflamingo3", "musicflamingo"),
-        Part("text_config", "qwen2"),
+        TextPart("text_config", "qwen2"),
     ),
-    **dict.fromkeys(("ovis2", "got_ocr2"), Part("text_config", "qwen2", tied=True)),
-    "qianfan_ocr": Part("text_config", "qwen3"),
-    "lighton_ocr": Part("text_config", "qwen3", tied=True),
-    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), Part("text_config", "qwen3_5_text")),
-    "minicpm_ocr": Part("text_config", "qwen3_5_text", tied=True),
-    "exaone4_5": Part("text_config", "exaone4"),
+    **dict.fromkeys(("ovis2", "got_ocr2"), TextPart("text_config", "qwen2", tied=True)),
+    "qianfan_ocr": TextPart("text_config", "qwen3"),
+    "lighton_ocr": TextPart("text_config", "qwen3", tied=True),
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), TextPart("text_config", "qwen3_5_text")),
+    "minicpm_ocr": TextPart("text_config", "qwen3_5_text", tied=True),
+    "exaone4_5": TextPart("text_config", "exaone4"),
     **dict.fromkeys(
-        ("granite_speech", "granite_speech_plus"), Part("text_config", "granite", tied=True)
+        ("granite_speech", "granite_speech_plus"), TextPart("text_config", "granite", tied=True)
     ),
-    "granite4_vision": Part("text_config", "granite4_vision_text"),
-    "hyperclovax_vision_v2": Part("text_config", "hyperclovax", tied=True),
+    "granite4_vision": TextPart("text_config", "granite4_vision_text"),
+    "hyperclovax_vision_v2": TextPart("text_config", "hyperclovax", tied=True),
 }
 # What transformers takes for keys that such a part leaves out, by its ``model_type``.
 SIZES: Mapping[str, Mapping[str, int]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treadle.convert.hf.config import Hyper
+from treadle.convert.hf.config import HfConfig
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.safetensors import read_json
 from treadle.models.pooling_head import DENSE
@@ -24,7 +24,7 @@ _POOLING = "1_Pooling"  # its folder, where no list of modules names another
 _VECTOR = "sentence_embedding"
 
 
-def read_pooling(folder: Path, config: Mapping[str, Any], hyper: Hyper) -> dict[str, Any]:
+def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> dict[str, Any]:
     """GGUF's keys of the pooling; none where no file says. FileError, UnsupportedError."""
     arch = hyper.family.arch
     if hyper.scores:

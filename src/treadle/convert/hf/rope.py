@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.convert.hf.family import Family
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.models.archs import ARCHS, ROPE_HALVED, YARN_TRUNCATE
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
@@ -39,7 +39,9 @@ MINISTRAL_ROPE = {
 Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
 
 
-def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any], Factors]:
+def read_rope(
+    keys: MetadataReader, family: Family, head_dim: int
+) -> tuple[dict[str, Any], Factors]:
     """Bases and scaling, in the old spelling (``rope_theta``, ``rope_scaling``) and the new."""
     older, local = keys.within("rope_scaling"), None
     older = older if older and older.values else None
@@ -51,7 +53,7 @@ def read_rope(keys: Keys, family: Family, head_dim: int) -> tuple[dict[str, Any]
         full = full.within("full_attention")
     if full and older and any(_said(full).get(key) != it for key, it in _said(older).items()):
         keys.refuse("rope_scaling", "differs from rope_parameters beside it: leave one of them out")
-    full = full or older or Keys({}, keys.path, prefix=keys.prefix)
+    full = full or older or MetadataReader({}, keys.path, prefix=keys.prefix)
     theta = full.number("rope_theta", keys.number(family.word("rope_theta"), lo=1.001), lo=1.001)
     share_key = family.word("partial_rotary_factor")
     turned = keys.integer("rotary_dim", head_dim, hi=head_dim)  # MiniMax's word
@@ -97,14 +99,14 @@ def _neutral(factors: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32
     return np.concatenate([factors, np.ones(n - len(factors), np.float32)])
 
 
-def _kind(rope: Keys) -> str:
+def _kind(rope: MetadataReader) -> str:
     kind = rope.text("rope_type", rope.text("type", "default"))
     # Phi 3 had several names for it; the factors say which it is.
     kind = "yarn" if kind == "deepseek_yarn" else kind  # Sarvam's name for it
     return "longrope" if kind == "yarn" and rope.get("short_factor") is not None else kind
 
 
-def _said(rope: Keys) -> dict[str, Any]:
+def _said(rope: MetadataReader) -> dict[str, Any]:
     """All that is set, with one word for the kind."""
     said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
     return {**said, "rope_type": _kind(rope)}
@@ -117,7 +119,7 @@ _WIDE = "global_head_dim"
 _STILL = 1e30  # divides what turns pairs that do not; llama.cpp's converter writes it
 
 
-def _n_ctx_orig(rope: Keys, keys: Keys, lo: int = 1) -> int:
+def _n_ctx_orig(rope: MetadataReader, keys: MetadataReader, lo: int = 1) -> int:
     """The context of before the stretching. transformers prefers the number outside ``rope``."""
     for said in (keys, rope):
         if said.get(_ORIGINAL) is not None:
@@ -125,16 +127,16 @@ def _n_ctx_orig(rope: Keys, keys: Keys, lo: int = 1) -> int:
     return keys.integer(_STRETCHED, lo=lo, hi=POSITION_MAX)
 
 
-def _unscaled(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _unscaled(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     return {}, {}
 
 
-def _linear(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _linear(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     factor = f32(rope.number("factor", lo=1e-3, hi=1e6))
     return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, {}
 
 
-def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _llama3(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Long waves are stretched by ``factor``, short ones left, and those between by a mixture.
 
     A wave's length is in tokens a turn; "long" is against the context of before the stretching.
@@ -152,7 +154,7 @@ def _llama3(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     return {}, {FACTORS: (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)}
 
 
-def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _yarn(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     n_ctx = _n_ctx_orig(rope, keys)
     stretched = keys.integer(_STRETCHED, hi=POSITION_MAX) / n_ctx
     factor = rope.number("factor", stretched, lo=1e-3, hi=1e6)
@@ -177,7 +179,7 @@ def _yarn(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     return made, {}
 
 
-def _longrope(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Two lists of factors: of texts that fit the context of before the stretching, and of longer
     ones.
     """
@@ -199,7 +201,7 @@ def _longrope(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     return made, factors
 
 
-def _dynamic(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Of a text that fits the model's context it is the plain rope. Hunyuan's, with ``alpha``, is
     another base whatever the length.
     """
@@ -209,7 +211,7 @@ def _dynamic(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     return {"rope.freq_base": f32(base * alpha ** (dims / (dims - 2)))}, {}
 
 
-def _proportional(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Gemma 4's: the first pairs turn as fast as if all did, the others do not turn."""
     if keys.get(_WIDE) is None:
         rope.refuse("rope_type", f"'proportional', without {_WIDE}: treadle has it in Gemma 4")
@@ -220,7 +222,7 @@ def _proportional(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     return {}, {FACTORS: factors}
 
 
-def wide_heads(keys: Keys) -> tuple[int, int]:
+def wide_heads(keys: MetadataReader) -> tuple[int, int]:
     """Width of a head, and heads of keys, where layers without a window have their own. Given by
     two keys, or layer by layer, where transformers wrote the file.
     """
@@ -246,7 +248,7 @@ def wide_heads(keys: Keys) -> tuple[int, int]:
     return head_dim, n_kv
 
 
-def _ntk(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
+def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Alibaba's: for texts of all lengths a larger base, and all waves are a little longer."""
     if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
         rope.refuse("type", "'ntk': treadle has it in GTE, without mixed_b")
@@ -255,7 +257,7 @@ def _ntk(rope: Keys, keys: Keys, base: float, dims: int) -> Scaled:
     return {"rope.freq_base": f32(base * factor)}, {FACTORS: longer}
 
 
-_SCALINGS: dict[str, Callable[[Keys, Keys, float, int], Scaled]] = {
+_SCALINGS: dict[str, Callable[[MetadataReader, MetadataReader, float, int], Scaled]] = {
     "default": _unscaled,
     "mrope": _unscaled,  # of text: see multimodal.py
     "xdrope": _dynamic,
@@ -275,7 +277,7 @@ def f32(value: float) -> float:
     return float(np.float32(value))
 
 
-def fourth_still(keys: Keys, n_layer: int) -> dict[str, Any]:
+def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """SmolLM 3: no key of GGUF says which layers do not turn, so others than llama.cpp takes are
     refused.
     """

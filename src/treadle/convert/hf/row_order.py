@@ -12,7 +12,7 @@ import numpy.typing as npt
 from treadle.models.archs import ARCHS
 
 if TYPE_CHECKING:
-    from treadle.convert.hf.config import Hyper
+    from treadle.convert.hf.config import HfConfig
 
 Rows = npt.NDArray[Any]
 Layout = Callable[[Rows], Rows]
@@ -24,7 +24,7 @@ _FUSED = ("attn_qkv.weight", "attn_qkv.bias")
 
 
 def layout_of(
-    name: str, shape: tuple[int, ...], hyper: Hyper, *, linear: bool = False
+    name: str, shape: tuple[int, ...], hyper: HfConfig, *, linear: bool = False
 ) -> tuple[Layout | None, tuple[int, ...]]:
     """What makes GGUF's rows of a tensor's, and their shape; None where they are that already.
     ``name``: GGUF's, without the layer; ``linear``: it is [out, in] in every family.
@@ -39,7 +39,7 @@ def layout_of(
     return None, shape
 
 
-def turned_heads(name: str, n_rows: int, hyper: Hyper) -> int:
+def turned_heads(name: str, n_rows: int, hyper: HfConfig) -> int:
     """The heads of a tensor whose rows a GGUF file has in pairs; 0 for all others. What runs in
     place leaves them, and says so in its metadata.
     """
@@ -64,7 +64,7 @@ def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def turned_share(hyper: Hyper) -> float:
+def turned_share(hyper: HfConfig) -> float:
     """How much of each head turns."""
     turned = hyper.metadata.get(f"{hyper.family.arch}.rope.dimension_count")
     return 1.0 if turned is None else int(turned) * hyper.n_head / hyper.sizes["n_q"]

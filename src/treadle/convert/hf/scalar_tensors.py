@@ -12,13 +12,13 @@ from treadle.files.gguf_array import ValueType, number_array
 from treadle.formats import by_name
 
 if TYPE_CHECKING:
-    from treadle.convert.hf.config import Hyper
+    from treadle.convert.hf.config import HfConfig
     from treadle.files.safetensors import SafeTensors
 
 _IN_LAYER = re.compile(r".*\blayers\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
-def take_numbers(weights: SafeTensors, hyper: Hyper) -> dict[str, Any]:
+def take_numbers(weights: SafeTensors, hyper: HfConfig) -> dict[str, Any]:
     """Take them out of ``weights``; gives the keys in full. FileError where one is missing, or no
     number.
     """

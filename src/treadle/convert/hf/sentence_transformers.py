@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from treadle.convert.hf.config import Hyper
+from treadle.convert.hf.config import HfConfig
 from treadle.convert.hf.pooling import pooling_file
 from treadle.convert.hf.tokenizer.special_tokens import read_optional
 from treadle.errors import UnsupportedError
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.files.splits import SENTENCES
 from treadle.models.archs import ARCHS
 from treadle.models.sentence import MAX_TOKENS, PROMPT
@@ -41,7 +41,7 @@ def read_sentences(folder: Path) -> dict[str, Any]:
     return made
 
 
-def read_query(folder: Path, hyper: Hyper) -> dict[str, Any]:
+def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
     """What goes before the query, where a cross-encoder's folder names it. Errors as above."""
     prompt = _default_prompt(folder)
     if prompt and ARCHS[hyper.family.arch].graph != "encoder":
@@ -64,7 +64,7 @@ def lower_case(folder: Path) -> bool:
 def _refuse_arguments(folder: Path) -> None:
     """What overrides config.json and the tokenizer's files."""
     path = sentences_file(folder)
-    said = Keys(read_optional(path), path)
+    said = MetadataReader(read_optional(path), path)
     for given in filter(None, map(said.within, _ARGUMENTS)):
         for key, value in given.values.items():
             if value is not None and key not in _HARMLESS:
@@ -74,18 +74,18 @@ def _refuse_arguments(folder: Path) -> None:
 def _max_seq_length(folder: Path) -> int:
     """Tokens; 0: no limit but the model's. Where no number is given, the tokenizer's counts."""
     path = sentences_file(folder)
-    sentences = Keys(read_optional(path), path)
+    sentences = MetadataReader(read_optional(path), path)
     if sentences.get("max_seq_length") is not None:
         return sentences.integer("max_seq_length", hi=POSITION_MAX)
     if not os.path.lexists(folder / MODULES):  # no folder of sentence-transformers
         return 0
-    tokenizer = Keys(read_optional(folder / _TOKENIZER), folder / _TOKENIZER)
+    tokenizer = MetadataReader(read_optional(folder / _TOKENIZER), folder / _TOKENIZER)
     most = tokenizer.number("model_max_length", 0.0, lo=0.0, hi=1e300)
     return int(most) if most < POSITION_MAX else 0  # transformers writes 1e30 for none
 
 
 def _default_prompt(folder: Path) -> str:
-    said = Keys(read_optional(folder / PROMPTS), folder / PROMPTS)
+    said = MetadataReader(read_optional(folder / PROMPTS), folder / PROMPTS)
     if said.get("default_prompt_name") is None:
         return ""
     name, prompts = said.text("default_prompt_name"), said.within("prompts")

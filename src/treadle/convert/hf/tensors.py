@@ -27,8 +27,8 @@ from treadle.convert.hf.tensor_names import (
     Names,
     spelt_as,
 )
-from treadle.convert.quantized.dequantized_tensor import Unpacked
-from treadle.convert.quantized.mlx import BLOCKS, Packed, find_packed, unpack, unpack_floats
+from treadle.convert.quantized.dequantized_tensor import DequantizedTensor
+from treadle.convert.quantized.mlx import BLOCKS, PackedModule, find_packed, unpack, unpack_floats
 from treadle.convert.sources.derived_tensors import (
     EXPERT,
     FACTOR,
@@ -44,12 +44,12 @@ from treadle.models.archs import ARCHS
 from treadle.models.ffns import FFNS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import MODEL_ROWS
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.mixers import MIXERS
 from treadle.models.structure import layer_of, needed_tensors
 
 if TYPE_CHECKING:
-    from treadle.convert.hf.config import Hyper
+    from treadle.convert.hf.config import HfConfig
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor, SafeTensors
 
@@ -80,7 +80,7 @@ _PIECE = 1 << 22  # bytes that are compared at a time
 
 
 @dataclass(frozen=True)
-class Named:
+class MappedTensor:
     """A tensor of the checkpoint under its GGUF name; ``packed``: with others, in MLX's format.
 
     ``shape`` is GGUF's; ``layout`` makes GGUF's rows of the checkpoint's, None: they are that.
@@ -90,7 +90,7 @@ class Named:
     tensor: SafeTensor
     ggml_type: int
     shape: tuple[int, ...]
-    packed: Packed | None = None
+    packed: PackedModule | None = None
     layout: Layout | None = None
 
     @property
@@ -120,19 +120,19 @@ class Named:
         return self.layout(elements(self.tensor)).reshape(-1).view(np.uint8)
 
 
-def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
+def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTensor]:
     """Every tensor that the model may use, by GGUF name; ``check_named`` says if it is these.
 
     Raises FileError for a tensor that is surplus or there twice, for embeddings that are missing or
     of another shape, and UnsupportedError for what is not in floating point of 16 bits or more.
     """
-    found: dict[str, Named] = {}
+    found: dict[str, MappedTensor] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
     if (packing := hyper.packing) is not None:
         tensors = unpack(unpack_floats(tensors, packing), packing, partial(_wanted, hyper=hyper))
     if hyper.family.experts or hyper.rules:
         tensors = make_tensors(tensors, hyper.rules)
-    packed: dict[str, Packed] = {}
+    packed: dict[str, PackedModule] = {}
     if packing is not None:
         # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
         # that ties it to the embeddings; mlx-lm uses it.
@@ -157,7 +157,7 @@ def name_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, Named]:
     return found
 
 
-def without_copy(found: Mapping[str, Named]) -> dict[str, Named]:
+def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
     """The tensors without an output that is the embeddings once more. Both are read for it, up to
     the first difference: a model that runs in place has the copy, which gives the same numbers.
     """
@@ -178,9 +178,11 @@ def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
     return all(np.array_equal(a[at : at + _PIECE], b[at : at + _PIECE]) for at in starts)
 
 
-def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None = None) -> Named:
+def named_as(
+    name: str, tensor: SafeTensor, hyper: HfConfig, packed: PackedModule | None = None
+) -> MappedTensor:
     """A tensor under GGUF's ``name``. UnsupportedError for a type that treadle does not read."""
-    linear = isinstance(tensor, Unpacked)  # whatever the model's own layer was
+    linear = isinstance(tensor, DequantizedTensor)  # whatever the model's own layer was
     layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper, linear=linear)
     if name.endswith(FACTOR):
         shape = (math.prod(shape),)
@@ -188,17 +190,17 @@ def named_as(name: str, tensor: SafeTensor, hyper: Hyper, packed: Packed | None 
         if layout is not None:
             what = "packed weights that would have to change places"
             raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
-        return Named(name, tensor, NO_GGML, packed.shape, packed)
+        return MappedTensor(name, tensor, NO_GGML, packed.shape, packed)
     tensor = multiplied_out(tensor) if layout is not None else tensor
     if tensor.dtype not in _TYPES:
         raise UnsupportedError(
             f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
             f"treadle reads {', '.join(GGML_TYPE)} from safetensors"
         )
-    return Named(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
+    return MappedTensor(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
 
 
-def further_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, SafeTensor]:
+def further_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTensor]:
     """Those of layers behind the last, which predict further tokens: ``hf_nextn`` names them."""
     return {
         name: tensor
@@ -207,7 +209,7 @@ def further_tensors(weights: SafeTensors, hyper: Hyper) -> dict[str, SafeTensor]
     }
 
 
-def count_other_parts(weights: SafeTensors, hyper: Hyper) -> int:
+def count_other_parts(weights: SafeTensors, hyper: HfConfig) -> int:
     """How many tensors are of the parts for pictures and sound, which are left out."""
     return sum(bool(NOT_TEXT.fullmatch(name)) for name in weights.tensors) if hyper.nested else 0
 
@@ -223,8 +225,8 @@ def tasks_left_out(weights: SafeTensors) -> str:
 
 
 def check_named(
-    weights: SafeTensors, hyper: Hyper, found: Mapping[str, Named], model: GGUF
-) -> dict[str, Named]:
+    weights: SafeTensors, hyper: HfConfig, found: Mapping[str, MappedTensor], model: GGUF
+) -> dict[str, MappedTensor]:
     """The same in GGUF's order, held against the rows of the graph that will run them.
 
     ``model`` has the tensors in the shapes of ``found``, and the keys. Raises FileError for a
@@ -233,7 +235,7 @@ def check_named(
     arch = ARCHS[hyper.family.arch]
     graph = GRAPHS[arch.graph]
     try:
-        config = graph.read(Keys(model, arch.name, arch.keys), arch)
+        config = graph.read(ArchMetadata(model, arch.name, arch.keys), arch)
     except FileError as error:
         key = (error.where or "").removeprefix(f"{arch.name}.")
         if key not in hyper.spelt:
@@ -257,7 +259,9 @@ def check_named(
     return dict(renamed(name, named, arch.names) for name, named in ordered)
 
 
-def renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[str, Named]:
+def renamed(
+    name: str, named: MappedTensor, names: Iterable[tuple[str, str]]
+) -> tuple[str, MappedTensor]:
     """As files of the architecture call it, where that is not the graph's name."""
     for theirs, ours in names:
         if theirs.endswith(".") and name.startswith(ours):
@@ -267,7 +271,7 @@ def renamed(name: str, named: Named, names: Iterable[tuple[str, str]]) -> tuple[
     return name, replace(named, name=name)
 
 
-def _is_other(tensor: SafeTensor, hyper: Hyper) -> bool:
+def _is_other(tensor: SafeTensor, hyper: HfConfig) -> bool:
     """Whether the tensor is no weight of the model, or has none: transformers writes matrices of
     no rows for 0 shared experts.
     """
@@ -282,14 +286,14 @@ def _is_other(tensor: SafeTensor, hyper: Hyper) -> bool:
     return not (match and match["stem"] in _names(hyper))
 
 
-def _is_further(name: str, hyper: Hyper) -> bool:
+def _is_further(name: str, hyper: HfConfig) -> bool:
     match = FURTHER.match(name)
     if match is None:
         return False
     return not match["layer"] or 0 <= int(match["layer"]) - hyper.n_layer < hyper.n_extra
 
 
-def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str:
+def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
     """The name in GGUF. FileError where there is none."""
     match, names = NAME.fullmatch(tensor.name), _names(hyper)
     layer = match["layer"] if match else None
@@ -303,14 +307,14 @@ def _gguf_name(tensor: SafeTensor, hyper: Hyper) -> str:
     return row if layer is None else f"blk.{layer}.{row}"
 
 
-def _names(hyper: Hyper) -> Names:
+def _names(hyper: HfConfig) -> Names:
     """GGUF's stems by the family's, with those of its head."""
     scores = hyper.family.score_names if hyper.scores else {}
     own = {**hyper.family.names, **scores}
     return own | {name: stem for name, stem in MLX_NAMES.items() if name not in own}
 
 
-def _wanted(name: str, hyper: Hyper) -> str:
+def _wanted(name: str, hyper: HfConfig) -> str:
     """What becomes of one of MLX's packed modules: GGUF has some in F32, rules move others, and
     experts that lie one by one become one matrix.
     """
@@ -322,11 +326,11 @@ def _wanted(name: str, hyper: Hyper) -> str:
     return "F32" if f"{stem}.weight" in SMALL else ""
 
 
-def _model(hyper: Hyper) -> str:
+def _model(hyper: HfConfig) -> str:
     return f"a {hyper.family.arch} model with {hyper.n_layer} layers"
 
 
-def _width(tensor: SafeTensor, hyper: Hyper) -> int | None:
+def _width(tensor: SafeTensor, hyper: HfConfig) -> int | None:
     """Weights in a row, as config.json has it."""
     return hyper.sizes.get(_WIDTHS.get(layer_of(_gguf_name(tensor, hyper))[1], ""))
 
@@ -335,8 +339,8 @@ def _check(
     name: str,
     shape: tuple[int, ...],
     weights: SafeTensors,
-    hyper: Hyper,
-    found: Mapping[str, Named],
+    hyper: HfConfig,
+    found: Mapping[str, MappedTensor],
     words: str = "",
 ) -> None:
     """It is there, in this shape; FileError in the checkpoint's own names."""
@@ -349,7 +353,7 @@ def _check(
         raise found[name].tensor.error(f"shape {list(found[name].shape)}", said)
 
 
-def _hf_name(name: str, hyper: Hyper, found: Mapping[str, Named]) -> str:
+def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> str:
     """The name that transformers gives to what GGUF calls ``name``, as this checkpoint spells."""
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")

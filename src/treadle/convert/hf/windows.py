@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from treadle.convert.hf.family import Windowed
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.graphs.recurrence import INTERVAL
 
@@ -13,12 +13,12 @@ ATTENTION = ("full_attention", "attention")  # words for layers with keys and va
 _EVERY = 4  # Qwen's layers with keys and values, where config.json lists none
 
 
-def every_layer(keys: Keys, n_layer: int) -> Windowed:
+def every_layer(keys: MetadataReader, n_layer: int) -> Windowed:
     """Mistral."""
     return [True] * n_layer
 
 
-def upper_layers(keys: Keys, n_layer: int) -> Windowed:
+def upper_layers(keys: MetadataReader, n_layer: int) -> Windowed:
     """Qwen 2 and 3: those from ``max_window_layers`` on, if the window is in use at all."""
     if not keys.flag("use_sliding_window", False):
         return None
@@ -26,12 +26,12 @@ def upper_layers(keys: Keys, n_layer: int) -> Windowed:
     return [i >= first for i in range(n_layer)]
 
 
-def every_layer_if_used(keys: Keys, n_layer: int) -> Windowed:
+def every_layer_if_used(keys: MetadataReader, n_layer: int) -> Windowed:
     """Qwen 3 with experts: transformers does not read ``max_window_layers`` there."""
     return [True] * n_layer if keys.flag("use_sliding_window", False) else None
 
 
-def every_other_lower(keys: Keys, n_layer: int) -> Windowed:
+def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
     """Qwen 2 with experts: every other layer of those before ``max_window_layers``."""
     if not keys.flag("use_sliding_window", False):
         return None
@@ -39,12 +39,12 @@ def every_other_lower(keys: Keys, n_layer: int) -> Windowed:
     return [i % 2 == 0 and i < end for i in range(n_layer)]
 
 
-def all_but_every(usual: int, *, told: bool = False) -> Callable[[Keys, int], Windowed]:
+def all_but_every(usual: int, *, told: bool = False) -> Callable[[MetadataReader, int], Windowed]:
     """All layers but every ``usual``-th; ``told``: or as ``sliding_window_pattern`` says, which
     transformers reads in some families only.
     """
 
-    def windowed(keys: Keys, n_layer: int) -> Windowed:
+    def windowed(keys: MetadataReader, n_layer: int) -> Windowed:
         period = usual
         if told and isinstance(keys.get("sliding_window_pattern"), int):
             period = keys.integer("sliding_window_pattern", lo=0)
@@ -53,7 +53,7 @@ def all_but_every(usual: int, *, told: bool = False) -> Callable[[Keys, int], Wi
     return windowed
 
 
-def still_layers(keys: Keys, n_layer: int) -> Windowed:
+def still_layers(keys: MetadataReader, n_layer: int) -> Windowed:
     """SmolLM 3: those without a rope, if the window is in use. Layers that are listed have it in
     any case.
     """
@@ -61,7 +61,7 @@ def still_layers(keys: Keys, n_layer: int) -> Windowed:
     return [used and not turns for turns in by_period(NOPE_PERIOD, n_layer)]
 
 
-def has_attention(keys: Keys, n_layer: int) -> list[bool]:
+def has_attention(keys: MetadataReader, n_layer: int) -> list[bool]:
     """Which layers have keys and values in place of a state."""
     kinds = keys.get("layer_types")
     if kinds is None:

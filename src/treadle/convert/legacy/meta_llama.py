@@ -22,7 +22,7 @@ from treadle.convert.sources.llama_names import ROWS, check_llama, join, llama_k
 from treadle.convert.sources.source import ROPE_FREQS, Source, SourceTensor, f32_tensor
 from treadle.errors import FileError
 from treadle.files.checkpoint import Checkpoint, CheckpointTensor
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.files.reader import read_head
 from treadle.files.safetensors import read_json
 from treadle.models.keys import N_LAYER_MAX
@@ -35,7 +35,7 @@ FLOATS = ("Float", "Half", "BFloat16", "Double")  # elements that weights can ha
 def open_meta(path: Path, tokenizer: Path | None = None) -> Source:
     """A folder of Meta's, or one of the .pth files in it. FileError, UnsupportedError."""
     folder = path if path.is_dir() else path.parent
-    params = Keys(read_json(folder / PARAMS), folder / PARAMS)
+    params = MetadataReader(read_json(folder / PARAMS), folder / PARAMS)
     shards = [Checkpoint(shard) for shard in find_shards(folder)]
     model = _Model(folder, params, shards)
     keys = model.keys()
@@ -67,7 +67,7 @@ def read_vocabulary(path: Path, *, scaled: bool) -> dict[str, Any]:
 class _Model:
     """The tensors of all ranks put together again, and what ``params.json`` says of them."""
 
-    def __init__(self, folder: Path, params: Keys, shards: list[Checkpoint]) -> None:
+    def __init__(self, folder: Path, params: MetadataReader, shards: list[Checkpoint]) -> None:
         self.folder, self.params, self.shards = folder, params, shards
         self.notes: list[str] = []
         n_embd, n_head = params.integer("dim"), params.integer("n_heads")
@@ -134,7 +134,9 @@ class _Model:
             "high_freq_factor": self.params.number("high_freq_factor", 4.0, lo=1e-3, hi=1e6),
             "original_max_position_embeddings": 8192,
         }
-        keys = Keys({"rope_theta": self._theta(), "rope_scaling": scaling}, self.params.path)
+        keys = MetadataReader(
+            {"rope_theta": self._theta(), "rope_scaling": scaling}, self.params.path
+        )
         return read_rope(keys, FAMILIES["llama"], self.n["head_dim"])[1][ROPE_FREQS]
 
     # -- putting together -------------------------------------------------------------------------

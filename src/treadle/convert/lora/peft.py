@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.convert.hf.row_order import by_matrix
-from treadle.convert.lora.peft_experts import ALONE, Pair, by_module, stack
+from treadle.convert.lora.peft_experts import ALONE, ExpertPair, by_module, stack
 from treadle.convert.lora.peft_modules import Modules
 from treadle.convert.lora.peft_parameters import (
     ParameterPair,
@@ -25,13 +25,13 @@ from treadle.convert.lora.peft_parameters import (
     read_parameter,
 )
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import open_safetensors, read_json
 from treadle.formats import FORMATS
 from treadle.models.lora import LowRank, turned
 
 if TYPE_CHECKING:
-    from treadle.convert.lora.peft_modules import Part
+    from treadle.convert.lora.peft_modules import PeftModule
     from treadle.convert.sources.derived_tensors import Make
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor
@@ -87,7 +87,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     for what is no plain sum, and for modules that no matrix of the model stands for.
     """
     folder = path if path.is_dir() else path.parent
-    keys = Keys(read_json(folder / CONFIG), folder / CONFIG)
+    keys = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
     _refuse(keys)
     if not (folder / WEIGHTS).is_file():
         others = sorted(p.name for p in folder.glob("adapter_model.*"))
@@ -101,7 +101,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     weights = open_safetensors(folder / WEIGHTS)
     state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
     pairs: dict[str, dict[str, SafeTensor]] = {}
-    found: dict[str, Pair] = {}
+    found: dict[str, ExpertPair] = {}
     tables: set[str] = set()  # modules that a token reads one row of
     for name, tensor in weights.tensors.items():
         match = KEY.fullmatch(name)
@@ -128,7 +128,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
         types = a.dtype, b.dtype
         if (experts := find_parameters(module, gguf)) is None:
             rank = a.shape[0] if len(a.shape) == 2 else 0
-            found[module] = Pair(a, b, _factor(keys, module, rank), types)
+            found[module] = ExpertPair(a, b, _factor(keys, module, rank), types)
             continue
         parameters.append(ParameterPair(experts, a, b, _targets(keys)))
     straight = is_straight(parameters, modules, keys.get("peft_version"))
@@ -150,7 +150,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     return made
 
 
-def _refuse(keys: Keys) -> None:
+def _refuse(keys: MetadataReader) -> None:
     kind = keys.get("peft_type")
     if kind != "LORA":
         raise UnsupportedError(f"{keys.path}: peft_type {kind!r:.40}: treadle adds LORA alone")
@@ -171,7 +171,7 @@ def _what(name: str) -> str:
     return "is no lora_A and no lora_B"
 
 
-def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[Part]:
+def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[PeftModule]:
     """The model's matrices that stand for a module."""
     try:
         return modules.find(module)
@@ -179,13 +179,13 @@ def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[Part]:
         raise UnsupportedError(f"{tensor.path}: {tensor.name}: an adapter of {error}") from None
 
 
-def _n_expert(gguf: GGUF, part: Part, each: Mapping[int, Pair]) -> int:
+def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> int:
     """How many the matrix has; as many as are named, where the model has no such matrix."""
     matrix = gguf.tensors.get(part.name)
     return matrix.shape[0] if matrix is not None and len(matrix.shape) == 3 else max(each) + 1
 
 
-def _pair(part: Part, pair: Pair, config: Config) -> LowRank:
+def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
     """A pair as the model's matrix has rows and columns."""
     a, b = pair.a, pair.b
     rank = a.shape[-2] if len(a.shape) > 1 else 0
@@ -202,7 +202,7 @@ def _pair(part: Part, pair: Pair, config: Config) -> LowRank:
     return LowRank(rank, pair.factor, read_a, read_b, a_shape, b_shape)
 
 
-def _targets(keys: Keys) -> list[str]:
+def _targets(keys: MetadataReader) -> list[str]:
     """Parameters that have adapters without being modules, by the ends of their names."""
     given = keys.get("target_parameters")
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
@@ -210,11 +210,11 @@ def _targets(keys: Keys) -> list[str]:
     return [each.rpartition(".")[2] for each in given]
 
 
-def _factor(keys: Keys, module: str, rank: int) -> float:
+def _factor(keys: MetadataReader, module: str, rank: int) -> float:
     return _alpha(keys, module) / (math.sqrt(max(rank, 1)) if _is_root(keys) else max(rank, 1))
 
 
-def _alpha(keys: Keys, module: str) -> float:
+def _alpha(keys: MetadataReader, module: str) -> float:
     """PEFT looks a module up by the end of its name."""
     patterns: Any = keys.get("alpha_pattern") or {}
     if not isinstance(patterns, dict):
@@ -225,11 +225,13 @@ def _alpha(keys: Keys, module: str) -> float:
         except re.error as error:
             keys.fail("alpha_pattern", f"{pattern!r:.40}: {error}", "regular expressions")
         if fits:
-            return Keys(patterns, keys.path, prefix="alpha_pattern.").number(pattern, lo=0.0)
+            return MetadataReader(patterns, keys.path, prefix="alpha_pattern.").number(
+                pattern, lo=0.0
+            )
     return keys.number("lora_alpha", 8.0, lo=0.0)
 
 
-def _is_root(keys: Keys) -> bool:
+def _is_root(keys: MetadataReader) -> bool:
     """rsLoRA: by the root of the rank."""
     return keys.flag("use_rslora", False)
 
@@ -249,7 +251,7 @@ def _made(tensor: SafeTensor, make: Make) -> Floats:
     return np.ascontiguousarray(make(_floats(tensor)), np.float32)
 
 
-def _made_shape(tensor: SafeTensor, part: Part) -> tuple[int, ...]:
+def _made_shape(tensor: SafeTensor, part: PeftModule) -> tuple[int, ...]:
     """What ``_made`` has, without a look at the values."""
     assert part.make is not None
     try:

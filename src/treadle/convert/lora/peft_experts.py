@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.sources.derived_tensors import EXPERT, Made
+from treadle.convert.sources.derived_tensors import EXPERT, DerivedTensor
 from treadle.files.safetensors import SafeTensor
 
 ALONE = -1  # in place of an expert's number: a matrix that is no expert's
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ExpertPair:
     """A module's; ``types``: how its numbers are stored, A's and B's."""
 
     a: SafeTensor
@@ -30,9 +30,9 @@ class Pair:
     types: tuple[str, str]
 
 
-def by_module(pairs: Mapping[str, Pair]) -> dict[str, dict[int, Pair]]:
+def by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair]]:
     """By modules without the numbers of experts, and by these."""
-    found: dict[str, dict[int, Pair]] = {}
+    found: dict[str, dict[int, ExpertPair]] = {}
     for module, pair in pairs.items():
         match = EXPERT.fullmatch(module)
         at = match["before"] + match["rest"] if match else module
@@ -40,7 +40,7 @@ def by_module(pairs: Mapping[str, Pair]) -> dict[str, dict[int, Pair]]:
     return found
 
 
-def stack(pairs: Mapping[int, Pair], n_expert: int) -> Pair:
+def stack(pairs: Mapping[int, ExpertPair], n_expert: int) -> ExpertPair:
     """One of a whole matrix; where factors differ, they go into B. FileError for an expert that the
     model does not have, and for experts that are not alike.
     """
@@ -56,7 +56,7 @@ def stack(pairs: Mapping[int, Pair], n_expert: int) -> Pair:
     scales = {i: 1.0 if same else pair.factor for i, pair in pairs.items()}
     kinds = [set(each) for each in zip(*(pair.types for pair in pairs.values()), strict=True)]
     a, b = ("F32" if len(each) > 1 else min(each) for each in kinds)
-    return Pair(
+    return ExpertPair(
         _stacked({i: pair.a for i, pair in pairs.items()}, n_expert, dict.fromkeys(pairs, 1.0)),
         _stacked({i: pair.b for i, pair in pairs.items()}, n_expert, scales),
         first.factor if same else 1.0,
@@ -64,12 +64,14 @@ def stack(pairs: Mapping[int, Pair], n_expert: int) -> Pair:
     )
 
 
-def _stacked(halves: Mapping[int, SafeTensor], n: int, scales: Mapping[int, float]) -> Made:
+def _stacked(
+    halves: Mapping[int, SafeTensor], n: int, scales: Mapping[int, float]
+) -> DerivedTensor:
     first = halves[min(halves)]
     shape, at = (n, *first.shape), (first.path, first.offset, first.file)
     make = partial(_filled, halves, n, scales)
     sources = tuple(halves.values())
-    return Made(first.name, "F32", shape, 4 * prod(shape), *at, sources, make, floats=True)
+    return DerivedTensor(first.name, "F32", shape, 4 * prod(shape), *at, sources, make, floats=True)
 
 
 def _filled(

@@ -1,7 +1,8 @@
 """Which of a GGUF model's matrices a module of transformers is, and what that makes of its adapter.
 
-Most modules have a name in their family's table. Others become matrices by a ``Rule``: what moves,
-picks or scales rows is done to B, what moves columns to A, and two matrices of one module share A.
+Most modules have a name in their family's table. Others become matrices by a ``DerivationRule``:
+what moves, picks or scales rows is done to B, what moves columns to A, and two matrices of one
+module share A.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from treadle.convert.hf.families.registry import FAMILIES, VARIANTS
 from treadle.convert.hf.tensor_names import NAME, NOT_STATES
 from treadle.convert.hf.tensors import SCORING
 from treadle.errors import UnsupportedError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import ARCHS
-from treadle.models.keys import Keys as ModelKeys
+from treadle.models.keys import ArchMetadata as ModelKeys
 
 if TYPE_CHECKING:
     from treadle.convert.hf.family import Family
-    from treadle.convert.sources.derived_tensors import Make, Rule, Side
+    from treadle.convert.sources.derived_tensors import DerivationRule, Make, Side
     from treadle.files.gguf import GGUF
 
 NO_SUCH = "a module that no matrix of the model stands for"
@@ -44,7 +45,7 @@ _SAME: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PeftModule:
     """A matrix, or a part of one, that stands for a module; ``make``: of that ``side`` of a pair,
     None for both as they are.
     """
@@ -66,14 +67,14 @@ class Modules:
         if not self.families:
             raise UnsupportedError(f"treadle knows no names of transformers' for {arch}")
 
-    def find(self, module: str) -> list[Part]:
+    def find(self, module: str) -> list[PeftModule]:
         """What stands for one. Raises UnsupportedError, which says why where nothing does."""
         match = NAME.fullmatch(f"{module}.weight")
         if match is None:
             raise UnsupportedError(NO_SUCH)
         stem, layer = match["stem"], match["layer"]
         found = [
-            Part(gguf_name(family.names[stem], layer), family)
+            PeftModule(gguf_name(family.names[stem], layer), family)
             for family in self.families
             if stem in family.names
         ]
@@ -90,7 +91,7 @@ class Modules:
             if untold := [key for key in family.told if not self._keys.has(key)]:
                 raise UnsupportedError(_untold(untold[0]))
             parts = [
-                Part(gguf_name(stem_of(family, to), layer), family, make, rule.side)
+                PeftModule(gguf_name(stem_of(family, to), layer), family, make, rule.side)
                 for to, make in rule.gives.items()
             ]
             if all(part.name in self._gguf.tensors for part in parts):
@@ -103,19 +104,19 @@ class Modules:
             return False
         return self._is_encoder and bool(NOT_STATES.fullmatch(f"{module}.weight"))
 
-    def rules(self) -> Iterator[tuple[Family, Rule]]:
+    def rules(self) -> Iterator[tuple[Family, DerivationRule]]:
         """What becomes of tensors that GGUF has otherwise, and whose that is."""
         for family in self.families:
             for rule in self._rules(family):
                 yield family, rule
 
-    def _rules(self, family: Family) -> Sequence[Rule]:
+    def _rules(self, family: Family) -> Sequence[DerivationRule]:
         said = {word: self._keys.get(key) for word, key in _SAME.items()}
         said |= {key: _listed(self._keys.get(key)) for key in family.told}
         n_inner, n_heads = said["mamba_d_ssm"], said["linear_num_value_heads"]
         if n_inner and n_heads:
             said["linear_value_head_dim"] = n_inner // n_heads
-        return family.made(Keys(said, self._gguf.path, family.defaults))
+        return family.made(MetadataReader(said, self._gguf.path, family.defaults))
 
 
 def stem_of(family: Family, made: str) -> str:

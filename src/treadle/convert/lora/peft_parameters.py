@@ -27,7 +27,7 @@ from treadle.models.lora import LowRank
 if TYPE_CHECKING:
     from treadle.convert.hf.family import Family
     from treadle.convert.lora.peft_modules import Modules
-    from treadle.convert.sources.derived_tensors import Make, Rule
+    from treadle.convert.sources.derived_tensors import DerivationRule, Make
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor
 
@@ -169,7 +169,7 @@ def _matrices(
     yield gguf_name(_STEMS[parameter], of.layer), np.arange(shape[0])
 
 
-def _rule(parameter: str, modules: Modules) -> tuple[Family, Rule] | None:
+def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | None:
     """What becomes of it in its family."""
     for family, rule in modules.rules():
         if len(rule.of) == 1 and rule.of[0].endswith(f"experts.{parameter}"):

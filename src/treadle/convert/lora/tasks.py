@@ -18,7 +18,7 @@ import numpy as np
 
 from treadle.convert.lora.peft_modules import Modules
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import open_safetensors, read_json
 from treadle.formats import by_name
 from treadle.models.lora import EMBEDDINGS, TYPES, Adapter, LowRank
@@ -56,7 +56,7 @@ def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
         what = f"has no adapter for a task {path.name!r:.60}"
         raise FileError(what, path=folder, expected=", ".join(tasks))
     i, modules = tasks.index(path.name), Modules(gguf, config.arch.name)
-    keys = Keys(read_json(folder / "config.json"), folder / "config.json")
+    keys = MetadataReader(read_json(folder / "config.json"), folder / "config.json")
     alpha, state = keys.number("lora_alpha", 1.0, lo=0.0), hashlib.sha256(path.name.encode())
     pairs: dict[str, dict[str, SafeTensor]] = {}
     for name, tensor in open_safetensors(folder).tensors.items():

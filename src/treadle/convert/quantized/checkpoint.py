@@ -34,7 +34,7 @@ from treadle.convert.quantized.float_formats import (
     read_table,
 )
 from treadle.convert.quantized.integer_formats import (
-    Columns,
+    GptqLayout,
     read_awq,
     read_bytes,
     read_columns,
@@ -42,7 +42,7 @@ from treadle.convert.quantized.integer_formats import (
     read_scaled_rows,
 )
 from treadle.errors import UnsupportedError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor, read_json
 from treadle.files.splits import MODELOPT
 
@@ -55,16 +55,18 @@ _OF_ACTIVATIONS = re.compile(
 _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(?:nf4|fp4)")
 
 
-def find_settings(config: Keys, folder: Path) -> Keys | None:
+def find_settings(config: MetadataReader, folder: Path) -> MetadataReader | None:
     """What the checkpoint says of its quantisation, where it is one of METHODS."""
     if config.get(KEY) is None and (folder / MODELOPT).is_file():
-        found = Keys(read_json(folder / MODELOPT), folder / MODELOPT).within("quantization")
-        return found and Keys({**found.values, "quant_method": "modelopt"}, found.path)
+        found = MetadataReader(read_json(folder / MODELOPT), folder / MODELOPT).within(
+            "quantization"
+        )
+        return found and MetadataReader({**found.values, "quant_method": "modelopt"}, found.path)
     settings = said_in(config)
     return settings if settings and settings.get("quant_method") in METHODS else None
 
 
-def said_in(config: Keys) -> Keys | None:
+def said_in(config: MetadataReader) -> MetadataReader | None:
     """What config.json says of a quantisation, its own or its text part's, of any method."""
     found = config.within(KEY) or config.within(_OLDER)
     if found is None and (text := config.within("text_config")) is not None:
@@ -72,7 +74,7 @@ def said_in(config: Keys) -> Keys | None:
     return found
 
 
-def unquantised(tensors: Mapping[str, SafeTensor], settings: Keys) -> Found:
+def unquantised(tensors: Mapping[str, SafeTensor], settings: MetadataReader) -> Found:
     """The tensors, with matrices in place of what they are packed as.
 
     Raises FileError for parts that are missing or do not fit each other, UnsupportedError for what
@@ -83,13 +85,13 @@ def unquantised(tensors: Mapping[str, SafeTensor], settings: Keys) -> Found:
     return {name: t for name, t in found.items() if not _OF_ACTIVATIONS.fullmatch(name)}
 
 
-def _fp8(found: Found, settings: Keys) -> None:
+def _fp8(found: Found, settings: MetadataReader) -> None:
     for name, tensor in list(found.items()):
         if is_float8(tensor):
             read_float8(found, name, tensor, _sizes(settings))
 
 
-def _compressed(found: Found, settings: Keys) -> None:
+def _compressed(found: Found, settings: MetadataReader) -> None:
     if settings.get("transform_config"):
         settings.refuse("transform_config", "treadle turns no activations")
     sparse = settings.within("sparsity_config")
@@ -116,7 +118,7 @@ def _compressed(found: Found, settings: Keys) -> None:
             read_bytes(found, name, tensor, sizes[1])
 
 
-def _modelopt(found: Found, settings: Keys) -> None:
+def _modelopt(found: Found, settings: MetadataReader) -> None:
     sizes = _sizes(settings, *_weights(settings))
     for name, tensor in list(found.items()):
         if name.endswith(".pre_quant_scale"):
@@ -127,17 +129,17 @@ def _modelopt(found: Found, settings: Keys) -> None:
             read_float8(found, name, tensor, sizes)
 
 
-def _gptq(found: Found, settings: Keys) -> None:
+def _gptq(found: Found, settings: MetadataReader) -> None:
     if (kind := settings.text("checkpoint_format", "gptq")) not in ("gptq", "gptq_v2"):
         settings.refuse("checkpoint_format", f"treadle does not unpack {kind!r:.60}")
     _read_gptq(found, settings, kind == "gptq")
 
 
-def _read_gptq(found: Found, settings: Keys, first: bool) -> None:
+def _read_gptq(found: Found, settings: MetadataReader, first: bool) -> None:
     """``first``: of the first version, whose zero points are less by one."""
     meta = settings.within("meta")
     words_lack = first and "gptqmodel" in str(meta.get("quantizer") if meta else None)
-    said = Columns(
+    said = GptqLayout(
         settings.integer("bits", hi=32),
         settings.integer("group_size", -1, lo=-1),
         settings.flag("desc_act", False),
@@ -148,7 +150,7 @@ def _read_gptq(found: Found, settings: Keys, first: bool) -> None:
         read_columns(found, name, tensor, said)
 
 
-def _awq(found: Found, settings: Keys) -> None:
+def _awq(found: Found, settings: MetadataReader) -> None:
     if (version := settings.text("version", "gemm").lower()) != "gemm":
         settings.refuse("version", f"is {version!r:.40}: treadle reads the order of 'gemm'")
     if (bits := settings.integer("bits", 4, hi=32)) != 4:
@@ -157,7 +159,7 @@ def _awq(found: Found, settings: Keys) -> None:
         read_awq(found, name, tensor)
 
 
-def _auto_round(found: Found, settings: Keys) -> None:
+def _auto_round(found: Found, settings: MetadataReader) -> None:
     packing = settings.text("packing_format", "auto_round:auto_gptq")
     if "awq" in packing:
         _awq(found, settings)
@@ -167,7 +169,7 @@ def _auto_round(found: Found, settings: Keys) -> None:
         settings.refuse("packing_format", f"treadle does not unpack {packing!r:.60}")
 
 
-def _bitsandbytes(found: Found, settings: Keys) -> None:
+def _bitsandbytes(found: Found, settings: MetadataReader) -> None:
     for name in list(found):
         if match := _NF4.fullmatch(name):
             read_table(found, match[1], found.pop(name))
@@ -184,14 +186,14 @@ def _words(found: Found) -> Found:
     return {f"{name.removesuffix('qweight')}weight": found.pop(name) for name in names}
 
 
-def _weights(settings: Keys) -> list[Keys]:
+def _weights(settings: MetadataReader) -> list[MetadataReader]:
     """What compressed-tensors says of weights, group by group."""
     groups = settings.within("config_groups")
     each = [groups.within(name) for name in groups.values] if groups else []
     return [weights for keys in each if keys and (weights := keys.within("weights"))]
 
 
-def _sizes(*settings: Keys) -> Sizes:
+def _sizes(*settings: MetadataReader) -> Sizes:
     """Rows and columns of a block that shares a scale, where they are said."""
     rows, columns = list[int](), list[int]()
     for keys in settings:
@@ -204,7 +206,7 @@ def _sizes(*settings: Keys) -> Sizes:
     return rows, columns
 
 
-METHODS: dict[str, Callable[[Found, Keys], None]] = {
+METHODS: dict[str, Callable[[Found, MetadataReader], None]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "compressed-tensors": _compressed,

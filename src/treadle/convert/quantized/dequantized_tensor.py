@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.sources.derived_tensors import Made, Make, block_of
+from treadle.convert.sources.derived_tensors import DerivedTensor, Make, block_of
 from treadle.files.safetensors import SafeTensor
 from treadle.formats import by_name
 
@@ -26,7 +26,7 @@ _CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 
 
 @dataclass(frozen=True, eq=False)
-class Unpacked(Made):
+class DequantizedTensor(DerivedTensor):
     """What ``make`` gives of its sources as numbers: bytes in ``dtype``, of ggml's names."""
 
     @property
@@ -41,11 +41,13 @@ class Unpacked(Made):
 
 def unpacked(
     name: str, dtype: str, shape: tuple[int, ...], sources: tuple[SafeTensor, ...], make: Make
-) -> Unpacked:
+) -> DequantizedTensor:
     """``name``, weights [*shape] that will be in ``dtype``."""
     first, (block, block_bytes) = sources[0], block_of(dtype)
     size = math.prod(shape) // block * block_bytes
-    return Unpacked(name, dtype, shape, size, first.path, first.offset, first.file, sources, make)
+    return DequantizedTensor(
+        name, dtype, shape, size, first.path, first.offset, first.file, sources, make
+    )
 
 
 def numbers(tensor: SafeTensor) -> Array:

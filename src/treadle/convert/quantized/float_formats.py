@@ -38,7 +38,7 @@ from treadle.convert.quantized.unpack import (
     to_bytes,
 )
 from treadle.convert.sources.derived_tensors import FACTOR, Make
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor
 
 Sizes = tuple[Sequence[int], Sequence[int]]  # rows and columns that may share a scale; (): unsaid
@@ -154,7 +154,9 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
         said = json.loads(bytes(state.data))
     except (ValueError, RecursionError) as error:
         raise state.error(f"is no JSON: {error}") from error
-    keys = Keys(said if isinstance(said, dict) else {}, state.path, prefix=f"{state.name}: ")
+    keys = MetadataReader(
+        said if isinstance(said, dict) else {}, state.path, prefix=f"{state.name}: "
+    )
     shape, block = keys.get("shape"), keys.integer("blocksize")
     if not (isinstance(shape, list) and [type(n) for n in shape] == [int, int] and min(shape) > 0):
         keys.fail("shape", f"is {shape!r:.60}", "rows and columns")

@@ -117,7 +117,7 @@ def read_rows(
 
 
 @dataclass(frozen=True)
-class Columns:
+class GptqLayout:
     """What GPTQ's settings say of all matrices.
 
     bits: of a code, where no ``g_idx`` tells it by its length.
@@ -134,7 +134,7 @@ class Columns:
     words_lack: bool
 
 
-def read_columns(found: Found, name: str, tensor: SafeTensor, said: Columns) -> None:
+def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) -> None:
     """GPTQ's words along K [K * bits / 32, M], with ``qzeros`` [G, M * bits / 32], ``scales`` [G,
     M], and maybe each weight's group, ``g_idx`` [K].
     """

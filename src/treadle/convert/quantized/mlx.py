@@ -26,9 +26,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.convert.quantized.dequantized_tensor import Array, Found, floats_of, matrices, unpacked
 from treadle.convert.quantized.float_formats import is_float8, read_float4, read_float8
 from treadle.convert.quantized.unpack import BLOCK, E4M3, MX_GROUP, affine, split_words
-from treadle.convert.sources.derived_tensors import Made
+from treadle.convert.sources.derived_tensors import DerivedTensor
 from treadle.errors import UnsupportedError
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.formats import Format, mlx
 from treadle.formats.mlx import BITS, GROUPS, SCALES
 
@@ -47,7 +47,7 @@ _SETTINGS = ("group_size", "bits", "mode")
 class Quantization:
     """What config.json says of packed weights."""
 
-    keys: Keys
+    keys: MetadataReader
     modules: Mapping[str, Any]  # those that have settings of their own, or are left as they are
 
     def mode(self, module: str) -> str:
@@ -70,7 +70,7 @@ class Quantization:
         return group, bits, f"{keys.path.name}: {keys.prefix.rstrip('.')}"
 
 
-def find_quantization(config: Keys) -> Quantization | None:
+def find_quantization(config: MetadataReader) -> Quantization | None:
     """MLX's settings, None where config.json has none; UnsupportedError for those of others."""
     for key in KEYS:
         keys = config.within(key)
@@ -87,7 +87,7 @@ def find_quantization(config: Keys) -> Quantization | None:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedModule:
     """The three tensors of a module, checked against each other."""
 
     weight: SafeTensor
@@ -171,11 +171,11 @@ def find_packed(
     tensors: Mapping[str, SafeTensor],
     found: Quantization,
     width: Callable[[SafeTensor], int | None],
-) -> dict[str, Packed]:
+) -> dict[str, PackedModule]:
     """Every packed matrix by the name of its ``weight``; ``width``: the K of one, where that is
     known. FileError, UnsupportedError.
     """
-    packed: dict[str, Packed] = {}
+    packed: dict[str, PackedModule] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         if kind in ("scales", "biases") and f"{module}.weight" not in tensors:
@@ -185,7 +185,7 @@ def find_packed(
         scales, biases = (tensors.get(f"{module}.{part}") for part in ("scales", "biases"))
         said = found.modules.get(module)
         if scales is None and biases is None:
-            if isinstance(tensor, Made):
+            if isinstance(tensor, DerivedTensor):
                 continue
             if tensor.dtype == CODES:
                 what = "holds packed codes, and has no scales"
@@ -210,7 +210,7 @@ def _pack(
     biases: SafeTensor,
     found: Quantization,
     width: int | None,
-) -> Packed:
+) -> PackedModule:
     """The shapes agree with each other and with the settings."""
     module = weight.name.removesuffix(".weight")
     group, bits, where = found.settings(module)
@@ -242,4 +242,4 @@ def _pack(
         )
     if biases.shape != scales.shape:
         raise biases.error(f"shape {list(biases.shape)}", f"{list(scales.shape)}, as the scales")
-    return Packed(weight, scales, biases, fmt, (*rows, k))
+    return PackedModule(weight, scales, biases, fmt, (*rows, k))

@@ -1,10 +1,10 @@
 """Tensors that GGUF has and a checkpoint has otherwise: experts that lie one by one, two matrices
 in one, logarithms.
 
-A ``Rule`` says what is made of which tensors of a layer. What is made has a name as the checkpoint
-would spell it, and goes through the tables of names like any other; its bytes are put together when
-they are asked for, and a converter holds one such tensor at a time. What runs in place has them in
-memory.
+A ``DerivationRule`` says what is made of which tensors of a layer. What is made has a name as the
+checkpoint would spell it, and goes through the tables of names like any other; its bytes are put
+together when they are asked for, and a converter holds one such tensor at a time. What runs in
+place has them in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import DTYPES, SafeTensor
 from treadle.formats import by_name
 
@@ -36,7 +36,7 @@ EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\
 
 
 @dataclass(frozen=True)
-class Rule:
+class DerivationRule:
     """of: names behind "layers.N.", or the last two words of one outside; all there or none.
     gives: what becomes of them, by name; with a slash in front it stands outside the layers.
     floats: arrays are given, and made, as float32; else elements are moved as they are stored.
@@ -58,7 +58,7 @@ class Rule:
 
 
 @dataclass(frozen=True, eq=False)
-class Made(SafeTensor):
+class DerivedTensor(SafeTensor):
     """What ``make`` gives of its sources. It says that it is where the first of them is."""
 
     sources: tuple[SafeTensor, ...] = ()
@@ -74,12 +74,14 @@ class Made(SafeTensor):
 
 def stored(tensor: SafeTensor) -> tuple[SafeTensor, ...]:
     """The tensors of files that one is made of: itself, mostly."""
-    if not isinstance(tensor, Made):
+    if not isinstance(tensor, DerivedTensor):
         return (tensor,)
     return tuple(part for each in tensor.sources for part in stored(each))
 
 
-def make_tensors(tensors: Mapping[str, SafeTensor], rules: Sequence[Rule]) -> dict[str, SafeTensor]:
+def make_tensors(
+    tensors: Mapping[str, SafeTensor], rules: Sequence[DerivationRule]
+) -> dict[str, SafeTensor]:
     """The same with experts in one tensor, and what the rules say done. FileError for experts that
     are missing or not alike, and for a part of what a rule needs.
     """
@@ -131,14 +133,16 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
                 what = f"shape {list(other.shape)} in {other.dtype}"
                 raise other.error(what, f"{list(first.shape)} in {first.dtype}, as {first.name}")
         sources = tuple(found[i] for i in range(len(found)))
-        made[name] = Made(
+        made[name] = DerivedTensor(
             name, first.dtype, (len(found), *first.shape), len(found) * first.n_bytes, first.path,
             first.offset, first.file, sources, stacked,
         )  # fmt: skip
     return made
 
 
-def _made(name: str, sources: tuple[SafeTensor, ...], make: Make, rule: Rule) -> Made:
+def _made(
+    name: str, sources: tuple[SafeTensor, ...], make: Make, rule: DerivationRule
+) -> DerivedTensor:
     as_stored = not (rule.floats or rule.dtype)
     if as_stored and len({each.dtype for each in sources}) > 1:
         sources = tuple(map(multiplied_out, sources))
@@ -164,7 +168,7 @@ def _made(name: str, sources: tuple[SafeTensor, ...], make: Make, rule: Rule) ->
         n_bytes = math.prod(shape) * block_bytes
     shape = (*shape[:-1], shape[-1] * block) if block > 1 else shape
     at = first.path, first.offset, first.file
-    return Made(name, dtype, shape, n_bytes, *at, sources, make, rule.floats)
+    return DerivedTensor(name, dtype, shape, n_bytes, *at, sources, make, rule.floats)
 
 
 def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> SafeTensor:
@@ -182,7 +186,7 @@ def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> Safe
         return by_name(kind).quantize_rows(rows)
 
     sources = (tensor, factor) if factor else (tensor,)
-    return Made(tensor.name, kind, tensor.shape, size, *at, sources, make, floats=True)
+    return DerivedTensor(tensor.name, kind, tensor.shape, size, *at, sources, make, floats=True)
 
 
 def _shape_of(
@@ -282,14 +286,14 @@ def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
     return blocks.reshape(*blocks.shape[:-2], -1)
 
 
-def norms_of_heads(keys: Keys) -> Sequence[Rule]:
+def norms_of_heads(keys: MetadataReader) -> Sequence[DerivationRule]:
     """StableLM 2 12B has a LayerNorm for each head; GGUF has their weights in one tensor."""
     if not keys.flag("qk_layernorm", False):
         return ()
     n_head = keys.integer("num_attention_heads")
     counts = {"q": n_head, "k": keys.integer("num_key_value_heads", n_head)}
     return [
-        Rule(
+        DerivationRule(
             tuple(f"self_attn.{x}_layernorm.norms.{i}.weight" for i in range(n)),
             {f"self_attn.{x}_norm.weight": stacked},
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.convert.sources.source import Bytes, SourceTensor
 from treadle.errors import FileError
-from treadle.files.tensor import Stored
+from treadle.files.tensor import TensorData
 from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
 
 EPS = {"llama1": 1e-6, "llama2": 1e-5}  # of the RMS norms
@@ -68,10 +68,10 @@ def named_pieces(parts: Sequence[Any], odd: str) -> Iterator[tuple[str, int | No
 
 def join(
     name: str,
-    pieces: Sequence[Stored],
+    pieces: Sequence[TensorData],
     axis: int | None,
     ggml_type: int,
-    copies: Sequence[tuple[Stored, Stored]] = (),
+    copies: Sequence[tuple[TensorData, TensorData]] = (),
 ) -> SourceTensor:
     """``pieces`` put together along ``axis``; None: all are copies of the first.
 
@@ -94,7 +94,7 @@ def join(
 
 
 def _joined(
-    pieces: Sequence[Stored], axis: int | None, copies: Sequence[tuple[Stored, Stored]]
+    pieces: Sequence[TensorData], axis: int | None, copies: Sequence[tuple[TensorData, TensorData]]
 ) -> Bytes:
     """All of a tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
     for first, copy in copies:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.tensor import Stored
+from treadle.files.tensor import TensorData
 from treadle.formats import FORMATS, GGMLType, by_name, type_of
 
 F32 = by_name("F32")
@@ -48,7 +48,7 @@ class SourceTensor:
     ggml_type: int  # what read() is in: F32, F16, BF16, or a quantised type
     read: Read = field(repr=False)
     origin: str  # the file and the tensor in it, for messages
-    ranges: tuple[Stored, ...] = ()  # what read() reads, where that is known
+    ranges: tuple[TensorData, ...] = ()  # what read() reads, where that is known
     written: int | None = None
 
     @property

@@ -21,7 +21,7 @@ from treadle.system import SYSTEM
 WORD = 8  # bytes that compiled code reads; a ninth signal writes behind them
 
 
-class Alarm:
+class AbortFlag:
     """``with Alarm() as alarm``: signals that Python has a handler for change the 8 bytes at
     ``address``, which are 0 until then. Python's handler runs all the same, when it can.
 
@@ -31,8 +31,8 @@ class Alarm:
 
     __slots__ = ("_usual", "_word", "address")
 
-    def __enter__(self) -> Alarm:
-        self._word: _Word | None = None
+    def __enter__(self) -> AbortFlag:
+        self._word: _FlagBytes | None = None
         self.address = 0
         if threading.current_thread() is threading.main_thread():
             self._word = _word()
@@ -56,7 +56,7 @@ class Alarm:
                 os.write(self._usual, numbers)
 
 
-class _Word:
+class _FlagBytes:
     """The bytes, and the file that they are."""
 
     def __init__(self, file: int) -> None:
@@ -77,10 +77,10 @@ class _Word:
 
 
 @cache
-def _word() -> _Word | None:
+def _word() -> _FlagBytes | None:
     """The one of this process."""
     file = SYSTEM.memory_file()
-    return None if file is None else _Word(file)
+    return None if file is None else _FlagBytes(file)
 
 
 # A forked child must not ring its parent's.

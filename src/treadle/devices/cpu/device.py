@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.devices.cpu.abort_flag import Alarm
-from treadle.devices.cpu.step_loop import STEP, Work
-from treadle.devices.cpu.thread_team import Memory, Team, step_times
+from treadle.devices.cpu.abort_flag import AbortFlag
+from treadle.devices.cpu.step_loop import STEP, StepLoop
+from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
 from treadle.devices.cpu.tuned_rows import tuned_row
 from treadle.jit.cache import source_hash
-from treadle.jit.kernel import Progress, Tally, isa_key, load_kernels
+from treadle.jit.kernel import CompileStats, Progress, isa_key, load_kernels
 from treadle.kernels.spec import run_offset
 from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import Buffer, Const, Plan
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from treadle.plan.lowering.weights import Weights
 
 
-class Program:
+class CpuProgram:
     """A plan as the compiled loop walks it: a STEP record for each step, and their arguments."""
 
-    def __init__(self, plan: Plan, kernels: dict[str, int], arena: Memory, inputs: Memory) -> None:
+    def __init__(
+        self, plan: Plan, kernels: dict[str, int], arena: HostMemory, inputs: HostMemory
+    ) -> None:
         def place(arg: Any) -> int:
             if type(arg) is Buffer:
                 return arena.address + plan.offsets[arg]
@@ -61,22 +63,22 @@ class Cpu:
 
     def __init__(self, isa: Isa, n_threads: int, progress: Progress | None = None) -> None:
         self.isa, self.n_threads, self._progress = isa, n_threads, progress
-        self.table, self.kernels = tuned_row(isa).table, Tally()
+        self.table, self.kernels = tuned_row(isa).table, CompileStats()
         self._team: Team | None = None
         self._scarce: bool | None = None
         # Kept until the team is gone: a late thread may look at a table whose run is long over, and
         # at the counts that it names, before it discards what it read.
-        self._programs: list[Program] = []
+        self._programs: list[CpuProgram] = []
 
     @property
     def variant(self) -> str:
         return f"{isa_key(self.isa)}\0{source_hash()}\0{self.table}"
 
-    def memory(self, n_bytes: int, *, host: bool = False) -> Memory:
-        return Memory(n_bytes)
+    def memory(self, n_bytes: int, *, host: bool = False) -> HostMemory:
+        return HostMemory(n_bytes)
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        return Const(name, Memory.of(array), array)
+        return Const(name, HostMemory.of(array), array)
 
     def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         memory.write(to, memory.read(start, n_bytes))
@@ -114,14 +116,14 @@ class Cpu:
             self._scarce = shortage(gguf.paths) is not None
         return self._scarce
 
-    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> CpuProgram:
         kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
         scratch = plan.scratch(self.isa.lanes)
         if self._team is None or self._team.scratch < scratch:
-            load_kernels([Work()], self.isa, tally=self.kernels)  # the team's own
+            load_kernels([StepLoop()], self.isa, tally=self.kernels)  # the team's own
             self.close()
             self._team = Team(self.n_threads, self.isa, scratch)
-        program = Program(plan, kernels, arena, inputs)
+        program = CpuProgram(plan, kernels, arena, inputs)
         self._programs.append(program)
         return program
 
@@ -142,7 +144,7 @@ class Cpu:
             stamps = np.zeros((n + 1, 2), np.int64)
             stamped = int(stamps.ctypes.data)
         if stoppable:
-            with Alarm() as alarm:
+            with AbortFlag() as alarm:
                 self._team.run(at, n, inputs, stamped, alarm.address)
                 rung = alarm.rung
         else:

@@ -23,7 +23,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import free_lock
-from treadle.devices.cpu.thread_team import ENTRY, Memory
+from treadle.devices.cpu.thread_team import ENTRY, HostMemory
 from treadle.errors import CacheError, CompileError
 from treadle.files.mapping import FAULTS
 from treadle.isa.portable import PORTABLE
@@ -34,7 +34,7 @@ from treadle.kernels.spec import Spec
 from treadle.system import SYSTEM
 
 
-class Layout(NamedTuple):
+class SignalLayout(NamedTuple):
     """What a system's 64-bit C library says of signals; sigaction begins with the handler."""
 
     number: int  # of SIGBUS
@@ -125,15 +125,15 @@ def _field(k: Builder, own: Val, name: str, ty: Any = i64) -> Val:
     return k.load(own, ty, align=8, offset=8 * FIELDS.index(name))
 
 
-class Guard:
+class FaultHandler:
     """The handler of this process: compiled, told where everything is, and not yet in place."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SignalLayout) -> None:
         table = len(FAULTS), FAULTS.itemsize
         spec = Handler(layout.address_off, layout.map_flags, mmap.PAGESIZE, *table)
         self.layout, self.libc = layout, ctypes.CDLL(None)
         self.address = load_kernels([spec], PORTABLE)[spec.name]
-        self.memory, self.default = Memory(8 * len(FIELDS)), Memory(layout.n_bytes)
+        self.memory, self.default = HostMemory(8 * len(FIELDS)), HostMemory(layout.n_bytes)
         self.before: Any = None  # struct sigaction, once this was in place
         self._set("faults", int(FAULTS.ctypes.data))
         self._set("signal", layout.number)
@@ -178,12 +178,12 @@ def _handler_of(action: Any) -> int:
 
 
 @lru_cache(maxsize=1)
-def _guard() -> Guard | None:
+def _guard() -> FaultHandler | None:
     found = SYSTEM.sigbus()
     if found is None:
         return None
     try:
-        made = Guard(Layout(**found))
+        made = FaultHandler(SignalLayout(**found))
     except (CacheError, CompileError) as error:
         from logging import getLogger  # 4 ms of a start that mostly does without
 

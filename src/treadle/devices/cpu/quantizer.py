@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.devices.cpu.thread_team import Memory
+from treadle.devices.cpu.thread_team import HostMemory
 from treadle.isa import choose
 from treadle.jit.kernel import load_kernels
 from treadle.kernels.quantize.k_search import SearchKernel
@@ -64,7 +64,7 @@ class Searcher:
             weights = np.ascontiguousarray(weights, np.float32)
             given["importance"] = weights.ctypes.data
         args = np.array([slot or 0 for slot in spec.args.slots(given)], np.int64)
-        run, scratch = np.zeros(1, RUN_STATE), Memory(spec.scratch(lanes)).bytes
+        run, scratch = np.zeros(1, RUN_STATE), HostMemory(spec.scratch(lanes)).bytes
         self.kernel(args.ctypes.data, run.ctypes.data, 0, padded // lanes, scratch.ctypes.data)
         return spec.numbers(found, n)
 

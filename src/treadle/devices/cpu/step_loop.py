@@ -62,14 +62,14 @@ TEAM_BYTES = NEXT + 8 * len(NEXT_FIELDS)
 # An epoch of no step, while a job is written: what a thread reads of it counts only if the claim
 # was the same before and after (a seqlock).
 CLOSED = -2
-WORKER, CALLER, STOP = range(3)  # what ``Work`` is called for
+WORKER, CALLER, STOP = range(3)  # what ``StepLoop`` is called for
 EVERYONE = 1 << 30
 OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
 TIMESPEC = 16  # bytes
 
 
 @dataclass(frozen=True)
-class Work(Spec):
+class StepLoop(Spec):
     """``args`` is the team; ``begin`` is WORKER for who works until it is told to stop, CALLER for
     who publishes a job, works on it and returns at its end, STOP for who tells the workers.
     """

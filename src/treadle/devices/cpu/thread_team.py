@@ -24,7 +24,7 @@ from treadle.devices.cpu.step_loop import (
     TEAM_BYTES,
     TIMESPEC,
     WORKER,
-    Work,
+    StepLoop,
 )
 from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
@@ -39,7 +39,7 @@ WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
 
 
-class Memory:
+class HostMemory:
     """Zeroed bytes on a cache-line boundary (``.address``), as numpy sees them (``.bytes``)."""
 
     def __init__(self, n_bytes: int) -> None:
@@ -49,7 +49,7 @@ class Memory:
         self.address: int = self.bytes.ctypes.data
 
     @classmethod
-    def of(cls, array: np.ndarray) -> Memory:
+    def of(cls, array: np.ndarray) -> HostMemory:
         """Memory that is there already."""
         made = cls.__new__(cls)
         made.bytes, made.address = array, int(array.ctypes.data)
@@ -66,12 +66,12 @@ class _Shared:
     """What a team's threads have in common: it lives as long as the last of them."""
 
     def __init__(self, isa: Isa) -> None:
-        self.memory = Memory(TEAM_BYTES)
+        self.memory = HostMemory(TEAM_BYTES)
         self.job, self.next = (
             self.memory.bytes[start:stop].view(np.int64)
             for start, stop in ((JOB, NEXT), (NEXT, TEAM_BYTES))
         )
-        self.entry = ENTRY(load_kernels([Work()], isa)[Work().name])
+        self.entry = ENTRY(load_kernels([StepLoop()], isa)[StepLoop().name])
         # A Python callback sleeps for the worker: at most once a run, and ctypes drops the GIL.
         self.wait = WAIT(SYSTEM.sleep)
         self.workers: list[threading.Thread] = []
@@ -80,8 +80,8 @@ class _Shared:
         """While no worker is there: whoever starts one later hands it on."""
         self.job[JOB_AT[field]] = value
 
-    def work(self, role: int, scratch: Memory) -> None:
-        """Enter the compiled code: see ``Work``."""
+    def work(self, role: int, scratch: HostMemory) -> None:
+        """Enter the compiled code: see ``StepLoop``."""
         self.entry(self.memory.address, 0, role, 0, scratch.address)
 
     def dismiss(self) -> None:
@@ -103,7 +103,7 @@ class Team:
     def __init__(self, n_threads: int, isa: Isa, scratch: int) -> None:
         self.n_threads, self.scratch = n_threads, scratch
         self._shared = shared = _Shared(isa)
-        self._scratch = [Memory(scratch) for _ in range(n_threads)]
+        self._scratch = [HostMemory(scratch) for _ in range(n_threads)]
         self._lock = threading.Lock()
         shared.set("spins", SPINS if n_threads > 1 else 0)
         # A first claim of two thirds of a fair share: a core half as slow again delays nobody, and
@@ -113,7 +113,7 @@ class Team:
             shared.set(field, value)
         shared.set("wait", ctypes.cast(shared.wait, ctypes.c_void_p).value or 0)
         shared.set("epoch", 1)
-        self._calm = Memory(8)  # the alarm of a run that has none
+        self._calm = HostMemory(8)  # the alarm of a run that has none
         weakref.finalize(self, shared.dismiss)
 
     def _start_workers(self) -> None:

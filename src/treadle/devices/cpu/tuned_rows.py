@@ -27,7 +27,7 @@ from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import EDGE, MatrixGemm
-from treadle.kernels.matmul.select import SHIPPED, SWEPT, Table, fits
+from treadle.kernels.matmul.select import SHIPPED, SWEPT, TunedTable, fits
 from treadle.machine import topology
 from treadle.system import SYSTEM
 from treadle.version import __version__
@@ -44,7 +44,7 @@ class TunedRow:
 
     isa: str
     path: str  # where it is, or would be
-    table: Table = SHIPPED
+    table: TunedTable = SHIPPED
     made: str | None = None  # when it was measured; None where no row is in force
     problem: str | None = None  # why a row that is there is not
 
@@ -95,7 +95,7 @@ def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
     return path
 
 
-def save(isa: Isa, *tables: Table, proc: Path = topology.PROC) -> Path:
+def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
     """Keep ``tables``, each put over those before and what a sound row already has; gives the file.
 
     Raises CacheError for a folder that is refused or cannot be written to.
@@ -156,7 +156,7 @@ def _machine(isa: Isa, proc: Path) -> dict[str, str]:
 # -- what a file says -----------------------------------------------------------------------------
 
 
-def _read(path: Path, isa: Isa, proc: Path) -> tuple[Table, str]:
+def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
     """The table of a file, and when it was made. Raises _RefusedError, CacheError, OSError."""
     text = _owned(path)
     try:
@@ -196,7 +196,7 @@ def _owned(path: Path) -> bytes:
         os.close(handle)
 
 
-def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> Table:
+def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> TunedTable:
     """The table that ``_written`` wrote. Raises ValueError, TypeError and AttributeError for what
     it cannot have written.
     """
@@ -212,7 +212,7 @@ def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> Table:
                 found[key][w] = _fields(key, value, isa, EDGE if key == "matrix" else 1)
             else:
                 found[key][w] = _tokens(value, least=0 if key == "vector_tokens" else 1)
-    return Table(**found)
+    return TunedTable(**found)
 
 
 def _tokens(value: str | int, least: int = 1) -> int:
@@ -240,7 +240,7 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
     return given
 
 
-def _written(table: Table) -> dict[str, dict[str, Any]]:
+def _written(table: TunedTable) -> dict[str, dict[str, Any]]:
     """A table as JSON has it: by format."""
     out: dict[str, dict[str, Any]] = {}
     for key, rows in table.items().items():

@@ -25,7 +25,7 @@ from treadle.devices.cuda.launch_args import (
     threads_of,
 )
 from treadle.errors import NoMemoryError
-from treadle.jit.kernel import Tally, isa_key
+from treadle.jit.kernel import CompileStats, isa_key
 from treadle.kernels.spec import run_offset
 from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import Buffer, Const, Plan, Step, counted
@@ -45,7 +45,7 @@ SCRATCH = 256 << 20  # bytes of all threads' own memory: more scratch, fewer thr
 UNKNOWN = 1 << 20  # items of a step whose number only an earlier step knows
 
 
-class DeviceMemory:
+class CudaMemory:
     """Memory of the card, given back when nothing refers to it. ``bytes``: the host's pinned copy
     of a run's inputs.
     """
@@ -67,10 +67,10 @@ class DeviceMemory:
         self._driver.write(self.address + at, data)
 
 
-class Program:
+class CudaProgram:
     """A plan as launches, and what they refer to."""
 
-    def __init__(self, device: Cuda, plan: Plan, arena: Any, inputs: DeviceMemory) -> None:
+    def __init__(self, device: Cuda, plan: Plan, arena: Any, inputs: CudaMemory) -> None:
         assert inputs.bytes is not None
         self._driver = device.driver
         self.upload = Upload(inputs.address, inputs.bytes)
@@ -78,7 +78,7 @@ class Program:
         rows = [[self._place(plan, arena, arg) for arg in step.spec.args.slots(step.args)]
                 for step in plan.steps]  # fmt: skip
         table = np.array([slot for row in rows for slot in row] or [0], np.int64).view(np.uint8)
-        args = DeviceMemory(self._driver, table.nbytes)
+        args = CudaMemory(self._driver, table.nbytes)
         args.write(0, table)
         sizes = [device.size(plan, step) for step in plan.steps]
         own = [
@@ -126,9 +126,9 @@ class Cuda:
         self, driver: Driver, n_threads: int = 1, progress: Progress | None = None
     ) -> None:
         self.driver, self.isa, self.n_threads = driver, driver.isa, n_threads
-        self.kernels, self._progress = Tally(), progress
+        self.kernels, self._progress = CompileStats(), progress
         self._loaded: dict[str, Any] = {}
-        self._scratch: DeviceMemory | None = None
+        self._scratch: CudaMemory | None = None
         self._uploaded = self._n_weights = 0  # bytes, of so many
         weakref.finalize(self, driver.close)
 
@@ -143,15 +143,15 @@ class Cuda:
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def memory(self, n_bytes: int, *, host: bool = False) -> DeviceMemory:
-        made = DeviceMemory(self.driver, n_bytes, host=host)
+    def memory(self, n_bytes: int, *, host: bool = False) -> CudaMemory:
+        made = CudaMemory(self.driver, n_bytes, host=host)
         self.driver.clear(made.address, n_bytes)
         return made
 
     def weights(self, name: str, array: np.ndarray) -> Const:
         """A copy on the card, in chunks: never is all of a mapped file asked for at once."""
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        memory = DeviceMemory(self.driver, flat.nbytes)
+        memory = CudaMemory(self.driver, flat.nbytes)
         for at in range(0, flat.nbytes, CHUNK):
             memory.write(at, flat[at : at + CHUNK])
             self._uploaded += min(CHUNK, flat.nbytes - at)
@@ -162,12 +162,12 @@ class Cuda:
     def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         self.driver.copy(memory.address + to, memory.address + start, n_bytes)
 
-    def scratch(self, n_bytes: int) -> DeviceMemory:
+    def scratch(self, n_bytes: int) -> CudaMemory:
         """At least so many bytes for threads' own use: one memory for all plans, for they run one
         behind the other.
         """
         if self._scratch is None or self._scratch.n_bytes < n_bytes:
-            self._scratch = DeviceMemory(self.driver, n_bytes)
+            self._scratch = CudaMemory(self.driver, n_bytes)
         return self._scratch
 
     # -- plans ------------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ class Cuda:
             blocks = min(blocks, SCRATCH // (own * threads))
         return max(1, min(blocks, BLOCKS * self.driver.facts.n_units))
 
-    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
-        return Program(self, plan, arena, inputs)
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> CudaProgram:
+        return CudaProgram(self, plan, arena, inputs)
 
     def run(
         self,

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from treadle.isa.isa import Isa
-    from treadle.jit.kernel import Tally
+    from treadle.jit.kernel import CompileStats
     from treadle.kernels.spec import Spec
 
 
-class Facts(NamedTuple):
+class CardFacts(NamedTuple):
     """What a card is."""
 
     name: str
@@ -57,14 +57,14 @@ class Driver(Protocol):
     """
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> CardFacts:
         """What the card is."""
 
     @property
     def isa(self) -> Isa:
         """The row that kernels are made for."""
 
-    def code(self, spec: Spec, tally: Tally) -> bytes:
+    def code(self, spec: Spec, tally: CompileStats) -> bytes:
         """A kernel as ``load`` takes it: from the cache, else made."""
 
     def load(self, spec: Spec, code: bytes) -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.humanize import n_bytes as in_words
-from treadle.devices.cuda.driver import Facts, Launch, Upload
+from treadle.devices.cuda.driver import CardFacts, Launch, Upload
 from treadle.devices.cuda.library import CONSTANTS, Library, device_ptr, find_library
 from treadle.errors import DeviceError, NoMemoryError
 from treadle.isa.nvptx import ROWS, row
@@ -26,7 +26,7 @@ from treadle.jit.kernel import symbol
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.jit.kernel import Tally
+    from treadle.jit.kernel import CompileStats
     from treadle.kernels.spec import Spec
 
 FREE_SHARED = 48 << 10  # bytes of a block that need not be asked for
@@ -58,7 +58,7 @@ class CudaDriver:
             self.close()
             raise
 
-    def _find(self, ordinal: int) -> tuple[int, Facts]:
+    def _find(self, ordinal: int) -> tuple[int, CardFacts]:
         call = self._call
         try:
             call("cuInit", 0)
@@ -82,7 +82,7 @@ class CudaDriver:
             call("cuDeviceGetAttribute", byref(value), number, device.value)
             return value.value
 
-        facts = Facts(
+        facts = CardFacts(
             name.value.decode("utf-8", "replace"),
             total.value,
             attribute("MULTIPROCESSOR_COUNT"),
@@ -111,7 +111,7 @@ class CudaDriver:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def code(self, spec: Spec, tally: Tally) -> bytes:
+    def code(self, spec: Spec, tally: CompileStats) -> bytes:
         """PTX, which the driver makes machine code of, and keeps."""
         from treadle.devices.cuda.ptx import emit_ptx
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from treadle.devices.cuda.launch_args import emit_entry, gpu_source_hash
 from treadle.errors import CacheError
 from treadle.jit import cache
-from treadle.jit.kernel import Tally, about, begin, isa_key
+from treadle.jit.kernel import CompileStats, about, begin, isa_key
 from treadle.jit.types import i64, ptr
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def _told(text: str) -> str:
     return SHIFT.sub(shift, POINTER.sub(pointer, text))
 
 
-def emit_ptx(spec: Spec, isa: Isa, tally: Tally | None = None) -> str:
+def emit_ptx(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> str:
     """A kernel's PTX, with one entry, ``symbol(spec)``: from the cache, else compiled, and kept if
     that can be. Raises CompileError when LLVM refuses the kernel.
     """
-    tally, key = tally or Tally(), f"{isa_key(isa)}\0{gpu_source_hash()}"
+    tally, key = tally or CompileStats(), f"{isa_key(isa)}\0{gpu_source_hash()}"
     try:
         kept = cache.read(spec.name, key)
     except CacheError:

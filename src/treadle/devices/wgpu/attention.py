@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from treadle.devices.wgpu.pages import loading, page_constants, storing
-from treadle.devices.wgpu.shader import WORD, Call, Count, Groups, Shader, field
+from treadle.devices.wgpu.shader import WORD, Count, Dispatch, Groups, Shader, field
 from treadle.errors import UnsupportedError
 from treadle.jit import math
 from treadle.kernels.attention.merge_splits import MERGE, Merge
@@ -113,7 +113,7 @@ fn main() {
 """
 
 
-def rope(step: Step) -> list[Call]:
+def rope(step: Step) -> list[Dispatch]:
     """Queries in place, keys and values into their pages."""
     spec, given = step.spec, step.args
     assert isinstance(spec, RopeStore)
@@ -146,7 +146,7 @@ def rope(step: Step) -> list[Call]:
     body = storing(spec.kv, step.label) + ROPE
     shader = Shader(spec.name, body, constants, tuple(args), ("q_norm", "k_norm"), ("pool",))
     heads = spec.n_head + (0 if spec.queries_only else 2 * spec.n_head_kv)
-    return [Call(shader, args, lambda count: (heads, count("n_tokens"), 1), consts)]
+    return [Dispatch(shader, args, lambda count: (heads, count("n_tokens"), 1), consts)]
 
 
 # The keys that a query sees, THREADS at a time from a multiple of THREADS on: where an item begins
@@ -247,7 +247,7 @@ fn main() {
 """
 
 
-def attention(step: Step) -> list[Call]:
+def attention(step: Step) -> list[Dispatch]:
     """A workgroup for each head of each token of each item."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Attention)
@@ -290,7 +290,7 @@ def attention(step: Step) -> list[Call]:
         return spec.n_head, spec.tokens, count(f"n_{name}")
 
     consts = {"sinks": given.get("sinks"), "pool": given["pool"]}
-    return [Call(shader, args, groups, consts)]
+    return [Dispatch(shader, args, groups, consts)]
 
 
 MERGING = """
@@ -324,7 +324,7 @@ fn main() {
 """
 
 
-def merge(step: Step) -> list[Call]:
+def merge(step: Step) -> list[Dispatch]:
     """A workgroup for each head of each token of each merge."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Merge)
@@ -347,4 +347,4 @@ def merge(step: Step) -> list[Call]:
     def groups(count: Count) -> Groups:
         return n_head, spec.tokens, count(count_of)
 
-    return [Call(shader, args, groups, {"sinks": given.get("sinks")})]
+    return [Dispatch(shader, args, groups, {"sinks": given.get("sinks")})]

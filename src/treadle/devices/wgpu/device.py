@@ -22,10 +22,10 @@ from treadle.base.humanize import n_bytes as in_words
 from treadle.devices.wgpu.dispatch import calls_of
 from treadle.devices.wgpu.memory import STORAGE, GpuMemory, GpuWeights
 from treadle.devices.wgpu.row import WGSL
-from treadle.devices.wgpu.shader import WORD, Call, Groups
+from treadle.devices.wgpu.shader import WORD, Dispatch, Groups
 from treadle.errors import DeviceError, NoMemoryError
 from treadle.jit.cache import hash_of_sources
-from treadle.jit.kernel import Tally
+from treadle.jit.kernel import CompileStats
 from treadle.kernels.spec import round_up, run_offset
 from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import Buffer, Const, Plan
@@ -40,7 +40,7 @@ ARGS_BYTES = 256  # of a call: what WebGPU aligns a binding to
 N_QUERIES = 4096  # that a set may have, at most
 
 
-class Program:
+class WgpuProgram:
     """A plan's calls: of each step pipelines, bindings, and how many workgroups they are."""
 
     def __init__(self, device: Wgpu, plan: Plan, arena: GpuMemory, inputs: GpuMemory) -> None:
@@ -73,7 +73,7 @@ class Program:
             return self._value(arg[0]) + int(arg[1])
         return self._offsets[arg] // WORD if isinstance(arg, Buffer) else int(arg)
 
-    def _bind(self, device: Wgpu, layout: Any, call: Call, at: int, arena: GpuMemory) -> Any:
+    def _bind(self, device: Wgpu, layout: Any, call: Dispatch, at: int, arena: GpuMemory) -> Any:
         shader, given = call.shader, call.consts
         bound = [arena.buffer, self.inputs.buffer]
         for name in (*shader.reads, *shader.writes):
@@ -114,7 +114,7 @@ class Wgpu:
             required_limits={name: limits[name] for name in wanted},
             required_features=["timestamp-query"] if self.stamps else [],
         )
-        self.kernels, self._progress = Tally(), progress
+        self.kernels, self._progress = CompileStats(), progress
         self._pipelines: dict[str, tuple[Any, Any]] = {}
         self.unused = self.create(ARGS_BYTES), self.create(ARGS_BYTES)
 
@@ -185,7 +185,7 @@ class Wgpu:
             calls_of(step)  # what cannot be run is refused here
         return plan
 
-    def pipeline(self, call: Call) -> tuple[Any, Any]:
+    def pipeline(self, call: Dispatch) -> tuple[Any, Any]:
         """A shader's pipeline, and the layout of its bindings."""
         text, shader = call.shader.text, call.shader
         if text not in self._pipelines:
@@ -210,8 +210,8 @@ class Wgpu:
             self.kernels.seconds += time.perf_counter() - began
         return self._pipelines[text]
 
-    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
-        return Program(self, plan, arena, inputs)
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> WgpuProgram:
+        return WgpuProgram(self, plan, arena, inputs)
 
     def run(
         self,
@@ -244,7 +244,7 @@ class Wgpu:
         except self._wgpu.GPUError as error:
             raise DeviceError(f"{self.name}: {error}") from error
 
-    def _timed(self, ready: Program, steps: list[Any]) -> list[float]:
+    def _timed(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
         """Seconds of each step: by the adapter's clock where it has one, else by the host's, each
         step submitted by itself.
         """
@@ -254,7 +254,7 @@ class Wgpu:
             made += self._stamped(ready, part) if self.stamps else self._clocked(ready, part)
         return made
 
-    def _clocked(self, ready: Program, steps: list[Any]) -> list[float]:
+    def _clocked(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
         made = []
         for calls in steps:
             began, encoder = time.perf_counter(), self.gpu.create_command_encoder()
@@ -265,7 +265,7 @@ class Wgpu:
             made.append(time.perf_counter() - began)
         return made
 
-    def _stamped(self, ready: Program, steps: list[Any]) -> list[float]:
+    def _stamped(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
         n = 2 * len(steps)
         queries = self.gpu.create_query_set(type="timestamp", count=n)
         stamps = self.gpu.create_buffer(size=8 * n, usage="QUERY_RESOLVE|COPY_SRC")
@@ -288,7 +288,7 @@ class Wgpu:
         self._pipelines.clear()
 
 
-def _encode(compute: Any, calls: list[tuple[Any, Any, Any]], ready: Program) -> None:
+def _encode(compute: Any, calls: list[tuple[Any, Any, Any]], ready: WgpuProgram) -> None:
     """A step's calls, where they have anything to do."""
     for pipeline, group, groups_of in calls:
         groups: Groups = groups_of(ready.count)

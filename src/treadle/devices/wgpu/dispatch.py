@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.devices.wgpu import attention, products, rows, top
-from treadle.devices.wgpu.shader import Call, Printer
+from treadle.devices.wgpu.shader import Dispatch, Printer
 from treadle.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PRINTERS: dict[str, Printer] = {
 }
 
 
-def calls_of(step: Step) -> list[Call]:
+def calls_of(step: Step) -> list[Dispatch]:
     """Raises UnsupportedError, with the step's label, for what has no shader."""
     if step.spec.op not in PRINTERS:
         raise UnsupportedError(

@@ -18,7 +18,7 @@ CHUNK = 16 << 20  # bytes of weights that are handed over at a time
 STORAGE = "STORAGE|COPY_SRC|COPY_DST"
 
 
-class Maker(Protocol):
+class BufferMaker(Protocol):
     """What buffers are made by: ``most`` bytes may be bound as one; ``gpu`` is WebGPU's device."""
 
     name: str
@@ -32,7 +32,7 @@ class Maker(Protocol):
 class GpuMemory:
     """A buffer. ``bytes``: the host's copy of a run's inputs, which each run writes."""
 
-    def __init__(self, device: Maker, n_bytes: int, *, host: bool = False) -> None:
+    def __init__(self, device: BufferMaker, n_bytes: int, *, host: bool = False) -> None:
         self._device, self.n_bytes = device, n_bytes
         self.buffer = device.create(n_bytes)
         self.bytes = np.zeros(self.buffer.size, np.uint8) if host else None
@@ -58,10 +58,10 @@ class GpuMemory:
         self._device.gpu.queue.write_buffer(self.buffer, start, np.ascontiguousarray(data))
 
 
-class Part:
+class BufferSlice:
     """Rows of a tensor in a buffer of their own, uploaded when a plan first binds it."""
 
-    def __init__(self, device: Maker, data: np.ndarray) -> None:
+    def __init__(self, device: BufferMaker, data: np.ndarray) -> None:
         self._device, self._data = device, data
         self._buffer: Any = None
 
@@ -89,10 +89,10 @@ class GpuWeights:
 
     bytes = None
 
-    def __init__(self, device: Maker, name: str, array: np.ndarray) -> None:
+    def __init__(self, device: BufferMaker, name: str, array: np.ndarray) -> None:
         self._device, self._name = device, name
         self._array = array.reshape(-1).view(np.uint8)
-        self._parts: dict[int, list[tuple[Part, int, int]]] = {}
+        self._parts: dict[int, list[tuple[BufferSlice, int, int]]] = {}
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
         return self._array[at : at + n_bytes]
@@ -106,7 +106,7 @@ class GpuWeights:
         ((part, _, _),) = self.parts(self._array.nbytes)
         return part.buffer
 
-    def parts(self, row_bytes: int) -> list[tuple[Part, int, int]]:
+    def parts(self, row_bytes: int) -> list[tuple[BufferSlice, int, int]]:
         """Each part, the first of its rows, and how many it has."""
         if row_bytes not in self._parts:
             n_rows, most = self._array.nbytes // row_bytes, self._device.most // row_bytes
@@ -117,7 +117,7 @@ class GpuWeights:
                 )
             self._parts[row_bytes] = [
                 (
-                    Part(self._device, self._array[first * row_bytes :][: most * row_bytes]),
+                    BufferSlice(self._device, self._array[first * row_bytes :][: most * row_bytes]),
                     first,
                     min(most, n_rows - first),
                 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from treadle.devices.wgpu.rows import activation, plain_row, row_constants
-from treadle.devices.wgpu.shader import WORD, Call, Count, Groups, Shader, field, fold
+from treadle.devices.wgpu.shader import WORD, Count, Dispatch, Groups, Shader, field, fold
 from treadle.devices.wgpu.weights import layout_of, reading
 from treadle.errors import UnsupportedError
 from treadle.kernels.matmul.gated import Gated
@@ -181,7 +181,7 @@ def _bring(name: str) -> str:
     return BRING.replace("W_", f"{name}_").replace("_W", f"_{name}").replace("Ws", f"{name}_tile")
 
 
-def gemv(step: Step) -> list[Call]:
+def gemv(step: Step) -> list[Dispatch]:
     """For as many tokens as the spec says."""
     spec: Any = step.spec
     minimum = layout_of(spec.w, step.label).minimum
@@ -191,7 +191,7 @@ def gemv(step: Step) -> list[Call]:
     return _products(step, spec, body, constants, lambda rows: lambda _: fold(-(-rows // ROWS)))
 
 
-def gemm(step: Step) -> list[Call]:
+def gemm(step: Step) -> list[Dispatch]:
     """For any number of tokens."""
     spec: Any = step.spec
     body = reading(spec.w, step.label, "w") + TILES + _bring("w") + GEMM
@@ -200,7 +200,7 @@ def gemm(step: Step) -> list[Call]:
 
 def _products(
     step: Step, spec: Matmul, body: str, constants: tuple[tuple[str, Any], ...], groups_of: Any
-) -> list[Call]:
+) -> list[Dispatch]:
     names = "x", "y", "stride", "residual", "column", "rows", "bias"
     shader = Shader(spec.name, body, constants, names, ("w", "bias"))
     given, calls = step.args, []
@@ -216,11 +216,11 @@ def _products(
                 "bias": first,
             }
             consts = {"w": part, "bias": given["bias"][i] if spec.bias else None}
-            calls.append(Call(shader, args, groups_of(n), consts))
+            calls.append(Dispatch(shader, args, groups_of(n), consts))
     return calls
 
 
-def gated(step: Step) -> list[Call]:
+def gated(step: Step) -> list[Dispatch]:
     """Both matrices in one call: they are of one size, and so are their parts."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Gated)
@@ -240,5 +240,5 @@ def gated(step: Step) -> list[Call]:
             "column": first,
             "rows": n,
         }
-        calls.append(Call(shader, args, _tiles(spec, n), {"gate": gate, "up": up}))
+        calls.append(Dispatch(shader, args, _tiles(spec, n), {"gate": gate, "up": up}))
     return calls

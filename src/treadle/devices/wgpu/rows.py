@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from treadle.devices.wgpu.shader import THREADS, WORD, Call, Count, Groups, Shader, field
+from treadle.devices.wgpu.shader import THREADS, WORD, Count, Dispatch, Groups, Shader, field
 from treadle.devices.wgpu.weights import reading, units
 from treadle.errors import UnsupportedError
 from treadle.kernels.elementwise.add import Add, AddRows
@@ -15,7 +15,7 @@ from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.spec import PART
 
 if TYPE_CHECKING:
-    from treadle.kernels.activation_layout import Act
+    from treadle.kernels.activation_layout import ActivationLayout
     from treadle.plan.plan import Step
 
 PART_WORDS = PART.itemsize // WORD
@@ -41,14 +41,14 @@ def activation(fn: str, label: str) -> str:
     return f"fn f(x: f32) -> f32 {{ {FUNCTIONS[fn]} }}\nfn g(x: f32) -> f32 {{ {up} }}\n"
 
 
-def plain_row(act: Act, label: str) -> int:
+def plain_row(act: ActivationLayout, label: str) -> int:
     """Words from one row to the next of activations, which must be plain f32."""
     if act.kind != "f32" or act.group != 1:
         raise UnsupportedError(f"{label}: activations of {act.kind} in groups of {act.group}")
     return act.row_bytes // WORD
 
 
-def embed(step: Step) -> list[Call]:
+def embed(step: Step) -> list[Dispatch]:
     """A workgroup a token. Tokens whose rows are in another buffer are left to that one's call."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Embed)
@@ -71,7 +71,7 @@ fn main() {
     shader = Shader(spec.name, body, constants, ("x", "stride", "first", "rows"), ("w",))
     (const,) = given["w"]
     return [
-        Call(
+        Dispatch(
             shader,
             {"x": given["x"], "stride": given["stride"], "first": first, "rows": n},
             lambda count: (count("n_tokens"), 1, 1),
@@ -117,7 +117,7 @@ fn main() {
 """
 
 
-def norm(step: Step) -> list[Call]:
+def norm(step: Step) -> list[Dispatch]:
     """A workgroup a row."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Norm)
@@ -145,7 +145,7 @@ def norm(step: Step) -> list[Call]:
     names = ("w", "bias", "gain")
     shader = Shader(spec.name, NORM, constants, tuple(args), names)
     return [
-        Call(shader, args, _rows(step), {name: given.get(name) for name in names}),
+        Dispatch(shader, args, _rows(step), {name: given.get(name) for name in names}),
     ]
 
 
@@ -180,7 +180,7 @@ fn main() {
 """
 
 
-def pack(step: Step) -> list[Call]:
+def pack(step: Step) -> list[Dispatch]:
     """A thread a value."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Pack)
@@ -202,7 +202,7 @@ def pack(step: Step) -> list[Call]:
         "up_stride": ups[1],
     }
     shader = Shader(spec.name, activation(spec.fn, step.label) + PACK, constants, tuple(args))
-    return [Call(shader, args, _values(step, spec.layout().kd), {})]
+    return [Dispatch(shader, args, _values(step, spec.layout().kd), {})]
 
 
 COLUMN_NORM = """
@@ -228,7 +228,7 @@ fn main() {
 """
 
 
-def column_norm(step: Step) -> list[Call]:
+def column_norm(step: Step) -> list[Dispatch]:
     """A workgroup a head of a token."""
     spec, given = step.spec, step.args
     assert isinstance(spec, ColumnNorm)
@@ -240,7 +240,7 @@ def column_norm(step: Step) -> list[Call]:
     def groups(count: Count) -> Groups:
         return spec.heads, count("n_tokens"), 1
 
-    return [Call(shader, args, groups, {name: given.get(name) for name in ("w", "bias")})]
+    return [Dispatch(shader, args, groups, {name: given.get(name) for name in ("w", "bias")})]
 
 
 SOFTCAP = """
@@ -253,13 +253,13 @@ fn main() {
 """
 
 
-def softcap(step: Step) -> list[Call]:
+def softcap(step: Step) -> list[Dispatch]:
     """A thread a logit."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Softcap)
     shader = Shader(spec.name, SOFTCAP, (("K", spec.k), ("CAP", spec.cap)), ("y", "stride"))
     args = {"y": given["y"], "stride": given["stride"]}
-    return [Call(shader, args, _values(step, spec.k), {})]
+    return [Dispatch(shader, args, _values(step, spec.k), {})]
 
 
 ADD = """
@@ -271,13 +271,13 @@ fn main() {
 """
 
 
-def add(step: Step) -> list[Call]:
+def add(step: Step) -> list[Dispatch]:
     """A thread a value."""
     spec = step.spec
     assert isinstance(spec, Add)
     args = {name: step.args[name] for name in ("x", "h", "out", "stride")}
     shader = Shader(spec.name, ADD, (("K", spec.k),), tuple(args))
-    return [Call(shader, args, _values(step, spec.k), {})]
+    return [Dispatch(shader, args, _values(step, spec.k), {})]
 
 
 ADD_ROWS = """
@@ -298,7 +298,7 @@ fn main() {
 """
 
 
-def add_rows(step: Step) -> list[Call]:
+def add_rows(step: Step) -> list[Dispatch]:
     """A workgroup a part."""
     spec = step.spec
     assert isinstance(spec, AddRows)
@@ -311,7 +311,7 @@ def add_rows(step: Step) -> list[Call]:
     )
     shader = Shader(spec.name, ADD_ROWS, constants, ("x", "stride"), ("w",))
     args = {"x": step.args["x"], "stride": step.args["stride"]}
-    return [Call(shader, args, _rows(step), {"w": step.args["w"]})]
+    return [Dispatch(shader, args, _rows(step), {"w": step.args["w"]})]
 
 
 POOLING = """
@@ -340,7 +340,7 @@ fn main() {
 """
 
 
-def pooling(step: Step) -> list[Call]:
+def pooling(step: Step) -> list[Dispatch]:
     """A workgroup a part."""
     spec = step.spec
     assert isinstance(spec, Pooling)
@@ -354,4 +354,4 @@ def pooling(step: Step) -> list[Call]:
         ("PART_WORDS", PART_WORDS),
     )
     args = {name: step.args[name] for name in ("x", "stride", "out", "out_stride")}
-    return [Call(Shader(spec.name, POOLING, constants, tuple(args)), args, _rows(step), {})]
+    return [Dispatch(Shader(spec.name, POOLING, constants, tuple(args)), args, _rows(step), {})]

@@ -107,7 +107,7 @@ def literal(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Call:
+class Dispatch:
     """A dispatch of a step. ``args``: buffers of the plan, or words; ``consts``: what is bound by
     name, None where the shader does not look at it; ``part``: of weights that lie in several
     buffers, which; ``groups``: how many workgroups a run's counts make, none where one is 0.
@@ -119,7 +119,7 @@ class Call:
     consts: Mapping[str, Any]
 
 
-Printer: TypeAlias = "Callable[[Step], list[Call]]"
+Printer: TypeAlias = "Callable[[Step], list[Dispatch]]"
 
 
 def fold(n: int) -> Groups:

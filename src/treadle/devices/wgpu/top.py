@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.devices.wgpu.shader import WORD, Call, Count, Groups, Shader, field
+from treadle.devices.wgpu.shader import WORD, Count, Dispatch, Groups, Shader, field
 from treadle.kernels.elementwise.top_logits import (
     KEY_INF,
     LOWEST,
@@ -28,7 +28,7 @@ from treadle.kernels.elementwise.top_logits import (
     SLICE,
     TOTAL,
     JoinTop,
-    Top,
+    TopLogitsKernel,
     slices,
 )
 
@@ -266,24 +266,24 @@ def _shader(step: Step, body: str, args: tuple[str, ...]) -> Shader:
     return Shader(step.spec.name, numbers + NUMBERS + CHOOSE + body, constants, args)
 
 
-def top(step: Step) -> list[Call]:
+def top(step: Step) -> list[Dispatch]:
     """A workgroup for each slice of each record."""
-    assert isinstance(step.spec, Top)
+    assert isinstance(step.spec, TopLogitsKernel)
     args = {name: step.args[name] for name in ("x", "out", "stride", "n")}
     args["slices"] = n_slices = slices(args["n"])
 
     def groups(count: Count) -> Groups:
         return n_slices, count("n_sampled"), 1
 
-    return [Call(_shader(step, TOP, tuple(args)), args, groups, {})]
+    return [Dispatch(_shader(step, TOP, tuple(args)), args, groups, {})]
 
 
-def join_top(step: Step) -> list[Call]:
+def join_top(step: Step) -> list[Dispatch]:
     """A workgroup for each record; there are at most as many slices as threads."""
     assert isinstance(step.spec, JoinTop)
     args = {"partials": step.args["partials"], "out": step.args["out"]}
     args["slices"] = slices(step.args["n"])
-    call = Call(
+    call = Dispatch(
         _shader(step, JOIN, tuple(args)), args, lambda count: (count("n_sampled"), 1, 1), {}
     )
     return [call]

@@ -37,14 +37,14 @@ PLAIN = "fn W_scale(row: u32, u: u32) -> vec2<f32> { return vec2<f32>(1.0, 0.0);
 
 
 @dataclass(frozen=True)
-class Layout:
+class WgslFormat:
     """A format in WGSL; ``minimum``: whether there is an m other than 0."""
 
     text: str
     minimum: bool = False
 
 
-F32 = Layout(
+F32 = WgslFormat(
     PLAIN
     + """
 fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
@@ -53,7 +53,7 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
 }
 """
 )
-F16 = Layout(
+F16 = WgslFormat(
     PLAIN
     + """
 fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
@@ -62,7 +62,7 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
 }
 """
 )
-BF16 = Layout(
+BF16 = WgslFormat(
     PLAIN
     + """
 fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
@@ -72,7 +72,7 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
 }
 """
 )
-Q4_0 = Layout(
+Q4_0 = WgslFormat(
     HALVES
     + """
 fn W_scale(row: u32, u: u32) -> vec2<f32> {
@@ -86,7 +86,7 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
 """,
     minimum=True,
 )
-Q8_0 = Layout(
+Q8_0 = WgslFormat(
     HALVES
     + """
 fn W_scale(row: u32, u: u32) -> vec2<f32> {
@@ -99,7 +99,7 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
 )
 # A block is 36 words: d and dmin, three of scales, 32 of codes. Scales and minimums have 6 bits: of
 # the first four they are the low ones of a byte, the high ones of which belong to the last four.
-Q4_K = Layout(
+Q4_K = WgslFormat(
     """
 fn W_byte(at: u32) -> u32 { return (W[at >> 2u] >> ((at & 3u) * 8u)) & 255u; }
 fn W_scale(row: u32, u: u32) -> vec2<f32> {
@@ -126,7 +126,7 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
 # A block: 128 bytes of low nibbles, 64 of the two high bits, 16 scales i8 for 16 values each, d.
 # Its 32 values from 128 h + 32 j on have the bytes 64 h + 32 (j % 2) and on, of the high bits those
 # from 32 h on.
-Q6_K = Layout(
+Q6_K = WgslFormat(
     HALVES
     + """
 fn W_scale(row: u32, u: u32) -> vec2<f32> {
@@ -156,7 +156,7 @@ LAYOUTS = {
 }
 
 
-def layout_of(fmt: str, label: str) -> Layout:
+def layout_of(fmt: str, label: str) -> WgslFormat:
     """Raises UnsupportedError, with the step's label, for a format without one."""
     if fmt not in LAYOUTS:
         have = ", ".join(LAYOUTS)

@@ -15,13 +15,13 @@ import numpy as np
 import ray
 import ray.data
 
-from treadle.server.batch_file.lines import Line
-from treadle.server.batch_file.local import Local
-from treadle.server.batch_file.work import Written, work
+from treadle.server.batch_file.lines import InputLine
+from treadle.server.batch_file.local import LocalAnswers
+from treadle.server.batch_file.work import OutputLine, work
 from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:
-    from treadle.distributed.cluster.plan import Plan
+    from treadle.distributed.cluster.plan import ReplicaPlan
 
 SLICE = 50_000  # lines that are in memory at once; the models are loaded anew for each
 AT_ONCE = 64  # lines that a model is given: they share its batches
@@ -30,18 +30,18 @@ AT_ONCE = 64  # lines that a model is given: they share its batches
 class Answerer:
     """One model, in an actor of Ray Data's."""
 
-    def __init__(self, plan: Plan, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, plan: ReplicaPlan, defaults: Mapping[str, Any]) -> None:
         self._model = plan.open()
-        self._local = Local(Service(self._model, plan.settings), defaults)
+        self._local = LocalAnswers(Service(self._model, plan.settings), defaults)
         asyncio.run(self._local.ready())
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         """Rows of lines to rows of answers."""
         lines = [
-            Line(int(number), bytes(raw))
+            InputLine(int(number), bytes(raw))
             for number, raw in zip(batch["number"], batch["raw"], strict=True)
         ]
-        made: list[Written] = []
+        made: list[OutputLine] = []
         asyncio.run(work(iter(lines), self._local.answer, made.append))
         return {
             "data": np.array([written.data for written in made], object),
@@ -50,7 +50,9 @@ class Answerer:
         }
 
 
-def answers(lines: Iterator[Line], plan: Plan, defaults: Mapping[str, Any]) -> Iterator[Written]:
+def answers(
+    lines: Iterator[InputLine], plan: ReplicaPlan, defaults: Mapping[str, Any]
+) -> Iterator[OutputLine]:
     """The answers of ``plan.replicas`` models, in the order of the lines."""
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -66,4 +68,4 @@ def answers(lines: Iterator[Line], plan: Plan, defaults: Mapping[str, Any]) -> I
             num_cpus=plan.cpus,
         )
         for row in made.iter_rows():
-            yield Written(bytes(row["data"]), int(row["n_tokens"]), bool(row["failed"]))
+            yield OutputLine(bytes(row["data"]), int(row["n_tokens"]), bool(row["failed"]))

@@ -7,14 +7,14 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.server.requests.service import Settings
+from treadle.server.requests.service import ServerSettings
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaPlan:
     """``replicas`` of a model. ``load``: settings of ``treadle.load``; with more than one of
     ``stages`` each replica's layers are split over so many actors.
     """
@@ -23,7 +23,7 @@ class Plan:
     replicas: int = 1
     stages: int = 1
     load: Mapping[str, Any] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
+    settings: ServerSettings = field(default_factory=ServerSettings)
 
     @property
     def threads(self) -> int:

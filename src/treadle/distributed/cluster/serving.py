@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from treadle.distributed.cluster.affinity import beginning
-from treadle.distributed.cluster.plan import Plan
+from treadle.distributed.cluster.plan import ReplicaPlan
 from treadle.distributed.cluster.router import PrefixRouter
 from treadle.errors import TreadleError
 from treadle.server.app import build_app
@@ -38,7 +38,7 @@ MAX_CALLS = 512  # in one replica; more wait in the front
 class Replica:
     """One model and its server."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReplicaPlan) -> None:
         self._model = plan.open()
         self._service = Service(self._model, plan.settings)
         self._service.engine.start()
@@ -85,7 +85,7 @@ class Replica:
             self._model.close()
 
 
-class Front:
+class FrontServer:
     """The address: reads bodies, and passes calls on."""
 
     def __init__(self, replica: Any) -> None:
@@ -125,7 +125,7 @@ async def _parts(messages: Any) -> AsyncIterator[bytes]:
         messages.cancel()
 
 
-def run(plan: Plan, host: str, port: int, ready: Callable[[str], None]) -> None:
+def run(plan: ReplicaPlan, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Start, or replace, the application on the Ray that ``ray.init`` has found; ``ready`` is told
     its address.
     """
@@ -141,7 +141,7 @@ def run(plan: Plan, host: str, port: int, ready: Callable[[str], None]) -> None:
         health_check_period_s=5,
     )
     front: Any = serve.deployment(
-        Front, max_ongoing_requests=4 * MAX_CALLS, ray_actor_options={"num_cpus": 0.1}
+        FrontServer, max_ongoing_requests=4 * MAX_CALLS, ray_actor_options={"num_cpus": 0.1}
     )
     serve.run(front.bind(replica.bind(plan)), name=APP, route_prefix="/")
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from treadle.base.interrupts import interrupts_held
 from treadle.distributed.stages.pipeline import Pipeline, StageLostError
-from treadle.engine.batch import Part
+from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.errors import UnsupportedError
 from treadle.kvcache.cache import KVCache, Sequence
@@ -74,7 +74,7 @@ class FrontEngine(Engine):
 
     def _run(
         self,
-        parts: Ids[Part],
+        parts: Ids[BatchItem],
         read: Callable[[Any], T],
         times: list[float] | None = None,
         output: str = "logits",
@@ -115,7 +115,7 @@ class FrontEngine(Engine):
                     at = self.cache.match(seq, [*ids, -1])
                 try:
                     for start in range(at, len(ids), self.max_tokens):
-                        part = Part(seq, ids[start : start + self.max_tokens], 0)
+                        part = BatchItem(seq, ids[start : start + self.max_tokens], 0)
                         super()._run([part], lambda ready: None)
                 finally:
                     self._owed[-1] = seq, ids, seq.n_changes

@@ -2,8 +2,8 @@
 
 The engine in front knows it as any other device (``devices/protocol.py``). Its memory is the
 stages'; what a run reads reaches them in one block; the last stage's outputs come back. Whoever
-runs the stages is a ``Chain``: processes on other machines (``treadle.distributed.cluster``), or
-engines in this one.
+runs the stages is a ``StageChain``: processes on other machines (``treadle.distributed.cluster``),
+or engines in this one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from treadle.devices.cpu.thread_team import Memory
+from treadle.devices.cpu.thread_team import HostMemory
 from treadle.devices.cpu.tuned_rows import tuned_row
-from treadle.distributed.stages.stage import Batch, Copy, Given
+from treadle.distributed.stages.stage import Batch, CellCopy, Given
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.jit.cache import source_hash
-from treadle.jit.kernel import Tally, isa_key
+from treadle.jit.kernel import CompileStats, isa_key
 from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import Const, Plan
 
@@ -33,7 +33,7 @@ class StageLostError(TreadleError):
     """A stage has ended, and its keys and values with it."""
 
 
-class Chain(Protocol):
+class StageChain(Protocol):
     """Stages in their order."""
 
     def run(self, batch: Batch) -> Given:
@@ -49,14 +49,14 @@ class Chain(Protocol):
         """End the stages. Idempotent."""
 
 
-class Far:
+class StageMemory:
     """Memory of the stages. An arena's outputs are here once a run has given them."""
 
     bytes: np.ndarray | None = None
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
-        self.arena: Outputs | None = None
+        self.arena: StageOutputs | None = None
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
         """See ``plan.Memory``."""
@@ -69,10 +69,10 @@ class Far:
         raise UnsupportedError("pages of a model in stages are not read or written by files")
 
 
-class Outputs:
+class StageOutputs:
     """What the last run has given, and the logits if somebody asks for them."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: StageChain) -> None:
         self._chain, self._plan = chain, Plan(0, 0)
         self._given: Given = {}
 
@@ -91,40 +91,40 @@ class Outputs:
         raise AssertionError(f"byte {at} of an arena is no output's")
 
 
-class Program(NamedTuple):
+class StagePlan(NamedTuple):
     """A plan, and the memory of its runs."""
 
     plan: Plan
     output: str
-    arena: Far
-    inputs: Memory
+    arena: StageMemory
+    inputs: HostMemory
 
 
 class Pipeline:
     """A device that runs plans through ``chain``."""
 
-    def __init__(self, isa: Isa, n_threads: int, chain: Chain) -> None:
+    def __init__(self, isa: Isa, n_threads: int, chain: StageChain) -> None:
         self.isa, self.n_threads, self.chain = isa, n_threads, chain
-        self.kernels, self._table = Tally(), tuned_row(isa).table
-        self._outputs = Outputs(chain)
+        self.kernels, self._table = CompileStats(), tuned_row(isa).table
+        self._outputs = StageOutputs(chain)
         self._cells: list[Cells] = []
-        self._copies: list[Copy] = []
+        self._copies: list[CellCopy] = []
 
     @property
     def variant(self) -> str:
         return f"{isa_key(self.isa)}\0{source_hash()}\0{self._table}"
 
     def memory(self, n_bytes: int, *, host: bool = False) -> Any:
-        return Memory(n_bytes) if host else Far(n_bytes)
+        return HostMemory(n_bytes) if host else StageMemory(n_bytes)
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        return Const(name, Far(0), array)
+        return Const(name, StageMemory(0), array)
 
     def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         """Remember it: it is done before the next run."""
         if n_bytes:
             which = [cells.const.memory for cells in self._cells].index(memory)
-            self._copies.append(Copy(which, start // n_bytes, to // n_bytes))
+            self._copies.append(CellCopy(which, start // n_bytes, to // n_bytes))
 
     def plan(
         self,
@@ -157,10 +157,10 @@ class Pipeline:
             plan.arena_bytes += buffer.n_bytes
         return plan
 
-    def ready(self, plan: Plan, arena: Any, inputs: Any) -> Program:
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> StagePlan:
         arena.arena = self._outputs
         names = [name for name in plan.outputs if name not in ("top", "pooled")]
-        return Program(plan, names[0], arena, inputs)
+        return StagePlan(plan, names[0], arena, inputs)
 
     def run(
         self,

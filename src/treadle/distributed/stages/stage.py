@@ -24,7 +24,7 @@ from treadle.models.stages import staged
 Given = dict[str, np.ndarray]  # rows of f32 as bytes, by name
 
 
-class Copy(NamedTuple):
+class CellCopy(NamedTuple):
     """A page or a state that is copied before a run: cells of one pool, by number."""
 
     pool: int
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     n_outputs: int
     output: str
     inputs: bytes  # the block of engine/batch.py
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[CellCopy, ...] = ()
 
 
 class Stage(Engine):
@@ -99,7 +99,7 @@ class Stage(Engine):
         buffer = plan.outputs[name]
         return np.array(arena.read(plan.offsets[buffer], n * buffer.row_bytes))
 
-    def _copy(self, copies: Iterable[Copy]) -> None:
+    def _copy(self, copies: Iterable[CellCopy]) -> None:
         """Copy the parts of its own layers; the others' have never been written."""
         cells = (*self.cache.pools, *self.cache.states)
         for which, cell, to in copies:

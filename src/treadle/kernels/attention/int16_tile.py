@@ -39,7 +39,7 @@ VECTORS = 2  # of a product's columns
 TALL = 8  # rows of a product, of a machine with 32 registers; half of them with 16
 
 
-class Places(NamedTuple):
+class Int16Scratch(NamedTuple):
     """Where things are in scratch: ``d_`` what each number of theirs is multiplied by."""
 
     q: int
@@ -58,7 +58,7 @@ class Places(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, spec: Queries) -> Places:
+    def of(cls, spec: Queries) -> Int16Scratch:
         """For this kernel."""
         rows, dims, dims_v = round_up(spec.rows, ROWS), spec.head_dim, spec.dims_v
         sizes = [
@@ -71,14 +71,14 @@ class Places(NamedTuple):
 
 def words_scratch(spec: Queries) -> int:
     """Bytes of scratch a thread needs."""
-    return Places.of(spec).end
+    return Int16Scratch.of(spec).end
 
 
 class WordTile(WideTile):
     """Rows in products of TALL rows and VECTORS of columns."""
 
-    places: ClassVar[Any] = Places
-    at: Places
+    places: ClassVar[Any] = Int16Scratch
+    at: Int16Scratch
 
     @property
     def tall(self) -> int:

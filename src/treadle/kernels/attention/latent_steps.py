@@ -10,8 +10,8 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
-from treadle.kernels.activation_layout import BLOCK, DWORD, Act, emit_store
-from treadle.kernels.attention.page_layout import PAGE, Paged
+from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
+from treadle.kernels.attention.page_layout import PAGE, PagedKernel
 from treadle.kernels.attention.rope import store_head, turn_pairs
 from treadle.kernels.attention.rope import turned as turned_pairs
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
@@ -36,8 +36,8 @@ class PackHeads(Spec):
     scale: float = 1.0
     unit: int = DWORD  # of the activations
 
-    def layout(self) -> Act:
-        return Act(self.act, self.k, self.group, self.sub, self.unit)
+    def layout(self) -> ActivationLayout:
+        return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def scratch(self, lanes: int) -> int:
         return self.layout().store_scratch
@@ -75,7 +75,7 @@ class PackHeads(Spec):
 
 
 @dataclass(frozen=True)
-class LatentStore(Paged):
+class LatentStore(PagedKernel):
     """Turn what of queries and keys knows positions, and keep the latent row: its norm, behind it
     the key's turned dims. Of the style ``none`` nothing turns, and there is no table.
 

@@ -34,7 +34,7 @@ BOTH = range(2)
 
 
 @dataclass(frozen=True)
-class Places:
+class MatrixScratch:
     """Where things are in scratch; those with a high and a low part: the high one, and how far on
     the low one is.
     """
@@ -54,7 +54,7 @@ class Places:
     end: int
 
     @classmethod
-    def of(cls, spec: Queries) -> Places:
+    def of(cls, spec: Queries) -> MatrixScratch:
         """For this kernel."""
         rows, dims, dims_v = round_up(spec.rows, EDGE), spec.head_dim, spec.dims_v
         q, p, keys, values = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims, 2 * KEYS * dims_v
@@ -68,14 +68,14 @@ class Places:
 
 def matrix_scratch(spec: Queries) -> int:
     """Bytes of scratch a thread needs."""
-    return Places.of(spec).end
+    return MatrixScratch.of(spec).end
 
 
 class MatrixTile(WideTile):
     """Two registers of rows have scores at a time."""
 
-    places: ClassVar[Any] = Places
-    at: Places
+    places: ClassVar[Any] = MatrixScratch
+    at: MatrixScratch
 
     @property
     def low(self) -> bool:

@@ -223,7 +223,7 @@ class PageLayout:
             codes[:] = self.fmt.from_numpy(x).reshape(codes.shape)
 
 
-class Paged(Spec):
+class PagedKernel(Spec):
     """A kernel that reads or writes pages."""
 
     kv: str

@@ -14,13 +14,13 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import PAGE, Paged, PageLayout
+from treadle.kernels.attention.page_layout import PAGE, PagedKernel, PageLayout
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, numbered, widest
 
 
 @dataclass(frozen=True)
-class RopeStore(Paged):
+class RopeStore(PagedKernel):
     """For every token and key/value head: norm (if any) and rotate its queries and its key; put key
     and value into the cache.
 

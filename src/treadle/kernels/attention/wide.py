@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.attention.page_layout import PAGE
-from treadle.kernels.attention.work_item import SPAN, Item, Queries
+from treadle.kernels.attention.work_item import SPAN, AttentionItem, Queries
 from treadle.kernels.spec import Frame
 
 KEYS = SPAN * PAGE  # of a span
@@ -21,7 +21,7 @@ ROWS = 32  # that have scores at a time
 DIMS = 32  # dims of queries and of values are a multiple
 
 
-class WideTile(Item):
+class WideTile(AttentionItem):
     """``o``, ``m`` and ``total``: where rows' results are, f32 ``[rows, dims_v]``, and what belongs
     to them, f32 ``[rows]`` (``paged.py``).
     """

@@ -14,7 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64
-from treadle.kernels.attention.page_layout import PAGE, Paged
+from treadle.kernels.attention.page_layout import PAGE, PagedKernel
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.spec import Frame, load_record
 
@@ -28,7 +28,7 @@ LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf 
 
 
 @dataclass(frozen=True)
-class Queries(Paged):
+class Queries(PagedKernel):
     """What a kernel is told of its tiles: ``tokens`` query tokens each, and which keys they see."""
 
     kv: str
@@ -92,7 +92,7 @@ def most_partials(n_tokens: int, n_keys: int) -> int:
     return min(n_tokens, MOST_SPLIT) * (-(-n_keys // SPLIT) + 1)
 
 
-class Item:
+class AttentionItem:
     """One item and one group of heads; rows are its tokens times the group's heads."""
 
     def __init__(

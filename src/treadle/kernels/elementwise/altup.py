@@ -28,7 +28,7 @@ NEAR = 0.3
 
 
 @dataclass(frozen=True)
-class Spread(Spec):
+class SpreadStreams(Spec):
     """The streams of a token: ``x``, and each of ``n - 1`` parts of ``y`` scaled to its size,
     ``y * rms(x) / sqrt(max(mean(y**2), LEAST))``. Items: tokens.
     """
@@ -61,7 +61,7 @@ class Spread(Spec):
 
 
 @dataclass(frozen=True)
-class Take(Spec):
+class CopyColumns(Spec):
     """``out = x`` from ``column`` on, ``k`` values of each row. Items: tokens."""
 
     op: ClassVar[str] = "streams_take"

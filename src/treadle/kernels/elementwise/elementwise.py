@@ -13,9 +13,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr
-from treadle.kernels.activation_layout import BLOCK, DWORD, Act, emit_store
+from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
 from treadle.kernels.activations import ACTIVATIONS, activated, gated
-from treadle.kernels.format_blocks import At
+from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.panel import load_values
 from treadle.kernels.spec import Args, Frame, Spec, parts
 
@@ -44,7 +44,7 @@ class Embed(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         fmt = self.fmt
-        weights = At(fmt, frame.each("w"))
+        weights = BlockAddress(fmt, frame.each("w"))
         x, stride = frame.x, frame.stride
         tokens = frame.run("tokens", ptr)
         with k.loop(frame.end, start=frame.begin) as n:
@@ -55,7 +55,7 @@ class Embed(Spec):
             to = x + n * stride * 4
             n_values = max(BLOCK, fmt.block)
 
-            def values(b: Val, count: int, row: At = row, to: Val = to) -> None:
+            def values(b: Val, count: int, row: BlockAddress = row, to: Val = to) -> None:
                 for i, v in enumerate(load_values(k, row, b, count)):
                     here = to + b * (n_values * 4) + i * (BLOCK * 4)
                     k.store_first(here, v * self.scale, min(count, BLOCK))
@@ -104,8 +104,8 @@ class Norm(Spec):
         asked = {"w": self.weight, "bias": self.bias, "residual": self.add, "gain": self.gain}
         return self.args.required | {name for name, on in asked.items() if on}
 
-    def layout(self) -> Act:
-        return Act(self.act, self.k, self.group, self.sub, self.unit)
+    def layout(self) -> ActivationLayout:
+        return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def scratch(self, lanes: int) -> int:
         return (1 + self.centred) * SCALES_BYTES + self.layout().store_scratch
@@ -280,8 +280,8 @@ class Pack(Spec):
         asked = {"rows"} if self.counted else set()
         return self.args.required | asked | ({"apart", "apart_stride"} if self.apart else set())
 
-    def layout(self) -> Act:
-        return Act(self.act, self.k, self.group, self.sub, self.unit)
+    def layout(self) -> ActivationLayout:
+        return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def scratch(self, lanes: int) -> int:
         return self.layout().store_scratch

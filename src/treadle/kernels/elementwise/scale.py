@@ -38,7 +38,7 @@ class Temper(Spec):
 
 
 @dataclass(frozen=True)
-class Times(Spec):
+class ScaleColumns(Spec):
     """``k`` columns of each row from ``column`` on, times ``gain``, in place. Items: tokens."""
 
     op: ClassVar[str] = "times"
@@ -57,7 +57,7 @@ class Times(Spec):
 
 
 @dataclass(frozen=True)
-class Weigh(Spec):
+class ScaleByExpert(Spec):
     """``out = x * sigmoid(max(scores))``: a token's states, times what its best expert weighs.
 
     ``x`` and ``out`` are rows of ``k``, ``scores`` of ``n``. Items: tokens.

@@ -11,7 +11,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.activation_layout import BLOCK, DWORD, Act, emit_store
+from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
 from treadle.kernels.activations import ACTIVATIONS, gated
 from treadle.kernels.elementwise.elementwise import (
     SCALES_BYTES,
@@ -42,8 +42,8 @@ class SparseGate(Spec):
     unit: int = DWORD  # of the activations
     whole: bool = False
 
-    def layout(self) -> Act:
-        return Act(self.act, self.k, self.group, self.sub, self.unit)
+    def layout(self) -> ActivationLayout:
+        return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def scratch(self, lanes: int) -> int:
         return SCALES_BYTES + self.layout().store_scratch

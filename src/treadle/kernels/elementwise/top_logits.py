@@ -1,8 +1,8 @@
 """The N_TOP largest logits of a row, and what its softmax divides by: all that most samplers ask.
 
-A row is cut into slices of SLICE values, so that a long one has work for several threads. ``Top``
-finds the largest of each slice, ``JoinTop`` those of the row. Slices have one size and are joined
-in their order: the bits do not depend on the number of threads.
+A row is cut into slices of SLICE values, so that a long one has work for several threads.
+``TopLogitsKernel`` finds the largest of each slice, ``JoinTop`` those of the row. Slices have one
+size and are joined in their order: the bits do not depend on the number of threads.
 
 Floats are compared as integers, their *keys*: the order of keys is that of the floats, both zeros
 are one key, and every NaN is above infinity. So a row with a NaN or an infinity shows it first.
@@ -36,7 +36,7 @@ class LateMask(Protocol):
         """It, as soon as it is there."""
 
 
-class Look(NamedTuple):
+class LogitsQuery(NamedTuple):
     """How a row's largest logits are wanted. ``mask``: bits, one for each token, set where it may
     be chosen, the lowest first; they may come late. ``first``: the largest alone; ``total``: with
     the sum.
@@ -88,7 +88,7 @@ def slices(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Top(Spec):
+class TopLogitsKernel(Spec):
     """The largest of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``, of which each row has
     ``n`` values; ``stride`` a multiple of WORD_KEYS. What the mask rules out counts as -infinity,
     but for NaN and infinity, which show that something is wrong.
@@ -124,7 +124,7 @@ class Top(Spec):
 
             out, n_rows = frame.out + item * PARTIAL.itemsize, (n + (N_TOP - 1)) // N_TOP
             only = k.load(record, i64, offset=16) > 0
-            found = Found(lambda i: keys + i * (4 * N_TOP), id_at, keys + 4 * SLICE)
+            found = TopBuffers(lambda i: keys + i * (4 * N_TOP), id_at, keys + 4 * SLICE)
             highest = k.max(to_float(k, emit_largest(k, n_rows, found, only, out)), LOWEST)
             k.store(out, highest, offset=MAX)
             with k.if_(k.load(record, i64, offset=24) > 0):
@@ -180,7 +180,7 @@ class JoinTop(Spec):
                 return k.load(source + i * size, i32, offset=column * 4 + IDS)
 
             only = k.load(record, i64, offset=16) > 0
-            found = Found(key_at, id_at, made + size)
+            found = TopBuffers(key_at, id_at, made + size)
             highest = k.max(to_float(k, emit_largest(k, n_slices, found, only, made)), LOWEST)
             with k.if_else(only) as (equal, several):
                 with equal:
@@ -216,7 +216,7 @@ class JoinTop(Spec):
                     made["total"] = (part["total"] * gain).sum()
 
 
-class Found(NamedTuple):
+class TopBuffers(NamedTuple):
     """Rows of N_TOP keys, and ``free`` memory, CANDIDATES bytes."""
 
     key_at: Callable[[Val], Val]  # where a row's keys are
@@ -241,7 +241,7 @@ def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) 
         k.store(keys + at, k.select(here, key, never))
 
 
-def emit_largest(k: Builder, n_rows: Val, found: Found, only: Val, out: Val) -> Val:
+def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val) -> Val:
     """Write the N_TOP largest to ``out``, keys and then ids, in the order in which they stand, or
     ``only`` those as large as the largest; gives the largest key.
 
@@ -293,7 +293,7 @@ def emit_largest(k: Builder, n_rows: Val, found: Found, only: Val, out: Val) -> 
     return top
 
 
-def _gather(k: Builder, n_rows: Val, found: Found, floor: Val) -> Val:
+def _gather(k: Builder, n_rows: Val, found: TopBuffers, floor: Val) -> Val:
     """Copy the keys that reach ``floor``, with their ids; gives how many. The last block is filled
     up with -infinity's key.
     """

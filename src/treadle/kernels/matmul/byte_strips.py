@@ -13,7 +13,7 @@ from __future__ import annotations
 from treadle.base.fast_dataclass import dataclass
 from treadle.formats.format import Codes
 from treadle.jit.language import Builder, Val
-from treadle.kernels.format_blocks import At, ordered_codes, scales_of
+from treadle.kernels.format_blocks import BlockAddress, ordered_codes, scales_of
 from treadle.kernels.matmul.matrix import AHEAD, RUNS, SIDE
 from treadle.kernels.matmul.strips import EACH, Strip, StripGemm
 from treadle.kernels.spec import LINE, round_up
@@ -94,7 +94,7 @@ class ByteStrips(StripGemm):
             to = strip.held + (row + run * EACH) * self.row_pitch
             self._some(k, blocks, to, c * self.n_blocks)
 
-    def _some(self, k: Builder, first: At, to: Val, b: Val) -> None:
+    def _some(self, k: Builder, first: BlockAddress, to: Val, b: Val) -> None:
         """Blocks that are unpacked together, from a row's ``b``-th on."""
         size, n = self.fmt.block, self.n_blocks
         blocks = [first.block(i) for i in range(n)]

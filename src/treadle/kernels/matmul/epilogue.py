@@ -16,7 +16,7 @@ Sums: TypeAlias = "Iterator[tuple[int, int, Val]]"
 
 
 @dataclass
-class Out:
+class Epilogue:
     """Where a tile's sums go: a segment's columns of y, from ``token`` on. Rows of y are padded to
     whole panels and to whole groups, so no edge needs a mask.
     """

@@ -16,18 +16,25 @@ from typing import Any, ClassVar
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.activation_layout import BLOCK, DWORD, NARROW, Act, emit_store, in_bf16
+from treadle.kernels.activation_layout import (
+    BLOCK,
+    DWORD,
+    NARROW,
+    ActivationLayout,
+    emit_store,
+    in_bf16,
+)
 from treadle.kernels.activations import ACTIVATIONS, gated
-from treadle.kernels.format_blocks import At, WeightRows
+from treadle.kernels.format_blocks import BlockAddress, WeightRows
 from treadle.kernels.matmul.gemm import Gemm
-from treadle.kernels.matmul.matmul import Matmul, Share, shares
+from treadle.kernels.matmul.matmul import Matmul, StripShare, shares
 from treadle.kernels.matmul.matrix import (
     EDGE,
     PART_BYTES,
     SUMS_BYTES,
     MatrixGemm,
+    MatrixOutput,
     RegisterTile,
-    Written,
 )
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.spec import LINE, Frame
@@ -60,15 +67,15 @@ class Gated(Matmul):
         shape = self.w, self.act, self.k, self.mr, self.nr
         return kind(*shape, fence=self.fence, folded=self.folded, unit=self.unit)
 
-    def layout(self) -> Act:
+    def layout(self) -> ActivationLayout:
         return self.product.layout()
 
     def rows_per_item(self, lanes: int) -> int:
         return self.product.rows_per_item(lanes)
 
-    def result(self) -> Act:
+    def result(self) -> ActivationLayout:
         """The layout that is written."""
-        return Act(self.to, self.m, self.to_group, self.to_sub, self.to_unit)
+        return ActivationLayout(self.to, self.m, self.to_group, self.to_sub, self.to_unit)
 
     def item_rows(self, lanes: int) -> int:
         """Rows of an item in each matrix: whole panels, and whole blocks of the result."""
@@ -122,7 +129,7 @@ class Gated(Matmul):
                 if isinstance(product, MatrixGemm) and self.turned:
                     to = self._block(frame, token, first)
                     half = self.block_bytes // 2  # a block is asked for by a strip of each matrix
-                    lines = Written(half // LINE, 1, k.i64(LINE), to, half)
+                    lines = MatrixOutput(half // LINE, 1, k.i64(LINE), to, half)
                     product.multiply(k, frame.scratch, x, stage, written=lines, n_panels=panels)
                     self._activate_turned(k, frame, share, first, token, stage)
                 else:
@@ -139,10 +146,10 @@ class Gated(Matmul):
                     with k.loop(upto, start=token, step=self.result().together) as n:
                         self._activate(k, frame, share, n, first, token, values)
 
-    def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> At:
+    def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> BlockAddress:
         """The gate's weights, or the other matrix's where ``up``."""
         gate, other = frame.each("w", 0), frame.each("w", 1)
-        weights = At(
+        weights = BlockAddress(
             self.product.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True))
         )
         if expert is None:
@@ -151,7 +158,14 @@ class Gated(Matmul):
         return weights.row(expert * pitch, self.k)
 
     def _activate(
-        self, k: Builder, frame: Frame, share: Share, n: Val, first: Val, token: Val, values: Val
+        self,
+        k: Builder,
+        frame: Frame,
+        share: StripShare,
+        n: Val,
+        first: Val,
+        token: Val,
+        values: Val,
     ) -> None:
         """Columns from ``first`` on of the tokens that are written together with ``n``, of what
         both products gave for those from ``token`` on.
@@ -183,7 +197,7 @@ class Gated(Matmul):
                 block(b)
 
     def _activate_turned(
-        self, k: Builder, frame: Frame, share: Share, first: Val, token: Val, sums: Val
+        self, k: Builder, frame: Frame, share: StripShare, first: Val, token: Val, sums: Val
     ) -> None:
         """The same of a whole group of tokens, straight from the sums of matrix registers: they lie
         by row, tokens side by side, as the result does. What fills up a group is what x has there.
@@ -219,7 +233,7 @@ class Gated(Matmul):
         """Of a block of rows in a group of the result, if it is ``turned``."""
         return NARROW[self.to] * PART_BYTES
 
-    def _biases(self, k: Builder, frame: Frame, share: Share, row: Val) -> list[Val]:
+    def _biases(self, k: Builder, frame: Frame, share: StripShare, row: Val) -> list[Val]:
         """Where the gate's biases, and the other matrix's, are from ``row`` on; none where there
         are none.
         """

@@ -17,17 +17,17 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i32
 from treadle.kernels.activation_layout import BLOCK, DWORD, DWORDS, MAGIC_BITS
 from treadle.kernels.format_blocks import WeightRows
-from treadle.kernels.matmul.epilogue import Out, Sums
+from treadle.kernels.matmul.epilogue import Epilogue, Sums
 from treadle.kernels.matmul.matmul import n_strips, pick_segment, shares
 from treadle.kernels.matmul.panel import emit_pack, panel_bytes, stage_bytes
-from treadle.kernels.matmul.tile import STEP, Ends, KRange, Tile
+from treadle.kernels.matmul.tile import STEP, Ends, KRange, MatmulTile
 from treadle.kernels.matmul.tile_outer import OUTER, OuterTile, outer_bytes
 from treadle.kernels.matmul.tile_pairs import PAIRS, PairTile, fill_pairs, pairs_bytes
 from treadle.kernels.matmul.tile_shape import Tiled
 from treadle.kernels.spec import Frame
 
-TILES: dict[int, type[Tile | OuterTile | PairTile]] = {
-    DWORD: Tile,
+TILES: dict[int, type[MatmulTile | OuterTile | PairTile]] = {
+    DWORD: MatmulTile,
     OUTER: OuterTile,
     PAIRS: PairTile,
 }
@@ -38,7 +38,7 @@ class Gemm(Tiled):
     """Many tokens: items are panels of ``mr * lanes`` rows times chunks of tokens."""
 
     op: ClassVar[str] = "gemm"
-    tile: ClassVar[type[Tile] | None] = None  # None: of TILES
+    tile: ClassVar[type[MatmulTile] | None] = None  # None: of TILES
     resumes: ClassVar[bool] = True  # a tile starts from the sums of the K before; else from zero
 
     def scratch(self, lanes: int) -> int:
@@ -104,7 +104,7 @@ class Gemm(Tiled):
                     self.fill(k, panel, free, seg.rows, (first, last))
                 with k.loop(stop, start=start, step=self.nr) as token:
                     x = first_x + token // self.nr * act.group_bytes
-                    out = Out(k, self, frame, seg, token)
+                    out = Epilogue(k, self, frame, seg, token)
                     part = first, last, out.load if again else None
                     with self.tiles(k, panel, x, free, part, out) as (row, sums):
                         out.store(sums, row, again, add=again and in_parts)
@@ -127,14 +127,14 @@ class Gemm(Tiled):
         x: Val,
         free: Val,
         part: KRange | None = None,
-        out: Out | None = None,
+        out: Epilogue | None = None,
         n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
         """Once for each tile of a panel, or of several that follow each other: the row that it
         begins at, and its sums.
 
-        ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``Tile.multiply``, None for all
-        of K; ``out``: where the sums will go, if that is known.
+        ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``MatmulTile.multiply``, None
+        for all of K; ``out``: where the sums will go, if that is known.
         """
         kind = self.tile or TILES[self.unit]
         ends = part or (k.i64(0), k.i64(self.steps), None)

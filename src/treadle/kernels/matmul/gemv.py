@@ -24,9 +24,9 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
-from treadle.kernels.activation_layout import BLOCK, Act
-from treadle.kernels.format_blocks import At
-from treadle.kernels.matmul.gemv_int16 import Words
+from treadle.kernels.activation_layout import BLOCK, ActivationLayout
+from treadle.kernels.format_blocks import BlockAddress
+from treadle.kernels.matmul.gemv_int16 import GemvInt16
 from treadle.kernels.matmul.gemv_q8 import Q8, grid, prepared_bytes
 from treadle.kernels.matmul.gemv_spans import kind_of
 from treadle.kernels.matmul.matmul import (
@@ -40,10 +40,10 @@ from treadle.kernels.matmul.matmul import (
     pick_segment,
     tiles_of,
 )
-from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.spec import Args, Frame, load_record, parts
 
-Dot = Callable[[list[At], Neighbours | Runs], list[list[Val]]]
+Dot = Callable[[list[BlockAddress], Neighbours | PrefetchRuns], list[list[Val]]]
 WALKED = "mr", "ahead", "spans"  # fields that say how rows are walked
 GROUPED = 4  # rows of an expert that are multiplied together
 ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
@@ -65,8 +65,8 @@ class Gemv(Matmul):
     ahead: int = 0
     spans: bool = False  # 256 values of K at a time; ``gemv_spans.py``
 
-    def layout(self) -> Act:
-        return Act(self.act, self.k, sub=self.sub if self.act == "q8" else BLOCK)
+    def layout(self) -> ActivationLayout:
+        return ActivationLayout(self.act, self.k, sub=self.sub if self.act == "q8" else BLOCK)
 
     def rows_per_item(self, lanes: int) -> int:
         return ITEM_ROWS
@@ -123,7 +123,7 @@ class Gemv(Matmul):
         if self.act == "q8":
             dot = (kind or Q8)(k, self, tokens, frame.scratch).dot
         elif self.act == "q16":
-            dot = Words(k, self, tokens).dot
+            dot = GemvInt16(k, self, tokens).dot
         else:
             dot = partial(_dot_floats, k, self, tokens)
         if self.ahead:
@@ -167,7 +167,7 @@ class Gemv(Matmul):
             with k.loop(each) as j:
                 to = [seg.rows.first + k.min(each * i + j, n - 1) for i in range(self.mr)]
                 rows = [seg.rows.weights.row(row, self.k) for row in to]
-                ahead = Runs(k, rows, each - j, self.k // self.fmt.block, self.ahead)
+                ahead = PrefetchRuns(k, rows, each - j, self.k // self.fmt.block, self.ahead)
                 self._store(k, frame, y, seg, to, dot(rows, ahead))
             item.v = item.v + (n + (ITEM_ROWS - 1)) // ITEM_ROWS
 
@@ -268,7 +268,11 @@ class GroupGemv(Gemv):
 
 
 def _dot_floats(
-    k: Builder, spec: Gemv, tokens: list[Val], rows: list[At], ahead: Neighbours | Runs
+    k: Builder,
+    spec: Gemv,
+    tokens: list[Val],
+    rows: list[BlockAddress],
+    ahead: Neighbours | PrefetchRuns,
 ) -> list[list[Val]]:
     """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
     the last.

@@ -13,14 +13,14 @@ from __future__ import annotations
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i8, i16, i32
 from treadle.kernels.activation_layout import BLOCK, SPAN
-from treadle.kernels.format_blocks import At, load_scale_run, ordered_codes
+from treadle.kernels.format_blocks import BlockAddress, load_scale_run, ordered_codes
 from treadle.kernels.matmul.gemv_q8 import grid
 from treadle.kernels.matmul.matmul import Matmul
-from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 
-class Words:
+class GemvInt16:
     """Rows of blocks of 32 codes with one scale, against tokens."""
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val]) -> None:
@@ -30,7 +30,7 @@ class Words:
         self.codes, self.act, self.dots = spec.fmt.codes, spec.layout(), k.isa.shorts.scale
         self.lanes = k.isa.lanes
 
-    def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
+    def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """The products of some rows with all tokens."""
         k, sums = self.k, grid(self.k, self.spec, self.lanes)
 
@@ -69,11 +69,11 @@ class Words:
         at = token + b * (2 * BLOCK)
         return [self.k.load(at, i16 * width, offset=2 * i) for i in range(0, BLOCK, width)]
 
-    def _codes(self, at: At) -> list[Val]:
+    def _codes(self, at: BlockAddress) -> list[Val]:
         """A block's codes, less their offset, in as many vectors."""
         (code,) = ordered_codes(self.k, at)
         words = (code - self.codes.offset).bits(i8 * BLOCK).to(i16)
         return list(self.k.split(words, min(2 * self.lanes, BLOCK)))
 
-    def _scale(self, at: At) -> Val:
+    def _scale(self, at: BlockAddress) -> Val:
         return load_scale_run(self.k, at, 1, self.codes.d, [0] * self.lanes)

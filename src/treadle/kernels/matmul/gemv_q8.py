@@ -6,9 +6,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import Ty, f32, i8, i32
 from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
-from treadle.kernels.format_blocks import At, load_scale_run, scales_of, unpack_codes
+from treadle.kernels.format_blocks import BlockAddress, load_scale_run, scales_of, unpack_codes
 from treadle.kernels.matmul.matmul import Matmul
-from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 
@@ -60,7 +60,7 @@ class Q8:
             [self.k.load(p, ty) for p, ty in zip(mine, self.types, strict=True)] for mine in places
         ]
 
-    def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
+    def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """The products of some rows with all tokens."""
         k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
@@ -80,7 +80,7 @@ class Q8:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CodeVector:
     """A vector of codes: of which vector of the format's it is which part, and what its lanes
     (four codes each) are.
     """
@@ -117,7 +117,7 @@ class BlockSums:
         if self.codes.minimums:  # of all rows, one after the other
             self.minimums = [k.var(k.zero(f32 * (spec.mr * self.n_subs))) for _ in range(spec.nr)]
 
-    def _plan(self) -> list[Piece]:
+    def _plan(self) -> list[CodeVector]:
         lanes, seen, pieces = self.isa.lanes, set[int](), []
         for v, fours in enumerate(self.codes.groups(self.fmt.block, self.n)):
             for part in range(-(-len(fours) // lanes)):
@@ -127,7 +127,7 @@ class BlockSums:
                 for sub in subs:
                     starts.append(self.n_subs if sub in seen else sub)
                     seen.add(sub)
-                pieces.append(Piece(v, part, held, subs, starts))
+                pieces.append(CodeVector(v, part, held, subs, starts))
         return pieces
 
     def operands(self, token: Val, b: Val) -> list[Val]:
@@ -151,7 +151,7 @@ class BlockSums:
             out.append(sums if codes.scales else once)
         return out
 
-    def add(self, rows: list[At], operands: list[list[Val]], b: Val) -> None:
+    def add(self, rows: list[BlockAddress], operands: list[list[Val]], b: Val) -> None:
         """The products of the blocks from ``b`` on, ``operands`` being those of each token."""
         k, codes = self.k, self.codes
         starts = [row.block(b) for row in rows]
@@ -181,15 +181,15 @@ class BlockSums:
                     m = self._loaded(at, codes.m, self.pieces[0].subs)
                     self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
 
-    def _codes(self, at: At) -> list[Val]:
+    def _codes(self, at: BlockAddress) -> list[Val]:
         """The codes of the blocks at ``at``, as the dots take them."""
         vectors = unpack_codes(self.k, self._blocks(at))
         return [(v - self.less).bits(i8.like(v.ty)) for v in vectors] if self.less else vectors
 
-    def _blocks(self, at: At) -> list[At]:
+    def _blocks(self, at: BlockAddress) -> list[BlockAddress]:
         return [at.block(i) for i in range(self.n)]
 
-    def _scales(self, starts: list[At], operands: list[list[Val]]) -> list[Val]:
+    def _scales(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
         """For each token the scales of all rows' blocks, times the token's own; the minimums'
         products are added up.
 
@@ -208,7 +208,7 @@ class BlockSums:
                 self.minimums[t].v = k.fma(m, sums, self.minimums[t].v)
         return out
 
-    def _loaded(self, at: At, field: str, subs: tuple[int, ...]) -> Val:
+    def _loaded(self, at: BlockAddress, field: str, subs: tuple[int, ...]) -> Val:
         return load_scale_run(self.k, at, self.n, field, subs)
 
     def _cut(self, vector: Val) -> list[Val]:

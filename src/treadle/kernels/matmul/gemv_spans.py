@@ -19,10 +19,10 @@ from treadle.formats import Format
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i8, i16, i32, u8
 from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
-from treadle.kernels.format_blocks import At, fields_of, scales_of, unpack_codes
+from treadle.kernels.format_blocks import BlockAddress, fields_of, scales_of, unpack_codes
 from treadle.kernels.matmul.gemv_q8 import grid, prepared_bytes
 from treadle.kernels.matmul.matmul import Matmul
-from treadle.kernels.prefetch import Neighbours, Runs
+from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 SPAN = 256  # values of K that are multiplied together
@@ -40,19 +40,19 @@ VALUES_AND_SIZES = 1 << 15
 VALUES, SPREAD, SUMS, STEPS, D, SCALED = SPAN, 32 * PAIRS, 32, 32, 4, 4 * SCALES
 
 
-def kind_of(fmt: Format, isa: Isa, k: int) -> type[Spans] | None:
+def kind_of(fmt: Format, isa: Isa, k: int) -> type[GemvSpans] | None:
     """What multiplies rows of ``k`` weights so, if anything does."""
     codes = fmt.codes
     if codes is None or isa.shorts is None or isa.vector_bits != 256 or k % SPAN:
         return None
     if fmt.block == SPAN:
-        return Steps if codes.steps else None
+        return SubBlockSpans if codes.steps else None
     if fmt.block != BLOCK or codes.sub != BLOCK:
         return None
-    return Halves if (codes.run,) * len(codes.order) == (RUN, RUN) else None
+    return HalfBlockSpans if (codes.run,) * len(codes.order) == (RUN, RUN) else None
 
 
-class Spans:
+class GemvSpans:
     """Rows against tokens. What all rows read of the tokens is put in order once, in scratch, and
     so are the scales of the rows that are walked together.
     """
@@ -102,13 +102,13 @@ class Spans:
         """Of the ``t``-th token what meets span ``b``, whichever the row."""
         raise NotImplementedError
 
-    def unpack(self, row: At, r: int, first: Val, n: Val, sums: list[Var]) -> None:
+    def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
         """The scales of ``n`` spans of the ``r``-th row; what minimums or an offset make is added
         to ``sums``.
         """
         raise NotImplementedError
 
-    def multiply(self, row: At, r: int, b: Val, i: Val) -> list[Val]:
+    def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
         """Span ``b`` of the ``r``-th row, of its chunk the ``i``-th, with each token: sums of its
         own, so that not every addition waits for the last.
         """
@@ -118,7 +118,7 @@ class Spans:
         """``total`` with such a sum."""
         return total + part
 
-    def dot(self, rows: list[At], ahead: Neighbours | Runs) -> list[list[Val]]:
+    def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """The products of some rows with all tokens."""
         k = self.k
         sums = grid(k, self.spec, self.lanes)
@@ -178,7 +178,7 @@ class Spans:
         return self.k.shuffle(v, v, [i] * PAIRS + [PAIRS + i] * PAIRS)
 
 
-class Steps(Spans):
+class SubBlockSpans(GemvSpans):
     """Blocks of 256 whose sub-blocks have whole-numbered scales: these meet the dots in the
     instruction that adds up their pairs.
     """
@@ -198,7 +198,7 @@ class Steps(Spans):
         elif self.codes.has_m:
             k.store(self.sums[t] + b * SUMS, block_sums(k, comp, -d))
 
-    def unpack(self, row: At, r: int, first: Val, n: Val, sums: list[Var]) -> None:
+    def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
         k = self.k
         with k.loop(n >> 1) as pair:  # a register holds what two blocks have
             self._unpack(row, r, first + pair * 2, pair * 2, 2, sums)
@@ -206,7 +206,9 @@ class Steps(Spans):
             with k.if_((n & 1) > 0):
                 self._unpack(row, r, first + (n - 1), n - 1, 1, sums)
 
-    def _unpack(self, row: At, r: int, b: Val, i: Val, count: int, sums: list[Var]) -> None:
+    def _unpack(
+        self, row: BlockAddress, r: int, b: Val, i: Val, count: int, sums: list[Var]
+    ) -> None:
         """Those of ``count`` blocks from ``b`` on, of the chunk from the ``i``-th."""
         k, codes, n = self.k, self.codes, self.n_subs
         assert codes.steps is not None
@@ -233,11 +235,11 @@ class Steps(Spans):
                     made = whole.to(f32) * self.token_scales(t, b + j)
                 sums[t].v = k.fma(made, less, sums[t].v)
 
-    def multiply(self, row: At, r: int, b: Val, i: Val) -> list[Val]:
+    def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
         k, none = self.k, self.k.zero(i32 * self.lanes)
         assert self.codes.in_halves is not None
         codes = self.signed(self.codes.in_halves(k, fields_of(k, [row.block(b)])))
-        steps, parts = self._steps(r, i), Parts(k)
+        steps, parts = self._steps(r, i), SpanSums(k)
         for p in range(PAIRS):
             for t in range(len(self.tokens)):
                 whole = none
@@ -261,7 +263,7 @@ class Steps(Spans):
         return lambda at: k.shuffle(held, held, [at] * VECTORS + [second + at] * VECTORS)
 
 
-class Halves(Spans):
+class HalfBlockSpans(GemvSpans):
     """Blocks of 32, eight together, four beside the other four."""
 
     def make_room(self) -> None:
@@ -274,7 +276,7 @@ class Halves(Spans):
         elif self.offset:
             k.store(self.sums[t] + b * SUMS, scaled_comp(self.offset, comp).to(f32))
 
-    def unpack(self, row: At, r: int, first: Val, n: Val, sums: list[Var]) -> None:
+    def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
         k, codes = self.k, self.codes
         with k.loop(n) as i:
             b = first + i
@@ -286,10 +288,10 @@ class Halves(Spans):
                     given = k.load(self.sums[t] + b * SUMS, f32 * SCALES)
                     total.v = k.fma(scale if m is None else m, given, total.v)
 
-    def multiply(self, row: At, r: int, b: Val, i: Val) -> list[Val]:
+    def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
         k, none, n = self.k, self.k.zero(i32 * self.lanes), len(self.tokens)
         places = [self.scales[r * n + t] + i * SCALED for t in range(n)]
-        scales, parts = [k.load(place, f32 * SCALES) for place in places], Parts(k)
+        scales, parts = [k.load(place, f32 * SCALES) for place in places], SpanSums(k)
         for p in range(PAIRS):
             codes = self.signed(unpack_codes(k, self._blocks(row, b, (p, PAIRS + p))))
             for t in range(n):
@@ -299,11 +301,11 @@ class Halves(Spans):
                 parts.add(t, whole, self.pair(scales[t], p))
         return parts.made
 
-    def _blocks(self, row: At, b: Val, which: Iterable[int]) -> list[At]:
+    def _blocks(self, row: BlockAddress, b: Val, which: Iterable[int]) -> list[BlockAddress]:
         return [row.block(b * SCALES + i) for i in which]
 
 
-class Parts:
+class SpanSums:
     """Sums of a span, for each token."""
 
     def __init__(self, k: Builder) -> None:

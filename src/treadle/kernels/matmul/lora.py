@@ -4,9 +4,9 @@ One step serves several adapters, and each sequence says how much of each it wan
 Rows of one sequence are cut into runs of at most LORA_ROWS; a LORA record of each says where their
 scales are, one for each adapter. Such a run is a tile here.
 
-A product with several matrices (q, k, v) has one ``Down``: the rows of all A's lie behind each
-other, adapter by adapter, each A filled up with zeros to whole groups of GROUP rows. ``Up`` adds to
-the columns of y strip by strip, whichever matrix they are of.
+A product with several matrices (q, k, v) has one ``LoraDown``: the rows of all A's lie behind each
+other, adapter by adapter, each A filled up with zeros to whole groups of GROUP rows. ``LoraUp``
+adds to the columns of y strip by strip, whichever matrix they are of.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GROUP_OF = np.dtype([("adapter", "i4"), ("factor", "f4")])  # alpha / r, or what
 
 
 @dataclass(frozen=True)
-class Down(Spec):
+class LoraDown(Spec):
     """``t[n, r] = s factor (A[r] . x[n])`` for each row of an adapter that ``n`` wants.
 
     ``w`` is ``[4 n_groups, k up to whole blocks of 32]``, ``x`` f32 rows of that width at least,
@@ -93,7 +93,7 @@ class Down(Spec):
 
 
 @dataclass(frozen=True)
-class Up(Spec):
+class LoraUp(Spec):
     """``y[n] += B t[n]``, adapter by adapter, each column of t after the other.
 
     ``w``: pieces of ``[columns of t, STRIP]``; ``pieces`` PIECE ``[n_adapters, n_strips]``. Items:

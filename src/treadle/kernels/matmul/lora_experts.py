@@ -1,8 +1,8 @@
 """Low-rank additions to products of experts: each expert has an A and a B of its own.
 
 Rows stand as these products' do (``plan/lowering/experts.py``): by tiles of one expert, or one for
-each expert of a token. So neighbours may be of sequences that want other adapters; ``Wants`` lays
-out for each token what ``lora.py`` has for runs of them.
+each expert of a token. So neighbours may be of sequences that want other adapters;
+``ExpertAdapterWeights`` lays out for each token what ``lora.py`` has for runs of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
 
 
 @dataclass(frozen=True)
-class Wants(Spec):
+class ExpertAdapterWeights(Spec):
     """How much of each adapter each token wants, 0 for none: ``out`` f32 ``[N, n_adapters]``. One
     item.
     """
@@ -50,7 +50,7 @@ class Wants(Spec):
             out[token : token + n] = scales[: self.n_adapters]
 
 
-class Item(NamedTuple):
+class ExpertRows(NamedTuple):
     """Rows of one expert, neighbours, and the group or strip that they are met by."""
 
     part: Val  # the number of the group or strip
@@ -61,9 +61,10 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class OfExperts(Spec):
-    """Fields that both have. ``wants`` is ``Wants``' output. ``tiles`` and ``rows`` are what
-    ``Sort`` writes; without ``sorted`` rows are slots, ``n_used`` for each token, and ``tiles``
-    the experts chosen, i32. Items: tiles, or slots, times groups (``ExpertDown``) or strips.
+    """Fields that both have. ``wants`` is ``ExpertAdapterWeights``' output. ``tiles`` and ``rows``
+    are what ``Sort`` writes; without ``sorted`` rows are slots, ``n_used`` for each token, and
+    ``tiles`` the experts chosen, i32. Items: tiles, or slots, times groups (``ExpertDown``) or
+    strips.
     """
 
     w: str  # a format of plain numbers
@@ -80,13 +81,13 @@ class OfExperts(Spec):
     def needs(self) -> set[str]:
         return self.args.required | ({"rows"} if self.sorted else set())
 
-    def item(self, k: Builder, frame: Frame, item: Val, per: int) -> Item:
+    def item(self, k: Builder, frame: Frame, item: Val, per: int) -> ExpertRows:
         """``per``: items of a tile or slot."""
         unit, part = item // per, item % per
         if not self.sorted:
-            return Item(part, k.load(frame.tiles + unit * 4, i32).to(i64), unit, 1)
+            return ExpertRows(part, k.load(frame.tiles + unit * 4, i32).to(i64), unit, 1)
         tile = load_record(k, frame.tiles + (8 + unit * TILE.itemsize), TILE)
-        return Item(part, tile["expert"], tile["first"], tile["n"])
+        return ExpertRows(part, tile["expert"], tile["first"], tile["n"])
 
     def token(self, k: Builder, frame: Frame, row: Val) -> Val:
         if self.sorted:
@@ -138,7 +139,7 @@ class ExpertDown(OfExperts):
             weights = [first + j * row_bytes for j in range(GROUP)]
 
             def meet(
-                rows: list[Val], at: Item = at, adapter: Val = adapter, factor: Val = factor,
+                rows: list[Val], at: ExpertRows = at, adapter: Val = adapter, factor: Val = factor,
                 weights: list[Val] = weights,
             ) -> None:  # fmt: skip
                 tokens = [self.token(k, frame, row) for row in rows]

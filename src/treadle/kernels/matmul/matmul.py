@@ -23,8 +23,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format, by_name
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32
-from treadle.kernels.activation_layout import BLOCK, Act
-from treadle.kernels.format_blocks import At, WeightRows
+from treadle.kernels.activation_layout import BLOCK, ActivationLayout
+from treadle.kernels.format_blocks import BlockAddress, WeightRows
 from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 # Rows that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are the
@@ -75,7 +75,7 @@ class Matmul(Spec):
     def count(self) -> str:
         return "n_outputs" if self.outputs else "n_tokens"
 
-    def layout(self) -> Act:
+    def layout(self) -> ActivationLayout:
         """How this kernel wants its activations."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class Segment:
 
 
 @dataclass
-class Share:
+class StripShare:
     """What one item multiplies: a strip of rows, of an expert or a head if there are some, and
     tokens from ``start`` to before ``stop``. The strip's tokens, all items together, end at
     ``end``.
@@ -164,28 +164,28 @@ class Share:
 
 def shares(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
-) -> Callable[[Val], Share]:
+) -> Callable[[Val], StripShare]:
     """Which share is which item's: a strip's chunks of tokens one after the other, but of experts
     all ``strips`` of a tile.
     """
     if spec.experts:
         n_strips = strips()
 
-        def of_tile(item: Val) -> Share:
+        def of_tile(item: Val) -> StripShare:
             tile = load_record(k, frame.tiles + (8 + item // n_strips * TILE.itemsize), TILE)
             stop = tile["first"] + tile["n"]
-            return Share(item % n_strips, tile["expert"], tile["first"], stop, stop)
+            return StripShare(item % n_strips, tile["expert"], tile["first"], stop, stop)
 
         return of_tile
     n_tokens, chunk = frame.run(spec.count), frame.tokens
     n_chunks = (n_tokens + (chunk - 1)) // chunk
     per_head = strips() if spec.heads else n_chunks
 
-    def of_chunk(item: Val) -> Share:
+    def of_chunk(item: Val) -> StripShare:
         start, strip, head = item % n_chunks * chunk, item // n_chunks, None
         if spec.heads:
             strip, head = strip % per_head, strip // per_head
-        return Share(strip, head, start, k.min(start + chunk, n_tokens), n_tokens)
+        return StripShare(strip, head, start, k.min(start + chunk, n_tokens), n_tokens)
 
     return of_chunk
 
@@ -222,7 +222,7 @@ def pick_segment(
             passed = passed + padded
     pitch = chosen.pop() if expert is not None else None
     *parts, factor, bias, m, column = chosen
-    weights = At(spec.fmt, tuple(parts))
+    weights = BlockAddress(spec.fmt, tuple(parts))
     if expert is not None and pitch is not None:
         weights, bias = weights.row(expert * pitch, spec.k), bias + expert * pitch * 4
         factor = factor + expert * 4

@@ -6,7 +6,7 @@ Tokens lie in groups of 32, ``[KD, 32]`` dwords (see ``kernels/activation_layout
 loads 16 dwords of 16 of them. Two registers of each are met by four of sums, rows by tokens, which
 are transposed once, at the end.
 
-Registers are fed from the caches. ``Matrix.near`` values of a group's tokens stay in the first
+Registers are fed from the caches. ``MatrixUnit.near`` values of a group's tokens stay in the first
 level while all strips of a panel pass by; the panel is in the second, and its lines are loaded as
 ones that are not needed again soon. Sums wait in scratch for the next such part of K, whose tokens
 are brought nearer meanwhile.
@@ -30,8 +30,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK, DWORDS, NARROW, in_bf16
-from treadle.kernels.format_blocks import At, WeightRows, load_narrow
-from treadle.kernels.matmul.epilogue import Out, Sums
+from treadle.kernels.format_blocks import BlockAddress, WeightRows, load_narrow
+from treadle.kernels.matmul.epilogue import Epilogue, Sums
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.panel import load_values
 from treadle.kernels.matmul.tile import STEP, Ends, KRange
@@ -137,10 +137,10 @@ class MatrixGemm(Gemm):
         x: Val,
         free: Val,
         part: KRange | None = None,
-        out: Out | None = None,
+        out: Epilogue | None = None,
         n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
-        written = Written(EDGE, 2, out.stride, out.at(0, 0), 4 * EDGE) if out else None
+        written = MatrixOutput(EDGE, 2, out.stride, out.at(0, 0), 4 * EDGE) if out else None
         most = self._n_strips(k, out.seg.rows) if out else None
         n_strips = self.multiply(k, panel, x, free, part, written, most, n_panels)
         with k.loop(n_strips) as s:
@@ -153,7 +153,7 @@ class MatrixGemm(Gemm):
         x: Val,
         sums: Val,
         part: KRange | None = None,
-        written: Written | None = None,
+        written: MatrixOutput | None = None,
         n_strips: Val | None = None,
         n_panels: int = 1,
     ) -> Val:
@@ -195,7 +195,7 @@ def emit_pack_rows(
 
     looks_up = fmt.codes is not None and fmt.codes.words and k.isa.lookup_words
 
-    def some(row: At, to: Val, c: Val, n: int) -> None:
+    def some(row: BlockAddress, to: Val, c: Val, n: int) -> None:
         if looks_up and n_parts == 1:
             values = [[v] for v in load_narrow(k, row.block(c))]
         else:
@@ -222,7 +222,7 @@ def emit_pack_rows(
 @contextmanager
 def in_runs(
     k: Builder, source: WeightRows, rows: Val | int
-) -> Iterator[tuple[list[Val], list[At]]]:
+) -> Iterator[tuple[list[Val], list[BlockAddress]]]:
     """``rows`` rows as RUNS runs: for each row of a run, its number and that of the others' rows
     beside it, and where they are.
     """
@@ -233,7 +233,7 @@ def in_runs(
 
 
 @dataclass
-class Written:
+class MatrixOutput:
     """Where sums go in the end: those of a strip to ``n`` runs of ``width`` lines, ``stride`` bytes
     from one to the next; those of the first from ``first`` on, the next one's ``apart`` bytes from
     there. Another thread has read them last: they are asked for long before they are written.
@@ -266,7 +266,7 @@ class TokenGroup:
         n_strips: Val,
         most: int,
         sums: Val,
-        written: Written | None,
+        written: MatrixOutput | None,
     ) -> None:
         assert k.isa.matrix is not None, k.isa.name
         self.k, self.matrix, self.panel, self.pitch = k, k.isa.matrix, panel, pitch
@@ -351,7 +351,7 @@ class RegisterTile:
         return k.load(at, ty, offset=even, align=LINE), k.load(at, ty, offset=odd, align=LINE)
 
     def results(self) -> Sums:
-        """What ``Out`` writes."""
+        """What ``Epilogue`` writes."""
         k, lanes = self.k, self.k.isa.lanes
         for m, t in product(range(2), range(2)):
             at = self.sums + (2 * m + t) * REGISTER

@@ -20,12 +20,12 @@ from treadle.kernels.activation_layout import (
     OFFSET,
     SPAN,
     STEP_BITS,
-    Act,
+    ActivationLayout,
     in_words,
     word_scale,
 )
 from treadle.kernels.format_blocks import (
-    At,
+    BlockAddress,
     WeightRows,
     codes_in_order,
     load_scales,
@@ -41,7 +41,7 @@ STAGE = 256  # codes of a row that are unpacked at once
 PACK_DWORDS = 16  # of a row, that are put in order at once
 
 
-def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
+def panel_bytes(fmt: Format, act: ActivationLayout, rows: int) -> int:
     """Scratch for one panel."""
     n_bytes = 4 * rows * act.kd
     if act.kind == "q16":
@@ -52,7 +52,7 @@ def panel_bytes(fmt: Format, act: Act, rows: int) -> int:
     return round_up(n_bytes, 64)
 
 
-def scale_bytes(codes: Codes, act: Act, rows: int) -> int:
+def scale_bytes(codes: Codes, act: ActivationLayout, rows: int) -> int:
     """Of a panel's scales; minimums come after them."""
     return 4 * rows * act.kb * (BLOCK // codes.sub)
 
@@ -65,7 +65,7 @@ def stage_blocks(fmt: Format, k: int) -> int:
     return n
 
 
-def stage_bytes(fmt: Format, act: Act, lanes: int) -> int:
+def stage_bytes(fmt: Format, act: ActivationLayout, lanes: int) -> int:
     """Scratch for the codes, scales and minimums of ``lanes`` rows of that many blocks, or for
     their words.
     """
@@ -125,7 +125,7 @@ def short_dots(codes: Codes, isa: Isa) -> int:
 
 def emit_pack(
     k: Builder,
-    act: Act,
+    act: ActivationLayout,
     panel: Val,
     stage: Val,
     source: WeightRows,
@@ -155,7 +155,13 @@ def emit_pack(
 
 
 def _pack_codes(
-    k: Builder, act: Act, out: Val, codes_to: Val, strip: list[At], rows: int, unit: int
+    k: Builder,
+    act: ActivationLayout,
+    out: Val,
+    codes_to: Val,
+    strip: list[BlockAddress],
+    rows: int,
+    unit: int,
 ) -> None:
     """Small blocks: of as many rows as fill a vector, to where the strip's dwords begin (``out``),
     and its codes.
@@ -176,7 +182,7 @@ def _pack_codes(
 
 def _pack_staged(
     k: Builder,
-    act: Act,
+    act: ActivationLayout,
     out: Val,
     codes_to: Val,
     stage: Val,
@@ -248,7 +254,9 @@ def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
             k.store(to, v, offset=4 * (c * rows + i * v.ty.lanes))
 
 
-def _pack_floats(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> None:
+def _pack_floats(
+    k: Builder, act: ActivationLayout, out: Val, strip: list[BlockAddress], rows: int
+) -> None:
     """Weights of any format as bf16 or f32 dwords, PACK_DWORDS (or a whole block) of each row at a
     time.
     """
@@ -271,7 +279,13 @@ def _pack_floats(k: Builder, act: Act, out: Val, strip: list[At], rows: int) -> 
 
 
 def _pack_words(
-    k: Builder, act: Act, out: Val, stage: Val, source: WeightRows, rows: int, first: Val
+    k: Builder,
+    act: ActivationLayout,
+    out: Val,
+    stage: Val,
+    source: WeightRows,
+    rows: int,
+    first: Val,
 ) -> None:
     """Weights as i16 with a scale for each span, of as many rows as fill a vector, the panel's from
     ``first`` on: row by row into ``stage``, then all put in order together.
@@ -292,7 +306,7 @@ def _pack_words(
     k.runs(act.k, SPAN, some)
 
 
-def _store_floats(k: Builder, row: At, c: Val, have: int, stage: Val, to: Val) -> Val:
+def _store_floats(k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, to: Val) -> Val:
     """Write ``have`` weights of a row's ``c``-th span as words, zeros up to a whole block; their
     scale.
     """
@@ -315,7 +329,9 @@ def _store_floats(k: Builder, row: At, c: Val, have: int, stage: Val, to: Val) -
     return d
 
 
-def _store_scaled_codes(k: Builder, row: At, c: Val, have: int, stage: Val, to: Val) -> Val:
+def _store_scaled_codes(
+    k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, to: Val
+) -> Val:
     """The same of codes with a scale for every 32: no weight is larger than the largest code times
     the largest scale.
     """
@@ -341,7 +357,7 @@ def _store_scaled_codes(k: Builder, row: At, c: Val, have: int, stage: Val, to: 
     return d
 
 
-def load_values(k: Builder, row: At, c: Val, n: int) -> list[Val]:
+def load_values(k: Builder, row: BlockAddress, c: Val, n: int) -> list[Val]:
     """A row's values from the ``c``-th block of the format on, or BLOCK of them, as ``f32 *
     BLOCK`` each; ``n`` are there, zeros behind them.
     """
@@ -350,7 +366,7 @@ def load_values(k: Builder, row: At, c: Val, n: int) -> list[Val]:
     return [load_floats(k, row, c, BLOCK, n)]
 
 
-def load_floats(k: Builder, row: At, c: Val, n_values: int, n: int) -> Val:
+def load_floats(k: Builder, row: BlockAddress, c: Val, n_values: int, n: int) -> Val:
     """``n`` weights from value ``c * n_values`` of a row on, as f32, zeros up to ``n_values``."""
     fmt = row.fmt
     if fmt.codes is None:

@@ -1,7 +1,7 @@
 """Which matrix product serves a weight format, an instruction set and a number of tokens.
 
-What is shipped is a formula and a few measured rows. ``treadle tune`` measures a ``Table`` of a
-machine's own, which whoever builds a plan hands in: nothing here reads a file or keeps a state.
+What is shipped is a formula and a few measured rows. ``treadle tune`` measures a ``TunedTable`` of
+a machine's own, which whoever builds a plan hands in: nothing here reads a file or keeps a state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
-from treadle.kernels.activation_layout import BLOCK, NARROW, Act
+from treadle.kernels.activation_layout import BLOCK, NARROW, ActivationLayout
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import GROUPED, Gemv, GroupGemv
@@ -66,7 +66,7 @@ ROOM = {"gemm": 1.25, "gemv": 2.0}
 
 
 @dataclass(frozen=True)
-class Table:
+class TunedTable:
     """What was measured on one machine, for one instruction set; the shipped choice stands where
     it says nothing.
     """
@@ -97,9 +97,9 @@ class Table:
         few = unit.float_tokens if fast else unit.vector_tokens
         return tokens > self.vector_tokens.get(w, few)
 
-    def updated(self, newer: Table) -> Table:
+    def updated(self, newer: TunedTable) -> TunedTable:
         """This table with what another says put over it."""
-        return Table(
+        return TunedTable(
             **{name: {**said, **newer.items()[name]} for name, said in self.items().items()}
         )
 
@@ -108,7 +108,7 @@ class Table:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-SHIPPED = Table()
+SHIPPED = TunedTable()
 
 
 def matmul(
@@ -116,7 +116,7 @@ def matmul(
     isa: Isa,
     k: int,
     tokens: int,
-    table: Table = SHIPPED,
+    table: TunedTable = SHIPPED,
     *,
     alone: bool = False,
     **fields: Any,
@@ -151,7 +151,9 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
     return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS
 
 
-def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any) -> Gemv:
+def gemv(
+    fmt: Format, isa: Isa, k: int, tokens: int, table: TunedTable = SHIPPED, **fields: Any
+) -> Gemv:
     """The product that reads the blocks as they are."""
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
     act, kind = gemv_act(fmt, isa), kind_of(fmt, isa, k)
@@ -162,7 +164,13 @@ def gemv(fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **f
 
 
 def group_gemv(
-    fmt: Format, isa: Isa, k: int, table: Table = SHIPPED, *, of_tokens: bool = False, **fields: Any
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    table: TunedTable = SHIPPED,
+    *,
+    of_tokens: bool = False,
+    **fields: Any,
 ) -> GroupGemv:
     """The one for an expert's rows, at most ``GROUPED`` at a time."""
     one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, GROUPED))
@@ -189,7 +197,7 @@ def gemm(
     fmt: Format,
     isa: Isa,
     k: int,
-    table: Table = SHIPPED,
+    table: TunedTable = SHIPPED,
     *,
     matrix: bool = True,
     tokens: int = MANY,
@@ -229,7 +237,7 @@ def gemm(
 
 
 def exact(
-    fmt: Format, isa: Isa, k: int, tokens: int, table: Table = SHIPPED, **fields: Any
+    fmt: Format, isa: Isa, k: int, tokens: int, table: TunedTable = SHIPPED, **fields: Any
 ) -> Gemm:
     """The product that gives a token the same bits in every batch: one kernel for all of them, or
     two that add in one order.
@@ -253,9 +261,9 @@ def gated(
     k: int,
     m: int,
     fn: str,
-    out: Act,
+    out: ActivationLayout,
     tokens: int,
-    table: Table = SHIPPED,
+    table: TunedTable = SHIPPED,
     *,
     alone: bool = False,
 ) -> Gated | None:

@@ -16,10 +16,10 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, i32
 from treadle.kernels.activation_layout import BLOCK, DWORD, block_sums
-from treadle.kernels.format_blocks import At, WeightRows
-from treadle.kernels.matmul.epilogue import Out, Sums
+from treadle.kernels.format_blocks import BlockAddress, WeightRows
+from treadle.kernels.matmul.epilogue import Epilogue, Sums
 from treadle.kernels.matmul.gemm import Gemm
-from treadle.kernels.matmul.matmul import Segment, Share, n_strips, pick_segment, shares
+from treadle.kernels.matmul.matmul import Segment, StripShare, n_strips, pick_segment, shares
 from treadle.kernels.matmul.matrix import RUNS, SIDE
 from treadle.kernels.spec import Frame
 from treadle.kernels.transpose import transpose
@@ -117,7 +117,7 @@ class StripGemm(Gemm):
         sums_bytes = rows * self.line  # of a group
         totals = sums + self.groups * sums_bytes
 
-        def begin(item: Val) -> tuple[Share, Segment, Strip]:
+        def begin(item: Val) -> tuple[StripShare, Segment, Strip]:
             share = share_of(item)
             seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
             left = seg.rows.m - seg.rows.first
@@ -151,7 +151,7 @@ class StripGemm(Gemm):
                             row = here.row(r // EACH, r % EACH)
                             _keep(k, sums + (g * sums_bytes + row * self.line), total.v, self.nr)
                 for g, tokens in met.each():
-                    out = Out(k, self, frame, seg, tokens.first)
+                    out = Epilogue(k, self, frame, seg, tokens.first)
                     with k.loop(n) as s:
                         place = sums + (g * sums_bytes + s * (SIDE * self.line))
                         out.store(_columns(k, place, self.nr), s * SIDE, False, add=False)
@@ -165,7 +165,7 @@ def _keep(k: Builder, at: Val, sums: Val, n: int) -> None:
 
 
 def _columns(k: Builder, sums: Val, n: int) -> Sums:
-    """What ``Out`` writes, of 16 rows with ``n`` tokens."""
+    """What ``Epilogue`` writes, of 16 rows with ``n`` tokens."""
     held = [k.load(sums, i32 * n, offset=r * 4 * n, align=4 * n) for r in range(SIDE)]
     for i, column in enumerate(transpose(k, held, k.isa.lanes)):
         for j, v in enumerate(column):
@@ -187,7 +187,7 @@ class Strip:
         """Which of the item's rows the ``r``-th of a run's is."""
         return self.n * (run * EACH) + self.s * EACH + r
 
-    def weights(self, k: Builder, run: Val | int, r: Val) -> At:
+    def weights(self, k: Builder, run: Val | int, r: Val) -> BlockAddress:
         """Where that row is."""
         return self.rows.row(k, self.row(run, r))
 

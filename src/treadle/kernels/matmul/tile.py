@@ -49,7 +49,7 @@ STEP = {
 WORDS_STEP = 8  # of a q16 span, without a branch
 
 
-class Tile:
+class MatmulTile:
     """mr vectors of rows times nr tokens, multiplied over a part of K."""
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:

@@ -20,12 +20,12 @@ from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import DWORDS
 from treadle.kernels.format_blocks import WeightRows
 from treadle.kernels.matmul.gemm import Gemm
-from treadle.kernels.matmul.tile import STEP, Ends, Tile
+from treadle.kernels.matmul.tile import STEP, Ends, MatmulTile
 
 HIGH = -1 << 16  # a dword's odd value
 
 
-class OrderedTile(Tile):
+class OrderedTile(MatmulTile):
     """mr vectors of rows times nr tokens; bf16 alone."""
 
     def _multiply(
@@ -69,7 +69,7 @@ class OrderedGemm(Gemm):
     """
 
     resumes: ClassVar[bool] = False
-    tile: ClassVar[type[Tile]] = OrderedTile
+    tile: ClassVar[type[MatmulTile]] = OrderedTile
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ def _n_scales(spec: Tiled) -> int:
     return spec.layout().kb * (BLOCK // spec.fmt.codes.sub)
 
 
-class Places:
+class PairScratch:
     """What lies behind a panel, as offsets in bytes: what an accumulator starts as, each time anew;
     of every two rows their scales, each twice, and what MAGIC times them takes away; their
     minimums, each twice.
@@ -57,12 +57,12 @@ class Places:
 
 def pairs_bytes(spec: Tiled, rows: int) -> int:
     """Scratch behind a panel."""
-    at = Places(spec, rows)
+    at = PairScratch(spec, rows)
     return round_up(at.end - at.starts, 64)
 
 
 def _by_magic(k: Builder, codes: Codes) -> bool:
-    """Whether accumulators end as the bits of floats; see ``Tile``."""
+    """Whether accumulators end as the bits of floats; see ``MatmulTile``."""
     return k.isa.fused and not codes.long_scales
 
 
@@ -81,7 +81,7 @@ def fill_pairs(k: Builder, spec: Tiled, panel: Val) -> None:
     act, codes = spec.layout(), spec.fmt.codes
     assert codes is not None, spec.w
     rows = spec.mr * k.isa.lanes
-    at, scales = Places(spec, rows), panel + 4 * rows * act.kd
+    at, scales = PairScratch(spec, rows), panel + 4 * rows * act.kd
     start = k.const(MAGIC_BITS if _by_magic(k, codes) else 0, i32 * QUAD)
     for i in range(rows * spec.nr // QUAD):
         k.store(panel, start, offset=at.starts + 16 * i)
@@ -112,7 +112,7 @@ class PairTile:
         self.k, self.spec, self.codes = k, spec, spec.fmt.codes
         self.panel, self.x, self.act = panel, x, spec.layout()
         self.rows = spec.mr * k.isa.lanes
-        self.at = Places(spec, self.rows)
+        self.at = PairScratch(spec, self.rows)
         self.sums = self._multiply(*part)
 
     def _multiply(
@@ -160,7 +160,9 @@ class PairTile:
         return [self.k.shuffle(v, v, [t, t + 1, t, t + 1]) for t in pairs]
 
     def _scale(self, piece: Val, acc: list[list[Val]], sums: list[list[Var]]) -> None:
-        """Add the accumulators to the sums; ``piece``: of which scale. See ``Tile`` for MAGIC."""
+        """Add the accumulators to the sums; ``piece``: of which scale. See ``MatmulTile`` for
+        MAGIC.
+        """
         k, scales = self.k, self.panel + piece * (SCALES * self.rows // 2)
         d_x = self._by_token(self._d_x(piece))
         for r, row in enumerate(acc):

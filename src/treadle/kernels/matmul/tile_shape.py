@@ -16,7 +16,7 @@ from treadle.kernels.activation_layout import (
     NARROW,
     SPAN,
     STEP_BITS,
-    Act,
+    ActivationLayout,
     bf16_bits,
     from_bf16_bits,
     word_scales_ref,
@@ -68,10 +68,10 @@ class Tiled(Matmul):
         parts = bf16_bits(weights.astype(np.float32), NARROW[self.act])
         return np.asarray(sum(from_bf16_bits(part) for part in parts))
 
-    def layout(self) -> Act:
+    def layout(self) -> ActivationLayout:
         if self.act != "q8":
-            return Act(self.act, self.k, self.nr)
-        return Act(self.act, self.k, self.nr, self.sub, max(self.unit, DWORD))
+            return ActivationLayout(self.act, self.k, self.nr)
+        return ActivationLayout(self.act, self.k, self.nr, self.sub, max(self.unit, DWORD))
 
     def rows_per_item(self, lanes: int) -> int:
         return self.mr * lanes

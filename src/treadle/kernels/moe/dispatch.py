@@ -10,7 +10,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
-from treadle.kernels.activation_layout import BLOCK, DWORD, Act
+from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout
 from treadle.kernels.spec import Args, Frame, Spec
 from treadle.kernels.transpose import transpose
 
@@ -38,9 +38,9 @@ class Gather(Spec):
     block: int
     unit: int = DWORD
 
-    def layout(self) -> Act:
+    def layout(self) -> ActivationLayout:
         """What is written."""
-        return Act(self.act, self.k, self.group, self.sub, self.unit)
+        return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         act, each = self.layout(), self.block // self.group

@@ -13,10 +13,10 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.formats import by_name
 from treadle.formats.nearest import NEARBY, Nearest
-from treadle.formats.scale_search import Fit
+from treadle.formats.scale_search import ScaleFit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
-from treadle.kernels.quantize.columns import Columns
+from treadle.kernels.quantize.columns import ScratchColumns
 from treadle.kernels.quantize.ladder import TOGETHER, LadderSearchKernel, reciprocal
 
 DIM = 4  # weights of a point
@@ -35,7 +35,7 @@ class PointSearchKernel(LadderSearchKernel):
         """With the signs of each point's weights."""
         return super().sizes() | {"signs": self.block // DIM}
 
-    def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Fit:
+    def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
         made = super().numbers(arrays, n)
         low, high, signs, _ = made.codes.reshape(n, -1, DIM).transpose(2, 0, 1)
         codes = low.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
@@ -43,7 +43,7 @@ class PointSearchKernel(LadderSearchKernel):
 
     def run_ref(self, args: Any, run: Any) -> None:
         shape = (args.n, self.block)
-        found: Fit = self.how.run(
+        found: ScaleFit = self.how.run(
             args.x.reshape(shape), args.importance.reshape(shape) if self.aware else None
         )
         self.put_ref(args, found)
@@ -51,7 +51,7 @@ class PointSearchKernel(LadderSearchKernel):
         codes[..., 0], codes[..., 1] = found.codes & 255, found.codes >> 8
         codes[:, ::2, 2], codes[:, 1::2, 2] = found.signs & 15, found.signs >> 4
 
-    def scale_down(self, k: Builder, c: Columns) -> None:
+    def scale_down(self, k: Builder, c: ScratchColumns) -> None:
         """And the signs off."""
         ty = i32.like(c.ty)
         with k.loop(self.block // DIM) as group:
@@ -65,13 +65,13 @@ class PointSearchKernel(LadderSearchKernel):
             for name in ("x", "xw")[: 1 + self.aware]:
                 c.store(name, k.abs(c.load(name, i)), i)
 
-    def nearest(self, k: Builder, c: Columns, i: Val, unit: Val, careful: bool) -> list[Val]:
+    def nearest(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> list[Val]:
         found = []
         for first in range(0, TOGETHER, DIM):
             found += coordinates(k, self.point(k, c, i + first, unit, careful))
         return found
 
-    def point(self, k: Builder, c: Columns, i: Val, unit: Val, careful: bool) -> Val:
+    def point(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> Val:
         """The entry of the point nearest to the weights from the ``i``-th on."""
         points: Nearest = self.how.points
         quick, nearby = tables(self.w)
@@ -103,7 +103,7 @@ class PointSearchKernel(LadderSearchKernel):
             cell = cell + at.to(i32) * n**j
         return cell
 
-    def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
+    def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
         unit = reciprocal(k, c.load("best_d") * self.rung(k, c.load("best_sc", sub)))
         first = sub * self.length
         entries: dict[int, Val] = {}

@@ -7,7 +7,7 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import Ty, f16, f32, i16
 
 
-class Columns:
+class ScratchColumns:
     """Named rows of vectors in scratch: ``n`` of each, f32, a lane for each super-block."""
 
     def __init__(self, k: Builder, base: Val, sizes: dict[str, int]) -> None:

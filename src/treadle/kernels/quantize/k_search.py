@@ -23,7 +23,7 @@ from treadle.formats import by_name
 from treadle.formats.k_search import CLOSE, F16_MAX, LEAST, ROUNDS, STEPS
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, u8
-from treadle.kernels.quantize.columns import Columns, beside_f16, inverse, near_f16, rounded
+from treadle.kernels.quantize.columns import ScratchColumns, beside_f16, inverse, near_f16, rounded
 from treadle.kernels.spec import Args, Frame, Spec, parts
 from treadle.kernels.transpose import transpose
 
@@ -126,7 +126,7 @@ class SearchKernel(Spec):
         """
 
         def emit(inner: Builder, base: Val) -> None:
-            getattr(self, name)(inner, Columns(inner, base, self.sizes()), *more)
+            getattr(self, name)(inner, ScratchColumns(inner, base, self.sizes()), *more)
 
         label = "".join(str(m) for m in more if not isinstance(m, tuple)) + "".join(
             str(len(m)) for m in more if isinstance(m, tuple)
@@ -137,7 +137,7 @@ class SearchKernel(Spec):
 
     def read(self, k: Builder, frame: Frame, item: Val) -> None:
         """Rows to columns; what no f16 can scale is told in ``spoilt``, and becomes zeros."""
-        c = Columns(k, frame.scratch, self.sizes())
+        c = ScratchColumns(k, frame.scratch, self.sizes())
         lanes, zero = k.isa.lanes, k.zero(c.ty)
         top, spoilt = k.var(zero), k.var(zero)
         for name, source in (("x", frame.x), ("w", frame.importance))[: 1 + self.aware]:
@@ -162,7 +162,7 @@ class SearchKernel(Spec):
         """Byte offset of a lane's super-block; behind the last one comes the last again."""
         return k.min(item * k.isa.lanes + lane, frame.n - 1) * (4 * self.block)
 
-    def weigh(self, k: Builder, c: Columns) -> None:
+    def weigh(self, k: Builder, c: ScratchColumns) -> None:
         """Importances of mean about 1 and none quite 0, as ``relative`` has them; their products
         with x.
         """
@@ -193,7 +193,7 @@ class SearchKernel(Spec):
 
     def write(self, k: Builder, frame: Frame, item: Val) -> None:
         """Columns to rows."""
-        c, lanes = Columns(k, frame.scratch, self.sizes()), k.isa.lanes
+        c, lanes = ScratchColumns(k, frame.scratch, self.sizes()), k.isa.lanes
         at = item * lanes
         for name, value in zip(self.scales, self.made(k, c), strict=True):
             k.store(getattr(frame, name) + at * 4, value)
@@ -212,8 +212,8 @@ class SearchKernel(Spec):
     # -- the descent ----------------------------------------------------------------------------
 
     def descend(self, k: Builder, scratch: Val) -> None:
-        """From the best of several starts, as the twin's ``Search.search``."""
-        c = Columns(k, scratch, self.sizes())
+        """From the best of several starts, as the twin's ``KSearch.search``."""
+        c = ScratchColumns(k, scratch, self.sizes())
         c.store("best_error", k.const(float("inf"), c.ty))
         c.store("may", k.const(1.0, c.ty))
         table = k.table(self.start_table())
@@ -244,7 +244,7 @@ class SearchKernel(Spec):
         self.do(k, "look", scratch, source, steps)
         self.do(k, "better", scratch)
 
-    def better(self, k: Builder, c: Columns) -> None:
+    def better(self, k: Builder, c: ScratchColumns) -> None:
         """Of each lane that may change the one of less error."""
         new, old = c.load("new_error"), c.load("best_error")
         less = (new < old) & (c.load("may") > 0.0)
@@ -257,7 +257,7 @@ class SearchKernel(Spec):
                 both = c.load(f"new_{name}", sub), c.load(f"best_{name}", sub)
                 c.store(f"best_{name}", k.select(less, *both), sub)
 
-    def energy(self, k: Builder, c: Columns) -> Val:
+    def energy(self, k: Builder, c: ScratchColumns) -> Val:
         """Weighted sum of squares of each lane."""
         total = k.var(k.zero(c.ty))
         with k.loop(self.block) as i:
@@ -265,7 +265,7 @@ class SearchKernel(Spec):
             total.v = k.fma(x, c.load("xw", i) if self.aware else x, total.v)
         return total.v
 
-    def polish(self, k: Builder, c: Columns, scratch: Val) -> None:
+    def polish(self, k: Builder, c: ScratchColumns, scratch: Val) -> None:
         """All integers from half of the top to the top for the largest one, by the fit."""
         for name in self.integers:
             largest = k.var(k.zero(c.ty))
@@ -281,7 +281,7 @@ class SearchKernel(Spec):
                     self.polish_one(k, c, scale, integer, i)
                     self.attempt(k, scratch, "try", (0,))
 
-    def polish_one(self, k: Builder, c: Columns, scale: str, integer: str, i: Val) -> None:
+    def polish_one(self, k: Builder, c: ScratchColumns, scale: str, integer: str, i: Val) -> None:
         """What to try: one scale and its integers anew, the others as they are best."""
         for name in self.scales:
             c.store(f"try_{name}", c.load(f"best_{name}"))
@@ -297,7 +297,7 @@ class SearchKernel(Spec):
                 c.store(f"try_{name}", v, sub)
 
     def errors(
-        self, k: Builder, c: Columns, sub: Val, lines: list[tuple[Val, Val | None]]
+        self, k: Builder, c: ScratchColumns, sub: Val, lines: list[tuple[Val, Val | None]]
     ) -> list[Val]:
         """What rounding to codes costs a sub-block on each line, a unit and what is added, in
         squared steps. A lone sum is taken in two halves: an FMA need not wait for the last.
@@ -331,30 +331,30 @@ class SearchKernel(Spec):
         """f32 ``[starts, n]``: what ``start`` reads."""
         raise NotImplementedError
 
-    def start(self, k: Builder, c: Columns, row: Val) -> None:
+    def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:
         """Scales and integers to begin with, into ``try_``."""
         raise NotImplementedError
 
-    def fit(self, k: Builder, c: Columns) -> None:
+    def fit(self, k: Builder, c: ScratchColumns) -> None:
         """Each sub-block's own best, any real value, into ``fit_``; the largest into ``most_``."""
         raise NotImplementedError
 
-    def look(self, k: Builder, c: Columns, source: str, steps: tuple[int, ...]) -> None:
+    def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
         """The best of all integers ``steps`` away from those of ``source``, for the scales to try:
         into ``new_``.
         """
         raise NotImplementedError
 
-    def refit(self, k: Builder, c: Columns) -> None:
+    def refit(self, k: Builder, c: ScratchColumns) -> None:
         """The scales by least squares from the best integers and codes, into ``fitted_``."""
         raise NotImplementedError
 
-    def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
+    def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
         """A function from a weight's number in the sub-block to its code, f32, with the best
         scales.
         """
         raise NotImplementedError
 
-    def made(self, k: Builder, c: Columns) -> Sequence[Val]:
+    def made(self, k: Builder, c: ScratchColumns) -> Sequence[Val]:
         """The scales as they are to be written."""
         raise NotImplementedError

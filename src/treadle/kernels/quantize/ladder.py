@@ -11,10 +11,10 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.formats.k_search import F16_MAX
-from treadle.formats.scale_search import CAREFUL, LEAST, TINY, Fit
+from treadle.formats.scale_search import CAREFUL, LEAST, TINY, ScaleFit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
-from treadle.kernels.quantize.columns import Columns, near_f16, rounded
+from treadle.kernels.quantize.columns import ScratchColumns, near_f16, rounded
 from treadle.kernels.quantize.k_search import SearchKernel
 
 TOGETHER = 8  # weights of a loop's turn: a table's every lane takes some instructions
@@ -62,20 +62,20 @@ class LadderSearchKernel(SearchKernel):
         """What is kept of a good d: rows of scratch."""
         return {"error": 1, "d": 1, "sc": self.n_sub}
 
-    def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Fit:
+    def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
         steps = arrays["sc"].transpose(0, 2, 1).reshape(-1, self.n_sub)[:n]
         d = arrays["d"][:n].astype(np.float16)
-        return Fit(d, steps, arrays["codes"][:n], np.zeros((n, 0), np.uint8))
+        return ScaleFit(d, steps, arrays["codes"][:n], np.zeros((n, 0), np.uint8))
 
     def run_ref(self, args: Any, run: Any) -> None:
         shape = (args.n, self.block)
-        found: Fit = self.how.run(
+        found: ScaleFit = self.how.run(
             args.x.reshape(shape), args.importance.reshape(shape) if self.aware else None
         )
         self.put_ref(args, found)
         args.codes[: args.n] = found.codes
 
-    def put_ref(self, args: Any, found: Fit) -> None:
+    def put_ref(self, args: Any, found: ScaleFit) -> None:
         """Scales and rungs, as the kernel writes them."""
         args.d[: args.n] = found.d
         lanes = args.sc.shape[-1]
@@ -84,7 +84,7 @@ class LadderSearchKernel(SearchKernel):
 
     # -- each sub-block alone -------------------------------------------------------------------
 
-    def fit(self, k: Builder, c: Columns) -> None:
+    def fit(self, k: Builder, c: ScratchColumns) -> None:
         self.scale_down(k, c)
         shares = k.table(self.how.scales)
         largest = k.var(k.zero(c.ty))
@@ -108,7 +108,7 @@ class LadderSearchKernel(SearchKernel):
             largest.v = k.select(k.abs(own.v) > k.abs(largest.v), own.v, largest.v)
         c.store("most_sc", largest.v)
 
-    def scale_down(self, k: Builder, c: Columns) -> None:
+    def scale_down(self, k: Builder, c: ScratchColumns) -> None:
         """To about one, by a power of two, which is exact: no square over- or underflows."""
         top = k.var(k.zero(c.ty))
         with k.loop(self.block) as i:
@@ -123,7 +123,9 @@ class LadderSearchKernel(SearchKernel):
             for name in ("x", "xw")[: 1 + self.aware]:
                 c.store(name, c.load(name, i) * down, i)
 
-    def dots(self, k: Builder, c: Columns, sub: Val, t: Val, careful: bool) -> tuple[Val, Val]:
+    def dots(
+        self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool
+    ) -> tuple[Val, Val]:
         """With the values nearest to ``x / t``: their products with x, and their squares."""
         xy, yy = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         unit = reciprocal(k, t)
@@ -135,7 +137,7 @@ class LadderSearchKernel(SearchKernel):
                 yy.v = k.fma(y, y * c.load("w", i) if self.aware else y, yy.v)
         return xy.v, yy.v
 
-    def nearest(self, k: Builder, c: Columns, i: Val, unit: Val, careful: bool) -> list[Val]:
+    def nearest(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> list[Val]:
         """The values nearest to TOGETHER weights from the ``i``-th on, in this unit; where it pays
         to be ``careful``, surely.
         """
@@ -152,7 +154,7 @@ class LadderSearchKernel(SearchKernel):
 
     def descend(self, k: Builder, scratch: Val) -> None:
         """The best few of many values of d; then the best of these, fitted."""
-        c = Columns(k, scratch, self.sizes())
+        c = ScratchColumns(k, scratch, self.sizes())
         infinite = k.const(float("inf"), c.ty)
         for name in ("best_error", *(f"top{i}_error" for i in range(CAREFUL))):
             c.store(name, infinite)
@@ -170,11 +172,11 @@ class LadderSearchKernel(SearchKernel):
         c.store("try_d", self.to_f16(k, c, c.load("fitted_d")))
         self.attempt(k, scratch, "best", self.around)
 
-    def to_f16(self, k: Builder, c: Columns, d: Val) -> Val:
+    def to_f16(self, k: Builder, c: ScratchColumns, d: Val) -> Val:
         """The nearest that an f16 can hold once it is in units of the block."""
         return near_f16(k, d * c.load("up")) * c.load("down")
 
-    def start_at(self, k: Builder, c: Columns, d: Val) -> None:
+    def start_at(self, k: Builder, c: ScratchColumns, d: Val) -> None:
         """With d the rung that brings each sub-block nearest to its own scale."""
         c.store("try_d", d)
         unit, ladder = reciprocal(k, d), self.how.ladder
@@ -190,7 +192,7 @@ class LadderSearchKernel(SearchKernel):
         """The scale that a rung's number stands for."""
         return sc * self.pitch + float(self.how.ladder[0])
 
-    def look(self, k: Builder, c: Columns, source: str, steps: tuple[int, ...]) -> None:
+    def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
         d, highest = c.load("try_d"), len(self.how.ladder) - 1.0
         total = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
@@ -206,7 +208,7 @@ class LadderSearchKernel(SearchKernel):
             total.v = total.v + least.v
         c.store("new_error", total.v)
 
-    def error(self, k: Builder, c: Columns, sub: Val, t: Val, careful: bool) -> Val:
+    def error(self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool) -> Val:
         """What a sub-block loses at this scale."""
         unit, total = reciprocal(k, t), k.var(k.zero(c.ty))
         with k.loop(self.length, step=TOGETHER) as first:
@@ -216,7 +218,7 @@ class LadderSearchKernel(SearchKernel):
                 total.v = k.fma(off, off * c.load("w", i) if self.aware else off, total.v)
         return total.v
 
-    def keep(self, k: Builder, c: Columns) -> None:
+    def keep(self, k: Builder, c: ScratchColumns) -> None:
         """Among the best so far, in their order; of equals the first stays in front."""
         new = c.load("new_error")
         better = [new < c.load(f"top{i}_error") for i in range(CAREFUL)]
@@ -229,7 +231,7 @@ class LadderSearchKernel(SearchKernel):
                     down = k.select(better[i - 1], old[i - 1], value) if i else value
                     c.store(f"top{i}_{name}", k.select(better[i], down, old[i]), row)
 
-    def refit(self, k: Builder, c: Columns) -> None:
+    def refit(self, k: Builder, c: ScratchColumns) -> None:
         d = c.load("best_d")
         xy, yy = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
@@ -239,13 +241,13 @@ class LadderSearchKernel(SearchKernel):
             yy.v = yy.v + sub_yy * rung * rung
         c.store("fitted_d", k.select(yy.v > 0.0, xy.v / yy.v, d))
 
-    def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
+    def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
         unit = reciprocal(k, c.load("best_d") * self.rung(k, c.load("best_sc", sub)))
         table = k.table(self.how.nearest.astype(np.float32))
         first = sub * self.length
         return lambda j: k.gather(table, self.cell(k, c.load("x", first + j) * unit), c.ty)
 
-    def made(self, k: Builder, c: Columns) -> tuple[Val]:
+    def made(self, k: Builder, c: ScratchColumns) -> tuple[Val]:
         d, sound = c.load("best_d") * c.load("up"), c.load("spoilt").eq(0.0)
         return (k.select(sound, d, k.const(float("nan"), c.ty)),)
 

@@ -10,7 +10,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats.k_offset import BESIDE, MORE, Offset
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, f64
-from treadle.kernels.quantize.columns import Columns, inverse, or_huge, rounded, wide_f16
+from treadle.kernels.quantize.columns import ScratchColumns, inverse, or_huge, rounded, wide_f16
 from treadle.kernels.quantize.k_search import SearchKernel
 
 PARALLEL = 1e-9  # as the twin has it: two scales as parallel as this are one
@@ -39,7 +39,7 @@ class OffsetSearchKernel(SearchKernel):
         more = {"sum_x": self.n_sub, "sign": 1, "y": self.length}
         return super().sizes() | more | ({"yw": self.length} if self.aware else {})
 
-    def weight(self, k: Builder, c: Columns, sub: Val) -> Val:
+    def weight(self, k: Builder, c: ScratchColumns, sub: Val) -> Val:
         """A sub-block's importance."""
         return c.load("sum_w", sub) if self.aware else k.const(float(self.length), c.ty)
 
@@ -49,7 +49,7 @@ class OffsetSearchKernel(SearchKernel):
 
     # -- each sub-block alone -------------------------------------------------------------------
 
-    def fit(self, k: Builder, c: Columns) -> None:
+    def fit(self, k: Builder, c: ScratchColumns) -> None:
         self.face(k, c)
         how = self.how
         grid = [(how.levels + p + q, p) for p, q in how.grid]
@@ -73,7 +73,7 @@ class OffsetSearchKernel(SearchKernel):
         for name, largest in zip(self.integers, most, strict=True):
             c.store(f"most_{name}", largest.v)
 
-    def face(self, k: Builder, c: Columns) -> None:
+    def face(self, k: Builder, c: ScratchColumns) -> None:
         """Lanes that are mostly positive are turned round: a minimum above 0 cannot be said."""
         above, below = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
@@ -94,7 +94,7 @@ class OffsetSearchKernel(SearchKernel):
                 total.v = total.v + x
             c.store("sum_x", total.v, sub)
 
-    def least_and_most(self, k: Builder, c: Columns, sub: Val) -> tuple[Val, Val]:
+    def least_and_most(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val]:
         """The smallest and the largest weight of a sub-block."""
         least = most = c.load("x", sub * self.length)
         for j in range(1, self.length):
@@ -102,7 +102,7 @@ class OffsetSearchKernel(SearchKernel):
             least, most = k.min(x, least), k.max(x, most)
         return least, most
 
-    def from_zero(self, k: Builder, c: Columns, sub: Val) -> tuple[Val, Val, Val]:
+    def from_zero(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val, Val]:
         """The sub-block less its smallest weight (0 if that is above it), into y: so sums keep
         their digits however far off 0 it lies. Gives that weight, 1 / its reach, and the sum of y.
         """
@@ -122,7 +122,7 @@ class OffsetSearchKernel(SearchKernel):
     def try_points(
         self,
         k: Builder,
-        c: Columns,
+        c: ScratchColumns,
         sub: Val,
         row: Val,
         known: tuple[Val, Val, Val, Val],
@@ -164,7 +164,7 @@ class OffsetSearchKernel(SearchKernel):
         top = self.how.top
         return np.array([(top - i, top - j) for i, j in self.how.starts], np.float32)
 
-    def start(self, k: Builder, c: Columns, row: Val) -> None:
+    def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:
         top = float(self.how.top)
         for at, (scale, integer) in enumerate(zip(self.scales, self.integers, strict=True)):
             wanted = k.splat(k.load(row, f32, offset=4 * at), c.ty)
@@ -175,7 +175,7 @@ class OffsetSearchKernel(SearchKernel):
                 v = rounded(k, c.load(f"fit_{integer}", sub) * unit, 0.0, top)
                 c.store(f"try_{integer}", v, sub)
 
-    def look(self, k: Builder, c: Columns, source: str, steps: tuple[int, ...]) -> None:
+    def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
         d, dmin, top = c.load("try_d"), c.load("try_dmin"), float(self.how.top)
         total = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
@@ -202,14 +202,14 @@ class OffsetSearchKernel(SearchKernel):
             total.v = total.v + least.v
         c.store("new_error", total.v)
 
-    def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
+    def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
         d, dmin = c.load("best_d"), c.load("best_dmin")
         unit = 1.0 / or_huge(k, c.load("best_sc", sub) * d)
         low = c.load("best_m", sub) * dmin * unit
         first = sub * self.length
         return lambda j: rounded(k, c.load("x", first + j) * unit + low, *self.ends)
 
-    def refit(self, k: Builder, c: Columns) -> None:
+    def refit(self, k: Builder, c: ScratchColumns) -> None:
         names = ("sq_sq", "sq_m", "m_m", "sq_x", "m_x")
         totals = {name: k.var(k.zero(c.ty)) for name in names}
         with k.loop(self.n_sub) as sub:
@@ -243,6 +243,6 @@ class OffsetSearchKernel(SearchKernel):
             old = c.load(f"best_{name}").to(wide)
             c.store(f"fitted_{name}", k.select(there > 0.0, fitted, old).to(c.ty))
 
-    def made(self, k: Builder, c: Columns) -> tuple[Val, Val]:
+    def made(self, k: Builder, c: ScratchColumns) -> tuple[Val, Val]:
         sign = c.load("sign")
         return c.load("best_d") * sign + c.load("spoilt"), c.load("best_dmin") * sign

@@ -5,7 +5,7 @@ from __future__ import annotations
 from treadle.formats import Format
 from treadle.formats.k_offset import OffsetSearch
 from treadle.formats.k_signed import SignedSearch
-from treadle.formats.scale_search import Coder
+from treadle.formats.scale_search import FormatCoder
 from treadle.kernels.quantize.codebook import PointSearchKernel, fits
 from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.quantize.ladder import LadderSearchKernel
@@ -26,8 +26,8 @@ def _kind_of(how: object) -> type[SearchKernel] | None:
         return OffsetSearchKernel
     if isinstance(how, SignedSearch):
         return SignedSearchKernel
-    if isinstance(how, Coder) and how.nearest is not None:
+    if isinstance(how, FormatCoder) and how.nearest is not None:
         return LadderSearchKernel
-    if isinstance(how, Coder) and how.signs == "any" and fits(how.points):
+    if isinstance(how, FormatCoder) and how.signs == "any" and fits(how.points):
         return PointSearchKernel
     return None

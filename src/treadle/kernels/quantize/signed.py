@@ -12,7 +12,7 @@ from treadle.formats.k_search import STEPS
 from treadle.formats.k_signed import MORE, Signed
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32
-from treadle.kernels.quantize.columns import Columns, inverse, or_huge, rounded, wide_f16
+from treadle.kernels.quantize.columns import ScratchColumns, inverse, or_huge, rounded, wide_f16
 from treadle.kernels.quantize.k_search import SearchKernel
 
 AT_ONCE = 3  # points of the grid: their sums do not wait for each other
@@ -41,7 +41,7 @@ class SignedSearchKernel(SearchKernel):
 
     # -- each sub-block alone -------------------------------------------------------------------
 
-    def fit(self, k: Builder, c: Columns) -> None:
+    def fit(self, k: Builder, c: ScratchColumns) -> None:
         # First what makes the largest magnitude -half: weights of one magnitude and sign are then
         # exact.
         points = [float(self.how.half), *self.how.grid]
@@ -70,7 +70,7 @@ class SignedSearchKernel(SearchKernel):
     def try_points(
         self,
         k: Builder,
-        c: Columns,
+        c: ScratchColumns,
         sub: Val,
         factors: list[Val],
         best: tuple[Var, Var],
@@ -112,7 +112,7 @@ class SignedSearchKernel(SearchKernel):
     def start_table(self) -> Any:
         return np.array([(self.how.top,), *((start,) for start in self.how.starts)], np.float32)
 
-    def start(self, k: Builder, c: Columns, row: Val) -> None:
+    def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:
         # The largest scale becomes the most negative integer, which there is one more of.
         most = c.load("most_sc")
         d = wide_f16(k, k.abs(most), k.splat(k.load(row, f32), c.ty))
@@ -122,7 +122,7 @@ class SignedSearchKernel(SearchKernel):
         with k.loop(self.n_sub) as sub:
             c.store("try_sc", rounded(k, c.load("fit_sc", sub) * unit, -top, top), sub)
 
-    def look(self, k: Builder, c: Columns, source: str, steps: tuple[int, ...]) -> None:
+    def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
         d, top = c.load("try_d"), float(self.how.top)
         total = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
@@ -143,12 +143,12 @@ class SignedSearchKernel(SearchKernel):
             total.v = total.v + least.v
         c.store("new_error", total.v)
 
-    def coder(self, k: Builder, c: Columns, sub: Val) -> Any:
+    def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
         unit = 1.0 / or_huge(k, c.load("best_sc", sub) * c.load("best_d"))
         first = sub * self.length
         return lambda j: rounded(k, c.load("x", first + j) * unit, *self.ends)
 
-    def refit(self, k: Builder, c: Columns) -> None:
+    def refit(self, k: Builder, c: ScratchColumns) -> None:
         sq_x, sq_sq = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             code, sc = self.coder(k, c, sub), c.load("best_sc", sub)
@@ -163,5 +163,5 @@ class SignedSearchKernel(SearchKernel):
         some = sq_sq.v > 0.0
         c.store("fitted_d", k.select(some, sq_x.v / sq_sq.v, c.load("best_d")))
 
-    def made(self, k: Builder, c: Columns) -> tuple[Val]:
+    def made(self, k: Builder, c: ScratchColumns) -> tuple[Val]:
         return (c.load("best_d") + c.load("spoilt"),)

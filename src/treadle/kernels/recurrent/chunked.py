@@ -28,7 +28,7 @@ from treadle.kernels.matmul.matrix import EDGE, NEXT_LEVEL, REGISTER, SIDE
 from treadle.kernels.matmul.matrix_registers import paired, turn
 from treadle.kernels.recurrent.chunk_keys import CHUNK, DOTS, PITCH, ChunkKeys, load_pair, see, sums
 from treadle.kernels.recurrent.rules import Delta, Mamba2
-from treadle.kernels.recurrent.scan import Here, Scan
+from treadle.kernels.recurrent.scan import Scan, ScanItem
 from treadle.kernels.spec import LINE, Frame, round_up
 
 FEW = 8  # tokens of a part: a chunk of fewer takes longer than they do one by one
@@ -39,7 +39,7 @@ NOTHING = 2.0**-63
 HALVES = range(CHUNK // SIDE)
 
 
-class Places(NamedTuple):
+class ChunkScratch(NamedTuple):
     """Where things are in scratch, behind the registers' setting and the state: this in bf16;
     what tokens add, and what is left of it at the chunk's end; how much of it each token sees.
     Then f32: what queries see. With ``solves`` what keys see of the state and of each other, and
@@ -81,11 +81,11 @@ class Chunked(Scan):
         return ChunkKeys(self.n_state, self.n_group, self.solves)
 
     @property
-    def places(self) -> Places:
+    def places(self) -> ChunkScratch:
         register, solved = 2 * REGISTER, DOTS if self.solves else 0
         sizes = [self.n_state * 2 * CHUNK, *[register] * 3, DOTS, *[solved] * 3]
         start = self.state_at + self.n_state * PITCH
-        return Places(*accumulate([*sizes, *[PITCH] * 3], initial=start))
+        return ChunkScratch(*accumulate([*sizes, *[PITCH] * 3], initial=start))
 
     def scratch(self, lanes: int) -> int:
         return self.places.end
@@ -117,7 +117,7 @@ class Chunk:
         k: Builder,
         spec: Chunked,
         frame: Frame,
-        here: Here,
+        here: ScanItem,
         first: Val,
         chunk: Val,
     ) -> None:

@@ -95,7 +95,7 @@ class UnitHeads(Spec):
 
 
 @dataclass(frozen=True)
-class Gate(Spec):
+class OutputGate(Spec):
     """``x * fn(gate)``, in place. With ``eps`` there is an RMS norm of each of ``groups`` equal
     parts as well, times ``w``: of x, or of the product where the gate comes ``first``, and then
     ``w`` has a value for each column; else all parts share it. ``one``: each part has one value of
@@ -170,7 +170,7 @@ class Gate(Spec):
 
 
 @dataclass(frozen=True)
-class Halves(Spec):
+class SplitHalves(Spec):
     """Of each of ``heads`` parts of ``2 k`` values the first halves, side by side, and behind them
     the second ones, in place, from ``column`` on. Items: tokens.
     """

@@ -21,7 +21,7 @@ from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.recurrent.rules import Delta
-from treadle.kernels.recurrent.scan import Block, Here, Token
+from treadle.kernels.recurrent.scan import ScanBlock, ScanItem, Token
 from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 
@@ -96,7 +96,9 @@ class ChannelDelta(Delta):
     def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
         return lambda n: k.splat(k.load(token.decay + n * 4, f32), ty)
 
-    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+    def _token(
+        self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Token, out: Val
+    ) -> None:
         columns = range(0, self.tile, ty.lanes)
         known = [k.var(k.zero(ty)) for _ in columns]
         beta, source = k.splat(token.first, ty), here.source.v
@@ -112,7 +114,7 @@ class ChannelDelta(Delta):
         for j, sees in zip(columns, self._step(k, here, ty, token, add), strict=True):
             k.store(out + 4 * j, sees)
 
-    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
         tokens, ty, n = block.tokens, block.ty, self.block
         rows = [frame.scratch + (self.rows_at + 4 * self.n_state * i) for i in range(3 * n)]
         known_by, seen_by = self._rows_of(k, isa, block, rows)
@@ -128,7 +130,7 @@ class ChannelDelta(Delta):
             self._keep_and_add(k, here, block, at, keep, keys, new)
 
     def _rows_of(
-        self, k: Builder, isa: Isa, block: Block, rows: list[Val]
+        self, k: Builder, isa: Isa, block: ScanBlock, rows: list[Val]
     ) -> tuple[list[list[Val]], list[list[Val]]]:
         """Write rows of ``n_state`` values: of each token its key, then its query, with the decays
         up to it; of each but the last its key, with the decays behind it; and all decays.

@@ -9,7 +9,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, f32
-from treadle.kernels.recurrent.scan import Block, Here, Scan, Token
+from treadle.kernels.recurrent.scan import Scan, ScanBlock, ScanItem, Token
 from treadle.kernels.spec import Frame
 
 
@@ -23,10 +23,12 @@ class Mamba2(Scan):
     def needs(self) -> set[str]:
         return self.args.required | {"d"}
 
-    def skip(self, k: Builder, frame: Frame, here: Here) -> Val:
+    def skip(self, k: Builder, frame: Frame, here: ScanItem) -> Val:
         return k.load(frame.d + here.head * 4, f32)
 
-    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+    def _token(
+        self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Token, out: Val
+    ) -> None:
         columns = range(0, self.tile, ty.lanes)
         x = [k.load(token.value + 4 * j, ty) for j in columns]
         dt = k.splat(token.first, ty)
@@ -35,7 +37,7 @@ class Mamba2(Scan):
         for j, v, y in zip(columns, x, seen, strict=True):
             k.store(out + 4 * j, k.fma(v, d, y))
 
-    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
         tokens, ty = block.tokens, block.ty
         weights = self._among(k, isa, block, [token.query for token in tokens], 1)
         d = k.splat(self.skip(k, frame, here), ty)
@@ -74,7 +76,9 @@ class Delta(Scan):
     def group_of(self, head: Any) -> Any:
         return super().group_of(head) if self.grouped else head % self.n_group
 
-    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+    def _token(
+        self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Token, out: Val
+    ) -> None:
         columns = range(0, self.tile, ty.lanes)
         known = [k.var(k.zero(ty)) for _ in columns]
         beta, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
@@ -91,7 +95,7 @@ class Delta(Scan):
         for j, sees in zip(columns, self._step(k, here, ty, token, add), strict=True):
             k.store(out + 4 * j, sees)
 
-    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
         tokens, ty = block.tokens, block.ty
         keys, queries = [t.key for t in tokens], [t.query for t in tokens]
         known_by = self._among(k, isa, block, keys, 0)
@@ -106,7 +110,7 @@ class Delta(Scan):
     def _answer(
         self,
         k: Builder,
-        block: Block,
+        block: ScanBlock,
         columns: list[int],
         both: list[list[Val]],
         known_by: list[list[Val]],

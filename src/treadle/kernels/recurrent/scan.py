@@ -31,7 +31,7 @@ TILE = 32  # columns of a state that one item handles, at most
 BLOCK = 4  # tokens at a time: their sums and keys leave room for a state's vectors
 
 
-class Here(NamedTuple):
+class ScanItem(NamedTuple):
     """What an item works on, at run time."""
 
     head: Val
@@ -57,7 +57,7 @@ class Token(NamedTuple):
     query: Any
 
 
-class Block(NamedTuple):
+class ScanBlock(NamedTuple):
     """Tokens that are handled together, some columns of them at a time."""
 
     tokens: list[Token]
@@ -129,14 +129,14 @@ class Scan(Spec):
             done = self._blocks(k, isa, frame, here, ty) if self.block > 1 else k.i64(0)
             self._one_by_one(k, frame, here, ty, done)
 
-    def _one_by_one(self, k: Builder, frame: Frame, here: Here, ty: Ty, start: Operand) -> None:
+    def _one_by_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, start: Operand) -> None:
         """The tokens of an item from ``start`` on."""
         with k.loop(here.n_tokens, start=start) as t:
             token, out = self._token_at(k, frame, here, t)
             self._token(k, frame, here, ty, token, out)
             here.source.v = here.state
 
-    def _blocks(self, k: Builder, isa: Isa, frame: Frame, here: Here, ty: Ty) -> Val:
+    def _blocks(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, ty: Ty) -> Val:
         """As many tokens of an item as whole blocks have: their number."""
         done = here.n_tokens // self.block * self.block
         n = max(1, min(self.tile // ty.lanes, isa.regs // (4 * self.block)))
@@ -153,12 +153,12 @@ class Scan(Spec):
                 for row, n_values in rows:
                     for line in range(0, 4 * n_values, LINE):
                         k.prefetch(row + (ahead + line))
-            self._block(k, isa, frame, here, Block(tokens, self._left(tokens), out, ty, n))
+            self._block(k, isa, frame, here, ScanBlock(tokens, self._left(tokens), out, ty, n))
             here.source.v = here.state
         return done
 
     def _left(self, tokens: list[Token]) -> list[list[Val]]:
-        """See ``Block.left``."""
+        """See ``ScanBlock.left``."""
         left = [[token.decay] for token in tokens]
         for i, row in enumerate(left):
             for s in range(i - 1, -1, -1):
@@ -169,7 +169,7 @@ class Scan(Spec):
         """A token's decay, of the head whose first number is at ``rates``."""
         return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
 
-    def _token_at(self, k: Builder, frame: Frame, here: Here, t: Val) -> tuple[Token, Val]:
+    def _token_at(self, k: Builder, frame: Frame, here: ScanItem, t: Val) -> tuple[Token, Val]:
         """An item's ``t``-th token, and where its columns go."""
         row = here.token + t
         x = frame.x + row * frame.stride * 4
@@ -184,7 +184,7 @@ class Scan(Spec):
         return Token(first, decay, values, key, query), out
 
     @contextmanager
-    def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[Here]:
+    def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[ScanItem]:
         """Each item; a text that begins finds zeros."""
         parts = frame.run("parts", ptr)
         with k.loop(frame.end, start=frame.begin) as item:
@@ -206,7 +206,7 @@ class Scan(Spec):
                         source.v = state
                         self._rows(k, ty, (old, 4 * self.head_dim), (state, pitch))
             column, group = head * self.head_dim + tile * self.tile, self.group_of(head)
-            yield Here(
+            yield ScanItem(
                 head, group, column, source, state, pitch, record["token"], record["n_tokens"]
             )
             if self.staged:
@@ -223,15 +223,17 @@ class Scan(Spec):
                     v = k.load(source[0] + (n * source[1] + j), ty)
                 k.store(to[0] + (n * to[1] + j), v)
 
-    def skip(self, k: Builder, frame: Frame, here: Here) -> Val | None:
+    def skip(self, k: Builder, frame: Frame, here: ScanItem) -> Val | None:
         """What of a token's own value its head's outputs have, if anything."""
         return None
 
-    def _token(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Token, out: Val) -> None:
+    def _token(
+        self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Token, out: Val
+    ) -> None:
         """One token of an item."""
         raise NotImplementedError
 
-    def _block(self, k: Builder, isa: Isa, frame: Frame, here: Here, block: Block) -> None:
+    def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
         """Some tokens of an item."""
         raise NotImplementedError
 
@@ -262,7 +264,7 @@ class Scan(Spec):
         return found
 
     def _among(
-        self, k: Builder, isa: Isa, block: Block, rows: Sequence[Val], own: int
+        self, k: Builder, isa: Isa, block: ScanBlock, rows: Sequence[Val], own: int
     ) -> list[list[Val]]:
         """[t][s]: how much the row of token t sees of what token s, one before it, has added; with
         ``own`` of what t itself has, too. Each is spread over a vector.
@@ -276,7 +278,7 @@ class Scan(Spec):
         return among
 
     def _see(
-        self, k: Builder, here: Here, block: Block, at: int, rows: Sequence[Val]
+        self, k: Builder, here: ScanItem, block: ScanBlock, at: int, rows: Sequence[Val]
     ) -> list[list[Val]]:
         """What each row of ``n_state`` values sees of a state's columns from ``at`` on."""
         seen = [[k.var(k.zero(block.ty)) for _ in range(block.n)] for _ in rows]
@@ -290,7 +292,9 @@ class Scan(Spec):
                     var.v = k.fma(s[j], by, var.v)
         return [[var.v for var in vars_] for vars_ in seen]
 
-    def _learn(self, k: Builder, here: Here, block: Block, at: int, new: list[list[Val]]) -> None:
+    def _learn(
+        self, k: Builder, here: ScanItem, block: ScanBlock, at: int, new: list[list[Val]]
+    ) -> None:
         """A state's columns from ``at`` on become what is left of them and of ``key new^T``."""
         ty, left = block.ty, block.left[-1]
         keep = k.splat(left[0], ty)
@@ -305,8 +309,8 @@ class Scan(Spec):
     def _keep_and_add(
         self,
         k: Builder,
-        here: Here,
-        block: Block,
+        here: ScanItem,
+        block: ScanBlock,
         at: int,
         keep: Callable[[Val], Val],
         keys: Sequence[Val],
@@ -330,7 +334,7 @@ class Scan(Spec):
         keep = k.splat(token.decay, ty)
         return lambda n: keep
 
-    def _step(self, k: Builder, here: Here, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
+    def _step(self, k: Builder, here: ScanItem, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
         """The state becomes ``decay`` of itself and ``key add^T``; gives what ``query`` sees."""
         keep, seen = self._kept(k, token, ty), [k.var(k.zero(ty)) for _ in add]
         source = here.source.v

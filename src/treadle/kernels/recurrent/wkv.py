@@ -16,7 +16,7 @@ from treadle.jit.types import Ty, f32
 from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row, mean_square, row_mean
 from treadle.kernels.recurrent.convolution import ByChannel
-from treadle.kernels.recurrent.scan import Here, Scan
+from treadle.kernels.recurrent.scan import Scan, ScanItem
 from treadle.kernels.spec import Args, Frame, Spec
 
 DECAY = -0.606531  # a state keeps e**(DECAY s) at least, with s a sigmoid: about -e**-0.5
@@ -176,7 +176,7 @@ class Wkv(Scan):
             self._learn_one(k, frame, here, ty, here.token + t)
             here.source.v = here.state
 
-    def _learn_one(self, k: Builder, frame: Frame, here: Here, ty: Ty, token: Val) -> None:
+    def _learn_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Val) -> None:
         """One token of an item."""
         columns, size = range(0, self.tile, ty.lanes), 4 * self.n_head * self.head_dim
         row = frame.x + token * frame.stride * 4

@@ -30,9 +30,9 @@ import numpy as np
 from treadle.errors import NoRoomError, UnsupportedError
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kvcache.disk.folder import N_CHAIN, N_VARIANT, Folder
-from treadle.kvcache.disk.session_file import BYTES, Tensor, about_of, build_header
+from treadle.kvcache.disk.session_file import BYTES, SessionTensor, about_of, build_header
 from treadle.kvcache.page_pool import GONE, Pool
-from treadle.kvcache.prefix_tree import Node
+from treadle.kvcache.prefix_tree import PageNode
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
@@ -77,7 +77,7 @@ class PageStore:
 
     # -- names and contents ---------------------------------------------------------------------
 
-    def chain(self, node: Node) -> bytes:
+    def chain(self, node: PageNode) -> bytes:
         """The digest of all tokens up to a node's end."""
         unnamed = []
         while not node.chain and node.parent is not None:
@@ -94,7 +94,7 @@ class PageStore:
     def _header(self, pool: Pool, chain: str, data: bytes) -> bytes:
         """A file's, whose length does not depend on what is in it."""
         size = pool.cell_bytes
-        tensor = Tensor(BYTES, [1, size], size, lambda: [np.frombuffer(data, np.uint8)])
+        tensor = SessionTensor(BYTES, [1, size], size, lambda: [np.frombuffer(data, np.uint8)])
         return build_header(self._about | {"chain": f"{chain:64}"}, {pool.const.name: tensor})
 
     def _read(self, chain: bytes, pool: Pool) -> np.ndarray | None:
@@ -114,7 +114,7 @@ class PageStore:
 
     # -- into files -----------------------------------------------------------------------------
 
-    def keep(self, node: Node, depth: int, began_ns: int, wait_s: float = 0.0) -> int:
+    def keep(self, node: PageNode, depth: int, began_ns: int, wait_s: float = 0.0) -> int:
         """Have a node's pages written, the ``depth``-th of a text that was begun at ``began_ns``;
         gives their bytes.
 
@@ -226,7 +226,7 @@ class PageStore:
             end = p
         return end, {(p, pool): data for (p, pool), data in found.items() if p < end}
 
-    def is_foreign(self, parent: Node, ids: Ids[int]) -> bool:
+    def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
         """Whether the folder had a page of these tokens behind ``parent``, when it was last looked
         through, for another model, type or version.
         """

@@ -38,7 +38,7 @@ from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, file_name, new_file
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kvcache.cache import Sequence
-from treadle.kvcache.page_pool import GONE, Pool, States
+from treadle.kvcache.page_pool import GONE, Pool, StatePool
 from treadle.version import __version__
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ Octets = np.ndarray  # uint8
 
 
 @dataclass(frozen=True)
-class Tensor:
+class SessionTensor:
     """One tensor to be written, in pieces of a page."""
 
     dtype: str
@@ -86,18 +86,18 @@ def save_session(
                 file.write(piece.data)
 
 
-def _tensors_of(seq: Sequence) -> dict[str, Tensor]:
+def _tensors_of(seq: Sequence) -> dict[str, SessionTensor]:
     ids = np.array(seq.ids, "<i4")
-    tensors = {"ids": Tensor(IDS, [len(ids)], ids.nbytes, lambda: [ids.view(np.uint8)])}
+    tensors = {"ids": SessionTensor(IDS, [len(ids)], ids.nbytes, lambda: [ids.view(np.uint8)])}
     for pool, pages in _paged(seq):
         gone = [at for at, page in enumerate(pages) if page == GONE]
         held = list(pages[gone[-1] + 1 :] if gone else pages)
         shape = [len(held), pool.cell_bytes]
         pieces = partial(_pieces, pool, held, len(ids) % PAGE)
-        tensors[pool.const.name] = Tensor(BYTES, shape, shape[0] * shape[1], pieces)
+        tensors[pool.const.name] = SessionTensor(BYTES, shape, shape[0] * shape[1], pieces)
     for states in seq.cache.states:
         pieces = partial(_state, states, seq.slots[0])
-        tensors[states.const.name] = Tensor(
+        tensors[states.const.name] = SessionTensor(
             BYTES, [1, states.cell_bytes], states.cell_bytes, pieces
         )
     return tensors
@@ -118,11 +118,11 @@ def _pieces(pool: Pool, pages: Ids[int], n_last: int) -> Iterator[Octets]:
         yield last
 
 
-def _state(states: States, slot: int) -> Iterator[Octets]:
+def _state(states: StatePool, slot: int) -> Iterator[Octets]:
     yield states.read(slot)
 
 
-def build_header(about: dict[str, str], tensors: dict[str, Tensor]) -> bytes:
+def build_header(about: dict[str, str], tensors: dict[str, SessionTensor]) -> bytes:
     """The beginning of a safetensors file, with a digest of each tensor's bytes."""
     about = about | {f"sha256.{name}": tensor.digest() for name, tensor in tensors.items()}
     entries: dict[str, Any] = {"__metadata__": about}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.models.ffns.gated import FUSED, FUSED_UP_FIRST, GATED, GATED_FUSED
 from treadle.models.ffns.plain import PLAIN
-from treadle.models.structure import Late, Sublayer
+from treadle.models.structure import LateConstants, Sublayer
 
 FUSED_EXPERTS = "experts_gate_up"  # of each, the rows of its gate and those of up are one matrix
 PLAIN_EXPERTS = "experts_plain"  # without gates
@@ -15,7 +15,7 @@ DENSE_EXPERTS = "experts_dense"  # beside an FFN that every token has; the same 
 BEHIND = "gated_behind"  # a norm of what it gives, and none of what it reads
 GROVE_EXPERTS = "experts_grove"  # neighbours share one more, small one
 
-FFNS = Late[Sublayer](
+FFNS = LateConstants[Sublayer](
     __name__,
     {"gated": GATED, FUSED: GATED_FUSED, FUSED_UP_FIRST: GATED_FUSED, "plain": PLAIN},
     late={

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.models.graphs.decoder import DECODER
-from treadle.models.structure import Graph, Late
+from treadle.models.structure import Graph, LateConstants
 
 if TYPE_CHECKING:
     from treadle.models.config import Config
 
-GRAPHS = Late[Graph](
+GRAPHS = LateConstants[Graph](
     __name__,
     {"decoder": DECODER},
     late={

@@ -16,7 +16,7 @@ from treadle.models.graphs.reading import read
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 POSITIVE, NEGATIVE, BETA, EPS = (f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps"))
 NUMBERS = (POSITIVE, NEGATIVE, BETA, EPS)
@@ -24,11 +24,11 @@ _MOST = 1e4  # of any of them, far above what is learned
 _FFN = "xielu"
 
 
-def _read(keys: Keys, arch: Arch) -> Config:
+def _read(keys: ArchMetadata, arch: Arch) -> Config:
     """Two of the numbers are kept so that what is made of them is above 0, and above beta."""
     config = read(keys, arch)
     # Their names have no architecture in front.
-    whole = keys_of.Keys(keys.gguf.metadata, keys.path, missing="the key is missing")
+    whole = keys_of.MetadataReader(keys.gguf.metadata, keys.path, missing="the key is missing")
     numbers = [_per_layer(whole, key, config.n_layer) for key in NUMBERS]
     layers = []
     for layer, positive, negative, beta, eps in zip(config.layers, *numbers, strict=True):
@@ -41,7 +41,7 @@ def _softplus(x: float) -> float:
     return float(np.logaddexp(0.0, x))
 
 
-def _per_layer(keys: keys_of.Keys, key: str, n_layer: int) -> list[float]:
+def _per_layer(keys: keys_of.MetadataReader, key: str, n_layer: int) -> list[float]:
     """A number for each layer, or one for all."""
     value = keys.get(key)
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):

@@ -15,7 +15,7 @@ from treadle.models.layer import build_layer
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
 
@@ -33,7 +33,7 @@ def _fed(g: Ops, i: int, h: Rows, scores: Rows) -> Rows:
     return g.call("experts", f"L{i}.ffn", h, scores, layer=i)
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's; all layers have experts."""
     keys.integer("expert_count", lo=1)
     return reading.read(keys, arch)

@@ -11,13 +11,13 @@ from treadle.models.archs import BUCKETS, DISTANCES, GATE, N_BUCKETS, TYPES, Arc
 from treadle.models.config import Config
 from treadle.models.graphs.decoder import DECODER, EMBD_NORM_ROWS, MODEL_ROWS, embedding, states
 from treadle.models.graphs.reading import read_config
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.structure import Sizes, TensorRow
 
 N_TYPES = "tokenizer.ggml.token_type_count"
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's; a window reaches half of the key's number to each side."""
     if keys.flag("attention.causal", False):
         keys.refuse("attention.causal", "an encoder's tokens see each other both ways in treadle")

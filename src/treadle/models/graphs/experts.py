@@ -17,7 +17,7 @@ from treadle.models.graphs.limits import LIMIT, activation_of
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 ROUTER = "ffn_gate_inp.weight"
 BY_TENSORS = -1  # of such layers: those that have a gate which is no expert's
@@ -30,7 +30,7 @@ GATINGS = {0: "softmax", 1: "softmax", SIGMOID: "sigmoid", 3: "softmax"}
 CHOSEN_ALONE = 3
 
 
-def has_experts(keys: Keys, i: int) -> bool:
+def has_experts(keys: ArchMetadata, i: int) -> bool:
     """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th,
     which is the second of n in Nomic's BERT and the last elsewhere.
     """
@@ -47,7 +47,7 @@ def has_experts(keys: Keys, i: int) -> bool:
     return (i + 1) % keys.integer("interleave_moe_layer_step", 1, lo=1) == 0
 
 
-def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
+def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts | None:
     """The experts of layer ``i``; the shared one is as wide as the file's own matrix, if any."""
     if not n_ff or not has_experts(keys, i):
         return None
@@ -84,7 +84,7 @@ def read_experts(keys: Keys, arch: Arch, i: int, n_ff: int) -> Experts | None:
     )
 
 
-def _lacking_gating(keys: Keys, arch: Arch, i: int) -> int:
+def _lacking_gating(keys: ArchMetadata, arch: Arch, i: int) -> int:
     """Of a file that does not say: DeepSeek 2 has softmax; GLM 4.7 Flash, of the same architecture
     and without this key, has sigmoids, as all of it that choose by a bias.
     """

@@ -34,7 +34,7 @@ from treadle.models.structure import Sizes, Sublayer, TensorRow
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
 N_STREAMS, ACTIVE, CUTS = "altup.num_inputs", "altup.active_idx", "activation_sparsity_scale"
@@ -49,7 +49,7 @@ ROWS = (
 )
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's, and what differs from layer to layer."""
     config = reading.read(keys, arch)
     # Of the first files a number, 10.0.
@@ -74,7 +74,7 @@ def read(keys: Keys, arch: Arch) -> Config:
     )
 
 
-def _cuts(keys: Keys, n_layer: int) -> list[float]:
+def _cuts(keys: ArchMetadata, n_layer: int) -> list[float]:
     """How many deviations above the mean the gate's values must be; of layers whose gate is dense
     minus infinity.
     """

@@ -19,7 +19,7 @@ from treadle.models.structure import Sizes, Sublayer, TensorRow
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 N_OWN, N_SHARED = "embedding_length_per_layer_input", "attention.shared_kv_layers"
 ROWS = (
@@ -29,7 +29,7 @@ ROWS = (
 )
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's, and what differs from layer to layer."""
     config = reading.read(keys, arch)
     n_own = keys.integer(N_OWN, 0, lo=0, hi=SIZE_MAX)
@@ -58,14 +58,14 @@ def read(keys: Keys, arch: Arch) -> Config:
     return replace(config, layers=tuple(layers))
 
 
-def _values_are_keys(keys: Keys, config: Config) -> bool:
+def _values_are_keys(keys: ArchMetadata, config: Config) -> bool:
     """Whether layers without a window have no matrix for values, all of them."""
     wide = (i for i, at in enumerate(config.layers) if not at.window)
     names = (f"blk.{i}.{stem}.weight" for i in wide for stem in ("attn_v", "attn_qkv"))
     return not any(name in keys.gguf.tensors for name in names)
 
 
-def sources_of(keys: Keys, config: Config, n_shared: int) -> list[int]:
+def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
     """Whose keys and values each layer reads: the last ``n_shared`` those of the last one before
     them that has some and is of their kind.
     """

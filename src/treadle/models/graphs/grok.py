@@ -12,13 +12,13 @@ from treadle.models.graphs.decoder import DECODER
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 SCALE, CAP = "attention.output_scale", "router_logit_softcapping"
 LENGTH = "attention.temperature_length"
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's; all layers have experts."""
     config, _ = reading.read(keys, arch), keys.integer("expert_count", lo=1)
     cap = keys.number(CAP, 0.0, lo=0.0)

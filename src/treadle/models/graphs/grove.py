@@ -13,12 +13,12 @@ from treadle.models.graphs.decoder import DECODER
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 PER, WIDTH, SCALE = "experts_per_group", "expert_chunk_feed_forward_length", "expert_group_scale"
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's; all layers have experts."""
     config, n = reading.read(keys, arch), keys.integer("expert_count", lo=1)
     per = keys.integer(PER, lo=1, hi=n)

@@ -16,10 +16,10 @@ from treadle.models.structure import Sublayer, with_bias
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's; a layer with an FFN has no mixer, whatever its heads."""
     config = reading.read(keys, arch)
     layers = (replace(at, mixer="" if at.ffn else at.mixer) for at in config.layers)

@@ -13,10 +13,10 @@ from treadle.models.graphs.reading import read
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 
-def _read(keys: Keys, arch: Arch) -> Config:
+def _read(keys: ArchMetadata, arch: Arch) -> Config:
     """llama.cpp's converter writes the checkpoint's head_dim as the length of values, which nobody
     uses: it is the rank.
     """

@@ -10,7 +10,7 @@ from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
-from treadle.models.keys import Keys
+from treadle.models.keys import ArchMetadata
 from treadle.models.mixers.names import FUSED as FUSED_MIXER
 from treadle.models.mixers.names import (
     HEAD_NORMS,
@@ -37,7 +37,7 @@ OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 
 
-def pooling_of(keys: Keys, arch: Arch) -> str:
+def pooling_of(keys: ArchMetadata, arch: Arch) -> str:
     """How a text's states become one vector. What scores pairs ("rank") looks at one of them, also
     where llama.cpp's converter has not said that it scores.
     """
@@ -50,7 +50,7 @@ def pooling_of(keys: Keys, arch: Arch) -> str:
 
 
 def mixer_of(
-    keys: Keys, arch: Arch, i: int, n_head: int, n_head_kv: int, local: bool = False
+    keys: ArchMetadata, arch: Arch, i: int, n_head: int, n_head_kv: int, local: bool = False
 ) -> str:
     """That of the architecture; or whether queries, keys and values are one matrix, their norms
     have weights for each head, a gate one value for each, distances numbers of the layer's own,
@@ -76,14 +76,14 @@ def mixer_of(
     return HEAD_NORMS if norm is not None and len(norm.shape) == 2 else arch.mixer
 
 
-def has_kv_b(keys: Keys, arch: Arch) -> bool:
+def has_kv_b(keys: ArchMetadata, arch: Arch) -> bool:
     """Whether latent attention has one matrix that makes keys and values: in some architectures,
     and in files of the others that are older than the spring of 2025.
     """
     return arch.mixer.endswith(KV_B) or f"blk.0.attn{KV_B}.weight" in keys.gguf.tensors
 
 
-def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
+def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
     """Whether there are experts, or a gate, and whether it is one matrix with what it gates."""
     if not n_ff:
         return ""
@@ -103,7 +103,7 @@ def ffn_of(keys: Keys, arch: Arch, i: int, n_ff: int) -> str:
     return FUSED_UP_FIRST if f"blk.{i}.{SECOND_STEM}.weight" in keys.gguf.tensors else FUSED_FFN
 
 
-def has_wide_norm(keys: Keys, i: int, mixer: str, n_q: int, head_dim: int) -> bool:
+def has_wide_norm(keys: ArchMetadata, i: int, mixer: str, n_q: int, head_dim: int) -> bool:
     """Whether q/k norms are of all heads together."""
     name = f"blk.{i}.{Q_NORM}"
     norm = keys.gguf.tensors.get(name)
@@ -117,7 +117,7 @@ def has_wide_norm(keys: Keys, i: int, mixer: str, n_q: int, head_dim: int) -> bo
     return norm.shape == (n_q,) and n_q != head_dim
 
 
-def ffn_norm_of(keys: Keys, arch: Arch) -> str:
+def ffn_norm_of(keys: ArchMetadata, arch: Arch) -> str:
     """What the norm before the FFN is called; "" where it reads what the mixer reads.
 
     ``post_attention_norm`` is Gemma's norm behind the product, but the one before the FFN in files

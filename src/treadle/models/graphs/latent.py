@@ -14,7 +14,7 @@ from treadle.models.rope import still
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
     from treadle.models.rope import Rope
 
 KV_RANK, KEY, VALUE = "attention.kv_lora_rank", "attention.key_length", "attention.value_length"
@@ -25,7 +25,7 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def read_latent(
-    keys: Keys,
+    keys: ArchMetadata,
     arch: Arch,
     ropes: tuple[Rope, ...],
     n_head_kv: int,

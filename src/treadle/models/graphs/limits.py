@@ -11,14 +11,14 @@ import numpy as np
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 # Of the experts that a token chooses; of the shared one, and of FFNs without experts.
 LIMIT, SHARED_LIMIT = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 _LEAST = 1e-6  # llama.cpp takes smaller ones for none
 
 
-def activation_of(keys: Keys, arch: Arch, i: int, key: str) -> str:
+def activation_of(keys: ArchMetadata, arch: Arch, i: int, key: str) -> str:
     """Of layer ``i`` a name in ``kernels.activation.ACTIVATIONS``, or "" without a limit there."""
     found = keys.get(key)
     if found is None:
@@ -44,7 +44,7 @@ def takes_activation(arch: Arch) -> bool:
     return arch.graph == "encoder" or (not arch.gated and arch.activation.startswith("gelu"))
 
 
-def with_activation(keys: Keys, arch: Arch) -> Arch:
+def with_activation(keys: ArchMetadata, arch: Arch) -> Arch:
     """The architecture with the file's own activation: Granite's ModernBERT, GPT-NeoX-20B."""
     if not (keys.has(ACTIVATION) and takes_activation(arch)):
         return arch

@@ -16,7 +16,7 @@ from treadle.models.rope import still
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Experts, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 EARLY = 1  # positions by which queries grow before they pass a multiple
 N_WITHOUT_NORM = 128  # experts of the size whose queries and keys have no norm: no key says so
@@ -27,7 +27,7 @@ def has_norms(n_expert: int) -> bool:
     return n_expert != N_WITHOUT_NORM
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's, and what differs from layer to layer."""
     if not keys.integer(WINDOW, lo=0):
         keys.refuse(WINDOW, "is 0, of a Llama 4 without chunks (MobileLLM), which treadle lacks")
@@ -53,7 +53,7 @@ def read(keys: Keys, arch: Arch) -> Config:
     return replace(config, ropes=ropes, layers=tuple(map(layer, config.layers)))
 
 
-def _alone(keys: Keys, experts: Experts) -> Experts:
+def _alone(keys: ArchMetadata, experts: Experts) -> Experts:
     """One that weighs nothing: the largest score chooses it, and has weighed what it reads."""
     if experts.n_used != 1:
         key = "expert_used_count"

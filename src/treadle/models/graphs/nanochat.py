@@ -17,7 +17,7 @@ from treadle.models.layer import build_layer
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
     from treadle.models.rope import Rope
 
@@ -34,7 +34,7 @@ def build(g: Ops) -> Rows:
     return x
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's. UnsupportedError for a model of a later version."""
     if name := next((name for name in keys.gguf.tensors if _LATER in name), ""):
         what = "is of a later NanoChat, whose layers are others: treadle has that of 2025"

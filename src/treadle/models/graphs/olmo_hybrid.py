@@ -14,13 +14,13 @@ from treadle.models.mixers.mamba2 import state_of
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 SIGNED = "ssm.negative_eigenvalues"  # no GGUF file of others says it
 _EPS = 1e-5  # of the norm behind states' heads, whatever that of the others is
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's, with what each kind of layer has otherwise."""
     config = reading.read(keys, arch)
     most = 2.0 if keys.flag(SIGNED, True) else 1.0

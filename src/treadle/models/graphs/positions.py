@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from treadle.models.archs import PATTERN, ROPE_PATTERN, WINDOW, Arch
 from treadle.models.graphs.experts import has_experts
-from treadle.models.keys import N_LAYER_MAX, Keys
+from treadle.models.keys import N_LAYER_MAX, ArchMetadata
 from treadle.models.rope import Rope, read_ropes
 
 NOPE_PERIOD = 4  # layers, of which the last does not turn, in archs with ``nope="fourth"``
 
 
-def read_windows(keys: Keys, n_layer: int, n_block: int) -> tuple[int, tuple[bool, ...]]:
+def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, tuple[bool, ...]]:
     """The window, and which layers have it: the key of the pattern is a period, of which the last
     sees everything (the first, if it is negative), or one flag per layer, perhaps of those too that
     predict further tokens. Without that key no layer has one, as in llama.cpp: Qwen2 files carry a
@@ -41,7 +41,7 @@ def by_period(period: int, n_layer: int) -> list[bool]:
 
 
 def read_tables(
-    keys: Keys,
+    keys: ArchMetadata,
     arch: Arch,
     window: int,
     local: Sequence[bool],
@@ -70,7 +70,7 @@ def read_tables(
     return ropes[: 1 + own], tuple(tables)
 
 
-def read_temperature(keys: Keys, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
+def read_temperature(keys: ArchMetadata, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
     """The same, and a table of queries that grow with their position, where the file asks for it:
     the temperature of attention, as Ministral 3 has it.
     """

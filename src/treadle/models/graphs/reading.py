@@ -26,7 +26,7 @@ from treadle.models.graphs.recurrence import (
     read_recurrence,
     with_norm,
 )
-from treadle.models.keys import N_LAYER_MAX, NEXTN, Keys
+from treadle.models.keys import N_LAYER_MAX, NEXTN, ArchMetadata
 
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
 DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
@@ -34,7 +34,7 @@ POSITIONS = "position_embd.weight"
 CLAMP = "attention.clamp_kqv"
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """All that the keys say, of a decoder."""
     if not keys.flag("attention.causal", True):
         what = "with attention both ways (an encoder)"
@@ -42,7 +42,7 @@ def read(keys: Keys, arch: Arch) -> Config:
     return read_config(keys, arch)
 
 
-def read_config(keys: Keys, arch: Arch) -> Config:
+def read_config(keys: ArchMetadata, arch: Arch) -> Config:
     """All that the keys say, and the factors of the rope."""
     arch = with_activation(keys, with_norm(keys, arch))
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
@@ -123,7 +123,7 @@ def read_config(keys: Keys, arch: Arch) -> Config:
     )
 
 
-def _head_dims(keys: Keys, n_embd: int, heads: int) -> tuple[int, int]:
+def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
     """Of a key, and of a value."""
     if n_embd % heads and not keys.has("attention.key_length"):
         keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
@@ -131,14 +131,14 @@ def _head_dims(keys: Keys, n_embd: int, heads: int) -> tuple[int, int]:
     return head_dim, keys.integer("attention.value_length", n_embd // heads, lo=1, hi=SIZE_MAX)
 
 
-def _check_output(keys: Keys) -> None:
+def _check_output(keys: ArchMetadata) -> None:
     """Raise FileError for a bias without a matrix."""
     if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
         what, expected = "is of no matrix", "output.weight beside it"
         raise FileError(what, path=keys.gguf.path, where="output.bias", expected=expected)
 
 
-def _clamp(keys: Keys, arch: Arch) -> float:
+def _clamp(keys: ArchMetadata, arch: Arch) -> float:
     """The limit of queries, keys and values; 0 where there is none."""
     limit = keys.number(CLAMP, 0.0, lo=0.0, hi=math.inf)
     if limit and arch.mixer != "attention":

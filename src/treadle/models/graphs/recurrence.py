@@ -12,7 +12,7 @@ from treadle.models.keys import N_LAYER_MAX
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
@@ -21,7 +21,7 @@ KDA_HEAD = "kda.head_dim"  # of keys and of values
 N_CONV_MAX = 64
 
 
-def read_heads(keys: Keys, arch: Arch, n: int) -> tuple[list[int], list[int]]:
+def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[int]]:
     """Heads of queries, and of keys and values, of each of ``n`` layers; none where there is a
     state instead. Files that count heads in one number for all layers say where by a flag each, or
     every which layer has keys and values.
@@ -42,7 +42,7 @@ def read_heads(keys: Keys, arch: Arch, n: int) -> tuple[list[int], list[int]]:
     return n_head, n_head_kv
 
 
-def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence | None:
+def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence | None:
     """The sizes of the layers' states, if they keep any. Raises FileError for sizes that do not
     divide.
     """
@@ -92,14 +92,14 @@ def read_recurrence(keys: Keys, arch: Arch, n_embd: int) -> Recurrence | None:
     )
 
 
-def with_norm(keys: Keys, arch: Arch) -> Arch:
+def with_norm(keys: ArchMetadata, arch: Arch) -> Arch:
     """The architecture with the norm that the file has, where it may have either."""
     if arch.norm != "told":
         return arch
     return replace(arch, norm="rms" if keys.has(RMS_EPS) else "layer")
 
 
-def read_norm_eps(keys: Keys, arch: Arch) -> float:
+def read_norm_eps(keys: ArchMetadata, arch: Arch) -> float:
     """The epsilon of norms. RMS norms take LayerNorm's where it is the only one (Nemotron-H), and
     LayerNorms that of RMS norms (Phi's MoE).
     """

@@ -11,10 +11,10 @@ from treadle.models.graphs.decoder import DECODER
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Heads without keys are those of one matrix in place of attention; no heads, of nothing."""
     config = reading.read(keys, arch)
     heads = keys.per_layer("attention.head_count", config.n_layer, lo=0)

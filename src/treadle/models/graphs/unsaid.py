@@ -10,7 +10,7 @@ from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import ALIBI
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.reading import read
-from treadle.models.keys import N_LAYER_MAX, Keys
+from treadle.models.keys import N_LAYER_MAX, ArchMetadata
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -23,7 +23,7 @@ _PHI3_FACTOR = math.sqrt(1.0 + math.log(131072 / 4096) / math.log(4096))
 _PHIMOE_FACTOR = 1.243163121016122
 
 
-def _minicpm(keys: Keys, arch: Arch) -> Config:
+def _minicpm(keys: ArchMetadata, arch: Arch) -> Config:
     """Files of 2024, and those of MiniCPM 3, lack the three scales. All these models have the
     same ones.
     """
@@ -42,7 +42,7 @@ def minicpm_scales(n_layer: int, n_embd: int) -> dict[str, float]:
     }
 
 
-def _baichuan(keys: Keys, arch: Arch) -> Config:
+def _baichuan(keys: ArchMetadata, arch: Arch) -> Config:
     """The 13B has no rope: scores fall with distance."""
     if keys.integer("block_count", lo=1, hi=N_LAYER_MAX) == _ALIBI_LAYERS:
         keys.defaults = {**keys.defaults, ALIBI: 8.0}
@@ -50,13 +50,13 @@ def _baichuan(keys: Keys, arch: Arch) -> Config:
     return read(keys, arch)
 
 
-def _jais(keys: Keys, arch: Arch) -> Config:
+def _jais(keys: ArchMetadata, arch: Arch) -> Config:
     """Scores are divided by the size of a head, not by its root."""
     config = read(keys, arch)
     return replace(config, attn_scale=1.0 / config.layers[0].head_dim)
 
 
-def _qwen(keys: Keys, arch: Arch) -> Config:
+def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
     """The first Qwen's key counts the rows of gate and up together."""
     config = read(keys, arch)
     layers = []
@@ -67,7 +67,7 @@ def _qwen(keys: Keys, arch: Arch) -> Config:
     return replace(config, layers=tuple(layers))
 
 
-def _phimoe(keys: Keys, arch: Arch) -> Config:
+def _phimoe(keys: ArchMetadata, arch: Arch) -> Config:
     """The factor of Phi-3.5-MoE, which alone of its kind has long factors."""
     config = read(keys, arch)
     rope = config.ropes[0]

@@ -15,7 +15,7 @@ from treadle.models.graphs.decoder import DECODER
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config
-    from treadle.models.keys import Keys
+    from treadle.models.keys import ArchMetadata
 
 HEAD, SHIFTS = "wkv.head_size", "token_shift_count"
 DECAY, RATE, VALUE, GATE = (
@@ -23,7 +23,7 @@ DECAY, RATE, VALUE, GATE = (
 )
 
 
-def read(keys: Keys, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's, with the states' sizes. An FFN without a gate has a token shift too."""
     config = reading.read(keys, arch)
     n_embd, size = config.n_embd, keys.integer(HEAD, lo=1, hi=SIZE_MAX)

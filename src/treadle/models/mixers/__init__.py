@@ -14,9 +14,9 @@ from treadle.models.mixers.names import (
     SOFTPLUS,
     SOFTPLUS_HEADS,
 )
-from treadle.models.structure import Late, Sublayer
+from treadle.models.structure import LateConstants, Sublayer
 
-MIXERS = Late[Sublayer](
+MIXERS = LateConstants[Sublayer](
     __name__,
     {"attention": ATTENTION, FUSED: ATTENTION_QKV, GATE: ATTENTION_GATE},
     late={

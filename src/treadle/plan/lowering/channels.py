@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.recurrent.gates import Gate
+from treadle.kernels.recurrent.gates import OutputGate
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
 from treadle.kernels.spec import Grid, round_up
 from treadle.plan.lowering.deferred import Floats
@@ -72,5 +72,5 @@ def channel_delta(
 def normed_gate(ops: CpuOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
     """The RMS norm of each head of ``x``, times the sigmoid of ``gate``."""
     state = state_of(ops, layer)
-    spec = Gate("sigmoid", x.width, state.n_head, state.norm_eps)
+    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
     return gated(ops, label, spec, x, gate, norm)

@@ -12,7 +12,7 @@ from treadle.plan.plan import ANY
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from treadle.kernels.activation_layout import Act
+    from treadle.kernels.activation_layout import ActivationLayout
     from treadle.plan.plan import Buffer
 
 
@@ -21,7 +21,7 @@ class Value(Rows):
     """Rows that are made when they are used: as f32 in columns of a buffer, or as activations."""
 
     outputs: bool = field(default=False, kw_only=True)  # a row for each output, not each token
-    acts: dict[Act, Buffer] = field(default_factory=dict, kw_only=True)  # made
+    acts: dict[ActivationLayout, Buffer] = field(default_factory=dict, kw_only=True)  # made
 
 
 @dataclass(eq=False)
@@ -33,14 +33,14 @@ class Floats(Value):
 
 
 @dataclass(eq=False)
-class Outputs(Value):
+class OutputRows(Value):
     """Those rows of ``x`` that outputs are wanted of."""
 
     x: Rows
 
 
 @dataclass(eq=False)
-class Normed(Value):
+class NormOf(Value):
     """A norm of ``x``."""
 
     x: Rows
@@ -54,7 +54,7 @@ class Normed(Value):
 
 
 @dataclass(eq=False)
-class Roped(Value):
+class RopeOf(Value):
     """``x`` with its pairs turned."""
 
     x: Rows
@@ -71,7 +71,7 @@ class GateUp(Value):
 
 
 @dataclass(eq=False)
-class Activated(Value):
+class ActivationOf(Value):
     """``fn(x)``."""
 
     x: Rows
@@ -79,10 +79,10 @@ class Activated(Value):
 
 
 @dataclass(eq=False)
-class Written(Value):
+class StepOutput(Value):
     """Rows that a step of their own writes, in the layout that it is given."""
 
-    make: Callable[[Act], Buffer]
+    make: Callable[[ActivationLayout], Buffer]
 
 
 @dataclass(eq=False)
@@ -106,7 +106,7 @@ class Product(Value):
 
 
 @dataclass(eq=False)
-class Mixed(Value):
+class ExpertSum(Value):
     """The weighted sum of experts' rows."""
 
     y: Buffer
@@ -123,25 +123,25 @@ def of_outputs(x: Rows) -> bool:
     return x.outputs
 
 
-class Way(NamedTuple):
+class HeadTransforms(NamedTuple):
     """What is done to queries or keys on their way to attention."""
 
     source: Rows
-    norm: Normed | None
+    norm: NormOf | None
     table: int | None  # of the rope
     norm_last: bool
 
-    def alike(self, other: Way) -> bool:
+    def alike(self, other: HeadTransforms) -> bool:
         """Whether the same is done to both, each by weights and a table of its own."""
         mine, its = ((way.table is None, way.norm is None, way.norm_last) for way in (self, other))
         return mine == its
 
 
-def unwrap(x: Rows) -> Way:
+def unwrap(x: Rows) -> HeadTransforms:
     """A norm and a rope taken off, in whatever order they are there."""
     norm, table, norm_last = None, None, False
-    while isinstance(x, (Normed, Roped)):
-        if isinstance(x, Normed):
+    while isinstance(x, (NormOf, RopeOf)):
+        if isinstance(x, NormOf):
             if norm is not None:
                 break
             norm = x
@@ -150,10 +150,10 @@ def unwrap(x: Rows) -> Way:
                 break
             table, norm_last = x.table, norm is not None
         x = x.x
-    return Way(x, norm, table, norm_last)
+    return HeadTransforms(x, norm, table, norm_last)
 
 
-class Matrix(NamedTuple):
+class ExpertMatrix(NamedTuple):
     """A matrix of each expert."""
 
     name: str  # of the tensor, or of its rows from the first one's on (``models.ops.part``)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.elementwise.elementwise import Pack
 from treadle.kernels.matmul.gemv import GroupGemv
 from treadle.kernels.matmul.matmul import COLUMNS, Matmul
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.models.config import Experts
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.deferred import Branch, Matrix
-    from treadle.plan.lowering.materialize import Making
+    from treadle.plan.lowering.deferred import Branch, ExpertMatrix
+    from treadle.plan.lowering.materialize import Materializer
 
 
 class Mixture:
     """One layer's."""
 
-    def __init__(self, ops: Making, label: str, layer: int, at: Experts, chunks: bool) -> None:
+    def __init__(
+        self, ops: Materializer, label: str, layer: int, at: Experts, chunks: bool
+    ) -> None:
         self.ops, self.steps, self.label, self.at = ops, ops.steps, label, at
         self.routed, self.per, self.exps = at, 1, "exps"
         if chunks:
@@ -78,7 +80,7 @@ class Mixture:
         )
         return chosen, weights
 
-    def alike(self, both: list[Matrix]) -> list[tuple[str, list[Matrix]]]:
+    def alike(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
         """Matrices of one format as one step, with its name."""
         if not self.gated:
             return [("up", both)]
@@ -104,10 +106,10 @@ class Mixture:
             return steps.has_factor(name)
         return steps.has(f"{last}.scale") and steps.has(f"{last}.bias")
 
-    def format(self, matrices: list[Matrix]) -> Format:
+    def format(self, matrices: list[ExpertMatrix]) -> Format:
         return self.steps.weights.format(f"{matrices[0].name}.weight")
 
-    def fields(self, matrices: list[Matrix]) -> dict[str, Any]:
+    def fields(self, matrices: list[ExpertMatrix]) -> dict[str, Any]:
         """What every kernel of their product has."""
         name = matrices[0].name
         return {
@@ -117,25 +119,25 @@ class Mixture:
             "experts": self.at.n_used,
         }
 
-    def first_rows(self, branch: Branch, both: list[Matrix]) -> tuple[Buffer, int]:
+    def first_rows(self, branch: Branch, both: list[ExpertMatrix]) -> tuple[Buffer, int]:
         """For the rows of the first products side by side, and the columns of one."""
         pitch = round_up(self.at.n_ff, COLUMNS)
         return Buffer(f"{branch.label}.gate_up", branch.n_rows, len(both) * pitch * 4), pitch
 
     def gate(
-        self, branch: Branch, down: Matrix, x: Buffer, up: int, act: Act
+        self, branch: Branch, down: ExpertMatrix, x: Buffer, up: int, act: ActivationLayout
     ) -> tuple[Buffer, Buffer]:
         """What the gate lets through, or the activation gives; and in f32, where an adapter wants
         it so.
         """
-        plain = Act("f32", act.k)
+        plain = ActivationLayout("f32", act.k)
         if act == plain or not self.adapted([down]):
             made = self._pack(branch, self.fn, x, up, act)
             return made, made
         floats = self._pack(branch, self.fn, x, up, plain)
         return self._pack(branch, "copy", floats, 0, act), floats
 
-    def _pack(self, branch: Branch, fn: str, x: Buffer, up: int, act: Act) -> Buffer:
+    def _pack(self, branch: Branch, fn: str, x: Buffer, up: int, act: ActivationLayout) -> Buffer:
         layout, counted = (act.kind, act.k, act.group, act.sub), branch.rows is not None
         per = branch.block if counted else self.at.n_used
         spec = Pack(fn, *layout, self.gated or fn == "copy", per, counted, act.unit)
@@ -145,16 +147,21 @@ class Mixture:
         self.steps.emit(out.name, spec, grid, stride=x.row_bytes // 4, **given)
         return out
 
-    def packed(self, branch: Branch, name: str, act: Act) -> Buffer:
+    def packed(self, branch: Branch, name: str, act: ActivationLayout) -> Buffer:
         """For its rows, whole groups."""
         return Buffer(f"{branch.label}.{name}", branch.n_rows // act.group, act.group_bytes, "u1")
 
-    def adapted(self, matrices: list[Matrix]) -> bool:
+    def adapted(self, matrices: list[ExpertMatrix]) -> bool:
         """Whether any adapter adds to them."""
         return self.ops.adapted([each.name for each in matrices])
 
     def adapt(
-        self, branch: Branch, matrices: list[Matrix], x: Rows | Buffer, y: Buffer, first: int = 0
+        self,
+        branch: Branch,
+        matrices: list[ExpertMatrix],
+        x: Rows | Buffer,
+        y: Buffer,
+        first: int = 0,
     ) -> None:
         """Add what adapters make of ``x``, a row of each token or one for each of the branch's, to
         ``y``'s rows from ``first`` on.
@@ -165,7 +172,11 @@ class Mixture:
             emit_experts_lora,  # no plan without adapters needs it
         )
 
-        floats = x if isinstance(x, Buffer) else self.ops.activations(x, Act("f32", x.width))
+        floats = (
+            x
+            if isinstance(x, Buffer)
+            else self.ops.activations(x, ActivationLayout("f32", x.width))
+        )
         of_tokens = not isinstance(x, Buffer)
         emit_experts_lora(self.steps, branch, matrices, floats, y, first, self.at.n_used, of_tokens)
 
@@ -174,7 +185,7 @@ class Mixture:
         branch: Branch,
         name: str,
         spec: Matmul,
-        matrices: list[Matrix],
+        matrices: list[ExpertMatrix],
         columns: list[int],
         x: Buffer,
         y: Buffer,

@@ -24,7 +24,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.activation_layout import DWORD, Act
+from treadle.kernels.activation_layout import DWORD, ActivationLayout
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemv import GROUPED
 from treadle.kernels.matmul.matmul import COLUMNS, TILE, Matmul
@@ -33,16 +33,16 @@ from treadle.kernels.moe.dispatch import Gather
 from treadle.kernels.moe.route import Sort, blocks_most
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.ops import part
-from treadle.plan.lowering.deferred import Branch, Matrix, Mixed, of_outputs
+from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, of_outputs
 from treadle.plan.lowering.expert_parts import Mixture
 from treadle.plan.lowering.prefetch_experts import emit_fetch
 from treadle.plan.plan import ANY, Buffer
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.materialize import Making
+    from treadle.plan.lowering.materialize import Materializer
 
-    Gemms = list[tuple[str, list[Matrix], Matmul]]  # with their names and what they multiply
+    Gemms = list[tuple[str, list[ExpertMatrix], Matmul]]  # with their names and what they multiply
 
 MOST_ROWS = 512  # of a tile: so many share a panel's packing
 # Tokens of an expert from which on matrix registers are faster than vectors: panels are packed for
@@ -51,7 +51,13 @@ MATRIX_ROWS = 24
 
 
 def experts(
-    ops: Making, label: str, h: Rows, scores: Rows, *shared: Rows, layer: int, chunks: bool = False
+    ops: Materializer,
+    label: str,
+    h: Rows,
+    scores: Rows,
+    *shared: Rows,
+    layer: int,
+    chunks: bool = False,
 ) -> Rows:
     """Each token's experts' answers to ``h``, weighed; ``shared``: rows that are added, and the
     score of these. ``chunks``: of those that its experts share with their neighbours.
@@ -69,18 +75,18 @@ class _Experts(Mixture):
         if self.steps.has(f"{fused}.weight"):
             n_rows = 2 * n_ff * self.at.n
             up = part(fused, n_ff, n_rows - n_ff)
-            both = [Matrix(fused, n_ff, 2 * n_ff), Matrix(up, n_ff, 2 * n_ff)]
+            both = [ExpertMatrix(fused, n_ff, 2 * n_ff), ExpertMatrix(up, n_ff, 2 * n_ff)]
         else:
             names = ("gate", "up") if self.gated else ("up",)
-            both = [Matrix(f"{self.blk}_{name}_{self.exps}", n_ff, n_ff) for name in names]
-        down = Matrix(f"{self.blk}_down_{self.exps}", h.width, h.width)
+            both = [ExpertMatrix(f"{self.blk}_{name}_{self.exps}", n_ff, n_ff) for name in names]
+        down = ExpertMatrix(f"{self.blk}_down_{self.exps}", h.width, h.width)
         by_slot = self.steps.plan.n_tokens in GEMV_TOKENS and not self.steps.deterministic
         y, places = (self._by_slot if by_slot else self._by_expert)(h, chosen, both, down)
         at = self.at
-        return Mixed(self.label, h.width, y, weights, places, at.n_used, shared, at.shared_mean)
+        return ExpertSum(self.label, h.width, y, weights, places, at.n_used, shared, at.shared_mean)
 
     def _by_slot(
-        self, h: Rows, chosen: Buffer, both: list[Matrix], down: Matrix
+        self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
         """f32 rows ``[N * n_used, n_embd]``."""
         grid = Grid(self.at.n_used, "n_tokens")
@@ -90,7 +96,7 @@ class _Experts(Mixture):
         return y, None
 
     def _by_expert(
-        self, h: Rows, chosen: Buffer, both: list[Matrix], down: Matrix
+        self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
         """f32 rows by expert, and where each slot's is."""
         n_slots, sizes = self.n_slots, (self.at.n, self.at.n_used)
@@ -137,7 +143,7 @@ class _Experts(Mixture):
     # -- few rows of an expert ----------------------------------------------------------------
 
     def _by_gemv(
-        self, branch: Branch, h: Rows, both: list[Matrix], down: Matrix, y: Buffer
+        self, branch: Branch, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix, y: Buffer
     ) -> None:
         made, pitch = self.first_rows(branch, both)
         for name, some in self.alike(both):
@@ -152,7 +158,7 @@ class _Experts(Mixture):
         self.adapt(branch, [down], floats, y, branch.first)
 
     def _gemv(
-        self, branch: Branch, matrices: list[Matrix], k: int, *, of_tokens: bool = False
+        self, branch: Branch, matrices: list[ExpertMatrix], k: int, *, of_tokens: bool = False
     ) -> Matmul:
         isa, table, own = self.steps.isa, self.steps.table, self.fields(matrices)
         if branch.rows is None:
@@ -161,12 +167,12 @@ class _Experts(Mixture):
 
     # -- many rows ----------------------------------------------------------------------------
 
-    def _gemms(self, h: Rows, both: list[Matrix], down: Matrix) -> tuple[Gemms, Matmul]:
+    def _gemms(self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix) -> tuple[Gemms, Matmul]:
         """The first products' kernels and the last one's, by how many rows an expert has."""
         n = self.n_slots // self.at.n
         n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # of one would be too many to sort
 
-        def gemm(matrices: list[Matrix], k: int) -> Matmul:
+        def gemm(matrices: list[ExpertMatrix], k: int) -> Matmul:
             steps, own = self.steps, self.fields(matrices)
             alone = steps.deterministic
             return matmul(self.format(matrices), steps.isa, k, n, steps.table, alone=alone, **own)
@@ -182,15 +188,15 @@ class _Experts(Mixture):
         self,
         branch: Branch,
         h: Rows,
-        both: list[Matrix],
-        down: Matrix,
+        both: list[ExpertMatrix],
+        down: ExpertMatrix,
         gemms: Gemms,
         last: Matmul,
         y: Buffer,
     ) -> None:
         emit_fetch(self.steps, branch.label, both, Grid(1, "tiles"), tiles=branch.tiles)
         made, pitch = self.first_rows(branch, both)
-        gathered: dict[Act, Buffer] = {}
+        gathered: dict[ActivationLayout, Buffer] = {}
         for name, some, spec in gemms:
             act = spec.layout()
             if act not in gathered:
@@ -208,7 +214,7 @@ class _Experts(Mixture):
         self.multiply(branch, "down", last, [down], [0], packed, y)
         self.adapt(branch, [down], floats, y)
 
-    def _gather(self, branch: Branch, h: Rows, act: Act, more: bool) -> Buffer:
+    def _gather(self, branch: Branch, h: Rows, act: ActivationLayout, more: bool) -> Buffer:
         """The tokens' activations as an expert's."""
         name = "gather" + (f".{act.kind}_group{act.group}_sub{act.sub}" if more else "")
         out = self.packed(branch, name, act)
@@ -217,7 +223,9 @@ class _Experts(Mixture):
         self.steps.emit(out.name, spec, Grid(1, "rows"), x=x, rows=branch.rows, out=out)
         return out
 
-    def _fused(self, both: list[Matrix], k: int, out: Act, n: int) -> Gated | None:
+    def _fused(
+        self, both: list[ExpertMatrix], k: int, out: ActivationLayout, n: int
+    ) -> Gated | None:
         """The kernel of both products and the activation."""
         steps, name, alone = self.steps, both[0].name, self.steps.deterministic
         given = self.format(both), steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table

@@ -10,7 +10,7 @@ from treadle.kernels.elementwise.top_logits import (
     PARTIAL,
     RESULT,
     JoinTop,
-    Top,
+    TopLogitsKernel,
     slices,
 )
 from treadle.kernels.spec import Grid
@@ -43,7 +43,7 @@ def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
     partials = Buffer(f"{label}.slices", n_rows * n_slices, PARTIAL.itemsize, "u1")
     top = Buffer(f"{label}.top", n_rows, RESULT.itemsize, "u1")
     grid = Grid(n_slices, "n_sampled")
-    steps.emit(f"{label}.top", Top(), grid, x=y, out=partials, stride=stride, n=n_vocab)
+    steps.emit(f"{label}.top", TopLogitsKernel(), grid, x=y, out=partials, stride=stride, n=n_vocab)
     grid = Grid(1, "n_sampled")
     steps.emit(f"{label}.top.join", JoinTop(), grid, partials=partials, out=top, n=n_vocab)
     plan.outputs["top"] = top

@@ -16,8 +16,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import by_name
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.elementwise.elementwise import Embed
-from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, Down, Up
-from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp, Wants
+from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, LoraDown, LoraUp
+from treadle.kernels.matmul.lora_experts import ExpertAdapterWeights, ExpertDown, ExpertUp
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.lora import LowRank
 from treadle.plan.lowering.weights import PART, whole
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from treadle.formats import Format
     from treadle.models.lora import Floats
-    from treadle.plan.lowering.deferred import Branch, Matrix, Products
+    from treadle.plan.lowering.deferred import Branch, ExpertMatrix, Products
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.lowering.weights import Weights
 
@@ -36,7 +36,7 @@ FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step i
 
 
 @dataclass
-class Packed:
+class PackedAdapters:
     """All adapters of one product, as its two steps read them."""
 
     w: str  # the format of both
@@ -56,12 +56,12 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     if key not in weights.packed:
         placed = of.heights, of.columns, of.x.width, y.row_bytes // 4
         weights.packed[key] = _pack(weights, weights.adapters, of.label, of.names, *placed)
-    packed: Packed = weights.packed[key]
+    packed: PackedAdapters = weights.packed[key]
     n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
     given: dict[str, Any] = {"t": steps.floats(f"{of.label}.lora", n_columns)}
     into = {"y": y, "stride": y.row_bytes // 4}
-    down = Down(packed.w, of.x.width)
-    up = Up(packed.w, n_adapters, packed.n_strips)
+    down = LoraDown(packed.w, of.x.width)
+    up = LoraUp(packed.w, n_adapters, packed.n_strips)
     n_flops, height = packed.n_flops // n_adapters, sum(of.heights)
     _emit(
         steps, packed, down, up, lambda base: Grid(base, "n_loras"), n_flops, height, x, into, given
@@ -94,7 +94,7 @@ def emit_embedding_lora(
         stride=x.row_bytes // 4,
         shape=(k,),
     )
-    down, up = Down(packed.w, k), Up(packed.w, len(weights.adapters), packed.n_strips)
+    down, up = LoraDown(packed.w, k), LoraUp(packed.w, len(weights.adapters), packed.n_strips)
     n_flops = packed.n_flops // len(weights.adapters)
     given = {"t": steps.floats(f"{label}.lora", t)}
     into = {"y": y, "stride": y.row_bytes // 4}
@@ -132,7 +132,7 @@ def _low_rank(a: Floats, b: Floats) -> LowRank:
 def emit_experts_lora(
     steps: Steps,
     branch: Branch,
-    matrices: Sequence[Matrix],
+    matrices: Sequence[ExpertMatrix],
     x: Buffer,
     y: Buffer,
     first: int,
@@ -150,11 +150,11 @@ def emit_experts_lora(
         columns = [i * (width // len(matrices)) for i in range(len(matrices))]
         placed = heights, columns, k, width
         weights.packed[key] = _pack(weights, weights.adapters, label, key, *placed)
-    packed: Packed = weights.packed[key]
+    packed: PackedAdapters = weights.packed[key]
     n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
     if steps.wants is None:
         steps.wants = Buffer("lora.wants", steps.plan.n_tokens, 4 * n_adapters)
-        steps.emit("lora.wants", Wants(n_adapters), Grid(1), out=steps.wants)
+        steps.emit("lora.wants", ExpertAdapterWeights(n_adapters), Grid(1), out=steps.wants)
     given: dict[str, Any] = {"t": Buffer(name, branch.n_rows, n_columns * 4), "wants": steps.wants}
     given |= {"tiles": branch.tiles, "rows": branch.rows}
     given |= {"used": n_used / packed.n_experts, "met": branch.met}
@@ -173,9 +173,9 @@ def emit_experts_lora(
 
 def _emit(
     steps: Steps,
-    packed: Packed,
-    down: Down | ExpertDown,
-    up: Up | ExpertUp,
+    packed: PackedAdapters,
+    down: LoraDown | ExpertDown,
+    up: LoraUp | ExpertUp,
     grid: Callable[[int], Grid],
     n_flops: int,
     height: int,
@@ -222,7 +222,7 @@ def _pack(
     columns: Sequence[int],
     k: int,
     width: int,
-) -> Packed:
+) -> PackedAdapters:
     """``width``: of a row of the products, in f32 values. One matrix is packed as one expert's."""
     n_strips, n = width // STRIP, 1
     groups: list[tuple[int, float]] = []
@@ -259,7 +259,7 @@ def _pack(
     def const(what: str, array: np.ndarray) -> Const:
         return weights.storage.weights(f"{label}.{what}", array)
 
-    return Packed(
+    return PackedAdapters(
         fmt.name,
         const("lora_a", fmt.quantize_rows(a)),
         const("lora_groups", np.array(groups, GROUP_OF)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.elementwise.elementwise import Norm, Pack
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.matmul import COLUMNS
@@ -14,16 +14,16 @@ from treadle.kernels.matmul.select import gated
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.lora import EMBEDDINGS, TYPES
 from treadle.plan.lowering.deferred import (
-    Activated,
+    ActivationOf,
+    ExpertSum,
     Floats,
     GateUp,
-    Mixed,
-    Normed,
-    Outputs,
+    NormOf,
+    OutputRows,
     Product,
     Products,
+    StepOutput,
     Value,
-    Written,
     of_outputs,
 )
 from treadle.plan.lowering.weights import whole
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Buffer
 
 
-class Making:
+class Materializer:
     """One plan's values, made."""
 
     config: Config
@@ -54,17 +54,17 @@ class Making:
             return self._multiply(x.of), x.of.columns[x.index]
         if isinstance(x, Floats):
             return x.buffer, x.column
-        if isinstance(x, (GateUp, Activated)) or (isinstance(x, Normed) and x.heads == 1):
-            return self.activations(x, Act("f32", x.width)), 0
-        if isinstance(x, Mixed):
+        if isinstance(x, (GateUp, ActivationOf)) or (isinstance(x, NormOf) and x.heads == 1):
+            return self.activations(x, ActivationLayout("f32", x.width)), 0
+        if isinstance(x, ExpertSum):
             return self.combine(x), 0
-        if isinstance(x, Normed):
+        if isinstance(x, NormOf):
             rows, column = self.place(x.x)
             self.column_norm(x, rows, column)
             return rows, column
         raise UnsupportedError(f"{x.label}: its rows as plain floats")
 
-    def column_norm(self, x: Normed, rows: Buffer, column: int) -> None:
+    def column_norm(self, x: NormOf, rows: Buffer, column: int) -> None:
         """The norm in place: of ``x.heads`` parts of each row, from a column on."""
         from treadle.kernels.elementwise.column_norm import ColumnNorm
 
@@ -81,7 +81,7 @@ class Making:
             bias=self.steps.vector(bias, x.scale) if biased else None,
         )
 
-    def combine(self, x: Mixed, residual: Buffer | None = None) -> Buffer:
+    def combine(self, x: ExpertSum, residual: Buffer | None = None) -> Buffer:
         """The sum, on top of ``residual`` if given."""
         from treadle.kernels.moe.dispatch import Combine
 
@@ -112,17 +112,17 @@ class Making:
         )
         return out
 
-    def activations(self, x: Rows, act: Act) -> Buffer:
+    def activations(self, x: Rows, act: ActivationLayout) -> Buffer:
         """``x`` in the layout ``act``."""
         assert isinstance(x, Value)
         if act not in x.acts:
-            if isinstance(x, Normed) and x.heads == 1:
+            if isinstance(x, NormOf) and x.heads == 1:
                 x.acts[act] = self._norm(x, act)
             elif isinstance(x, GateUp):
                 x.acts[act] = self._gate(x, act)
-            elif isinstance(x, Written):
+            elif isinstance(x, StepOutput):
                 x.acts[act] = x.make(act)
-            elif isinstance(x, Activated):
+            elif isinstance(x, ActivationOf):
                 x.acts[act] = self._pack(x.label, x.fn, self.floats(x.x), act)
             else:
                 rows, column = self.place(x)
@@ -133,7 +133,7 @@ class Making:
                     x.acts[act] = self._pack(label, "copy", rows, act)
         return x.acts[act]
 
-    def _pack_columns(self, label: str, rows: Buffer, act: Act, column: int) -> Buffer:
+    def _pack_columns(self, label: str, rows: Buffer, act: ActivationLayout, column: int) -> Buffer:
         """Columns of one of several products, by itself."""
         from treadle.kernels.attention.latent_steps import PackHeads  # of few models alone
 
@@ -151,8 +151,8 @@ class Making:
         )
         return out
 
-    def _norm(self, x: Normed, act: Act) -> Buffer:
-        steps, source = self.steps, x.x.x if isinstance(x.x, Outputs) else x.x
+    def _norm(self, x: NormOf, act: ActivationLayout) -> Buffer:
+        steps, source = self.steps, x.x.x if isinstance(x.x, OutputRows) else x.x
         label = x.label + _nth(x, act)
         out = steps.activations(label, act, outputs=x.outputs)
         self._norm_step(label, x, act, self.floats(source), out)
@@ -161,8 +161,8 @@ class Making:
     def _summand(self, x: Rows) -> Buffer:
         """``x`` in f32, in rows as wide as a product's."""
         wide = self.steps.floats(f"{x.label}.rows", x.width)
-        act = Act("f32", x.width)
-        if not isinstance(x, Normed) or act.group_bytes == wide.row_bytes:
+        act = ActivationLayout("f32", x.width)
+        if not isinstance(x, NormOf) or act.group_bytes == wide.row_bytes:
             return self.floats(x)
         if x.wide is None:
             x.wide = wide
@@ -172,8 +172,8 @@ class Making:
     def _norm_step(
         self,
         label: str,
-        x: Normed,
-        act: Act,
+        x: NormOf,
+        act: ActivationLayout,
         rows: Buffer,
         out: Buffer,
         residual: Buffer | None = None,
@@ -218,7 +218,7 @@ class Making:
         label: str,
         fn: str,
         x: Buffer,
-        act: Act,
+        act: ActivationLayout,
         up: int | None = None,
         apart: Buffer | None = None,
     ) -> Buffer:
@@ -233,7 +233,7 @@ class Making:
         self.steps.emit(label, spec, grid, stride=x.row_bytes // 4, **given)
         return out
 
-    def _gate(self, x: GateUp, act: Act) -> Buffer:
+    def _gate(self, x: GateUp, act: ActivationLayout) -> Buffer:
         """Both products and the activation in one step, where tokens are many and the two matrices
         alike; else one more step. What is gated may be any rows.
         """
@@ -328,13 +328,13 @@ class Making:
         met = [f"{name}.weight" in ranks for ranks in weights.adapters for name in tables]
         return tables if any(met) else []
 
-    def _rows(self, of: Products, layouts: Sequence[Act]) -> Buffer:
+    def _rows(self, of: Products, layouts: Sequence[ActivationLayout]) -> Buffer:
         """The input in f32, and of this in each layout: an op before it is not done twice."""
         x = of.x
         assert isinstance(x, Value)
         if isinstance(x, Floats) and not x.column and not x.width % BLOCK:
             return x.buffer
-        rows = self.activations(x, Act("f32", x.width))
+        rows = self.activations(x, ActivationLayout("f32", x.width))
         for i, layout in enumerate(dict.fromkeys(layouts)):
             if layout not in x.acts:
                 label = f"{of.label}.pack{i or ''}"
@@ -342,6 +342,6 @@ class Making:
         return rows
 
 
-def _nth(x: Value, act: Act) -> str:
+def _nth(x: Value, act: ActivationLayout) -> str:
     """What tells the label of a second layout of the same rows from the first one's."""
     return f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else ""

@@ -12,32 +12,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.matmul.matmul import COLUMNS
-from treadle.kernels.matmul.select import SHIPPED, Table
+from treadle.kernels.matmul.select import SHIPPED, TunedTable
 from treadle.kernels.spec import Grid
 from treadle.models.graphs import GRAPHS
 from treadle.models.ops import Ops, Rows
 from treadle.plan.lowering.attention import emit_attention
 from treadle.plan.lowering.deferred import (
-    Activated,
+    ActivationOf,
+    ExpertSum,
     Floats,
     GateUp,
-    Mixed,
-    Normed,
-    Outputs,
+    NormOf,
+    OutputRows,
     Product,
     Products,
-    Roped,
+    RopeOf,
     of_outputs,
     unwrap,
 )
 from treadle.plan.lowering.logits import emit_result
-from treadle.plan.lowering.materialize import Making
+from treadle.plan.lowering.materialize import Materializer
 from treadle.plan.lowering.steps import Steps
 from treadle.plan.plan import Buffer, Plan
 
@@ -58,7 +58,7 @@ def build_plan(
     *,
     n_threads: int,
     deterministic: bool = False,
-    table: Table = SHIPPED,
+    table: TunedTable = SHIPPED,
     output: str = "logits",
     scarce: bool = False,
 ) -> Plan:
@@ -125,7 +125,7 @@ ELSEWHERE = {
 }
 
 
-class CpuOps(Making, Ops):
+class CpuOps(Materializer, Ops):
     """The ops of one plan, as steps."""
 
     def __init__(self, steps: Steps) -> None:
@@ -189,7 +189,7 @@ class CpuOps(Making, Ops):
     ) -> Rows:
         eps, outputs = self.config.norm_eps if eps is None else eps, of_outputs(x)
         of = x.width, x, weight, heads, centred, scale, eps
-        return Normed(label, *of, own=own, outputs=outputs)
+        return NormOf(label, *of, own=own, outputs=outputs)
 
     def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
         heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
@@ -200,13 +200,13 @@ class CpuOps(Making, Ops):
         return GateUp(label, gate.width, gate, up, fn)
 
     def activate(self, label: str, x: Rows, fn: str) -> Rows:
-        return Activated(label, x.width, x, fn)
+        return ActivationOf(label, x.width, x, fn)
 
     def rope(self, label: str, x: Rows, table: int) -> Rows:
-        return Roped(label, x.width, x, table)
+        return RopeOf(label, x.width, x, table)
 
     def outputs(self, x: Rows) -> Rows:
-        return Outputs(x.label, x.width, x, outputs=True)
+        return OutputRows(x.label, x.width, x, outputs=True)
 
     def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
         from treadle.kernels.elementwise.pooling import Pooling  # of vectors of texts alone
@@ -260,15 +260,15 @@ class CpuOps(Making, Ops):
             raise UnsupportedError(
                 f"{x.label}: a sum of rows of {x.width}, no multiple of {COLUMNS}"
             )
-        if gain and not (isinstance(h, Normed) and h.heads == 1):
+        if gain and not (isinstance(h, NormOf) and h.heads == 1):
             raise UnsupportedError(f"{h.label}: a sum that is scaled, of what is no norm")
         if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
             return Floats(h.label, h.width, self._multiply(h.of, residual))
-        if isinstance(h, Mixed):
+        if isinstance(h, ExpertSum):
             return Floats(h.label, h.width, self.combine(h, residual))
         out = steps.floats(h.label, h.width)
-        if isinstance(h, Normed) and h.heads == 1:
-            act = Act("f32", h.width)
+        if isinstance(h, NormOf) and h.heads == 1:
+            act = ActivationLayout("f32", h.width)
             self._norm_step(h.label, h, act, self.floats(h.x), out, residual, gain=gain)
             return Floats(h.label, h.width, out)
         rows, stride = self.floats(h), out.row_bytes // 4
@@ -313,7 +313,7 @@ class CpuOps(Making, Ops):
         """
         steps, config, at = self.steps, self.config, self.config.layers[layer]
         ways = [unwrap(x) for x in (q, k) if x is not None]
-        v_norm = v if isinstance(v, Normed) else None
+        v_norm = v if isinstance(v, NormOf) else None
         v = v_norm.x if v_norm else v
         places = [self.place(x) for x in (*(way.source for way in ways), v) if x is not None]
         (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
@@ -374,7 +374,7 @@ class CpuOps(Making, Ops):
         )
         return qkv
 
-    def _unlike_rope(self, norms: Sequence[Normed | None]) -> bool:
+    def _unlike_rope(self, norms: Sequence[NormOf | None]) -> bool:
         """Whether one is LayerNorm, or has a bias or weights for each head: the rope's step has
         none of these.
         """

@@ -11,7 +11,7 @@ from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.kernels.spec import Grid
-    from treadle.plan.lowering.deferred import Matrix
+    from treadle.plan.lowering.deferred import ExpertMatrix
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.plan import Buffer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def emit_fetch(
     steps: Steps,
     label: str,
-    matrices: Sequence[Matrix],
+    matrices: Sequence[ExpertMatrix],
     grid: Grid,
     *,
     chosen: Buffer | None = None,

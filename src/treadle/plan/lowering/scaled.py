@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from treadle.kernels.elementwise.scale import Temper, Times, Weigh
+from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
 from treadle.kernels.recurrent.gates import UnitHeads
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
@@ -26,7 +26,7 @@ def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
 def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
     """``x`` times ``gain``, in place: what it is given is used up."""
     rows, column = ops.place(x)
-    spec, stride = Times(x.width, gain), rows.row_bytes // 4
+    spec, stride = ScaleColumns(x.width, gain), rows.row_bytes // 4
     ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
     return Floats(label, x.width, rows, column)
 
@@ -47,7 +47,7 @@ def weighed(ops: CpuOps, label: str, x: Rows, scores: Rows) -> Rows:
     out = ops.steps.floats(label, x.width)
     ops.steps.emit(
         label,
-        Weigh(x.width, scores.width),
+        ScaleByExpert(x.width, scores.width),
         Grid(1, "n_tokens"),
         x=rows,
         scores=of,

@@ -14,7 +14,7 @@ from treadle.kernels.matmul.select_activation import matrix_act
 from treadle.kernels.recurrent.chunk_keys import CHUNK
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.recurrent.gates import Gate, Halves, Rates, UnitHeads
+from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, UnitHeads
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import BLOCK as SOME
 from treadle.kernels.recurrent.scan import Scan
@@ -235,7 +235,7 @@ def silu_gate(
     or of the product.
     """
     eps = state_of(ops, layer).norm_eps if norm else 0.0
-    spec = Gate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
+    spec = OutputGate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
     return gated(ops, label, spec, x, gate, norm)
 
 
@@ -251,11 +251,11 @@ def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
 
 def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
     own = gate.width == x.width
-    spec = Gate(fn, x.width, 1 if own else gate.width, one=not own)
+    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own)
     return gated(ops, label, spec, x, gate, "")
 
 
-def gated(ops: CpuOps, label: str, spec: Gate, x: Rows, gate: Rows, norm: str) -> Rows:
+def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
     """``x`` gated in place, as ``spec`` says; ``norm``: a weight, or ""."""
     steps, rows, (gates, column) = ops.steps, ops.floats(x), ops.place(gate)
     steps.emit(
@@ -278,7 +278,7 @@ def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
     n = x.width // 2
     ops.steps.emit(
         label,
-        Halves(n // heads, heads),
+        SplitHalves(n // heads, heads),
         Grid(1, "n_tokens"),
         x=rows,
         stride=rows.row_bytes // 4,

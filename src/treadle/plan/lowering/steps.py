@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.matmul.matmul import COLUMNS, Matmul
-from treadle.kernels.matmul.select import GEMV_TOKENS, Table, matmul, narrowed, tokens_per_item
+from treadle.kernels.matmul.select import GEMV_TOKENS, TunedTable, matmul, narrowed, tokens_per_item
 from treadle.kernels.spec import Grid, Spec, round_up
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan.lowering.inputs import inputs_of, lora_inputs
@@ -16,7 +16,7 @@ from treadle.plan.plan import ANY, Buffer, Const, Plan, Step
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.kernels.activation_layout import Act
+    from treadle.kernels.activation_layout import ActivationLayout
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
     from treadle.plan.lowering.weights import Weights
@@ -41,7 +41,7 @@ class Steps:
         n_outputs: int,
         n_threads: int,
         deterministic: bool,
-        table: Table,
+        table: TunedTable,
     ) -> None:
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
         self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
@@ -157,7 +157,7 @@ class Steps:
         """A buffer of f32 rows."""
         return Buffer(name, self._n_rows(outputs), round_up(width, COLUMNS) * 4)
 
-    def activations(self, name: str, act: Act, *, outputs: bool = False) -> Buffer:
+    def activations(self, name: str, act: ActivationLayout, *, outputs: bool = False) -> Buffer:
         """A buffer of rows in the layout ``act``."""
         n_groups = -(-self._n_rows(outputs) // act.group)
         return Buffer(name, n_groups, act.group_bytes, "u1")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.elementwise.altup import (
     AddBeside,
+    CopyColumns,
     Correct,
     Join,
     Laurel,
     Predict,
-    Spread,
-    Take,
+    SpreadStreams,
 )
 from treadle.kernels.elementwise.sparse_gate import SparseGate
 from treadle.kernels.spec import Grid
-from treadle.plan.lowering.deferred import Floats, Written
+from treadle.plan.lowering.deferred import Floats, StepOutput
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
@@ -33,7 +33,7 @@ def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
     out = steps.floats(label, x.width + y.width)
     steps.emit(
         label,
-        Spread(x.width, 1 + y.width // x.width),
+        SpreadStreams(x.width, 1 + y.width // x.width),
         Grid(1, "n_tokens"),
         x=rows,
         y=others,
@@ -52,7 +52,7 @@ def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
     out = steps.floats(label, n)
     steps.emit(
         label,
-        Take(n),
+        CopyColumns(n),
         Grid(1, "n_tokens"),
         x=rows,
         out=out,
@@ -171,7 +171,7 @@ def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: 
     """
     steps = ops.steps
 
-    def make(act: Act) -> Buffer:
+    def make(act: ActivationLayout) -> Buffer:
         rows, (others, column) = ops.floats(gate), ops.place(up)
         assert others is rows, label
         out, whole = steps.activations(label, act), steps.plan.n_tokens > FEW
@@ -181,7 +181,7 @@ def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: 
         steps.emit(label, spec, grid, x=rows, out=out, stride=stride, up=column)
         return out
 
-    return Written(label, gate.width, make)
+    return StepOutput(label, gate.width, make)
 
 
 def _slices(ops: CpuOps, width: int) -> int:

@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.interrupts import interrupts_held
-from treadle.engine.batch import Part, Run
+from treadle.engine.batch import BatchItem, RunInputs
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import TreadleError
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.attention.latent_steps import PackHeads
 from treadle.kernels.elementwise.elementwise import Pack
 from treadle.kernels.matmul.gated import Gated
@@ -33,7 +33,7 @@ from treadle.kernels.moe.dispatch import Gather
 from treadle.kernels.moe.route import Sort
 from treadle.kernels.spec import Grid
 from treadle.plan.plan import Buffer, Plan, Step
-from treadle.quantize.imatrix.matrix import Entry, ImportanceMatrix
+from treadle.quantize.imatrix.matrix import ImatrixEntry, ImportanceMatrix
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
@@ -43,11 +43,11 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Tap:
+class ActivationTap:
     """Where to look: after ``step`` (its place in the plan) ``buffer`` holds ``act``'s rows."""
 
     step: int
-    act: Act
+    act: ActivationLayout
     buffer: Buffer
     count: str  # of RUN_STATE: how many rows
     tensors: tuple[str, ...]  # the weight matrices that these rows are multiplied by
@@ -56,7 +56,7 @@ class Tap:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class ExpertShare:
     """Which of the rows kept of ``buffer`` each expert multiplies, known after ``step``.
 
     ``tiles``: whose rows are those of ``rows``'s tokens if that is given; or, with ``tokens``, the
@@ -93,8 +93,8 @@ class Collector:
 
     engine: Engine
     with_output: bool = False
-    entries: dict[str, Entry] = field(default_factory=dict)
-    _plans: dict[int, _Tapped] = field(default_factory=dict)  # by the engine's plan
+    entries: dict[str, ImatrixEntry] = field(default_factory=dict)
+    _plans: dict[int, _TappedPlan] = field(default_factory=dict)  # by the engine's plan
 
     def run(self, window: list[int], pool: ThreadPoolExecutor) -> None:
         """Let the model read tokens from the beginning of a text on.
@@ -109,7 +109,7 @@ class Collector:
         try:
             for at in range(0, len(window), step):
                 ids = window[at : at + step]
-                part = Part(seq, ids, len(ids) if self.with_output else 0)
+                part = BatchItem(seq, ids, len(ids) if self.with_output else 0)
                 with engine.lock, interrupts_held():
                     self._run([part], pool)
                     engine.cache.commit(seq)
@@ -117,17 +117,17 @@ class Collector:
             with interrupts_held():
                 seq.close()
 
-    def _run(self, parts: list[Part], pool: ThreadPoolExecutor) -> None:
+    def _run(self, parts: list[BatchItem], pool: ThreadPoolExecutor) -> None:
         whole, run = self.engine.steps(parts)
         at, device = 0, self.engine.device
         tapped = self._plans.get(id(whole))
         if tapped is None:
-            tapped = self._plans[id(whole)] = _Tapped(whole, run, device)
+            tapped = self._plans[id(whole)] = _TappedPlan(whole, run, device)
         kept: dict[Buffer, npt.NDArray[np.float32]] = {}
         for tap in tapped.taps:
             device.run(tapped.program, range(at, tap.step + 1))
             at = tap.step + 1
-            if isinstance(tap, Share):
+            if isinstance(tap, ExpertShare):
                 rows = kept[tap.buffer]
                 self._add_experts(tap, rows, tapped.read, run["n_tokens"])
             elif tap.kept:
@@ -140,7 +140,7 @@ class Collector:
         self.engine.check_files()
 
     def _add(
-        self, tap: Tap, heads: list[npt.NDArray[np.float32]], pool: ThreadPoolExecutor
+        self, tap: ActivationTap, heads: list[npt.NDArray[np.float32]], pool: ThreadPoolExecutor
     ) -> None:
         cuts = np.linspace(0, tap.act.k, self.engine.device.n_threads + 1, dtype=int)
 
@@ -149,11 +149,11 @@ class Collector:
 
         parts = pool.map(of_columns, cuts[:-1], cuts[1:])
         counts = np.array([float(len(rows)) for rows in heads])
-        self._add_entry(tap.tensors, Entry(np.concatenate(list(parts), axis=1), counts))
+        self._add_entry(tap.tensors, ImatrixEntry(np.concatenate(list(parts), axis=1), counts))
 
     def _add_experts(
         self,
-        share: Share,
+        share: ExpertShare,
         rows: npt.NDArray[np.float32],
         read: Callable[[Buffer], npt.NDArray[np.uint8]],
         n_tokens: int,
@@ -162,9 +162,9 @@ class Collector:
         for expert, here in share.of_experts(read, n_tokens):
             sums[expert] += _squares(rows[here])
             counts[expert] += len(here)
-        self._add_entry(share.tensors, Entry(sums, counts))
+        self._add_entry(share.tensors, ImatrixEntry(sums, counts))
 
-    def _add_entry(self, tensors: tuple[str, ...], found: Entry) -> None:
+    def _add_entry(self, tensors: tuple[str, ...], found: ImatrixEntry) -> None:
         if not np.isfinite(found.sums).all():
             raise TreadleError(
                 f"what enters {tensors[0]} is not finite: the model's file is damaged, or its "
@@ -207,10 +207,10 @@ def collect(
     return ImportanceMatrix(entries, (dataset,), len(windows), windows.shape[1])
 
 
-class _Tapped:
+class _TappedPlan:
     """A copy of a plan with its taps, compiled, and with memory of its own."""
 
-    def __init__(self, plan: Plan, run: Run, device: Device) -> None:
+    def __init__(self, plan: Plan, run: RunInputs, device: Device) -> None:
         self.source = plan  # kept, so that its id stays its own
         steps, self.taps = _with_taps(plan)
         self.plan = replace(plan, steps=steps, offsets={}, arena_bytes=0)
@@ -218,7 +218,7 @@ class _Tapped:
         self._arena = device.memory(self.plan.arena_bytes)
         self.program = device.ready(self.plan, self._arena, run.memory)
 
-    def rows(self, tap: Tap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
+    def rows(self, tap: ActivationTap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
         """What the tap shows, float32 ``[n, K]``: a view, until the next step is run."""
         at = self.plan.offsets[tap.buffer] + head * tap.buffer.row_bytes
         rows = self._arena.read(at, n * tap.act.row_bytes)
@@ -229,7 +229,7 @@ class _Tapped:
         return self._arena.read(self.plan.offsets[buffer], buffer.n_bytes)
 
 
-def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
+def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare]]:
     """The plan's steps with taps between them, and where these are."""
     tensors: dict[Buffer, list[str]] = {}  # by the activations that they are multiplied by
     counts: dict[Buffer, str] = {}
@@ -246,7 +246,7 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
             tensors.setdefault(x, []).extend(w[0].name for w in step.args["w"])
             counts[x] = step.spec.count
     steps: list[Step] = []
-    taps: list[Tap | Share] = []
+    taps: list[ActivationTap | ExpertShare] = []
     shares: dict[str, tuple[Buffer, list[Step]]] = {}  # by the step behind which they are known
     for step in plan.steps:
         tapped = [made for made in step.writes if made in tensors or made in experts]
@@ -263,9 +263,9 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
                 # Once, also where rows of one matrix are several products.
                 names = tuple(dict.fromkeys(tensors[made]))
                 heads = buffer.rows if isinstance(step.spec, PackHeads) else 1
-                taps.append(Tap(at, act, buffer, counts[made], names, heads=heads))
+                taps.append(ActivationTap(at, act, buffer, counts[made], names, heads=heads))
             if made in experts:
-                taps.append(Tap(at, act, buffer, "", (), kept=True))
+                taps.append(ActivationTap(at, act, buffer, "", (), kept=True))
                 for product in experts[made]:
                     source = maker[product.args["x"]]
                     known = source if isinstance(source.spec, Gather) else product
@@ -279,12 +279,12 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[Tap | Share]]:
     return steps, taps
 
 
-def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) -> Share:
+def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) -> ExpertShare:
     """What ``product`` multiplies of the rows in ``buffer``."""
     spec = product.spec
     assert isinstance(spec, Matmul)
     names = dict.fromkeys(w[0].name for w in product.args["w"])
-    return Share(
+    return ExpertShare(
         at,
         buffer,
         tuple(names),
@@ -296,13 +296,15 @@ def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) 
     )
 
 
-def _split(step: Step, made: Buffer, sort: Step | None) -> tuple[list[Step], Act, Buffer]:
+def _split(
+    step: Step, made: Buffer, sort: Step | None
+) -> tuple[list[Step], ActivationLayout, Buffer]:
     """A kernel that makes ``made`` of products, as one that makes plain floats and one that packs
     them: products are not for doing twice. ``sort``: what put its rows in order, of experts.
     """
     spec = step.spec
     assert isinstance(spec, Gated)
-    result, act = spec.result(), Act("f32", spec.m)
+    result, act = spec.result(), ActivationLayout("f32", spec.m)
     n_rows = made.n_bytes // result.row_bytes
     tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
     pack = Pack("copy", result.kind, result.k, result.group, result.sub, unit=result.unit)
@@ -321,11 +323,11 @@ def _split(step: Step, made: Buffer, sort: Step | None) -> tuple[list[Step], Act
     return [plain, Step(f"{step.label}.pack", pack, args, grid)], act, tap
 
 
-def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
+def _tap(step: Step, made: Buffer) -> tuple[list[Step], ActivationLayout, Buffer]:
     """The step, and one that makes ``made`` once more as plain floats unless it already does."""
     spec: Any = step.spec
     assert {"act", "group", "k"} <= {f.name for f in fields(spec)}, spec.name
-    act = Act("f32", spec.k)
+    act = ActivationLayout("f32", spec.k)
     if isinstance(spec, PackHeads):
         return _tap_heads(step, spec, act)
     if (spec.act, spec.group) == (act.kind, act.group):
@@ -342,7 +344,9 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], Act, Buffer]:
     return [step, again], act, tap
 
 
-def _tap_heads(step: Step, spec: PackHeads, act: Act) -> tuple[list[Step], Act, Buffer]:
+def _tap_heads(
+    step: Step, spec: PackHeads, act: ActivationLayout
+) -> tuple[list[Step], ActivationLayout, Buffer]:
     """The same of heads, without what scores are multiplied by."""
     n_rows = step.args["head_bytes"] // spec.layout().row_bytes
     tap = Buffer(f"{step.label}.tap", spec.heads, act.n_bytes(n_rows), "u1")

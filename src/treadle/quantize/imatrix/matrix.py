@@ -17,7 +17,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFArray, GGUFWriter, ValueType, open_gguf
-from treadle.files.reader import Reader, read_head
+from treadle.files.reader import FileReader, read_head
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 KIND = "imatrix"  # general.type
@@ -25,7 +25,7 @@ MAX_NAME, MAX_ENTRIES = 1 << 12, 1 << 20  # of the binary layout: more is not on
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class ImatrixEntry:
     """What passed into one weight matrix."""
 
     sums: npt.NDArray[np.float64]  # of squares [n_expert, K]
@@ -37,15 +37,15 @@ class Entry:
         mean = self.sums / np.where(seen, self.counts[:, None], 1.0)
         return np.where(seen, mean, 1.0).astype(np.float32)
 
-    def __add__(self, other: Entry) -> Entry:
-        return Entry(self.sums + other.sums, self.counts + other.counts)
+    def __add__(self, other: ImatrixEntry) -> ImatrixEntry:
+        return ImatrixEntry(self.sums + other.sums, self.counts + other.counts)
 
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
     """Entries by the name of the weight tensor, and what text they come from."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ImatrixEntry]
     datasets: tuple[str, ...] = ()
     n_chunks: int = 0
     chunk_size: int = 0  # tokens
@@ -144,7 +144,7 @@ def _floats(gguf: GGUF, name: str) -> npt.NDArray[np.float64]:
 
 def _checked(
     sums: npt.NDArray[np.float64], counts: npt.NDArray[np.float64], path: Path, name: str
-) -> Entry:
+) -> ImatrixEntry:
     if len(counts) != len(sums):
         raise FileError(
             f"{len(counts)} counts", path=path, where=name, expected=f"{len(sums)}, a matrix each"
@@ -157,7 +157,7 @@ def _checked(
                 where=name,
                 expected="finite numbers of at least 0",
             )
-    return Entry(sums, counts)
+    return ImatrixEntry(sums, counts)
 
 
 def _from_binary(reader: _Reader) -> ImportanceMatrix:
@@ -166,7 +166,7 @@ def _from_binary(reader: _Reader) -> ImportanceMatrix:
     ``n_entries``; of each ``len, name, n_calls, n_values, values``, where values are mean squares
     times ``n_calls``; then, in later files, ``n_chunks, len, name of the text``.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ImatrixEntry] = {}
     for _ in range(reader.integer("number of entries", MAX_ENTRIES)):
         at = reader.at
         stem = reader.text(reader.integer("length of a name", MAX_NAME), "a name", at)
@@ -184,7 +184,7 @@ def _from_binary(reader: _Reader) -> ImportanceMatrix:
     return ImportanceMatrix(entries, (datasets,) if datasets else (), chunks, 0, reader.path)
 
 
-class _Reader(Reader):
+class _Reader(FileReader):
     """The older layout, from front to back."""
 
     def integer(self, what: str, most: int = (1 << 31) - 1) -> int:

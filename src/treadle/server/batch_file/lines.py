@@ -25,7 +25,7 @@ HEAD = b'{"id":"%b' % NAMED.encode()  # each answer begins so
 
 
 @dataclass(frozen=True)
-class Line:
+class InputLine:
     """A line of the input, and its number there; blank lines count, and are left out."""
 
     number: int
@@ -39,7 +39,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Job:
+class LineJob:
     """What a line asks for; ``simple``: in our own form, and to be answered so."""
 
     url: str
@@ -48,7 +48,7 @@ class Job:
     simple: bool
 
 
-def read_lines(file: BinaryIO) -> Iterator[Line]:
+def read_lines(file: BinaryIO) -> Iterator[InputLine]:
     """The lines that are not blank. Of one that is longer than a body may be, the beginning.
     Raises TreadleError for one without an end.
     """
@@ -63,10 +63,10 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
             n_bytes += len(rest)
         raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw  # as PowerShell writes
         if raw := raw.strip():
-            yield Line(number, raw)
+            yield InputLine(number, raw)
 
 
-def read_job(line: Line) -> Job:
+def read_job(line: InputLine) -> LineJob:
     """What a line asks for. Raises ApiError."""
     if len(line.raw) > MAX_BODY:
         raise ApiError(413, f"the line is longer than {MAX_BODY >> 20} MiB", code="too_large")
@@ -91,10 +91,10 @@ def read_job(line: Line) -> Job:
         raise ApiError(400, "neither url and body, nor prompt or messages: no request")
     if body.get("stream"):
         raise ApiError(400, "stream: an answer is one line", param="stream")
-    return Job(url, body, custom_id, simple)
+    return LineJob(url, body, custom_id, simple)
 
 
-def custom_id_of(line: Line) -> str | None:
+def custom_id_of(line: InputLine) -> str | None:
     """The line's own name, of a line that is otherwise wrong perhaps."""
     try:
         name = parse(line.raw).get("custom_id")
@@ -103,7 +103,7 @@ def custom_id_of(line: Line) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def answered(line: Line, job: Job, body: Mapping[str, Any]) -> bytes:
+def answered(line: InputLine, job: LineJob, body: Mapping[str, Any]) -> bytes:
     """The answer's line, its end included."""
     head = {"id": line.id, "custom_id": job.custom_id}
     if job.simple:
@@ -117,7 +117,7 @@ def answered(line: Line, job: Job, body: Mapping[str, Any]) -> bytes:
     return _line({**head, "response": response, "error": None})
 
 
-def failed(line: Line, job: Job | None, problem: ApiError) -> bytes:
+def failed(line: InputLine, job: LineJob | None, problem: ApiError) -> bytes:
     """The line of a request that was refused, or, without a job, that could not be read."""
     head = {"id": line.id, "custom_id": job.custom_id if job else custom_id_of(line)}
     if job is not None and not job.simple:

@@ -11,13 +11,13 @@ from treadle.server.batch_file.lines import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
-    Job,
-    Line,
+    InputLine,
+    LineJob,
     answered,
     failed,
     read_job,
 )
-from treadle.server.batch_file.work import Written
+from treadle.server.batch_file.work import OutputLine
 from treadle.server.http.api_errors import ApiError, problem_of
 from treadle.server.http.http_io import read_to_end
 from treadle.server.protocols.embeddings import embeddings_answer
@@ -49,7 +49,7 @@ ANSWERS: dict[str, Callable[[Service, dict[str, Any]], Awaitable[dict[str, Any]]
 }
 
 
-class Local:
+class LocalAnswers:
     """Answers lines with a service. ``defaults``: fields of bodies that lack them."""
 
     def __init__(self, service: Service, defaults: Mapping[str, Any]) -> None:
@@ -61,9 +61,9 @@ class Local:
         self.service.engine.start()
         await asyncio.wrap_future(self.service.engine.warmed)
 
-    async def answer(self, line: Line) -> Written:
+    async def answer(self, line: InputLine) -> OutputLine:
         """The output's line. Raises TreadleError where the model cannot be used any more."""
-        job: Job | None = None
+        job: LineJob | None = None
         self._n_in_hand += 1
         try:
             job = (
@@ -75,10 +75,10 @@ class Local:
         except Exception as error:
             if self.service.engine.state == "error":
                 raise TreadleError(self.service.engine.why) from error
-            return Written(failed(line, job, problem_of(error)), failed=True)
+            return OutputLine(failed(line, job, problem_of(error)), failed=True)
         finally:
             self._n_in_hand -= 1
-        return Written(answered(line, job, body), body["usage"].get("completion_tokens", 0))
+        return OutputLine(answered(line, job, body), body["usage"].get("completion_tokens", 0))
 
     async def _answer(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         while True:

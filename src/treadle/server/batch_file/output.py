@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from treadle.errors import FileError, TreadleError
-from treadle.server.batch_file.lines import HEAD, Line
+from treadle.server.batch_file.lines import HEAD, InputLine
 from treadle.system import SYSTEM
 
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | SYSTEM.BINARY
@@ -40,7 +40,7 @@ class Output:
             if not SYSTEM.lock(self._fd):
                 raise TreadleError(f"{self.path}: another treadle batch is writing it")
 
-    def skip(self, lines: Iterator[Line]) -> None:
+    def skip(self, lines: Iterator[InputLine]) -> None:
         """Take from ``lines`` those that are answered already. Raises FileError where the file
         holds answers to others.
         """
@@ -58,7 +58,7 @@ class Output:
         if at < os.fstat(self._fd).st_size:
             os.ftruncate(self._fd, at)
 
-    def _check(self, raw: bytes, line: Line | None) -> None:
+    def _check(self, raw: bytes, line: InputLine | None) -> None:
         found: object = None
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(raw)

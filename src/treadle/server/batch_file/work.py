@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.server.batch_file.lines import Line
+from treadle.server.batch_file.lines import InputLine
 
 IN_HAND = 256  # lines that are being answered
 AHEAD = 4096  # lines that were begun and are not written
@@ -19,7 +19,7 @@ HELD = 64 << 20  # bytes of answers that wait for one before them: then no line 
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputLine:
     """A line of the output; ``failed``: it says why there is no answer."""
 
     data: bytes
@@ -27,22 +27,22 @@ class Written:
     failed: bool = False
 
 
-Answer = Callable[[Line], Awaitable[Written]]
+Answer = Callable[[InputLine], Awaitable[OutputLine]]
 
 
-class Lines:
+class AsyncLines:
     """Lines for an event loop: read by a thread of their own, which may wait for a pipe."""
 
-    def __init__(self, lines: Iterator[Line]) -> None:
+    def __init__(self, lines: Iterator[InputLine]) -> None:
         self._lines, self._loop = lines, asyncio.get_running_loop()
         self._asked = threading.Semaphore(0)
-        self._queue: asyncio.Queue[Line | BaseException | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[InputLine | BaseException | None] = asyncio.Queue()
         threading.Thread(target=self._read, daemon=True, name="treadle-lines").start()
 
     def _read(self) -> None:
         while True:
             self._asked.acquire()
-            found: Line | BaseException | None
+            found: InputLine | BaseException | None
             try:
                 found = next(self._lines, None)
             except BaseException as error:
@@ -51,10 +51,10 @@ class Lines:
                 self._loop.call_soon_threadsafe(self._queue.put_nowait, found)
             except RuntimeError:  # the loop is closed: nobody waits
                 return
-            if not isinstance(found, Line):
+            if not isinstance(found, InputLine):
                 return
 
-    async def next(self) -> Line | None:
+    async def next(self) -> InputLine | None:
         """The next one; None at the end."""
         self._asked.release()
         found = await self._queue.get()
@@ -63,16 +63,18 @@ class Lines:
         return found
 
 
-async def work(lines: Iterator[Line], answer: Answer, write: Callable[[Written], None]) -> None:
+async def work(
+    lines: Iterator[InputLine], answer: Answer, write: Callable[[OutputLine], None]
+) -> None:
     """Have all lines answered, and ``write`` each answer in its turn. What ``answer`` and ``write``
     raise ends it.
     """
-    order: asyncio.Queue[asyncio.Task[Written] | None] = asyncio.Queue(AHEAD)
+    order: asyncio.Queue[asyncio.Task[OutputLine] | None] = asyncio.Queue(AHEAD)
     slots, below, held = asyncio.Semaphore(IN_HAND), asyncio.Event(), 0
     below.set()
-    begun: set[asyncio.Task[Written]] = set()
+    begun: set[asyncio.Task[OutputLine]] = set()
 
-    def done(task: asyncio.Task[Written]) -> None:
+    def done(task: asyncio.Task[OutputLine]) -> None:
         nonlocal held
         slots.release()
         if not task.cancelled() and task.exception() is None:
@@ -81,7 +83,7 @@ async def work(lines: Iterator[Line], answer: Answer, write: Callable[[Written],
                 below.clear()
 
     async def read() -> None:
-        source = Lines(lines)
+        source = AsyncLines(lines)
         try:
             while (line := await source.next()) is not None:
                 await below.wait()

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 from treadle.base.gc_pause import garbage_kept
 from treadle.server.http import json_pieces
 from treadle.server.http.api_errors import ApiError, busy, problem_of
-from treadle.server.requests.request_stream import Call, GoneError, Piece, Text, late
+from treadle.server.requests.request_stream import (
+    GoneError,
+    OutputStream,
+    RequestStream,
+    StreamPiece,
+    late,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -114,7 +120,9 @@ class Json(Response):
         super().__init__(encode(value), status, headers, "application/json")
 
 
-async def whole_json(make: Callable[[list[Piece]], Any], pieces: list[Piece]) -> Response:
+async def whole_json(
+    make: Callable[[list[StreamPiece]], Any], pieces: list[StreamPiece]
+) -> Response:
     """What is made of a call's texts. Where they have many log-probabilities that takes seconds:
     then it is done in another thread.
     """
@@ -126,7 +134,7 @@ async def whole_json(make: Callable[[list[Piece]], Any], pieces: list[Piece]) ->
     return Response(body, media_type="application/json")
 
 
-def n_echoed(piece: Piece) -> int:
+def n_echoed(piece: StreamPiece) -> int:
     """Tokens of its prompt that are told with their log-probabilities."""
     measured = piece.text.call.asked.more.get("measured")
     return len(measured[piece.text.prompt]) if measured else 0
@@ -258,27 +266,27 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
             await task
 
 
-def ticking(call: Call) -> AsyncIterator[Piece | None]:
+def ticking(call: RequestStream) -> AsyncIterator[StreamPiece | None]:
     """A call's pieces for a stream; None where it is time to show that it is alive."""
     return call.pieces(PING_S if call.asked.ping_s is None else call.asked.ping_s)
 
 
-async def finished(request: Request, call: Call) -> list[Piece]:
+async def finished(request: Request, call: RequestStream) -> list[StreamPiece]:
     """Read a call to its end: each text as one piece. Raises ApiError, and GoneError."""
     async with watched(request.receive, lambda: call.give_up(GoneError())):
         return await read_to_end(call)
 
 
-async def read_to_end(call: Call) -> list[Piece]:
+async def read_to_end(call: RequestStream) -> list[StreamPiece]:
     """Each text of a call as one piece. Raises ApiError, and what ``give_up`` was told."""
-    got: dict[Text, list[Piece]] = {text: [] for text in call.texts}
+    got: dict[OutputStream, list[StreamPiece]] = {text: [] for text in call.texts}
     try:
         async for piece in call.pieces(ping_s=60.0):
             if piece is not None:
                 got[piece.text].append(piece)
     finally:
         call.close()
-    return [Piece.joined(pieces) for pieces in got.values()]
+    return [StreamPiece.joined(pieces) for pieces in got.values()]
 
 
 def seconds_of(request: Request) -> float:
@@ -315,7 +323,7 @@ async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
             raise GoneError from None
 
 
-class Stream(Response):
+class StreamedResponse(Response):
     """An answer that comes in parts, as ``parts`` makes them of a call's pieces.
 
     The headers go out before the first piece is there. An error behind them is ``render``ed as the
@@ -324,7 +332,7 @@ class Stream(Response):
 
     def __init__(
         self,
-        call: Call,
+        call: RequestStream,
         parts: AsyncIterator[bytes],
         render: Render,
         media_type: str = "text/event-stream",

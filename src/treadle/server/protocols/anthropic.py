@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from treadle.chat.tools import Said
+from treadle.chat.tools import OutputPiece
 from treadle.chat.tools.arguments import arguments_of
 from treadle.chat.tools.messages import in_turns
 from treadle.server.http.api_errors import ApiError, named
@@ -25,12 +25,20 @@ from treadle.server.http.body_fields import (
     texts,
     whole,
 )
-from treadle.server.http.http_io import Json, Response, Stream, event, finished, read_json, ticking
+from treadle.server.http.http_io import (
+    Json,
+    Response,
+    StreamedResponse,
+    event,
+    finished,
+    read_json,
+    ticking,
+)
 from treadle.server.protocols.openai.answer import warnings
 from treadle.server.requests.chat_prompt import conversation_text, read_conversation
-from treadle.server.requests.generation_request import Asked, read_asked, two_forms
+from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
-from treadle.server.requests.request_stream import Call, Piece, Text
+from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 
 # A client's first line of the system prompt, which changes with every call: with it no beginning
@@ -100,7 +108,7 @@ def error_dict(error: ApiError) -> dict[str, Any]:
 
 
 @named(NAMES)
-def read_messages(service: Service, body: dict[str, Any]) -> Asked:
+def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
     if "max_tokens" not in given:
@@ -289,7 +297,7 @@ async def messages(request: Request) -> Response:
     call = await service.begin(request, read_messages, body)
     shown = _message(service, call.texts[0])
     if call.stream:
-        return Stream(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
+        return StreamedResponse(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
     (piece,) = await finished(request, call)
     shown["content"] = _blocks(piece.said())
     return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text), **warnings(call)})
@@ -301,7 +309,7 @@ async def count_tokens(request: Request) -> Response:
     return Json({"input_tokens": await service.prepare(count, service, body)})
 
 
-def _message(service: Service, of: Text) -> dict[str, Any]:
+def _message(service: Service, of: OutputStream) -> dict[str, Any]:
     """A message of which nothing is written yet."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
@@ -315,7 +323,7 @@ def _message(service: Service, of: Text) -> dict[str, Any]:
     }
 
 
-def _usage(of: Text) -> dict[str, int]:
+def _usage(of: OutputStream) -> dict[str, int]:
     """Tokens that the cache had are not in ``input_tokens``: a client adds them up."""
     t = of.answer.timings
     return {
@@ -326,7 +334,7 @@ def _usage(of: Text) -> dict[str, int]:
     }
 
 
-def _stop(call: Call, piece: Piece) -> dict[str, Any]:
+def _stop(call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     word, own = piece.text.answer.stopped_by, call.asked.more["stop"]
     if piece.finish_reason == "stop" and piece.text.scanner.n_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
@@ -337,7 +345,7 @@ def _stop(call: Call, piece: Piece) -> dict[str, Any]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _blocks(parts: list[Said]) -> list[dict[str, Any]]:
+def _blocks(parts: list[OutputPiece]) -> list[dict[str, Any]]:
     """A whole answer's blocks of content."""
     blocks: list[dict[str, Any]] = []
     for part in parts:
@@ -355,7 +363,7 @@ def _blocks(parts: list[Said]) -> list[dict[str, Any]]:
 _TEXTS = {"reasoning": "thinking", "content": "text"}  # where a block has its text
 
 
-def _opening(part: Said) -> dict[str, Any]:
+def _opening(part: OutputPiece) -> dict[str, Any]:
     """A block of which nothing is told yet."""
     if part.call is not None:
         return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
@@ -364,7 +372,7 @@ def _opening(part: Said) -> dict[str, Any]:
     return {"type": "text", "text": ""}
 
 
-def _delta(part: Said) -> dict[str, Any]:
+def _delta(part: OutputPiece) -> dict[str, Any]:
     if part.kind == "reasoning":
         return {"type": "thinking_delta", "thinking": part.text}
     if part.kind == "content":
@@ -385,7 +393,7 @@ def _closing(index: int, kind: str) -> bytes:
     return _event("content_block_delta", index=index, delta=signed) + end
 
 
-async def _events(call: Call, shown: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(call: RequestStream, shown: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_start", message=shown)
     index, kind = -1, ""  # of the block that is open
     async for piece in ticking(call):

@@ -27,7 +27,7 @@ from treadle.server.http.http_io import (
     PING,
     Json,
     Response,
-    Stream,
+    StreamedResponse,
     event,
     finished,
     read_json,
@@ -40,7 +40,7 @@ from treadle.server.protocols.openai.answer import error_event, timings
 from treadle.server.protocols.openai.chat import MAX_TOP
 from treadle.server.requests.chat_prompt import conversation_text
 from treadle.server.requests.generation_request import (
-    Asked,
+    GenerationRequest,
     check_length,
     check_text,
     read_asked,
@@ -49,7 +49,7 @@ from treadle.server.requests.generation_request import (
     several,
 )
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
-from treadle.server.requests.request_stream import Call, Piece
+from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 
@@ -80,7 +80,7 @@ COMPLETION: Table = {
 }
 
 
-def read_completion(service: Service, body: dict[str, Any]) -> Asked:
+def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, COMPLETION)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
@@ -106,7 +106,7 @@ INFILL: Table = {
 }
 
 
-def read_infill(service: Service, body: dict[str, Any]) -> Asked:
+def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What ``/infill`` asks for: a completion of a prompt that is made of its parts."""
     given, model = read_fields(body, INFILL), service.model
     before, behind = given.get("input_prefix", ""), given.get("input_suffix", "")
@@ -134,18 +134,18 @@ async def completion(request: Request) -> Response:
     return await _completed(request, service, await service.begin(request, read_completion, body))
 
 
-async def _completed(request: Request, service: Service, call: Call) -> Response:
+async def _completed(request: Request, service: Service, call: RequestStream) -> Response:
     if call.stream:
-        return Stream(call, _chunks(service, call), error_event)
+        return StreamedResponse(call, _chunks(service, call), error_event)
 
-    def answer(pieces: list[Piece]) -> Any:
+    def answer(pieces: list[StreamPiece]) -> Any:
         made = [_whole(service, call, piece) for piece in pieces]
         return made[0] if len(made) == 1 else made
 
     return await whole_json(answer, await finished(request, call))
 
 
-def _whole(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+def _whole(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """An answer, or a stream's last event: of its fields those that were asked for. That of an
     inner object, ``timings/prompt_n``, is told by this name.
     """
@@ -159,7 +159,7 @@ def _whole(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
     return found if names else made
 
 
-async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
     each = call.asked.more["timings_per_token"]
     async for piece in ticking(call):
         if piece is None:

@@ -11,14 +11,14 @@ from treadle.server.requests.generation_request import room
 
 if TYPE_CHECKING:
     from treadle.sampling import Sampling
-    from treadle.scheduler.output import Answer
-    from treadle.server.requests.request_stream import Call, Piece
+    from treadle.scheduler.output import RequestOutput
+    from treadle.server.requests.request_stream import RequestStream, StreamPiece
     from treadle.server.requests.service import Service
 
 STOP_TYPES = {"length": "limit", "context": "limit"}
 
 
-def said(piece: Piece, *, tokens: bool = True) -> dict[str, Any]:
+def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
     """What came of a text; with its ``tokens``, where they are wanted."""
     made: dict[str, Any] = {
         "index": piece.text.index,
@@ -34,7 +34,7 @@ def said(piece: Piece, *, tokens: bool = True) -> dict[str, Any]:
     return made
 
 
-def end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+def end(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """What an answer, or a stream's last event, has beside its text."""
     answer, word = piece.text.answer, piece.text.answer.stopped_by
     kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
@@ -60,12 +60,12 @@ def end(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
     }
 
 
-def _is_full(service: Service, answer: Answer) -> bool:
+def _is_full(service: Service, answer: RequestOutput) -> bool:
     """Whether prompt and text fill the context."""
     return answer.timings.n_prompt + len(answer.ids) >= room(service.model)
 
 
-def verbose(service: Service, call: Call, piece: Piece) -> dict[str, Any]:
+def verbose(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """What an answer, or a stream's last event, has for a call that is ``verbose``."""
     if not call.asked.more["verbose"]:
         return {}

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from treadle.api.embedding import Embedder
-from treadle.chat.tools import Said, Told
+from treadle.chat.tools import OutputPiece, ParsedOutput
 from treadle.chat.tools.arguments import arguments_of
 from treadle.server.http.api_errors import ApiError, named
 from treadle.server.http.body_fields import (
@@ -27,7 +27,7 @@ from treadle.server.http.body_fields import (
 from treadle.server.http.http_io import (
     Json,
     Response,
-    Stream,
+    StreamedResponse,
     encode,
     finished,
     read_json,
@@ -41,21 +41,21 @@ from treadle.server.protocols.openai.completions import read_prompts
 from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import (
     ANY_OBJECT,
-    Asked,
+    GenerationRequest,
     read_asked,
     read_prompt,
     room,
     two_forms,
 )
 from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
-from treadle.server.requests.request_stream import Call, Piece, Text
+from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
 
-Say = Callable[[Told], dict[str, Any]]  # from what was said to the keys that carry it
+Say = Callable[[ParsedOutput], dict[str, Any]]  # from what was said to the keys that carry it
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
 EFFORTS = ("low", "medium", "high", "max")
-NOTHING = Told("", "", [])
+NOTHING = ParsedOutput("", "", [])
 
 FIELDS: Table = {
     "options": mapping,
@@ -78,7 +78,7 @@ def error_dict(error: ApiError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-def _asked(service: Service, body: Mapping[str, Any]) -> Asked:
+def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
     """Settings: Ollama has them in ``options``, and streams unless it is told not to."""
     given = read_fields(body, FIELDS)
     options = dict(given.get("options", {}))
@@ -107,7 +107,7 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @named({"json_schema": "format"})
-def read_chat(service: Service, body: dict[str, Any]) -> Asked:
+def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
@@ -131,7 +131,7 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 
 
 @named({"json_schema": "format"})
-def read_generate(service: Service, body: dict[str, Any]) -> Asked:
+def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What ``/api/generate`` asks for: a prompt is one message, unless it is raw."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
     prompt = given.get("prompt", "")
@@ -179,7 +179,7 @@ async def generate(request: Request) -> Response:
     return await _answer(request, service, call, _response)
 
 
-def _message(told: Told) -> dict[str, Any]:
+def _message(told: ParsedOutput) -> dict[str, Any]:
     made: dict[str, Any] = {"role": "assistant", "content": told.content}
     if told.reasoning:
         made["thinking"] = told.reasoning
@@ -198,7 +198,7 @@ def _message(told: Told) -> dict[str, Any]:
     return {"message": made}
 
 
-def _response(told: Told) -> dict[str, Any]:
+def _response(told: ParsedOutput) -> dict[str, Any]:
     thought = {"thinking": told.reasoning} if told.reasoning else {}
     return {"response": told.content, **thought}
 
@@ -208,16 +208,16 @@ def _loaded(service: Service, say: Say) -> dict[str, Any]:
     return {**_head(service), **say(NOTHING), "done": True, "done_reason": "load"}
 
 
-async def _answer(request: Request, service: Service, call: Call, say: Say) -> Response:
+async def _answer(request: Request, service: Service, call: RequestStream, say: Say) -> Response:
     if call.stream:
         parts = _lines(service, call, say)
-        return Stream(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
+        return StreamedResponse(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
     (piece,) = await finished(request, call)
     said = _said(piece, piece.said(), say)
     return Json({**_head(service), **said, **_end(piece), **warnings(call)})
 
 
-async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]:
+async def _lines(service: Service, call: RequestStream, say: Say) -> AsyncIterator[bytes]:
     async for piece in ticking(call):
         if piece is None:  # there is no comment in lines of JSON: a part without text
             yield _line({**_head(service), **say(NOTHING), "done": False})
@@ -229,8 +229,8 @@ async def _lines(service: Service, call: Call, say: Say) -> AsyncIterator[bytes]
             yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(call)})
 
 
-def _said(piece: Piece, parts: list[Said], say: Say) -> dict[str, Any]:
-    made = say(Told.of(parts))
+def _said(piece: StreamPiece, parts: list[OutputPiece], say: Say) -> dict[str, Any]:
+    made = say(ParsedOutput.of(parts))
     if piece.text.request.n_top is not None:
         made["logprobs"] = [entry.as_dict() for entry in piece.logprobs]
     return made
@@ -248,12 +248,12 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-def _end(piece: Piece) -> dict[str, Any]:
+def _end(piece: StreamPiece) -> dict[str, Any]:
     reason = "stop" if piece.finish_reason == "stop" else "length"
     return {"done": True, "done_reason": reason, **_durations(piece.text)}
 
 
-def _durations(of: Text) -> dict[str, int]:
+def _durations(of: OutputStream) -> dict[str, int]:
     t = of.answer.timings
     return {
         "total_duration": _ns(of.last_s - of.came_s),

@@ -23,14 +23,14 @@ from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.body_fields import Table, read_fields, text
 from treadle.server.http.http_io import Json, Response, read_json
 from treadle.server.http.redaction import without_folders
-from treadle.server.requests.client_slots import NONE, Slot
+from treadle.server.requests.client_slots import NONE, ClientSlot
 from treadle.server.requests.generation_request import room
 from treadle.server.requests.service import Service, service_of
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
 
-Act = Callable[["Model", Slot, Path], dict[str, Any]]
+Act = Callable[["Model", ClientSlot, Path], dict[str, Any]]
 FILE: Table = {"filename": text}
 MOST_BYTES = 240  # of a file's name, beside which it is written under a longer one
 
@@ -81,7 +81,7 @@ async def act(request: Request) -> Response:
         raise ApiError(400, f"filename: {said}", param="filename") from None
 
 
-def _slot(service: Service, word: str) -> Slot:
+def _slot(service: Service, word: str) -> ClientSlot:
     found = service.engine.slots
     number = word.isascii() and word.isdecimal() and len(word) <= 9
     if not number or int(word) >= len(found):
@@ -113,13 +113,13 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
 # -- in the engine's thread -----------------------------------------------------------------------
 
 
-def _act(act: Act, model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     if slot.text is not None:
         raise busy(f"slot {slot.id} is at work")
     return act(model, slot, path)
 
 
-def _save(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     """Write what the slot's text has; pages that have given way to others are read again."""
     began, ids = time.perf_counter(), slot.ids[: model.n_ctx]  # the last may never have been read
     if not ids:
@@ -141,7 +141,7 @@ def _save(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
     }
 
 
-def _restore(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     """Put what a file has where the next text that begins so finds it."""
     began = time.perf_counter()
     session = model.load_session(path)
@@ -156,7 +156,7 @@ def _restore(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
     }
 
 
-def _erase(model: Model, slot: Slot, path: Path) -> dict[str, Any]:
+def _erase(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     """Give up the pages of the slot's text, but for those that other texts have too."""
     ids, slot.ids = slot.ids, []
     with model.engine.lock:

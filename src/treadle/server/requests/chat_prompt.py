@@ -26,7 +26,7 @@ from treadle.server.requests.generation_request import check_length, check_text
 from treadle.server.requests.tools import read_tools
 
 if TYPE_CHECKING:
-    from treadle.server.requests.generation_request import Asked
+    from treadle.server.requests.generation_request import GenerationRequest
     from treadle.server.requests.service import Service
 
 _TEXT_PARTS = {  # kinds of parts, and where they have their text
@@ -68,7 +68,7 @@ FIELDS: Table = {
 MESSAGE: Table = {"function_call": refused("use tool_calls")}
 
 
-def read_conversation(body: Mapping[str, Any], service: Service, asked: Asked) -> None:
+def read_conversation(body: Mapping[str, Any], service: Service, asked: GenerationRequest) -> None:
     """Put the prompt into ``asked``, the texts that end an answer, and what may be found in it.
     Raises ApiError, TreadleError.
     """

@@ -13,40 +13,40 @@ NONE = -1  # of a text without a slot
 BLOCK = 256
 
 
-class Text(Protocol):
-    """One that is written; see ``treadle.server.requests.request_stream.Text``."""
+class SlotText(Protocol):
+    """One that is written; see ``treadle.server.requests.request_stream.OutputStream``."""
 
     request: Request
     slot: int  # that it is in, or has been in
 
 
-class Slot:
+class ClientSlot:
     """One place: its ``text`` while one is written, and the tokens of the last one."""
 
     def __init__(self, id: int) -> None:
         self.id, self.used = id, 0
         self.ids: list[int] = []
         self.lora: Lora = ()  # the adapters that it was read with
-        self.text: Text | None = None
+        self.text: SlotText | None = None
 
 
-class Slots:
+class ClientSlots:
     """``n`` places. A text goes where one that begins alike was, else where none was longest."""
 
     def __init__(self, n: int) -> None:
-        self._slots = [Slot(id) for id in range(n)]
+        self._slots = [ClientSlot(id) for id in range(n)]
         self._n_taken = 0
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[ClientSlot]:
         return iter(self._slots)
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __getitem__(self, id: int) -> Slot:
+    def __getitem__(self, id: int) -> ClientSlot:
         return self._slots[id]
 
-    def take(self, text: Text, wanted: int = NONE) -> None:
+    def take(self, text: SlotText, wanted: int = NONE) -> None:
         """Find a place: the one that is ``wanted``, where that is free."""
         free = [slot for slot in self._slots if slot.text is None]
         if not free:
@@ -55,7 +55,7 @@ class Slots:
         self._n_taken += 1
         slot.text, slot.used, text.slot = text, self._n_taken, slot.id
 
-    def _best(self, free: list[Slot], text: Text) -> Slot:
+    def _best(self, free: list[ClientSlot], text: SlotText) -> ClientSlot:
         """Where most of the text was, of equals the one that was longest none's. Called for each of
         a call's texts, which may be as many as the slots, and all alike.
         """
@@ -68,7 +68,7 @@ class Slots:
                 best, most = slot, n
         return best
 
-    def leave(self, text: Text) -> None:
+    def leave(self, text: SlotText) -> None:
         """It is written, or given up: its place is free."""
         if text.slot != NONE and self._slots[text.slot].text is text:
             slot = self._slots[text.slot]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treadle.engine.engine import CHUNK, OUTPUTS
 from treadle.errors import FileError
 from treadle.models.graphs import main_output
-from treadle.server.requests.client_slots import Slots
+from treadle.server.requests.client_slots import ClientSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.engine.engine import Engine
     from treadle.scheduler.request import Request
-    from treadle.server.requests.request_stream import Call, Text
-    from treadle.server.requests.stats import Tally
+    from treadle.server.requests.request_stream import OutputStream, RequestStream
+    from treadle.server.requests.stats import ServerStats
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -42,17 +42,19 @@ class EngineThread:
     be used any more, and ``why`` says it.
     """
 
-    def __init__(self, model: Model, tally: Tally) -> None:
+    def __init__(self, model: Model, tally: ServerStats) -> None:
         self.model, self.tally = model, tally
         self.turns, self.scheduler = model._turns, model._turns.scheduler
         self.state, self.why = "loading", ""
         self.warmed: Future[None] = Future()
         # Who gives up waiting for it (Ctrl-C, while kernels are compiled) must not cancel it.
         self.warmed.set_running_or_notify_cancel()
-        self.texts: dict[Request, Text] = {}  # in hand
-        self.slots = Slots(model.engine.cache.n_sequences)
-        self._left: deque[Text] = deque()  # dropped when they were done, perhaps before ``_tell``
-        self._news: deque[Call] = deque()  # what has something new, and does not know it
+        self.texts: dict[Request, OutputStream] = {}  # in hand
+        self.slots = ClientSlots(model.engine.cache.n_sequences)
+        self._left: deque[OutputStream] = (
+            deque()
+        )  # dropped when they were done, perhaps before ``_tell``
+        self._news: deque[RequestStream] = deque()  # what has something new, and does not know it
         self._jobs: deque[_Job] = deque()
         self._bell, self._stopping = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
@@ -72,7 +74,7 @@ class EngineThread:
         """Something has changed that lets the thread go on. Any thread may call this."""
         self._bell.set()
 
-    def add(self, texts: Iterable[Text]) -> None:
+    def add(self, texts: Iterable[OutputStream]) -> None:
         """Have these written. A text that is done before it begins (``max_tokens`` 0) is told."""
         for text in texts:
             if text.answer.done:
@@ -83,7 +85,7 @@ class EngineThread:
                 self.scheduler.add(text.request)
         self._bell.set()
 
-    def drop(self, text: Text) -> None:
+    def drop(self, text: OutputStream) -> None:
         """Forget a text; cancel it, if it is not done."""
         if self.texts.pop(text.request, None) is None:
             return
@@ -207,11 +209,11 @@ class EngineThread:
 
     def _ring(self) -> None:
         """Ring the bells of calls that have something new: one hand-over for all."""
-        calls: dict[Call, None] = {}
+        calls: dict[RequestStream, None] = {}
         while self._news:  # a thread that steps for its own text may be here too
             with suppress(IndexError):
                 calls[self._news.popleft()] = None
-        by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
         for call in calls:
             by_loop.setdefault(call.loop, []).append(call)
         for loop, of_loop in by_loop.items():
@@ -222,6 +224,6 @@ class EngineThread:
                     call.close()
 
 
-def _ring(calls: list[Call]) -> None:
+def _ring(calls: list[RequestStream]) -> None:
     for call in calls:
         call.bell.ring()

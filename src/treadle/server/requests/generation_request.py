@@ -12,10 +12,10 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.chat.tools.answer_plan import Planned, Wanted, plan_answer
-from treadle.chat.tools.detect import Manner
+from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
+from treadle.chat.tools.detect import TemplateDialect
 from treadle.sampling import Sampling
-from treadle.scheduler.output import Lines
+from treadle.scheduler.output import IndentStop
 from treadle.server.http.api_errors import ApiError, named, too_long
 from treadle.server.http.body_fields import (
     Table,
@@ -174,7 +174,7 @@ COMMON: Table = {
 
 
 @dataclass
-class Asked:
+class GenerationRequest:
     """What one call wants: ``prompts`` of ids, ``n`` texts of each, made by ``settings`` of
     ``Model.generate``. ``more``: what only its protocol reads.
     """
@@ -189,22 +189,26 @@ class Asked:
     slot: int = NONE  # that the text is to be in
     reuse: bool = True  # of what the cache has of its prompts
     progress: bool = False  # whether a stream tells how far its prompt is
-    lines: tuple[int, int] = (0, 0)  # blanks before each, and milliseconds: see ``Lines``
+    lines: tuple[int, int] = (0, 0)  # blanks before each, and milliseconds: see ``IndentStop``
     more: dict[str, Any] = field(default_factory=dict)
-    wanted: Wanted = field(default_factory=Wanted)  # what must hold for the texts
-    planned: Planned = field(default_factory=Planned)  # how it is held, and what is found in them
+    wanted: AnswerOptions = field(default_factory=AnswerOptions)  # what must hold for the texts
+    planned: AnswerPlan = field(
+        default_factory=AnswerPlan
+    )  # how it is held, and what is found in them
     names: dict[str, str] = field(default_factory=dict)  # that the client has for settings, by ours
     rules: TokenRules = field(default_factory=TokenRules)
     keeps_stop: bool = False  # whether a text has the stop string that ends it
     ping_s: float | None = None  # seconds of silence behind which a stream shows that it is alive
     ignored: list[str] = field(default_factory=list)  # what was asked for and is not done
 
-    def plan(self, model: Model, manner: Manner | None = None, prompt: str = "") -> None:
+    def plan(self, model: Model, manner: TemplateDialect | None = None, prompt: str = "") -> None:
         """Compile what must hold for answers to ``prompt``; without a ``manner`` they
         are plain text. Raises GrammarError.
         """
         with named(self.names):
-            self.planned = plan_answer(self.wanted, manner or Manner(), prompt, model.grammars)
+            self.planned = plan_answer(
+                self.wanted, manner or TemplateDialect(), prompt, model.grammars
+            )
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
         """Tokens to write: where keys and values have less room than a context, that bounds it."""
@@ -232,7 +236,7 @@ class Asked:
                 request.answer.ends = self.rules.stop
                 request.answer.keeps_stop = self.keeps_stop
                 if max(self.lines) > 0:
-                    request.answer.lines = Lines(*self.lines)
+                    request.answer.lines = IndentStop(*self.lines)
                 request.priority = request.level = self.priority
                 request.reuse = self.reuse
                 request.client = request if self.client is None else self.client
@@ -248,7 +252,7 @@ def _seeded(sampling: Sampling, i: int) -> Sampling:
     return replace(sampling, seed=(sampling.seed + i) % SEEDS)
 
 
-def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Asked:
+def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> GenerationRequest:
     """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
     body = dict(body)
     names = _structured(body)
@@ -295,7 +299,7 @@ def _structured(body: dict[str, Any]) -> dict[str, str]:
 
 def _asked(
     body: Mapping[str, Any], model: Model, defaults: Sampling, names: Mapping[str, str]
-) -> Asked:
+) -> GenerationRequest:
     slots = whole(NONE, model.engine.cache.n_sequences - 1)
     given = read_fields(body, {**COMMON, "id_slot": slots})
     settings: dict[str, Any] = {
@@ -305,7 +309,7 @@ def _asked(
     }
     if "lora" in given:
         settings["lora"] = given["lora"]
-    return Asked(
+    return GenerationRequest(
         [],
         settings,
         n=given.get("n", 1),
@@ -367,7 +371,7 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     return made
 
 
-def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> Wanted:
+def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions:
     """The grammar, the schema or the regular expression of answers. ``names``: the client's names
     of fields, by ours. Raises ApiError where two fields say different things.
     """
@@ -386,7 +390,7 @@ def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> Wanted:
         one, other, *_ = (names.get(key, key) for key in found)
         raise two_forms(one, other)
     budget = given.get("reasoning_budget", -1)
-    return Wanted(
+    return AnswerOptions(
         schema=found.get("json_schema"),
         lenient=lenient,
         grammar=found.get("grammar"),

@@ -18,10 +18,10 @@ from treadle.server.http.api_errors import ApiError, problem_of
 from treadle.server.requests.client_slots import NONE
 
 if TYPE_CHECKING:
-    from treadle.chat.tools import Said
+    from treadle.chat.tools import OutputPiece
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.scheduler.request import Request
-    from treadle.server.requests.generation_request import Asked
+    from treadle.server.requests.generation_request import GenerationRequest
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Progress:
 
 
 @dataclass
-class Piece:
+class StreamPiece:
     """What came of one text since the last time. The last one has a ``finish_reason``. Before the
     first there are some with ``progress`` alone, where that was asked for.
     """
 
-    text: Text
+    text: OutputStream
     content: str
     ids: list[int]
     logprobs: list[TokenLogprob]  # where asked for: of each id whose text is not cut off
@@ -62,7 +62,7 @@ class Piece:
     starts: Sequence[int] = ()  # of each entry of ``logprobs``, in characters of the whole text
     parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with how many ids it took
 
-    def said(self) -> list[Said]:
+    def said(self) -> list[OutputPiece]:
         """Reasoning, content and calls in it. To be asked for once, of pieces in their order."""
         scanner, out = self.text.scanner, []
         for part, n_ids in self.parts:
@@ -74,7 +74,7 @@ class Piece:
         return merged(out)
 
     @classmethod
-    def joined(cls, pieces: list[Piece]) -> Piece:
+    def joined(cls, pieces: list[StreamPiece]) -> StreamPiece:
         """Pieces of one text as one."""
         return cls(
             pieces[-1].text,
@@ -87,10 +87,10 @@ class Piece:
         )
 
 
-class Text:
+class OutputStream:
     """One request of a call: which choice it is, and when it came and was begun, in seconds."""
 
-    def __init__(self, call: Call, request: Request, index: int, prompt: int = 0) -> None:
+    def __init__(self, call: RequestStream, request: Request, index: int, prompt: int = 0) -> None:
         self.call, self.request, self.answer = call, request, request.answer
         self.index, self.prompt = index, prompt  # the choice's, and that of its prompt
         self.scanner = call.asked.planned.speech.scanner()
@@ -105,7 +105,7 @@ class Text:
         self.n_counted, self.counted_s, self.counted = 0, 0.0, False
         self.drafts_counted: tuple[int, int, list[int]] = (0, 0, [])
 
-    def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[Said]:
+    def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[OutputPiece]:
         """What is certain of the text with a ``part`` of ``n_ids``; its reasoning is counted."""
         scanner = self.scanner
         reasons, open = scanner.in_reasoning, scanner.undecided
@@ -120,7 +120,7 @@ class Text:
             self._n_open = 0
         return out
 
-    def take(self) -> Piece | None:
+    def take(self) -> StreamPiece | None:
         """What is new. Raises ApiError where the text has ended with an error."""
         if self.call.asked.progress and (moved := self._take_progress()) is not None:
             return moved
@@ -138,7 +138,7 @@ class Text:
         self.n_told = end
         logprobs = answer.logprobs[start:shown]
         reason = answer.finish_reason if over else None
-        return Piece(
+        return StreamPiece(
             self,
             "".join(part for part, _ in parts),
             answer.ids[start:end],
@@ -155,7 +155,7 @@ class Text:
         begun = self.answer.ids or self.answer.done
         return None if begun or not (found.processed or found.place) else found
 
-    def _take_progress(self) -> Piece | None:
+    def _take_progress(self) -> StreamPiece | None:
         """A piece that tells it, where it has changed; one at least before the text begins, however
         quickly the prompt was read.
         """
@@ -167,10 +167,10 @@ class Text:
         if now is None or now == self.told:
             return None
         self.told = now
-        return Piece(self, "", [], [], None, now)
+        return StreamPiece(self, "", [], [], None, now)
 
 
-class Bell:
+class Wakeup:
     """Wakes the one coroutine that waits; a ring that nobody waits for is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -198,25 +198,25 @@ class Bell:
         return True
 
 
-class Call:
+class RequestStream:
     """One HTTP call's texts. ``drop`` cancels a request, ``wake`` tells the engine's thread that
     pieces were taken.
     """
 
     def __init__(
         self,
-        drop: Callable[[Text], None],
+        drop: Callable[[OutputStream], None],
         wake: Callable[[], None],
         *,
-        asked: Asked,
+        asked: GenerationRequest,
         came_s: float,
         timeout_s: float | None = None,
     ) -> None:
         self.asked, self.came_s = asked, came_s  # what it wants, and when it came
         self.on_close: Callable[[], None] = _nothing
         self.loop = asyncio.get_running_loop()
-        self.bell = Bell(self.loop)
-        self.texts: list[Text] = []
+        self.bell = Wakeup(self.loop)
+        self.texts: list[OutputStream] = []
         self.stream = asked.stream  # else only ends are of interest
         self.ended: BaseException | None = None  # why it was given up
         self._drop, self._wake = drop, wake
@@ -225,7 +225,7 @@ class Call:
             left_s = came_s + timeout_s - time.perf_counter()
             self._timer = self.loop.call_later(max(left_s, 0), self.give_up, late(timeout_s))
 
-    async def pieces(self, ping_s: float) -> AsyncIterator[Piece | None]:
+    async def pieces(self, ping_s: float) -> AsyncIterator[StreamPiece | None]:
         """What comes, of whichever text; None each time that nothing comes for ``ping_s``.
 
         Raises ApiError where a text ends with an error, and what ``give_up`` was told.

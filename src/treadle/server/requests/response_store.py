@@ -18,7 +18,7 @@ MOST_CHARACTERS = 16 << 20  # of all
 
 
 @dataclass
-class Kept:
+class StoredResponse:
     """One response: what was said up to its end as messages of a chat, the items that it was asked
     with, those of responses before it among them, and its object.
     """
@@ -38,19 +38,19 @@ class Kept:
         return sum(len(str(each)) for each in (*self.talk, *self.inputs, self.whole))
 
 
-class Talks:
+class ResponseStore:
     """The last conversations, by the id of their last response; and their items, by their own. The
     event loop keeps them, threads of the pool look for them.
     """
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
         self._most, self._most_characters = most, most_characters
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._of_item: dict[str, dict[str, None]] = {}  # the responses that have each item
         self._n = 0  # characters
         self._lock = free_lock()
 
-    def keep(self, name: str, kept: Kept) -> None:
+    def keep(self, name: str, kept: StoredResponse) -> None:
         """Keep a response. Those that nobody asked for for the longest time go."""
         n = kept.n  # takes long for a long one
         with self._lock:
@@ -61,7 +61,7 @@ class Talks:
             while len(self._kept) > self._most or self._n > self._most_characters:
                 self._drop(next(iter(self._kept)))
 
-    def get(self, name: str) -> Kept | None:
+    def get(self, name: str) -> StoredResponse | None:
         """A response, if it is still here."""
         with self._lock:
             found = self._kept.get(name)

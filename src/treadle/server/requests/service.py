@@ -16,17 +16,17 @@ from treadle.api.summary import card
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warnings_to
 from treadle.base.fast_dataclass import dataclass
-from treadle.chat.tools import Manner, manner_of
+from treadle.chat.tools import TemplateDialect, manner_of
 from treadle.models.graphs import main_output
 from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.http_io import Bodies, is_large, seconds_of
 from treadle.server.http.log import log
 from treadle.server.http.redaction import hide, without_folders
 from treadle.server.requests.engine_thread import EngineThread
-from treadle.server.requests.generation_request import Asked
-from treadle.server.requests.request_stream import Call, Text, late
-from treadle.server.requests.response_store import Talks
-from treadle.server.requests.stats import Tally
+from treadle.server.requests.generation_request import GenerationRequest
+from treadle.server.requests.request_stream import OutputStream, RequestStream, late
+from treadle.server.requests.response_store import ResponseStore
+from treadle.server.requests.stats import ServerStats
 from treadle.version import __version__
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ PREPARING_LARGE = 2  # of them, at most, for large bodies: short calls pass
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """What the operator has said."""
 
     alias: str | None = None  # the model's name
@@ -63,7 +63,7 @@ class Service:
     """One model that is served. ``close`` it to end its threads."""
 
     model: Model
-    settings: Settings = field(default_factory=Settings)
+    settings: ServerSettings = field(default_factory=ServerSettings)
 
     def __post_init__(self) -> None:
         own = self.model.path.name.removesuffix(".gguf")
@@ -72,20 +72,20 @@ class Service:
             hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
-        self.tally, self.talks, self.bodies = Tally(), Talks(), Bodies()
+        self.tally, self.talks, self.bodies = ServerStats(), ResponseStore(), Bodies()
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling
         self.writes = main_output(self.model.config) == "logits"  # texts
         self.draining = False
         self.n_open = 0  # calls that the end waits for: those that came before it began
-        self.calls: set[Call] = set()
+        self.calls: set[RequestStream] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._large = asyncio.Semaphore(PREPARING_LARGE)
         self._n_preparing = 0
         self._warned = set[str]()
 
     @cached_property
-    def manner(self) -> Manner:
+    def manner(self) -> TemplateDialect:
         """How the model's template has reasoning and calls; renders it a few times."""
         return manner_of(self.model.template)
 
@@ -158,7 +158,9 @@ class Service:
         except asyncio.TimeoutError:
             raise late(within_s) from None
 
-    async def begin(self, request: HttpRequest, read: Callable[..., Asked], *args: Any) -> Call:
+    async def begin(
+        self, request: HttpRequest, read: Callable[..., GenerationRequest], *args: Any
+    ) -> RequestStream:
         """``start`` for a call over HTTP, whose header may bound its time."""
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
@@ -168,12 +170,12 @@ class Service:
 
     async def start(
         self,
-        read: Callable[..., Asked],
+        read: Callable[..., GenerationRequest],
         *args: Any,
         within_s: float = math.inf,
         came_s: float | None = None,
         key: int | None = None,
-    ) -> Call:
+    ) -> RequestStream:
         """Read what is asked, ``read(service, *args)``, and have it written. ``came_s``: when it
         came, by ``perf_counter``; ``within_s`` counts from then on; ``key``: whose turn it
         takes, where there are several. Raises ApiError, TreadleError.
@@ -182,7 +184,7 @@ class Service:
         if not self.writes:  # said before a stream begins
             raise ApiError(400, f"{self.name} writes no text: it makes vectors or scores of texts")
 
-        def prepared() -> tuple[Asked, Any]:
+        def prepared() -> tuple[GenerationRequest, Any]:
             told: dict[str, None] = {}
             with warnings_to(told.setdefault):
                 asked = read(self, *args)
@@ -199,7 +201,7 @@ class Service:
         asked, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
         self.check_room(len(requests))
         seconds = min(within_s, asked.timeout_s or math.inf)
-        call = Call(
+        call = RequestStream(
             self.engine.drop,
             self.engine.wake,
             asked=asked,
@@ -208,7 +210,7 @@ class Service:
         )
         for made, _ in requests:
             made.key = key
-        call.texts = [Text(call, made, i, at) for i, (made, at) in enumerate(requests)]
+        call.texts = [OutputStream(call, made, i, at) for i, (made, at) in enumerate(requests)]
         self.calls.add(call)
         call.on_close = lambda: self.calls.discard(call)
         self.engine.add(call.texts)

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from treadle.server.requests.request_stream import Text
+    from treadle.server.requests.request_stream import OutputStream
 
 EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 EDGES_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
@@ -32,7 +32,7 @@ class Histogram:
         return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]
 
 
-class Tally:
+class ServerStats:
     """What has happened since the start. ``n_`` are counts, ``_s`` seconds.
 
     Numbers of steps and tokens are written by the engine's thread alone, the others by the event
@@ -64,7 +64,7 @@ class Tally:
         self.n_embedded += n_tokens
         self.embed_s += seconds
 
-    def note_news(self, text: Text, now: float) -> None:
+    def note_news(self, text: OutputStream, now: float) -> None:
         """Count what is new of a text: its prompt with its first id, ids as they come, its end."""
         answer, t, done = text.answer, text.answer.timings, text.answer.done
         n_new = t.n_generated - text.n_counted
@@ -97,7 +97,7 @@ class Tally:
             reason = "length" if answer.finish_reason == "context" else answer.finish_reason
             self.ended[reason or "error"] += 1
 
-    def _note_drafts(self, text: Text) -> None:
+    def _note_drafts(self, text: OutputStream) -> None:
         """Count those of a text that are new."""
         t, (n_drafts, n_drafted, at) = text.answer.timings, text.drafts_counted
         if t.n_drafts == n_drafts:

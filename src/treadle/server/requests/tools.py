@@ -16,7 +16,7 @@ MAX_TOOLS = 512
 
 
 @dataclass(frozen=True)
-class Tools:
+class RequestTools:
     """Functions as OpenAI's chat has them, all of which the model is shown. ``allowed``: the names
     of those that it may call; ``forced``: of which it must call one.
     """
@@ -42,25 +42,25 @@ class Tools:
         return [function for function in own if function["name"] in self.allowed]
 
 
-def read_tools(given: Mapping[str, Any]) -> Tools:
+def read_tools(given: Mapping[str, Any]) -> RequestTools:
     """From ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Raises ApiError."""
     choice = given.get("tool_choice", "auto")
     tools = given.get("tools", [])
     if not tools:
         if choice not in ("auto", "none"):
             raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
-        return Tools()
+        return RequestTools()
     functions = tuple(_function(f"tools[{i}]", t) for i, t in enumerate(few("tools", tools)))
     names = [tool["function"]["name"] for tool in functions]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ApiError(400, f"tools: two are called {twice[0]!r}", param="tools")
     if choice == "none":
-        return Tools()
+        return RequestTools()
     parallel = given.get("parallel_tool_calls", True)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        return Tools(functions, *_allowed(choice, names), parallel)
+        return RequestTools(functions, *_allowed(choice, names), parallel)
     named = isinstance(choice, dict)  # then there is one call
-    return Tools(functions, tuple(names), _forced(choice, names), parallel and not named)
+    return RequestTools(functions, tuple(names), _forced(choice, names), parallel and not named)
 
 
 def few(name: str, value: Any) -> list[Any]:

@@ -9,8 +9,8 @@ from treadle.convert.hf.families.mixtures import scores
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
-from treadle.convert.sources.derived_tensors import Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.positions import by_period
 
@@ -24,11 +24,11 @@ _NAMES: Names = {
 }
 
 
-def _windowed(keys: Keys, n_layer: int) -> Windowed:
+def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
     return by_period(keys.integer("global_attn_every_n_layers"), n_layer)
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """transformers makes weights of experts add up to 1, whatever ``route_norm`` says."""
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
@@ -39,7 +39,7 @@ def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (scores("mlp.expert_bias", "mlp.score"),)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from treadle.convert.hf.families.mixtures import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
-from treadle.convert.sources.derived_tensors import Rows, Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows
+from treadle.files.keys import MetadataReader
 
 _QKV = "attention.query_key_value"
 _EPS = 1e-7  # of the lengths that the first version divides its output's columns by
@@ -51,14 +51,14 @@ def _unit_columns(rows: Rows) -> Rows:
     return np.asarray(rows / (np.linalg.norm(rows, axis=0, keepdims=True) + _EPS))
 
 
-def _first_rules(keys: Keys) -> Sequence[Rule]:
+def _first_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Queries, keys and values as matrices of their own: GGUF has the first two in pairs."""
     n_head, n_embd = keys.integer("num_attention_heads"), keys.integer("hidden_size")
     head_dim = keys.integer("head_dim", max(1, n_embd // n_head))
     n_q, n_k = n_head * head_dim, keys.integer("num_key_value_heads", n_head) * head_dim
     ends = {"q": (0, n_q), "k": (n_q, n_q + n_k), "v": (n_q + n_k, n_q + 2 * n_k)}
     rules = [
-        Rule(
+        DerivationRule(
             (f"{_QKV}.{kind}",),
             {
                 f"attention.{x}.{kind}": partial(_rows, first=at, end=end)
@@ -69,20 +69,22 @@ def _first_rules(keys: Keys) -> Sequence[Rule]:
         for kind in ("weight", "bias")
     ]
     if keys.flag("norm_head", False):
-        rules.append(Rule(("lm_head.weight",), {"lm_head.weight": _unit_columns}, floats=True))
+        rules.append(
+            DerivationRule(("lm_head.weight",), {"lm_head.weight": _unit_columns}, floats=True)
+        )
     return rules
 
 
-def _second_rules(keys: Keys) -> Sequence[Rule]:
+def _second_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (scores("mlp.gate.expert_bias", "mlp.score"),)
 
 
-def _shared(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _shared(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n = keys.integer("n_shared_experts", 0, lo=0)  # the word of those that transformers has
     return {"expert_shared_count": keys.integer("num_shared_experts", n, lo=0)}
 
 
-def _shared_with_width(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _shared_with_width(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """The width is one shared expert's: llama.cpp multiplies it by their number."""
     width = keys.integer("moe_intermediate_size")
     own = keys.integer("moe_shared_expert_intermediate_size", width)
@@ -109,7 +111,7 @@ SECOND = Family(
 )
 
 
-def _version(keys: Keys) -> Family | None:
+def _version(keys: MetadataReader) -> Family | None:
     """The second has norms of queries and keys."""
     return SECOND if keys.flag("use_qk_norm", False) else None
 

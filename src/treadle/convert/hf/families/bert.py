@@ -17,13 +17,13 @@ from treadle.convert.hf.tensor_names import (
     NOMIC_BERT_EXPERTS,
     ROBERTA_SCORE,
 )
-from treadle.convert.sources.derived_tensors import Rows, Rule, lower, same, turned, upper
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, same, turned, upper
+from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.models.graphs.experts import EVERY_N
 from treadle.models.rope import DYNAMIC
 
 
-def _all_but_first_of(keys: Keys, n_layer: int) -> Windowed:
+def _all_but_first_of(keys: MetadataReader, n_layer: int) -> Windowed:
     period = keys.integer("global_attn_every_n_layers", 3)
     return [i % period > 0 for i in range(n_layer)]
 
@@ -46,7 +46,7 @@ _PLAIN = Family("bert", _BERT, BERT, _EPS, activation="gelu", only=_ONLY)
 _ROBERTA = replace(_PLAIN, score_names=ROBERTA_SCORE, positions_behind_pad=True)
 
 # Of jina-v2-code alone, whose gate comes second: as one matrix llama.cpp takes it for the first.
-_UP_FIRST = Rule(
+_UP_FIRST = DerivationRule(
     ("mlp.up_gated_layer.weight",),
     {"mlp.up_layer.weight": upper, "mlp.gate_layer.weight": lower},
     side="B",
@@ -61,11 +61,11 @@ _JINA = replace(
 )
 
 
-def _jina(keys: Keys) -> Family | None:
+def _jina(keys: MetadataReader) -> Family | None:
     return _JINA if keys.get("position_embedding_type") == "alibi" else None
 
 
-def _nomic_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _nomic_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Its first code turns texts that are longer than those of training otherwise, if it has a
     factor for that.
     """
@@ -98,7 +98,7 @@ _NOMIC = Family(
 )
 
 
-def _nomic_rules(keys: Keys) -> Sequence[Rule]:
+def _nomic_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Experts lie one below the other, their second matrices [in, out]."""
     n = keys.integer("num_experts")
 
@@ -106,9 +106,11 @@ def _nomic_rules(keys: Keys) -> Sequence[Rule]:
         return rows.reshape(n, -1, rows.shape[-1])
 
     return (
-        Rule(("mlp.experts.mlp.w1",), {"mlp.experts.w1.weight": each}),
-        Rule(("mlp.experts.mlp.w2",), {"mlp.experts.w2.weight": lambda rows: turned(each(rows))}),
-        Rule(("mlp.experts.bias",), {"mlp.experts_bias.weight": same}),
+        DerivationRule(("mlp.experts.mlp.w1",), {"mlp.experts.w1.weight": each}),
+        DerivationRule(
+            ("mlp.experts.mlp.w2",), {"mlp.experts.w2.weight": lambda rows: turned(each(rows))}
+        ),
+        DerivationRule(("mlp.experts.bias",), {"mlp.experts_bias.weight": same}),
     )
 
 
@@ -130,7 +132,7 @@ _NOMIC_EXPERTS = replace(
 )
 
 
-def _nomic(keys: Keys) -> Family | None:
+def _nomic(keys: MetadataReader) -> Family | None:
     return _NOMIC_EXPERTS if keys.get("num_experts") else None
 
 

@@ -9,8 +9,8 @@ from treadle.convert.hf.families.bert import ENCODERS
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import BERT, BERT_SCORE, LATE_BERT, ROBERTA_SCORE, Names
-from treadle.convert.sources.derived_tensors import Rule, lower, upper
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, lower, upper
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.encoder import N_TYPES
 from treadle.models.sentence import HEAD_ACTIVATION
 
@@ -71,7 +71,7 @@ _JINA_TASKS = replace(
 )
 
 
-def _xlm_roberta(keys: Keys) -> Family | None:
+def _xlm_roberta(keys: MetadataReader) -> Family | None:
     return _JINA_TASKS if keys.get("position_embedding_type") == "rotary" else None
 
 
@@ -88,7 +88,7 @@ _NEO: Names = {
 }
 
 
-def _neo_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _neo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """The code makes the FFN two thirds as wide as it is said to be, in steps of 8."""
     n_ff = int(2 * keys.integer("intermediate_size") / 3)
     return {"feed_forward_length": 8 * -(-n_ff // 8), "pooling_type": FIRST}
@@ -105,14 +105,14 @@ _GTE: Names = {
     "mlp_ln": "layer_output_norm",
     **LATE_BERT,
 }
-_UP_FIRST = Rule(
+_UP_FIRST = DerivationRule(
     ("mlp.up_gate_proj.weight",),
     {"mlp.up_proj.weight": upper, "mlp.gate_proj.weight": lower},
     side="B",
 )
 
 
-def _gte_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _gte_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """gte-base-en has no types."""
     return {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
 
@@ -141,13 +141,13 @@ _GTE_FAMILY = Family(
 )
 
 
-def _distilbert_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _distilbert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Its epsilon is in the code. There are no types, and the head has ReLU in place of tanh."""
     scores = {HEAD_ACTIVATION: "relu"} if _scores(keys) else {}
     return {"attention.layer_norm_epsilon": f32(1e-12), N_TYPES: 1, **scores}
 
 
-def _electra_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _electra_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """The small ones make states of narrower embeddings with a matrix, which GGUF's BERT lacks."""
     width = keys.integer("embedding_size")
     if width != (n_embd := keys.integer("hidden_size")):
@@ -156,7 +156,7 @@ def _electra_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return {HEAD_ACTIVATION: "gelu_erf"} if _scores(keys) else {}
 
 
-def _scores(keys: Keys) -> bool:
+def _scores(keys: MetadataReader) -> bool:
     kinds = keys.get("architectures") or []
     return any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
 

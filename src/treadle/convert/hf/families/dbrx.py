@@ -9,8 +9,8 @@ from typing import Any
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import Rows, Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 
 _ATTENTION, _FFN = "attn_config", "ffn_config"
@@ -24,7 +24,7 @@ _AT = "ffn.experts"
 _MATRICES = {"w1": "ffn_gate_exps", "v1": "ffn_up_exps", "w2": "ffn_down_exps"}
 
 
-def _flat(keys: Keys) -> Mapping[str, Any]:
+def _flat(keys: MetadataReader) -> Mapping[str, Any]:
     """Keys of the parts by their names in full. The rope's base is the part's, by which the model
     was trained: transformers 5 takes the one outside, and 10000 of files without it.
     """
@@ -40,7 +40,7 @@ def _flat(keys: Keys) -> Mapping[str, Any]:
     return made
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Of experts, and of the clamp, which llama.cpp asks for where there is none, too."""
     power = keys.values.get(_NORM, 1.0)
     if power not in (None, 1):
@@ -53,11 +53,13 @@ def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _experts(keys: Keys) -> Sequence[Rule]:
+def _experts(keys: MetadataReader) -> Sequence[DerivationRule]:
     """All experts' rows are one matrix, [n * n_ff, n_embd], those of ``w2`` turned."""
     n = keys.integer(_COUNT)
     return tuple(
-        Rule((f"{_AT}.mlp.{it}",), {f"{_AT}.{it}.weight": partial(_each, n=n, turned=it == "w2")})
+        DerivationRule(
+            (f"{_AT}.mlp.{it}",), {f"{_AT}.{it}.weight": partial(_each, n=n, turned=it == "w2")}
+        )
         for it in _MATRICES
     )
 

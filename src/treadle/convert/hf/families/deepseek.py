@@ -10,8 +10,8 @@ from treadle.convert.hf.families.mixtures import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
-from treadle.convert.sources.derived_tensors import Rows, Rule, turned
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, turned
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, LOG_MULTIPLIER, VALUE
@@ -20,7 +20,7 @@ _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of the functions that score exp
 _DENSE, _SPARSE = "dense", "sparse"
 
 
-def _latent_keys(keys: Keys, n_layer: int, gating: int) -> dict[str, Any]:
+def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, Any]:
     """One row that all heads share, of ``rank`` elements and those that turn; ``_mla`` are the
     sizes of the keys and values that it stands for.
     """
@@ -41,7 +41,7 @@ def _latent_keys(keys: Keys, n_layer: int, gating: int) -> dict[str, Any]:
     return made
 
 
-def _yarn_keys(keys: Keys) -> dict[str, Any]:
+def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
     """YaRN's factor stands in the scale of scores, where cosines have it elsewhere."""
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
@@ -61,7 +61,7 @@ def _yarn_keys(keys: Keys) -> dict[str, Any]:
     return {"rope.scaling.attn_factor": 1.0, LOG_MULTIPLIER: f32(0.1 * ours)}
 
 
-def _v2_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Groups of experts are counted in all files, and used by one of two methods."""
     made, method = _latent_keys(keys, n_layer, _SOFTMAX), keys.text("topk_method", "greedy")
     if method == "greedy":
@@ -71,15 +71,15 @@ def _v2_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _v3_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _v3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return _latent_keys(keys, n_layer, _SIGMOID)
 
 
-def _glm_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _glm_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return {**_v3_keys(keys, n_layer), **listed_kinds(keys, n_layer)}
 
 
-def listed_kinds(keys: Keys, n_layer: int) -> dict[str, Any]:
+def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Which layers have experts is a list in transformers' own files."""
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
@@ -111,14 +111,14 @@ def _v_b(rows: Rows, n_head: int, n_v: int) -> Rows:
     return _heads(rows, n_head, n_v)[:, -n_v:]
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_head, n_v = keys.integer("num_attention_heads"), keys.integer("v_head_dim")
     gives = {
         "self_attn.k_b.weight": partial(_k_b, n_head=n_head, n_v=n_v),
         "self_attn.v_b.weight": partial(_v_b, n_head=n_head, n_v=n_v),
     }
     return (
-        Rule(("self_attn.kv_b_proj.weight",), gives),
+        DerivationRule(("self_attn.kv_b_proj.weight",), gives),
         scores("mlp.gate.e_score_correction_bias", "mlp.score"),
     )
 

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from treadle.convert.hf.families.mixtures import scores
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
-from treadle.convert.sources.derived_tensors import Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule
+from treadle.files.keys import MetadataReader
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 
 
-def _upper(keys: Keys, n_layer: int) -> Windowed:
+def _upper(keys: MetadataReader, n_layer: int) -> Windowed:
     """No key says whether the window is in use: it is where there is one."""
     first = keys.integer("max_window_layers", lo=0)
     return [i >= first for i in range(n_layer)]
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (scores("mlp.gate.e_score_correction_bias", "mlp.score"),)
 
 

@@ -10,11 +10,11 @@ from treadle.convert.hf.families.mixtures import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.hf.windows import all_but_every
-from treadle.convert.sources.derived_tensors import Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule
+from treadle.files.keys import MetadataReader
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """The width is of all shared experts together."""
     n, width = keys.integer("num_shared_experts", lo=0), keys.integer("moe_intermediate_size")
     return {
@@ -24,7 +24,7 @@ def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Checkpoints have it beside the gate, transformers' own modules in it."""
     name = "e_score_correction_bias"
     return [scores(f"{at}.{name}", "mlp.score") for at in ("mlp", "mlp.gate")]

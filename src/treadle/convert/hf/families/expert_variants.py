@@ -8,8 +8,8 @@ from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, LLAMA_EXPERTS, Names, experts_123
 from treadle.convert.hf.windows import every_layer
-from treadle.convert.sources.derived_tensors import Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, EXPERTS_JITTER, EXPERTS_NORM
 from treadle.models.graphs.experts import SIGMOID
 from treadle.models.graphs.grove import PER, SCALE, WIDTH
@@ -20,7 +20,7 @@ from treadle.models.graphs.positions import by_period
 _LONG = ("longrope", "su")  # two names of one thing
 
 
-def _phimoe_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _phimoe_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """LayerNorm's epsilon is called RMS norm's in these files, as llama.cpp reads it."""
     eps = f32(keys.number("rms_norm_eps", lo=0.0, hi=1.0))
     made: dict[str, Any] = {
@@ -50,7 +50,7 @@ _EARLY: Names = {
 }
 
 
-def _layout(keys: Keys, key: str, n_layer: int, usual: bool) -> list[bool]:
+def _layout(keys: MetadataReader, key: str, n_layer: int, usual: bool) -> list[bool]:
     flags = keys.get(key)
     if flags is None:
         return [usual] * n_layer
@@ -59,7 +59,7 @@ def _layout(keys: Keys, key: str, n_layer: int, usual: bool) -> list[bool]:
     return [bool(flag) for flag in flags]
 
 
-def _early_windows(keys: Keys, n_layer: int) -> Windowed:
+def _early_windows(keys: MetadataReader, n_layer: int) -> Windowed:
     """None, or all layers but the first of each four; those with a window turn, or all if none has
     one: no key of GGUF says which.
     """
@@ -71,7 +71,7 @@ def _early_windows(keys: Keys, n_layer: int) -> Windowed:
     return flags if any(flags) else None
 
 
-def _early_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _early_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     softmax = keys.flag("moe_primary_router_apply_softmax", False)
     return {
         "expert_count": keys.integer("moe_num_primary_experts"),
@@ -88,10 +88,10 @@ _GROVE: Names = {
     **LLAMA_EXPERTS,
     **{f"mlp.chunk_experts.{one}_proj": f"ffn_{one}_chexps" for one in ("gate", "up", "down")},
 }
-_UNUSED = Rule(("mlp.expert_bias",), {})  # a buffer of zeros
+_UNUSED = DerivationRule(("mlp.expert_bias",), {})  # a buffer of zeros
 
 
-def _grove_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _grove_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """What the family's code says, and no key of config.json."""
     return {EXPERTS_NORM: True, PER: 2, WIDTH: 128, SCALE: f32(0.05)}
 

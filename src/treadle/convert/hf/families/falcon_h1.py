@@ -17,8 +17,8 @@ from treadle.convert.hf.families.mamba2 import (
 )
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import Rows, Rule, same
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
+from treadle.files.keys import MetadataReader
 
 SCALED = "_scaled"  # behind the names of matrices that have a factor
 _ONE = (
@@ -31,24 +31,24 @@ _ONE = (
 _SEVERAL = {"mlp_multipliers": 2, "ssm_multipliers": 5}
 
 
-def _factors(keys: Keys, key: str, n: int) -> list[float]:
+def _factors(keys: MetadataReader, key: str, n: int) -> list[float]:
     """Numbers by which parts of the model are multiplied."""
     found = keys.get(key)
     found = [1.0] * n if found is None else found
     if not isinstance(found, list) or len(found) != n:
         keys.fail(key, f"is {found!r:.60}", f"a list of {n}")
-    each = (Keys({key: factor}, keys.path, prefix=keys.prefix) for factor in found)
+    each = (MetadataReader({key: factor}, keys.path, prefix=keys.prefix) for factor in found)
     return [_factor(one, key) for one in each]
 
 
-def _n_inner(keys: Keys) -> int:
+def _n_inner(keys: MetadataReader) -> int:
     given = keys.values.get("mamba_d_ssm", keys.defaults["mamba_d_ssm"])
     if given is not None:
         return keys.integer("mamba_d_ssm")
     return keys.integer("mamba_expand") * keys.integer("hidden_size")
 
 
-def _falcon_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _falcon_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if keys.flag("mamba_rms_norm", False) and keys.flag("mamba_norm_before_gate", True):
         keys.refuse("mamba_norm_before_gate", "is true: treadle norms what the gate has scaled")
     if keys.flag("tie_word_embeddings", False) and (
@@ -62,7 +62,7 @@ def _falcon_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return {**state_keys(keys, _n_inner(keys), *STATE), **told}
 
 
-def _factor(keys: Keys, key: str) -> float:
+def _factor(keys: MetadataReader, key: str) -> float:
     return keys.number(key, 1.0, lo=-1e6, hi=1e6)
 
 
@@ -70,7 +70,7 @@ def _times(rows: Rows, factor: Rows) -> Rows:
     return np.asarray(rows * factor, np.float32)
 
 
-def _falcon_rules(keys: Keys) -> Sequence[Rule]:
+def _falcon_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Factors become a part of the weights, as in GGUF; then the matrix has another name here, for
     an adapter of it is multiplied as well.
     """
@@ -100,10 +100,10 @@ def _falcon_rules(keys: Keys) -> Sequence[Rule]:
     )
 
 
-def _rule(name: str, to: str, factor: Any) -> Rule:
+def _rule(name: str, to: str, factor: Any) -> DerivationRule:
     once = bool((factor == 1).all())
     make = same if once else partial(_times, factor=factor)
-    return Rule((f"{name}.weight",), {f"{to}.weight": make}, floats=not once, side="B")
+    return DerivationRule((f"{name}.weight",), {f"{to}.weight": make}, floats=not once, side="B")
 
 
 _FALCON: Names = {

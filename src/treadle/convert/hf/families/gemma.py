@@ -7,7 +7,7 @@ from dataclasses import replace
 from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.tensor_names import POST_NORMS
 from treadle.convert.hf.windows import all_but_every
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 _GEMMA1 = {
@@ -57,7 +57,7 @@ _GEMMA_EMBEDDING = replace(
 )
 
 
-def _gemma3(keys: Keys) -> Family | None:
+def _gemma3(keys: MetadataReader) -> Family | None:
     return _GEMMA_EMBEDDING if keys.flag("use_bidirectional_attention", False) else None
 
 

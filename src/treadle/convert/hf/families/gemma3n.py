@@ -11,8 +11,8 @@ from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
-from treadle.convert.sources.derived_tensors import Rule, same, stacked
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, same, stacked
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.gemma3n import ACTIVE, CUTS, N_STREAMS, N_STREAMS_MAX, TABLE
 from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
 
@@ -20,7 +20,7 @@ _PATTERN = "activation_sparsity_pattern"
 _N_SPARSE, _SHARE = 10, 0.95  # layers, of larger models, and of values that do not pass the gate
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return {
         N_OWN: keys.integer("hidden_size_per_layer_input"),
         N_SHARED: keys.integer("num_kv_shared_layers", lo=0, hi=n_layer),
@@ -30,7 +30,7 @@ def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _shares(keys: Keys, n_layer: int) -> list[float]:
+def _shares(keys: MetadataReader, n_layer: int) -> list[float]:
     """Of each layer's gate, the share of values that do not pass; 0: it is dense."""
     given = keys.get(_PATTERN)
     if given is None:
@@ -52,13 +52,13 @@ def _cut(share: float) -> float:
     return f32(f32(NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)) * f32(math.sqrt(2)))
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Matrices of each stream are one in GGUF."""
     n = keys.integer("altup_num_inputs", lo=2, hi=N_STREAMS_MAX)
     scale = "altup.correct_output_scale"
     return (
-        Rule(tuple(f"{i}.weight" for i in range(n - 1)), {"weight": stacked}),
-        Rule((scale,), {f"{scale}.weight": same}),
+        DerivationRule(tuple(f"{i}.weight" for i in range(n - 1)), {"weight": stacked}),
+        DerivationRule((scale,), {f"{scale}.weight": same}),
     )
 
 

@@ -11,12 +11,12 @@ from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import wide_heads
 from treadle.convert.hf.tensor_names import POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
-from treadle.convert.sources.derived_tensors import Rule, same
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, same
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
 
 
-def _windowed(keys: Keys, n_layer: int) -> Windowed:
+def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
     """All but every sixth, and the last sees everything in any case."""
     kinds = keys.get("layer_types")
     if isinstance(kinds, list) and kinds and kinds[-1] != "full_attention":
@@ -25,14 +25,14 @@ def _windowed(keys: Keys, n_layer: int) -> Windowed:
     return [*flags[:-1], False] if flags else flags
 
 
-def _is_wide(keys: Keys, n_layer: int) -> list[bool]:
+def _is_wide(keys: MetadataReader, n_layer: int) -> list[bool]:
     kinds = keys.get("layer_types")
     if isinstance(kinds, list):
         return [kind == "full_attention" for kind in kinds]
     return [not flag for flag in _windowed(keys, n_layer) or ()]
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     rope = keys.within("rope_parameters")
     full = rope and rope.within("full_attention")
     if full is None or full.get("rope_type") != "proportional":
@@ -57,7 +57,7 @@ def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """What has no "weight" behind its name; and layers that read others' keys and values have none,
     though there are files in which they do.
     """
@@ -65,12 +65,12 @@ def _rules(keys: Keys) -> Sequence[Rule]:
     first = n_layer - keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)
     unused = ("k_proj", "v_proj", "k_norm")
     return (
-        Rule(("layer_scalar",), {"layer_scalar.weight": same}),
-        Rule(("router.scale",), {"router.scale.weight": same}),
-        Rule(("router.per_expert_scale",), {"experts.down.scale.weight": same}),
-        Rule(("experts.gate_up_proj",), {"experts.gate_up.weight": same}),
-        Rule(("experts.down_proj",), {"experts.down.weight": same}),
-        *(Rule((f"self_attn.{one}.weight",), {}, first_layer=first) for one in unused),
+        DerivationRule(("layer_scalar",), {"layer_scalar.weight": same}),
+        DerivationRule(("router.scale",), {"router.scale.weight": same}),
+        DerivationRule(("router.per_expert_scale",), {"experts.down.scale.weight": same}),
+        DerivationRule(("experts.gate_up_proj",), {"experts.gate_up.weight": same}),
+        DerivationRule(("experts.down_proj",), {"experts.down.weight": same}),
+        *(DerivationRule((f"self_attn.{one}.weight",), {}, first_layer=first) for one in unused),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import GPT2, LLAMA, Names
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import ALIBI
 
 PHI: Names = {
@@ -60,7 +60,7 @@ GPT_WORDS = {
 _KV_HEADS = "num_key_value_heads"
 
 
-def _falcon(keys: Keys) -> Family:
+def _falcon(keys: MetadataReader) -> Family:
     """7B's heads share one head of keys, whatever their count says."""
     if keys.get("new_decoder_architecture"):
         return _FALCON_40B
@@ -119,7 +119,7 @@ _GPT2 = Family(
 )
 
 
-def _starcoder(keys: Keys) -> Family | None:
+def _starcoder(keys: MetadataReader) -> Family | None:
     if not keys.flag("multi_query", True):
         return None
     return replace(_STARCODER, defaults={**_STARCODER.defaults, _KV_HEADS: 1})
@@ -136,7 +136,7 @@ _STARCODER = replace(
 )
 
 
-def _olmo_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _olmo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return _clamp(keys.number("clip_qkv", 0.0, lo=0.0))
 
 
@@ -144,7 +144,7 @@ def _clamp(limit: float) -> dict[str, Any]:
     return {"attention.clamp_kqv": f32(limit)} if limit else {}
 
 
-def _bloom(keys: Keys) -> Family:
+def _bloom(keys: MetadataReader) -> Family:
     """Its first files and later ones have other words for the same."""
     words = {
         "hidden_size": "n_embed",
@@ -184,8 +184,8 @@ _MPT_ONLY = {
 }
 
 
-def _mpt_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
-    attention = keys.within("attn_config") or Keys({}, keys.path, prefix="attn_config.")
+def _mpt_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    attention = keys.within("attn_config") or MetadataReader({}, keys.path, prefix="attn_config.")
     for key, value in _MPT_ONLY.items():
         if (given := attention.get(key)) is not None and given != value:
             attention.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")

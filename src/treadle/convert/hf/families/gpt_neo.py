@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.tensor_names import GPT2, Names
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 
 _TYPES = "attention_types"
 _AT = "attn.attention."
@@ -17,7 +17,7 @@ _NAMES: Names = {
 }
 
 
-def _local(keys: Keys, n_layer: int) -> Windowed:
+def _local(keys: MetadataReader, n_layer: int) -> Windowed:
     """Each entry is a list of words, and how often it comes."""
     given, found = keys.get(_TYPES), list[str]()
     for each in given if isinstance(given, list) else ():
@@ -31,7 +31,7 @@ def _local(keys: Keys, n_layer: int) -> Windowed:
     return [word == "local" for word in found]
 
 
-def _scale(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _scale(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return {"attention.scale": 1.0}
 
 

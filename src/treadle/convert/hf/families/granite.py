@@ -13,8 +13,8 @@ from treadle.convert.hf.families.mixtures import (
 )
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule
+from treadle.files.keys import MetadataReader
 
 _NAMES: Names = {
     **GRANITE,
@@ -24,7 +24,7 @@ _NAMES: Names = {
 }
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     shared = gate_and_up("shared_mlp.input_linear", "shared_mlp.gate", "shared_mlp.up")
     return GRANITE_EXPERTS, shared
 

@@ -12,14 +12,14 @@ from treadle.convert.hf.families.mixtures import PACKED_EXPERTS
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, LLAMA_EXPERTS, Names, experts_123
 from treadle.convert.hf.windows import has_attention
-from treadle.convert.sources.derived_tensors import Rows, Rule, decay, flat, same, taps
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, same, taps
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.recurrence import FLAGS, INTERVAL
 
 # -- LFM2: short convolutions -----------------------------------------------------------------
 
 
-def _conv_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _conv_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     kinds = keys.get("layer_types")
     given = keys.get("full_attn_idxs")
     whole = isinstance(given, list) and all(type(i) is int for i in given)
@@ -37,11 +37,11 @@ def _conv_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _lfm2_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _lfm2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return {**_conv_keys(keys, n_layer), "feed_forward_length": _lfm2_width(keys)}
 
 
-def _lfm2_width(keys: Keys) -> int:
+def _lfm2_width(keys: MetadataReader) -> int:
     """Rounded up to whole blocks, of two thirds of what config.json says."""
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size", 12288))
     if keys.flag("block_auto_adjust_ff_dim", True):
@@ -68,8 +68,8 @@ _LFM2: Names = {
     **experts_123("feed_forward."),
 }
 _LFM2_RULES = (
-    Rule(("conv.conv.weight",), {"conv.taps.weight": taps}),
-    Rule(("feed_forward.expert_bias",), {"feed_forward.score.bias": same}),
+    DerivationRule(("conv.conv.weight",), {"conv.taps.weight": taps}),
+    DerivationRule(("feed_forward.expert_bias",), {"feed_forward.score.bias": same}),
 )
 _LFM2_DEFAULTS = {
     "rms_norm_eps": 1e-5,
@@ -86,7 +86,7 @@ _LFM2_DEFAULTS = {
 # -- Qwen 3.5 and Qwen3-Next: a gated delta net -----------------------------------------------
 
 
-def _qwen_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _qwen_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     flags = has_attention(keys, n_layer)
     n_v = keys.integer("linear_num_value_heads", 32)
     made: dict[str, Any] = {
@@ -126,22 +126,24 @@ def _taps_in_turn(rows: Rows, n_k: int, n_v: int, skipped: int) -> Rows:
     return _in_turn(taps(rows), n_k, n_v, skipped)
 
 
-def _qwen35_rules(keys: Keys) -> Sequence[Rule]:
+def _qwen35_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n) for of, n in (("key", 16), ("value", 32)))
     heads: dict[str, Any] = {"n_k": n_k, "n_v": n_v}
     n_q = 2 * n_k * keys.integer("linear_key_head_dim", 128)  # of queries and keys
     at = "linear_attn."
 
-    def rule(name: str, to: str, make: Callable[..., Rows], **more: Any) -> Rule:
-        return Rule((at + name,), {at + to: partial(make, **heads)}, **{"side": "B", **more})
+    def rule(name: str, to: str, make: Callable[..., Rows], **more: Any) -> DerivationRule:
+        return DerivationRule(
+            (at + name,), {at + to: partial(make, **heads)}, **{"side": "B", **more}
+        )
 
     return (
-        Rule(
+        DerivationRule(
             (f"{at}in_proj_qkv.weight",),
             {f"{at}qkv.weight": partial(_in_turn, **heads, skipped=n_q)},
             side="B",
         ),
-        Rule(
+        DerivationRule(
             (f"{at}conv1d.weight",),
             {f"{at}taps.weight": partial(_taps_in_turn, **heads, skipped=n_q)},
         ),
@@ -181,7 +183,7 @@ def _qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> R
     return np.concatenate(found)
 
 
-def _next_rules(keys: Keys) -> Sequence[Rule]:
+def _next_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n) for of, n in (("key", 16), ("value", 32)))
     d_k, d_v = (keys.integer(f"linear_{of}_head_dim", 128) for of in ("key", "value"))
     if n_v % n_k:
@@ -191,11 +193,11 @@ def _next_rules(keys: Keys) -> Sequence[Rule]:
     gives = {f"{at}qkv.weight": partial(cut, parts=(0, 1, 2)),
              f"{at}z.weight": partial(cut, parts=(3,))}  # fmt: skip
     return (
-        Rule((f"{at}in_proj_qkvz.weight",), gives, side="B"),
-        Rule((f"{at}conv1d.weight",), {f"{at}taps.weight": taps}),
-        Rule((f"{at}out_proj.weight",), {f"{at}out.weight": same}, side="B"),
-        Rule((f"{at}dt_bias",), {f"{at}dt.bias": flat}),
-        Rule((f"{at}A_log",), {f"{at}decay.weight": decay}, floats=True),
+        DerivationRule((f"{at}in_proj_qkvz.weight",), gives, side="B"),
+        DerivationRule((f"{at}conv1d.weight",), {f"{at}taps.weight": taps}),
+        DerivationRule((f"{at}out_proj.weight",), {f"{at}out.weight": same}, side="B"),
+        DerivationRule((f"{at}dt_bias",), {f"{at}dt.bias": flat}),
+        DerivationRule((f"{at}A_log",), {f"{at}decay.weight": decay}, floats=True),
     )
 
 

@@ -12,8 +12,8 @@ from treadle.convert.hf.families.mixtures import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names, experts_123
 from treadle.convert.hf.windows import ATTENTION
-from treadle.convert.sources.derived_tensors import Rows, Rule, decay, flat
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
@@ -30,8 +30,8 @@ _COUNTS = {  # by the published folder's words; those of transformers are read a
 }
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
-    inner = keys.within("linear_attn_config") or Keys({}, keys.path)
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
     n_head = keys.integer("num_attention_heads")
     heads = inner.integer("num_heads", keys.integer("linear_num_heads", 32))
     if heads != n_head:
@@ -60,7 +60,7 @@ def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _attends(keys: Keys, inner: Keys, n_layer: int) -> list[bool]:
+def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[bool]:
     """Which layers have keys and values: by a list of kinds, or of numbers from 1 on."""
     kinds = keys.get("layer_types")
     if kinds is not None:
@@ -91,13 +91,13 @@ def _taps(rows: Rows) -> Rows:
     return rows.reshape(rows.shape[0], 1, -1)
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     convolutions = [f"self_attn.{name}_conv1d.weight" for name in "qkv"]
     return (
         *_LATENT.made(keys),
-        *(Rule((name,), {name: _taps}) for name in convolutions),
-        Rule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
-        Rule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True),
+        *(DerivationRule((name,), {name: _taps}) for name in convolutions),
+        DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
+        DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True),
         scores(f"{_MOE}gate.e_score_correction_bias", f"{_MOE}score"),
     )
 

@@ -9,7 +9,7 @@ from treadle.convert.hf.families.deepseek import LATENT_NAMES, LATENTS
 from treadle.convert.hf.families.mixtures import MIXTURES
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, LEADING_DENSE
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
@@ -22,7 +22,7 @@ _TURNED = {"head_dim": "qk_rope_head_dim"}
 _V3, _GLM4 = LATENTS["deepseek_v3"], MIXTURES["glm4_moe"]
 
 
-def _head_keys(keys: Keys) -> dict[str, Any]:
+def _head_keys(keys: MetadataReader) -> dict[str, Any]:
     """Sizes of a head where one matrix makes keys and values: llama.cpp keeps these, not rows."""
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     if rope is not None and rope.get("mscale_all_dim"):  # transformers scales scores by it
@@ -41,7 +41,7 @@ def _head_keys(keys: Keys) -> dict[str, Any]:
     return made
 
 
-def _minicpm3(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """A scale that is null is none."""
     n_embd, depth = keys.integer("hidden_size"), 1.0
     if keys.values.get("scale_depth", 0) is not None:
@@ -63,7 +63,7 @@ def _of_heads(family: Family) -> dict[str, Any]:
     return {key: family.defaults[key] for key in (*names, "rms_norm_eps", "rope_theta")}
 
 
-def _dense(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _dense(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """No layer has experts; llama.cpp wants the keys of theirs all the same."""
     made = _V3.more(keys, n_layer)
     del made[EXPERTS_GATING]
@@ -76,7 +76,7 @@ def _dense(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _sarvam(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _sarvam(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Its first folders have a word of their own."""
     made = _V3.more(keys, n_layer)
     if keys.get("num_shared_experts") is not None:

@@ -7,8 +7,8 @@ from typing import Any
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32, fourth_still
 from treadle.convert.hf.tensor_names import LLAMA, Names
-from treadle.convert.sources.derived_tensors import Rows, Rule, lower, turned, upper
-from treadle.files.keys import POSITION_MAX, Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, turned, upper
+from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.models.archs import ARCHS, TEMPERATURE, TEMPERATURE_LENGTH, WINDOW
 from treadle.models.graphs.llama4 import has_norms
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
@@ -18,7 +18,7 @@ _AT = "feed_forward."
 _EXPERTS = f"{_AT}experts."
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Sizes that the architecture has anyway are left out: llama.cpp knows no others."""
     _refuse_kinds(keys, n_layer)
     n_expert, step = keys.integer("num_local_experts"), keys.integer(_STEP)
@@ -44,11 +44,11 @@ def _stored(value: float) -> float:
     return value if isinstance(value, int) else f32(value)
 
 
-def _refuse_kinds(keys: Keys, n_layer: int) -> None:
+def _refuse_kinds(keys: MetadataReader, n_layer: int) -> None:
     """Which layers turn, and which attend in chunks, no key of GGUF says."""
     flags = "no_rope_layers"  # an empty list is none
     given = {key: it for key, it in keys.values.items() if key != flags or it != []}
-    fourth_still(Keys(given, keys.path, keys.defaults, keys.prefix), n_layer)
+    fourth_still(MetadataReader(given, keys.path, keys.defaults, keys.prefix), n_layer)
     if keys.values.get(_CHUNK, 0) is None:
         keys.refuse(_CHUNK, "is null, and treadle has chunks in this architecture")
     turned_ = by_period(NOPE_PERIOD, n_layer)
@@ -66,11 +66,11 @@ def _up(rows: Rows) -> Rows:
 
 
 _RULES = (
-    Rule(
+    DerivationRule(
         (f"{_EXPERTS}gate_up_proj",),
         {f"{_EXPERTS}gate_proj.weight": _gate, f"{_EXPERTS}up_proj.weight": _up},
     ),
-    Rule((f"{_EXPERTS}down_proj",), {f"{_EXPERTS}down_proj.weight": turned}),
+    DerivationRule((f"{_EXPERTS}down_proj",), {f"{_EXPERTS}down_proj.weight": turned}),
 )
 _PROJECTIONS = ("gate", "up", "down")
 _NAMES: Names = {

@@ -15,8 +15,8 @@ import numpy as np
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
-from treadle.convert.sources.derived_tensors import Rows, Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows
+from treadle.files.keys import MetadataReader
 from treadle.formats import by_name
 from treadle.models.graphs.apertus import NUMBERS
 
@@ -34,13 +34,13 @@ _NO_EXPERTS = {"num_experts": 0}
 # -- keys -------------------------------------------------------------------------------------
 
 
-def _ratio_of_base(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _ratio_of_base(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """ChatGLM says by what its base is larger than 10,000."""
     ratio = keys.number("rope_ratio", 1.0, lo=1e-3, hi=1e9)
     return {"rope.freq_base": f32(10000.0 * ratio)}
 
 
-def _scales(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _scales(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """MiniCPM's, of embeddings, of what a layer adds, and of logits."""
     base = keys.number("dim_model_base", lo=1e-6)
     return {
@@ -59,7 +59,7 @@ def _of_group(rows: Rows, n_group: int, head_dim: int, part: slice) -> Rows:
     return heads[:, part].reshape(-1, *rows.shape[1:])
 
 
-def _grouped(keys: Keys) -> Sequence[Rule]:
+def _grouped(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_head = keys.integer("num_attention_heads")
     n_group = keys.integer("num_key_value_heads", n_head)
     head_dim = max(1, keys.integer("hidden_size") // n_head)
@@ -74,8 +74,8 @@ def _grouped(keys: Keys) -> Sequence[Rule]:
         }
 
     return [
-        Rule(("attention.wqkv.weight",), gives("weight"), side="B"),
-        Rule(("attention.wqkv.bias",), gives("bias")),
+        DerivationRule(("attention.wqkv.weight",), gives("weight"), side="B"),
+        DerivationRule(("attention.wqkv.bias",), gives("bias")),
     ]
 
 
@@ -93,12 +93,14 @@ def _unit_rows(rows: Rows) -> Rows:
     return np.asarray(rows / np.maximum(length, 1e-12), np.float32)
 
 
-def _packed(keys: Keys) -> Sequence[Rule]:
+def _packed(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Baichuan has three matrices in one; Baichuan 2 compares states with rows of length 1."""
     gives = {f"self_attn.{x}_proj.weight": partial(_third, i=i) for i, x in enumerate("qkv")}
-    rules = [Rule(("self_attn.W_pack.weight",), gives, side="B")]
+    rules = [DerivationRule(("self_attn.W_pack.weight",), gives, side="B")]
     if keys.has("z_loss_weight") or keys.integer("vocab_size") == _BAICHUAN2_VOCAB:
-        rules.append(Rule(("lm_head.weight",), {"lm_head.weight": _unit_rows}, floats=True))
+        rules.append(
+            DerivationRule(("lm_head.weight",), {"lm_head.weight": _unit_rows}, floats=True)
+        )
     return rules
 
 
@@ -112,7 +114,7 @@ def _ternary(rows: Rows) -> Rows:
     return by_name("BF16").quantize_rows(found.astype(np.float32)).reshape(rows.shape[0], -1)
 
 
-def _master(keys: Keys) -> Sequence[Rule]:
+def _master(keys: MetadataReader) -> Sequence[DerivationRule]:
     """BitNet's master weights become ternary as the model is loaded, where config.json says so."""
     settings = keys.within("quantization_config")
     if settings is None:
@@ -127,7 +129,7 @@ def _master(keys: Keys) -> Sequence[Rule]:
     names = [f"self_attn.{x}_proj" for x in "qkvo"]
     names += [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
     return [
-        Rule((f"{name}.weight",), {f"{name}.weight": _ternary}, floats=True, dtype="BF16")
+        DerivationRule((f"{name}.weight",), {f"{name}.weight": _ternary}, floats=True, dtype="BF16")
         for name in names
     ]
 

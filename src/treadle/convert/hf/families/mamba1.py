@@ -9,19 +9,19 @@ from typing import Any
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import Rule, decay, same, taps
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, decay, same, taps
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.recurrence import PARTS_EPS, PARTS_NORM
 
 # -- what all have ----------------------------------------------------------------------------
 
 
-def _rules(at: str) -> tuple[Rule, ...]:
+def _rules(at: str) -> tuple[DerivationRule, ...]:
     """``at``: what the layer's part with a state is called."""
     return (
-        Rule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
-        Rule((f"{at}.A_log",), {f"{at}.decay.weight": decay}, floats=True),
-        Rule((f"{at}.D",), {f"{at}.through.weight": same}, floats=True),
+        DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
+        DerivationRule((f"{at}.A_log",), {f"{at}.decay.weight": decay}, floats=True),
+        DerivationRule((f"{at}.D",), {f"{at}.through.weight": same}, floats=True),
     )
 
 
@@ -39,7 +39,7 @@ def _names(at: str) -> Names:
     }
 
 
-def _state_keys(keys: Keys, n_inner: int, *words: str) -> dict[str, Any]:
+def _state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
     """``words``: of the convolution's taps, the state, and what steps are made of."""
     *sizes, rank = words
     names = ("conv_kernel", "state_size")
@@ -54,7 +54,7 @@ def _state_keys(keys: Keys, n_inner: int, *words: str) -> dict[str, Any]:
 # -- Mamba, Falcon Mamba ----------------------------------------------------------------------
 
 
-def _mamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _mamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_embd = keys.integer("hidden_size")
     given = keys.values.get("intermediate_size")
     n_inner = keys.integer("intermediate_size") if given else keys.integer("expand") * n_embd
@@ -70,7 +70,7 @@ def _mamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _falcon_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _falcon_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     eps = f32(keys.number("mixer_rms_eps", lo=0.0, hi=1.0))
     other = eps != f32(keys.number("layer_norm_epsilon", lo=0.0, hi=1.0))
     made = {**_mamba_keys(keys, n_layer), PARTS_NORM: True}
@@ -128,7 +128,7 @@ _JAMBA_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def _jamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _jamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     period = keys.integer("attn_layer_period")
     offset = keys.integer("attn_layer_offset", lo=0, hi=period - 1)
     n_head_kv = keys.integer("num_attention_heads")
@@ -159,7 +159,7 @@ def _jamba_names() -> Names:
     }
 
 
-def _jamba_rules(keys: Keys) -> Sequence[Rule]:
+def _jamba_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return _rules("mamba")
 
 

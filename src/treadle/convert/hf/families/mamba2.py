@@ -19,8 +19,8 @@ from treadle.convert.hf.families.mixtures import (
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.hf.windows import has_attention
-from treadle.convert.sources.derived_tensors import Rows, Rule, decay, flat, taps
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, taps
+from treadle.files.keys import MetadataReader
 
 # Bounds of time steps that bound none, as transformers 4 and 5 write them.
 UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
@@ -32,7 +32,7 @@ TIME_STEP_MIN = 0.001
 # -- what all have ----------------------------------------------------------------------------
 
 
-def state_keys(keys: Keys, n_inner: int, *words: str) -> dict[str, Any]:
+def state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
     """The states' sizes; ``words``: of the convolution's taps, the state, its groups, heads."""
     limits = keys.get("time_step_limit")
     if limits is not None and limits not in UNLIMITED:
@@ -54,14 +54,16 @@ def _in_groups(rows: Rows, n: int) -> Rows:
     return rows.reshape(n, -1)
 
 
-def state_rules(at: str, n_group: int) -> tuple[Rule, ...]:
+def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
     """``at``: what the layer's part with a state is called."""
     return (
-        Rule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
-        Rule((f"{at}.dt_bias",), {f"{at}.dt.bias": flat}),
-        Rule((f"{at}.norm.weight",), {f"{at}.norm.weight": partial(_in_groups, n=n_group)}),
-        Rule((f"{at}.A_log",), {f"{at}.decay.weight": _decay_of_heads}, floats=True),
-        Rule((f"{at}.D",), {f"{at}.through.weight": _each_head}, floats=True),
+        DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
+        DerivationRule((f"{at}.dt_bias",), {f"{at}.dt.bias": flat}),
+        DerivationRule(
+            (f"{at}.norm.weight",), {f"{at}.norm.weight": partial(_in_groups, n=n_group)}
+        ),
+        DerivationRule((f"{at}.A_log",), {f"{at}.decay.weight": _decay_of_heads}, floats=True),
+        DerivationRule((f"{at}.D",), {f"{at}.through.weight": _each_head}, floats=True),
     )
 
 
@@ -91,7 +93,7 @@ STATE_DEFAULTS = {
 # -- Mamba-2 alone ----------------------------------------------------------------------------
 
 
-def _mamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _mamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     words = ("conv_kernel", "state_size", "n_groups", "num_heads")
     n_inner = keys.integer("expand") * keys.integer("hidden_size")
     none = dict.fromkeys(
@@ -105,7 +107,7 @@ def _mamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _mamba_rules(keys: Keys) -> Sequence[Rule]:
+def _mamba_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return state_rules("mixer", keys.integer("n_groups"))
 
 
@@ -135,7 +137,7 @@ _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
-def _nemotron_kinds(keys: Keys) -> list[str]:
+def _nemotron_kinds(keys: MetadataReader) -> list[str]:
     """What each layer is; older files spell it in one letter each."""
     key = next((key for key in ("layers_block_type", "layer_types") if keys.get(key)), "")
     if key:
@@ -153,7 +155,7 @@ def _nemotron_kinds(keys: Keys) -> list[str]:
     return found
 
 
-def _nemotron(keys: Keys) -> Family:
+def _nemotron(keys: MetadataReader) -> Family:
     """With experts or without; files of transformers 5 do not say how many layers there are."""
     kinds = _nemotron_kinds(keys)
     if "mlp" in kinds and "moe" in kinds:
@@ -162,7 +164,7 @@ def _nemotron(keys: Keys) -> Family:
     return replace(family, defaults={**family.defaults, "num_hidden_layers": len(kinds)})
 
 
-def _nemotron_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _nemotron_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     kinds, n_head_kv = _nemotron_kinds(keys), keys.integer("num_key_value_heads")
     if len(kinds) != n_layer:
         keys.fail(
@@ -189,7 +191,7 @@ def _nemotron_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _nemotron_rules(keys: Keys) -> Sequence[Rule]:
+def _nemotron_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     bias = scores("mixer.gate.e_score_correction_bias", "mixer.score")
     return (*_mamba_rules(keys), bias)
 
@@ -258,7 +260,7 @@ _NEMOTRON_EXPERTS = replace(
 # -- Granite 4 --------------------------------------------------------------------------------
 
 
-def _granite(keys: Keys) -> Family:
+def _granite(keys: MetadataReader) -> Family:
     """With experts or with one FFN; where all layers have attention it is an older Granite."""
     kinds = keys.get("layer_types")
     if kinds is None:
@@ -274,12 +276,12 @@ def _granite(keys: Keys) -> Family:
     return family
 
 
-def _no_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _no_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     has_attention(keys, n_layer)  # which says that there are as many
     return {}
 
 
-def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _granite_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     flags, n_head_kv = has_attention(keys, n_layer), keys.integer("num_key_value_heads", 0, lo=0)
     n_head_kv = n_head_kv or keys.integer("num_attention_heads")
     n_inner = keys.integer("mamba_expand") * keys.integer("hidden_size")
@@ -289,7 +291,7 @@ def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _granite_rules(keys: Keys) -> Sequence[Rule]:
+def _granite_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (
         GRANITE_EXPERTS,
         gate_and_up("shared_mlp.input_linear", "shared_mlp.gate", "shared_mlp.up"),

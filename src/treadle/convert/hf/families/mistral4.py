@@ -8,7 +8,7 @@ from typing import Any
 from treadle.convert.hf.families.deepseek import LATENTS
 from treadle.convert.hf.families.mixtures import PACKED_EXPERTS
 from treadle.convert.hf.family import Family
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import TEMPERATURE_LENGTH
 
 _V2 = LATENTS["deepseek_v2"]
@@ -23,7 +23,7 @@ _ROPE = {
 }
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Of a softmax' groups transformers takes those whose two best are best; treadle's have one."""
     if keys.integer("n_group", 1) != 1:
         keys.refuse("n_group", "treadle has one group of experts in this architecture")

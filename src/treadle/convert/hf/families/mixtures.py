@@ -22,8 +22,8 @@ from treadle.convert.hf.windows import (
 )
 from treadle.convert.sources.derived_tensors import (
     MXFP4,
+    DerivationRule,
     Rows,
-    Rule,
     flat,
     lower,
     mxfp4_blocks,
@@ -31,7 +31,7 @@ from treadle.convert.sources.derived_tensors import (
     turned,
     upper,
 )
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import ARCHS, EXPERTS_GATING, EXPERTS_NORM
 from treadle.models.graphs.experts import EVERY_N
 
@@ -59,7 +59,7 @@ _COUNTS = {
 _OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 
-def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
+def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
     """GGUF's keys of a family's experts."""
     made: dict[str, Any] = {name: _count(keys, word) for name, word in expert_words(keys).items()}
     if not made.get("expert_count"):  # the same family without any
@@ -78,7 +78,7 @@ def expert_keys(keys: Keys, family: Family, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def expert_words(keys: Keys) -> dict[str, str]:
+def expert_words(keys: MetadataReader) -> dict[str, str]:
     """What config.json calls GGUF's keys of experts, of those that it has."""
     found = {}
     for name, words in _COUNTS.items():
@@ -90,14 +90,14 @@ def expert_words(keys: Keys) -> dict[str, str]:
     return {name: word for name, word in found.items() if word}
 
 
-def _count(keys: Keys, word: str) -> int:
+def _count(keys: MetadataReader, word: str) -> int:
     """A count; Hunyuan has it layer by layer."""
     given = keys.get(word)
     if not isinstance(given, list) or not given:
         return keys.integer(word, lo=0)
     if any(each != given[0] for each in given):
         keys.refuse(word, "differs from layer to layer: treadle has one for all")
-    return Keys({word: given[0]}, keys.path, prefix=keys.prefix).integer(word, lo=0)
+    return MetadataReader({word: given[0]}, keys.path, prefix=keys.prefix).integer(word, lo=0)
 
 
 # -- tensors that lie otherwise ---------------------------------------------------------------
@@ -127,15 +127,15 @@ def _up_blocks(codes: Rows, scales: Rows) -> Rows:
     return mxfp4_blocks(codes[:, 1::2], scales[:, 1::2])
 
 
-def gate_and_up(stem: str, gate: str, up: str) -> Rule:
+def gate_and_up(stem: str, gate: str, up: str) -> DerivationRule:
     """Granite's: both in one matrix."""
     gives = {f"{gate}.weight": upper, f"{up}.weight": lower}
-    return Rule((f"{stem}.weight",), gives, side="B")
+    return DerivationRule((f"{stem}.weight",), gives, side="B")
 
 
-def scores(name: str, bias: str) -> Rule:
+def scores(name: str, bias: str) -> DerivationRule:
     """What is added to the scores that choose experts."""
-    return Rule((name,), {f"{bias}.bias": flat})
+    return DerivationRule((name,), {f"{bias}.bias": flat})
 
 
 GRANITE_EXPERTS = gate_and_up(
@@ -145,24 +145,24 @@ _AT = "mlp.experts."
 _GATE_UP = f"{_AT}gate_up_proj"
 # All experts in one tensor, as transformers has them in memory and some checkpoints do.
 PACKED_EXPERTS = (
-    Rule((_GATE_UP,), {f"{_AT}gate_proj.weight": upper, f"{_AT}up_proj.weight": lower}),
-    Rule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": same}),
+    DerivationRule((_GATE_UP,), {f"{_AT}gate_proj.weight": upper, f"{_AT}up_proj.weight": lower}),
+    DerivationRule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": same}),
 )
 _GPT_OSS = (
-    Rule(("self_attn.sinks",), {"self_attn.sinks.weight": same}),
-    Rule(
+    DerivationRule(("self_attn.sinks",), {"self_attn.sinks.weight": same}),
+    DerivationRule(
         (f"{_GATE_UP}_bias",),
         {f"{_AT}gate_proj.bias": _even, f"{_AT}up_proj.bias": _odd},
     ),
-    Rule((f"{_AT}down_proj_bias",), {f"{_AT}down_proj.bias": same}),
-    Rule((_GATE_UP,), {f"{_AT}gate_proj.weight": _gate, f"{_AT}up_proj.weight": _up}),
-    Rule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": turned}),
-    Rule(
+    DerivationRule((f"{_AT}down_proj_bias",), {f"{_AT}down_proj.bias": same}),
+    DerivationRule((_GATE_UP,), {f"{_AT}gate_proj.weight": _gate, f"{_AT}up_proj.weight": _up}),
+    DerivationRule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": turned}),
+    DerivationRule(
         (f"{_GATE_UP}_blocks", f"{_GATE_UP}_scales"),
         {f"{_AT}gate_proj.weight": _gate_blocks, f"{_AT}up_proj.weight": _up_blocks},
         dtype=MXFP4,
     ),
-    Rule(
+    DerivationRule(
         (f"{_AT}down_proj_blocks", f"{_AT}down_proj_scales"),
         {f"{_AT}down_proj.weight": mxfp4_blocks},
         dtype=MXFP4,
@@ -170,14 +170,14 @@ _GPT_OSS = (
 )
 
 
-def _always(*rules: Rule) -> Any:
-    def made(keys: Keys) -> Sequence[Rule]:
+def _always(*rules: DerivationRule) -> Any:
+    def made(keys: MetadataReader) -> Sequence[DerivationRule]:
         return rules
 
     return made
 
 
-def _hunyuan_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _hunyuan_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Widths that llama.cpp wants said: an expert's is that of an FFN where no key gives it. Its
     weights add up to 1 and are not scaled, whatever other keys say.
     """

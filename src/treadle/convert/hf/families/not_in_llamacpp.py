@@ -13,8 +13,8 @@ import numpy as np
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
 from treadle.convert.hf.windows import has_attention
-from treadle.convert.sources.derived_tensors import Rows, Rule, decay, flat, taps
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, taps
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.olmo_hybrid import SIGNED
 from treadle.models.graphs.recurrence import FLAGS
 
@@ -54,7 +54,7 @@ _OLMO: Names = {
 }
 
 
-def _sizes(keys: Keys) -> tuple[int, int, int, int]:
+def _sizes(keys: MetadataReader) -> tuple[int, int, int, int]:
     """Heads of keys and of values, and what each has."""
     n_head = keys.integer("num_attention_heads")
     n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n_head) for of in ("key", "value"))
@@ -62,7 +62,7 @@ def _sizes(keys: Keys) -> tuple[int, int, int, int]:
     return n_k, n_v, d_k, keys.integer("linear_value_head_dim", 2 * d_k)
 
 
-def _olmo_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _olmo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_k, n_v, d_k, d_v = _sizes(keys)
     if n_v % n_k:
         keys.fail("linear_num_value_heads", f"is {n_v}", f"a multiple of {n_k}")
@@ -80,7 +80,7 @@ def _olmo_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _turns(keys: Keys) -> bool:
+def _turns(keys: MetadataReader) -> bool:
     """Not where the base is null, which is another thing here than to be missing."""
     rope = keys.within("rope_parameters")
     said = rope.values if rope and "rope_theta" in rope.values else keys.values
@@ -92,17 +92,17 @@ def _part(*rows: Rows, first: int, n: int) -> Rows:
     return taps(np.concatenate(rows)[first : first + n])
 
 
-def _olmo_rules(keys: Keys) -> Sequence[Rule]:
+def _olmo_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_k, n_v, d_k, d_v = _sizes(keys)
     widths, gives, first = {"q": n_k * d_k, "k": n_k * d_k, "v": n_v * d_v}, {}, 0
     for name, n in widths.items():
         gives[f"{_AT}{name}_taps.weight"] = partial(_part, first=first, n=n)
         first += n
     return (
-        Rule(tuple(f"{_AT}{name}_conv1d.weight" for name in "qkv"), gives, whole=True),
-        Rule((f"{_AT}conv1d.weight",), gives, whole=True),
-        Rule((f"{_AT}dt_bias",), {f"{_AT}dt.bias": flat}),
-        Rule((f"{_AT}A_log",), {f"{_AT}decay.weight": decay}, floats=True),
+        DerivationRule(tuple(f"{_AT}{name}_conv1d.weight" for name in "qkv"), gives, whole=True),
+        DerivationRule((f"{_AT}conv1d.weight",), gives, whole=True),
+        DerivationRule((f"{_AT}dt_bias",), {f"{_AT}dt.bias": flat}),
+        DerivationRule((f"{_AT}A_log",), {f"{_AT}decay.weight": decay}, floats=True),
     )
 
 

@@ -55,7 +55,7 @@ from treadle.convert.hf.tensor_names import (
 )
 from treadle.convert.hf.windows import all_but_every, every_layer, still_layers, upper_layers
 from treadle.convert.sources.derived_tensors import norms_of_heads
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 _COMMON_5 = {**_COMMON, "rms_norm_eps": 1e-5}
@@ -76,7 +76,7 @@ _COHERE = {
 }
 
 
-def _cohere2(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _cohere2(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Without a window transformers turns no layer; in GGUF that reads as all of them."""
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, where only layers with a window have a rope")

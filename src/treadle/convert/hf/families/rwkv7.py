@@ -13,10 +13,10 @@ import numpy as np
 
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import Rows, Rule, flat, same
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, flat, same
 from treadle.errors import FileError
 from treadle.files.gguf_array import ValueType, number_array, string_array
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.graphs.wkv import DECAY, GATE, HEAD, RATE, VALUE
 from treadle.tokenizer.vocab import TokenType
 
@@ -33,7 +33,7 @@ _RANKS: dict[str, tuple[str, float, float]] = {
 }
 
 
-def _keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_embd = keys.integer("hidden_size")
     none = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
     # A context of 2^20 tokens is llama.cpp's word for any; what the folder says is of nothing.
@@ -72,7 +72,7 @@ def _third_of(*rows: Rows) -> Rows:
     return rows[2]
 
 
-def _rules(keys: Keys) -> Sequence[Rule]:
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """The first layer's values are not mixed, but llama.cpp wants the tensors: its converter writes
     those of the rates once more.
     """
@@ -80,16 +80,22 @@ def _rules(keys: Keys) -> Sequence[Rule]:
     rates = dict(zip((*_lora("a", *_PARTS[:2]), "attn.a0.weight"), made, strict=True))
     values = dict(zip((f"attn.unread.v{i}.weight" for i in (1, 2, 0)), made, strict=True))
     return (
-        *(Rule((f"pre_norm.{kind}",), {f"/pre_norm.{kind}": same}) for kind in ("weight", "bias")),
-        Rule(tuple(f"attn.x_{name}" for name in _MIXED), {mixed: _side_by_side}),
-        Rule(("attn.x_x",), {mixed: same}),
-        *(Rule((f"attn.{n}",), {f"attn.{n}.weight": flat}) for n in ("r_k", "k_k", "k_a")),
-        Rule(("ffn.x_k",), {"ffn.x_k.weight": flat}),
-        Rule(_lora("w", "2.bias"), {"attn.w0.weight": same}),
-        Rule(_lora("a", "2.bias"), {"attn.a0.weight": same}, first_layer=1),
-        Rule(_lora("v", "2.bias"), {"attn.v0.weight": same}, first_layer=1),
-        Rule(_lora("a", *_PARTS), rates | values, last_layer=0),
-        Rule(_lora("v", *_PARTS), {}, last_layer=0),  # some folders have them
+        *(
+            DerivationRule((f"pre_norm.{kind}",), {f"/pre_norm.{kind}": same})
+            for kind in ("weight", "bias")
+        ),
+        DerivationRule(tuple(f"attn.x_{name}" for name in _MIXED), {mixed: _side_by_side}),
+        DerivationRule(("attn.x_x",), {mixed: same}),
+        *(
+            DerivationRule((f"attn.{n}",), {f"attn.{n}.weight": flat})
+            for n in ("r_k", "k_k", "k_a")
+        ),
+        DerivationRule(("ffn.x_k",), {"ffn.x_k.weight": flat}),
+        DerivationRule(_lora("w", "2.bias"), {"attn.w0.weight": same}),
+        DerivationRule(_lora("a", "2.bias"), {"attn.a0.weight": same}, first_layer=1),
+        DerivationRule(_lora("v", "2.bias"), {"attn.v0.weight": same}, first_layer=1),
+        DerivationRule(_lora("a", *_PARTS), rates | values, last_layer=0),
+        DerivationRule(_lora("v", *_PARTS), {}, last_layer=0),  # some folders have them
     )
 
 

@@ -10,8 +10,8 @@ from treadle.convert.hf.families.windowed_mixtures import leading_dense
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
-from treadle.convert.sources.derived_tensors import Rule, same
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, same
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
 
@@ -23,7 +23,7 @@ _SHARES, _ENUM = "partial_rotary_factors", "moe_layers_enum"
 # -- Step -------------------------------------------------------------------------------------
 
 
-def _listed(keys: Keys, key: str, n_layer: int) -> list[Any]:
+def _listed(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
     """A value for each layer; published folders have those of layers behind the last as well."""
     found, most = keys.get(key), n_layer + keys.integer(_FURTHER, 0, lo=0)
     if not isinstance(found, list) or len(found) not in (n_layer, most):
@@ -31,7 +31,7 @@ def _listed(keys: Keys, key: str, n_layer: int) -> list[Any]:
     return found[:n_layer]
 
 
-def _step_keys(keys: Keys) -> dict[str, Any]:
+def _step_keys(keys: MetadataReader) -> dict[str, Any]:
     """The keys of published folders in transformers' words."""
     given, n_layer = dict(keys.values), keys.integer("num_hidden_layers")
     kinds = [_WIDE] * n_layer
@@ -58,7 +58,7 @@ def _step_keys(keys: Keys) -> dict[str, Any]:
 _HEADS = "num_attention_heads"
 
 
-def _kinds_of_ffns(keys: Keys, n_layer: int) -> list[str]:
+def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
     """By a list of the layers with experts, written in one string."""
     found = keys.get(_ENUM)
     if found is None:
@@ -71,7 +71,7 @@ def _kinds_of_ffns(keys: Keys, n_layer: int) -> list[str]:
     return ["sparse" if i in sparse else "dense" for i in range(n_layer)]
 
 
-def _ropes(keys: Keys, kinds: Sequence[Any]) -> dict[str, Any]:
+def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
     """One for each kind of layer, as the first such layer has it; scaling is of those without a
     window.
     """
@@ -88,7 +88,7 @@ def _ropes(keys: Keys, kinds: Sequence[Any]) -> dict[str, Any]:
     return made
 
 
-def _step_more(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Heads and limits are layer by layer."""
     n_head, kinds = keys.integer(_HEADS), keys.get("layer_types") or [_WIDE] * n_layer
     own = keys.integer("num_sliding_attention_heads", n_head)
@@ -107,7 +107,7 @@ def _step_more(keys: Keys, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _step_rules(keys: Keys) -> Sequence[Rule]:
+def _step_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Published folders have it beside the gate, transformers' own modules in it."""
     return (
         scores("moe.router_bias", "moe.score"),
@@ -131,7 +131,7 @@ _SHARE, _BASES = 0.334, {_WIDE: 5e6, _NARROW: 1e4}
 _SAME = {"swa_head_dim": "head_dim", "swa_v_head_dim": "v_head_dim", f"swa_{_HEADS}": _HEADS}
 
 
-def _mimo_keys(keys: Keys) -> dict[str, Any]:
+def _mimo_keys(keys: MetadataReader) -> dict[str, Any]:
     """The keys of published folders in transformers' words."""
     given, n_layer = dict(keys.values), keys.integer("num_hidden_layers")
     for key, own in _SAME.items():
@@ -167,7 +167,7 @@ def _mimo_keys(keys: Keys) -> dict[str, Any]:
     return given
 
 
-def _mimo_more(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _mimo_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Heads of keys are layer by layer."""
     n_kv, kinds = keys.integer("num_key_value_heads"), keys.get("layer_types")
     own = keys.integer("swa_num_key_value_heads", 2 * n_kv)
@@ -187,12 +187,12 @@ def _mimo_more(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _mimo_rules(keys: Keys) -> Sequence[Rule]:
+def _mimo_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Published folders have sinks by another name."""
     sinks = {"self_attn.sinks.weight": same}
     return (
-        Rule(("self_attn.attention_sink_bias",), sinks),
-        Rule(("self_attn.sinks",), sinks),
+        DerivationRule(("self_attn.attention_sink_bias",), sinks),
+        DerivationRule(("self_attn.sinks",), sinks),
         scores("mlp.gate.e_score_correction_bias", "mlp.score"),
         *PACKED_EXPERTS,
     )

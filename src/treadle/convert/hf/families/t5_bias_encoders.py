@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import BERT, Names
-from treadle.files.keys import Keys
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import BUCKETS, REACH
 
 _MPNET: Names = {
@@ -40,7 +40,7 @@ _T5: Names = {
 _GATED_GELU = "gated-gelu"
 
 
-def _gated(keys: Keys) -> Family | None:
+def _gated(keys: MetadataReader) -> Family | None:
     return _GATED if keys.get("feed_forward_proj") == _GATED_GELU else None
 
 

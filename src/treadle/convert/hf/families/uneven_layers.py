@@ -14,8 +14,8 @@ import numpy as np
 from treadle.convert.hf.families.gpt_like import GPT_WORDS
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import GPT2, LLAMA, Names
-from treadle.convert.sources.derived_tensors import Rows, Rule, lower, upper
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, upper
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import ALIBI
 
 # -- DeciLM and Nemotron NAS: layers without attention, or without an FFN ---------------------
@@ -28,7 +28,7 @@ _KNOWN = {  # what a half of a layer may say
 }
 
 
-def _blocks(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _blocks(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Heads and widths of each layer, 0 where it has no such half. Heads of queries without heads
     of keys are those of one matrix in place of attention.
     """
@@ -39,7 +39,7 @@ def _blocks(keys: Keys, n_layer: int) -> dict[str, Any]:
     for i, block in enumerate(given):
         if not isinstance(block, dict):
             keys.fail(f"{_BLOCKS}[{i}]", f"is {block!r:.60}", "an object")
-        halves = Keys(block, keys.path, prefix=f"{keys.prefix}{_BLOCKS}[{i}].")
+        halves = MetadataReader(block, keys.path, prefix=f"{keys.prefix}{_BLOCKS}[{i}].")
         n, n_kv = _heads(_half(halves, "attention"), keys.integer("num_attention_heads"))
         heads.append(n)
         heads_kv.append(n_kv)
@@ -51,7 +51,7 @@ def _blocks(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _half(halves: Keys, name: str) -> Keys:
+def _half(halves: MetadataReader, name: str) -> MetadataReader:
     half = halves.within(name)
     if half is None:
         halves.fail(name, "is missing", "an object")
@@ -61,7 +61,7 @@ def _half(halves: Keys, name: str) -> Keys:
     return half
 
 
-def _heads(half: Keys, n_head: int) -> tuple[int, int]:
+def _heads(half: MetadataReader, n_head: int) -> tuple[int, int]:
     if half.flag("replace_with_linear", False):
         return n_head, 0
     if half.flag("no_op", False) or half.get("n_heads_in_group") is None:
@@ -72,7 +72,7 @@ def _heads(half: Keys, n_head: int) -> tuple[int, int]:
     return n_head, n_head // group
 
 
-def _width(half: Keys, n_embd: int) -> int:
+def _width(half: MetadataReader, n_embd: int) -> int:
     if half.flag("no_op", False) or half.get("ffn_mult") is None:
         return 0
     width = int(2 * half.number("ffn_mult", lo=1e-3, hi=1e3) * n_embd / 3)
@@ -86,7 +86,7 @@ _DECI: Names = {**LLAMA, "self_attn.linear_attn": "attn_output"}
 _MULTIPLIERS = "ffn_multipliers"
 
 
-def _growing(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _growing(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Widths, a multiple of ``ffn_dim_divisor`` each: the nearest, or the next if that is less than
     nine tenths.
     """
@@ -96,16 +96,16 @@ def _growing(keys: Keys, n_layer: int) -> dict[str, Any]:
         keys.fail(_MULTIPLIERS, f"has {len(each)} entries", f"{n_layer}, one per layer")
     widths = list[int]()
     for i, factor in enumerate(each):
-        one = Keys({f"{_MULTIPLIERS}[{i}]": factor}, keys.path, prefix=keys.prefix)
+        one = MetadataReader({f"{_MULTIPLIERS}[{i}]": factor}, keys.path, prefix=keys.prefix)
         width = one.number(f"{_MULTIPLIERS}[{i}]", lo=1e-3, hi=1e3) * keys.integer("model_dim")
         near = max(step, int(width + step / 2) // step * step)
         widths.append(near + step if near < 0.9 * width else near)
     return {"feed_forward_length": widths}
 
 
-def _gate_and_up(keys: Keys) -> Sequence[Rule]:
+def _gate_and_up(keys: MetadataReader) -> Sequence[DerivationRule]:
     gives = {"ffn.gate.weight": upper, "ffn.up.weight": lower}
-    return (Rule(("ffn.proj_1.weight",), gives, side="B"),)
+    return (DerivationRule(("ffn.proj_1.weight",), gives, side="B"),)
 
 
 _OPENELM: Names = {
@@ -126,7 +126,7 @@ _OPENELM: Names = {
 # -- Jais: GPT-2 with a gate, ALiBi, and scales of maximal update parametrisation --------------
 
 
-def _scales(keys: Keys) -> tuple[float, float]:
+def _scales(keys: MetadataReader) -> tuple[float, float]:
     """Of the embeddings, and of the logits."""
     into = keys.number(
         "mup_embeddings_scale", keys.number("embeddings_scale", 1.0, lo=1e-6), lo=1e-6
@@ -140,18 +140,20 @@ def _times(rows: Rows, factor: np.float32) -> Rows:
     return np.asarray(rows * factor, np.float32)
 
 
-def _with_scales(keys: Keys) -> Sequence[Rule]:
+def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
     """They become a part of the weights, as in GGUF. An output that is tied has another one."""
     into, out = (partial(_times, factor=np.float32(scale)) for scale in _scales(keys))
     scaled, head = {"wte.weight": into}, {_HEAD: out}
     if not keys.flag("tie_word_embeddings", True):
-        return Rule(("wte.weight",), scaled, floats=True), Rule(
+        return DerivationRule(("wte.weight",), scaled, floats=True), DerivationRule(
             ("lm_head.weight",), head, floats=True
         )
-    return Rule(("wte.weight",), scaled | head, floats=True), Rule(("lm_head.weight",), {})
+    return DerivationRule(("wte.weight",), scaled | head, floats=True), DerivationRule(
+        ("lm_head.weight",), {}
+    )
 
 
-def _distances(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _distances(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Where slopes are stretched for texts longer than those of training, these are the longest."""
     kind = keys.text("position_embedding_type", "learned")
     if kind != "alibi":
@@ -176,7 +178,7 @@ _JAIS: Names = {**GPT2, "scaled_head": "output", "mlp.c_fc2": "ffn_gate"}
 _SHARDS = 4  # of CodeGen's training: each has its queries, values and keys in one piece
 
 
-def _turning(keys: Keys) -> None:
+def _turning(keys: MetadataReader) -> None:
     """Null stands for no default here: frequencies are those of the states' whole width then."""
     if keys.values.get("rotary_dim", 0) is None:
         keys.refuse("rotary_dim", "is null: treadle turns so many elements of a head")
@@ -187,9 +189,9 @@ def _of_shards(rows: Rows, i: int) -> Rows:
     return pieces[:, i].reshape(-1, *rows.shape[1:])
 
 
-def _sharded(keys: Keys) -> Sequence[Rule]:
+def _sharded(keys: MetadataReader) -> Sequence[DerivationRule]:
     gives = {f"attn.{x}_proj.weight": partial(_of_shards, i=i) for i, x in enumerate("qvk")}
-    return (Rule(("attn.qkv_proj.weight",), gives, side="B"),)
+    return (DerivationRule(("attn.qkv_proj.weight",), gives, side="B"),)
 
 
 _GPTJ_NAMES: Names = {

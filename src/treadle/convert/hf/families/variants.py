@@ -24,8 +24,8 @@ from treadle.convert.hf.families.windowed_mixtures import first_of_four
 from treadle.convert.hf.family import PAIRS, Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, LLAMA_EXPERTS, Names
-from treadle.convert.sources.derived_tensors import Rule
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule
+from treadle.files.keys import MetadataReader
 from treadle.models.load import ROPE_KEY
 
 _COMMON = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False}
@@ -41,17 +41,17 @@ _CWM_ROPE = {
 # -- keys -------------------------------------------------------------------------------------
 
 
-def all_layers(keys: Keys, n_layer: int) -> Windowed:
+def all_layers(keys: MetadataReader, n_layer: int) -> Windowed:
     """All layers have the window where none are listed."""
     return [True] * n_layer
 
 
-def _helium_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _helium_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """A Llama whose folders have rows as a GGUF file has, which adapters need to know."""
     return {ROPE_KEY: PAIRS}
 
 
-def _clova_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _clova_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Granite's scales; but logits are multiplied by theirs, and scores may have the usual one."""
     scale = keys.number("logits_scaling", lo=1e-9)
     made: dict[str, Any] = {"logit_scale": f32(1.0 / scale)}
@@ -63,7 +63,7 @@ def _clova_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _bamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _bamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Layers of attention are listed; all others keep a state."""
     listed, kinds = keys.get("attn_layer_indices") or [], keys.get("layers_block_type")
     if not isinstance(listed, list) or not all(type(i) is int for i in listed):
@@ -81,7 +81,7 @@ def _bamba_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _bamba_rules(keys: Keys) -> Sequence[Rule]:
+def _bamba_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return state_rules("mamba", keys.integer("mamba_n_groups"))
 
 

@@ -14,15 +14,15 @@ from treadle.convert.hf.families.mixtures import (
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, LLAMA_EXPERTS, Names
-from treadle.convert.sources.derived_tensors import Rule, same
-from treadle.files.keys import Keys
+from treadle.convert.sources.derived_tensors import DerivationRule, same
+from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, EXPERTS_NORM, ROPE_PATTERN
 from treadle.models.graphs.positions import by_period
 
-SINKS = Rule(("self_attn.sinks",), {"self_attn.sinks.weight": same})
+SINKS = DerivationRule(("self_attn.sinks",), {"self_attn.sinks.weight": same})
 
 
-def first_of_four(keys: Keys, n_layer: int) -> Windowed:
+def first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
     """All layers but the first of each four."""
     return by_period(-4, n_layer)
 
@@ -30,7 +30,7 @@ def first_of_four(keys: Keys, n_layer: int) -> Windowed:
 # -- Granite ----------------------------------------------------------------------------------
 
 
-def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _granite_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Which layers turn: those that have a base, which is the same one for all of them."""
     key, older = "layer_rope_theta", keys.get("no_rope_layers")
     bases = keys.get(key)
@@ -49,13 +49,13 @@ def _granite_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return {**made, ROPE_PATTERN: flags}
 
 
-def _granite_rules(keys: Keys) -> Sequence[Rule]:
+def _granite_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Experts as transformers has them in memory; older files say input_linear."""
     at = "block_sparse_moe"
     return (
         SINKS,
-        Rule((f"{at}.experts.gate_up_proj",), {f"{at}.input_linear.weight": same}),
-        Rule((f"{at}.experts.down_proj",), {f"{at}.output_linear.weight": same}),
+        DerivationRule((f"{at}.experts.gate_up_proj",), {f"{at}.input_linear.weight": same}),
+        DerivationRule((f"{at}.experts.down_proj",), {f"{at}.output_linear.weight": same}),
     )
 
 
@@ -76,7 +76,7 @@ _CHOSEN_ALONE = 3  # llama.cpp's number: the softmax is of the experts chosen
 _RMS = "attention.layer_norm_rms_epsilon"
 
 
-def _cohere_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Both norms are there, and two widths of FFNs; a layer without window turns if it is dense."""
     width, dense = keys.integer("intermediate_size"), leading_dense(keys, n_layer, 0)
     shared = keys.integer("num_shared_experts", 0, lo=0)
@@ -106,7 +106,7 @@ def _cohere_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     return made
 
 
-def _cohere_windows(keys: Keys, n_layer: int) -> Windowed:
+def _cohere_windows(keys: MetadataReader, n_layer: int) -> Windowed:
     """All but the last of four, counted behind the dense layers."""
     dense, period = leading_dense(keys, n_layer, 0), keys.integer("sliding_window_pattern", 4)
     return [False] * dense + by_period(period, n_layer - dense)
@@ -115,7 +115,7 @@ def _cohere_windows(keys: Keys, n_layer: int) -> Windowed:
 # -- Hunyuan ----------------------------------------------------------------------------------
 
 
-def _hunyuan_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _hunyuan_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     shared = keys.integer("num_shared_experts", 1, lo=0)
     return {
         "expert_shared_count": shared,
@@ -125,7 +125,7 @@ def _hunyuan_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
     }
 
 
-def leading_dense(keys: Keys, n_layer: int, usual: int) -> int:
+def leading_dense(keys: MetadataReader, n_layer: int, usual: int) -> int:
     """How many layers have no experts: the first ones."""
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
@@ -139,7 +139,7 @@ def leading_dense(keys: Keys, n_layer: int, usual: int) -> int:
     return dense
 
 
-def _all_sparse(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _all_sparse(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if leading_dense(keys, n_layer, 0):
         keys.refuse("mlp_layer_types", "treadle has experts in all layers of this architecture")
     return {}
@@ -153,7 +153,7 @@ _LAGUNA_ROPE = {
 }
 
 
-def _laguna_keys(keys: Keys, n_layer: int) -> dict[str, Any]:
+def _laguna_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Layers may have other numbers of heads, and those with a window turn other shares of them."""
     n_head, head_dim = keys.integer("num_attention_heads"), keys.integer("head_dim")
     heads = keys.get("num_attention_heads_per_layer") or [n_head] * n_layer

@@ -34,7 +34,7 @@ _MAX_ID = 1 << 31
 GENERATION = "generation_config.json"
 
 
-class Added(NamedTuple):
+class AddedToken(NamedTuple):
     """An added token. ``lstrip``, ``rstrip``: white space before it, or behind it, is dropped."""
 
     text: str
@@ -44,13 +44,13 @@ class Added(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Specials:
+class CheckpointSpecials:
     """``added``: by id. ``named``: the texts of bos, eos ..; None where the model is said to have
     none. ``numbered``: their ids, where a file has them as such. ``adds``: BOS before and EOS after
     a text; None where nothing is said."""
 
     path: Path
-    added: dict[int, Added]
+    added: dict[int, AddedToken]
     named: dict[str, str | None]
     numbered: dict[str, list[int]]
     adds: tuple[bool | None, bool | None]
@@ -134,7 +134,7 @@ class Specials:
 
 def read_specials(
     folder: Path, spec: dict[str, Any] | None, settings: dict[str, Any], config: Mapping[str, Any]
-) -> Specials:
+) -> CheckpointSpecials:
     """``spec`` is tokenizer.json, ``settings`` tokenizer_config.json, ``config`` config.json.
 
     Raises FileError for what is not as transformers writes it.
@@ -164,7 +164,7 @@ def read_specials(
     if around is None and config.get("model_type") in CHATGLM:
         texts = {token.text for token in added.values()}
         several = next((pair for pair in CHATGLM_BEFORE if set(pair) <= texts), CHATGLM_BEFORE[-1])
-    return Specials(
+    return CheckpointSpecials(
         folder / "tokenizer.json", added, named, numbered, (before, after), around, between, several
     )
 
@@ -194,7 +194,7 @@ def _numbers(value: Any, path: Path, key: str) -> list[int]:
     return [i for i in ids if i >= 0]
 
 
-def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, Added]:
+def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, AddedToken]:
     """The added tokens of a tokenizer.json by id."""
     entries = spec.get("added_tokens") or []
     if not isinstance(entries, list):
@@ -202,7 +202,7 @@ def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, Added]:
     return dict(_entry(entry, path, entry) for entry in entries)
 
 
-def _entry(entry: Any, path: Path, number: Any) -> tuple[int, Added]:
+def _entry(entry: Any, path: Path, number: Any) -> tuple[int, AddedToken]:
     if isinstance(number, dict):
         number = number.get("id")
     if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 10:
@@ -215,13 +215,15 @@ def _entry(entry: Any, path: Path, number: Any) -> tuple[int, Added]:
         or not text
     ):
         _fail(path, "added_tokens", entry, "an id and a text")
-    return number, Added(text, *(entry.get(key) is True for key in ("special", "lstrip", "rstrip")))
+    return number, AddedToken(
+        text, *(entry.get(key) is True for key in ("special", "lstrip", "rstrip"))
+    )
 
 
 def _added(
     folder: Path, spec: dict[str, Any] | None, settings: dict[str, Any], special: set[str]
-) -> dict[int, Added]:
-    found: dict[int, Added] = {}
+) -> dict[int, AddedToken]:
+    found: dict[int, AddedToken] = {}
     path = folder / "added_tokens.json"
     for text, i in read_optional(path).items():
         found |= [_entry({"content": text, "special": text in special}, path, i)]

@@ -25,7 +25,7 @@ from treadle.convert.hf.tokenizer.kimi import KIMI, RANKS, read_kimi
 from treadle.convert.hf.tokenizer.pretokenizer import find_pre, puts_space
 from treadle.convert.hf.tokenizer.sentencepiece_model import read_sentencepiece
 from treadle.convert.hf.tokenizer.special_tokens import (
-    Specials,
+    CheckpointSpecials,
     added_tokens,
     read_optional,
     read_specials,
@@ -120,7 +120,7 @@ def _model_type(spec: dict[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def _warn_of_lost(folder: Path, special: Specials, n_vocab: int) -> None:
+def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> None:
     """Tell of tokens that begin or end texts and have no row: others may be those of pictures,
     which models of text alone leave out.
     """
@@ -140,7 +140,7 @@ def _warn_of_lost(folder: Path, special: Specials, n_vocab: int) -> None:
         )
 
 
-def _add(pieces: Pieces, special: Specials, n_vocab: int) -> None:
+def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
     """Put the added tokens in their places, and names for rows that are nobody's."""
     missing = n_vocab - len(pieces.texts)
     pieces.texts += [None] * missing

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cuda.kernels.attention_tile import TileAttention, fits
-from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
 from treadle.devices.cuda.kernels.norm import aligned
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit import math
@@ -23,7 +23,7 @@ from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.work_item import ITEM, LOWEST, Item
+from treadle.kernels.attention.work_item import ITEM, LOWEST, AttentionItem
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
@@ -70,18 +70,20 @@ class SimtAttention(PerBlock, Attention):
         n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
         index = frame.begin
         at = items + index % n_items * ITEM.itemsize
-        block = Block(k, isa, self.threads)
-        item = Item(k, isa, self, frame, at, index // n_items)
+        block = ThreadBlock(k, isa, self.threads)
+        item = AttentionItem(k, isa, self, frame, at, index // n_items)
         for first in range(0, self.rows, self.at_once):
             if first:
                 block.simt.barrier(k)
-            Rows(self, block, item, first, min(self.at_once, self.rows - first)).run()
+            ItemRows(self, block, item, first, min(self.at_once, self.rows - first)).run()
 
 
-class Rows:
+class ItemRows:
     """Rows of an item: ``n`` from ``first`` on."""
 
-    def __init__(self, spec: SimtAttention, block: Block, item: Item, first: int, n: int) -> None:
+    def __init__(
+        self, spec: SimtAttention, block: ThreadBlock, item: AttentionItem, first: int, n: int
+    ) -> None:
         self.spec, self.block, self.item, self.k = spec, block, item, block.k
         self.rows = [divmod(first + r, spec.heads) for r in range(n)]  # token, head
         self.first = first

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import Block
+from treadle.devices.cuda.kernels.block import ThreadBlock
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.isa.isa import Simt
 from treadle.jit import math
@@ -23,7 +23,7 @@ from treadle.jit.types import f32, i8, i32, u32
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.work_item import ITEM, Item
+from treadle.kernels.attention.work_item import ITEM, AttentionItem
 from treadle.kernels.spec import Frame
 
 ROWS = 16  # of a warp
@@ -97,14 +97,16 @@ class TileAttention(PerBlock, Attention):
         items = frame.block + self._of_run(frame, "attn_items", "attn_few")
         n_items = self._of_run(frame, "n_attn_items", "n_attn_few")
         at = items + frame.begin % n_items * ITEM.itemsize
-        block = Block(k, isa, self.threads)
-        Tile(self, block, Item(k, isa, self, frame, at, frame.begin // n_items)).run()
+        block = ThreadBlock(k, isa, self.threads)
+        CudaAttentionTile(
+            self, block, AttentionItem(k, isa, self, frame, at, frame.begin // n_items)
+        ).run()
 
 
-class Row:
+class LaneRow:
     """One of the two rows that a lane has of its warp's: its maximum, and its sum so far."""
 
-    def __init__(self, spec: TileAttention, item: Item, r: Val) -> None:
+    def __init__(self, spec: TileAttention, item: AttentionItem, r: Val) -> None:
         k = item.k
         self.r, self.inside = k.min(r, spec.rows - 1), r < spec.rows
         self.token, self.head = self.r // spec.heads, self.r % spec.heads
@@ -114,10 +116,10 @@ class Row:
         self.m, self.total = k.var(m), k.var(total)
 
 
-class Tile:
+class CudaAttentionTile:
     """The code of one item."""
 
-    def __init__(self, spec: TileAttention, block: Block, item: Item) -> None:
+    def __init__(self, spec: TileAttention, block: ThreadBlock, item: AttentionItem) -> None:
         self.spec, self.block, self.item, self.k = spec, block, item, block.k
         self.narrow_bf16 = spec.kv == "bf16"
         simt = block.simt
@@ -126,7 +128,7 @@ class Tile:
         self.part = block.warp % n_parts
         lane, first = block.lane, block.warp // n_parts * ROWS
         self.pair = lane % 4 * 2  # the first of two columns that the lane has of 8
-        self.rows = [Row(spec, item, first + lane // 4 + i) for i in (0, 8)]
+        self.rows = [LaneRow(spec, item, first + lane // 4 + i) for i in (0, 8)]
         self.end = item.item["key_end"]
         self.q = block.shared + spec.stages * spec.stage_bytes + first * spec.query_pitch
 
@@ -279,7 +281,7 @@ class Tile:
                     part[i].v = part[i].v * correction
         return [weights[n] + weights[n + 1] for n in range(0, len(weights), 2)]
 
-    def _masked(self, score: Val, key: Val, row: Row) -> Val:
+    def _masked(self, score: Val, key: Val, row: LaneRow) -> Val:
         k, spec = self.k, self.spec
         seen = (key >= self.item.item["key_begin"]) & (key < self.end)
         if spec.causal:

@@ -13,7 +13,7 @@ T = TypeVar("T", bound=Spec)
 Op = Callable[[Val, Val], Val]
 
 
-class Block:
+class ThreadBlock:
     """One thread of a block of ``n_threads``, while its code is built."""
 
     def __init__(self, k: Builder, isa: Isa, n_threads: int) -> None:

@@ -14,9 +14,9 @@ from treadle.devices.cuda.kernels.tile import THREADS, BlockTile
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.activations import ACTIVATIONS
-from treadle.kernels.format_blocks import At, WeightRows
+from treadle.kernels.format_blocks import BlockAddress, WeightRows
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.spec import Frame
 
@@ -54,7 +54,7 @@ class SimtGated(PerBlock, Gated):
             share = share_of(item)
             first, expert, m = share.strip * n, share.expert, k.i64(self.m)
 
-            def row_of(r: Val) -> At:
+            def row_of(r: Val) -> BlockAddress:
                 weights = self._matrix(k, frame, r >= n, expert)
                 return WeightRows(weights, first, m, self.k).row(k, r % n)
 
@@ -90,7 +90,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Gated)
-    plain = all(act == Act(act.kind, act.k) for act in (spec.layout(), spec.result()))
+    plain = all(act == ActivationLayout(act.kind, act.k) for act in (spec.layout(), spec.result()))
     if not plain or "q8" in (spec.act, spec.to):
         return None
     mr, nr = tile_of(spec)

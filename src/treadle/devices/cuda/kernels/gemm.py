@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cuda.kernels.block import instead
 from treadle.devices.cuda.kernels.gemv import with_items
-from treadle.devices.cuda.kernels.tile import THREADS, BlockTile, Shape
+from treadle.devices.cuda.kernels.tile import THREADS, BlockTile, CudaTileShape
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.activation_layout import Act
+from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.matmul.gemm import Gemm
-from treadle.kernels.matmul.matmul import Matmul, Share, finish, n_strips, pick_segment, shares
+from treadle.kernels.matmul.matmul import Matmul, StripShare, finish, n_strips, pick_segment, shares
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:
@@ -27,25 +27,27 @@ LARGE, SMALL = (8, 64), (2, 16)
 ABREAST = 8  # strips whose items follow each other, so that both operands stay in the cache
 
 
-def shape_of(spec: Matmul) -> Shape:
+def shape_of(spec: Matmul) -> CudaTileShape:
     """The tile of a product that has ``16 mr`` rows and ``nr`` tokens in it."""
-    return Shape(16 * spec.mr, spec.nr, 2 if spec.act == "f32" else 1)
+    return CudaTileShape(16 * spec.mr, spec.nr, 2 if spec.act == "f32" else 1)
 
 
 def in_order(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
-) -> Callable[[Val], Share]:
+) -> Callable[[Val], StripShare]:
     """Which share is which item's: ABREAST strips with a chunk of tokens, then with the next."""
     if spec.experts or spec.heads:
         return shares(k, frame, spec, strips)
     n, chunk, n_tokens = strips(), frame.tokens, frame.run(spec.count)
     of_group = (n_tokens + (chunk - 1)) // chunk * ABREAST
 
-    def of_item(item: Val) -> Share:
+    def of_item(item: Val) -> StripShare:
         first, place = item // of_group * ABREAST, item % of_group
         width = k.min(n - first, ABREAST)
         start = place // width * chunk
-        return Share(first + place % width, None, start, k.min(start + chunk, n_tokens), n_tokens)
+        return StripShare(
+            first + place % width, None, start, k.min(start + chunk, n_tokens), n_tokens
+        )
 
     return of_item
 
@@ -66,8 +68,8 @@ class SimtGemm(PerBlock, Gemm):
     def shared_bytes(self) -> int:
         return shape_of(self).shared_bytes
 
-    def layout(self) -> Act:
-        return Act(self.act, self.k)
+    def layout(self) -> ActivationLayout:
+        return ActivationLayout(self.act, self.k)
 
     def rows_per_item(self, lanes: int) -> int:
         return 16 * self.mr
@@ -104,7 +106,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """A row of ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Gemm)
-    if spec.layout() != Act(spec.act, spec.k) or spec.act == "q8":
+    if spec.layout() != ActivationLayout(spec.act, spec.k) or spec.act == "q8":
         return None
     mr, nr = tile_of(spec)
     return in_tiles(step, spec, replace(instead(SimtGemm, spec), mr=mr, nr=nr), isa)

@@ -19,7 +19,7 @@ from treadle.devices.cuda.launch_args import PerBlock
 from treadle.formats import Format
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32
-from treadle.kernels.format_blocks import At
+from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.matmul.matmul import Matmul, pick_segment
 from treadle.kernels.spec import Frame
@@ -107,7 +107,7 @@ class SimtGemv(PerBlock, Gemv):
     def _add(
         self,
         k: Builder,
-        rows: list[At],
+        rows: list[BlockAddress],
         tokens: list[Val],
         u: Val,
         sums: list[list[Var]],
@@ -120,7 +120,7 @@ class SimtGemv(PerBlock, Gemv):
             self._add_codes(k, rows, tokens, u, sums)
 
     def _add_floats(
-        self, k: Builder, rows: list[At], tokens: list[Val], u: Val, sums: Any, n: int
+        self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any, n: int
     ) -> None:
         xs = [self._x(k, token, u, 0, FLOATS)[:n] for token in tokens]
         for row, mine in zip(rows, sums, strict=True):
@@ -131,7 +131,9 @@ class SimtGemv(PerBlock, Gemv):
                     total = k.fma(a, b, total)
                 one.v = total
 
-    def _add_codes(self, k: Builder, rows: list[At], tokens: list[Val], u: Val, sums: Any) -> None:
+    def _add_codes(
+        self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any
+    ) -> None:
         """Of a large block a SPAN at a time, in a loop: the assembler would begin with all of a
         block's loads, and spill some of them.
         """
@@ -144,7 +146,7 @@ class SimtGemv(PerBlock, Gemv):
                     self._add_runs(k, rows, tokens, u, sums, first)
 
     def _add_runs(
-        self, k: Builder, rows: list[At], tokens: list[Val], u: Val, sums: Any, first: int
+        self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any, first: int
     ) -> None:
         """The products of a unit's codes from ``first`` on, a SPAN at most."""
         codes, span = rows[0].codes, range(first, first + SPAN)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import Block, instead
+from treadle.devices.cuda.kernels.block import ThreadBlock, instead
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa
@@ -30,7 +30,7 @@ class SimtMerge(PerBlock, Merge):
         return 128
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, index = Block(k, isa, self.threads), frame.begin
+        block, index = ThreadBlock(k, isa, self.threads), frame.begin
         merges = frame.run(numbered("attn_merges", self.pool), ptr)
         dims, n_groups = self.head_dim, self.n_groups
         record = n_groups * self.tokens * self.heads * (dims + 2) * 4

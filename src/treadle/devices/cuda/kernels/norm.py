@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr
-from treadle.kernels.activation_layout import BLOCK, Act
+from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.activations import ACTIVATIONS
 from treadle.kernels.elementwise.elementwise import SLICE, Norm, Pack
 from treadle.kernels.spec import Frame, round_up
@@ -41,7 +41,7 @@ class SimtNorm(PerBlock, Norm):
         return 2 * 4 * self.threads // 32  # of the mean, and of the squares
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, n = Block(k, isa, self.threads), frame.begin
+        block, n = ThreadBlock(k, isa, self.threads), frame.begin
         act, width = self.layout(), WIDTH if self.k % WIDTH == 0 else 1
         n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
         source = k.min(n, n_rows - 1)
@@ -87,7 +87,7 @@ class SimtNorm(PerBlock, Norm):
         if not plain:
             fill(block, act, to)
 
-    def _sum(self, block: Block, row: Val, width: int, of: Callable[[Val], Val]) -> Val:
+    def _sum(self, block: ThreadBlock, row: Val, width: int, of: Callable[[Val], Val]) -> Val:
         """This thread's part of the row's sum."""
         k = block.k
         total = k.var(k.zero(f32 * width))
@@ -107,7 +107,7 @@ class SimtPack(PerBlock, Pack):
         return 128
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, item = Block(k, isa, self.threads), frame.begin
+        block, item = ThreadBlock(k, isa, self.threads), frame.begin
         act, width = self.layout(), WIDTH if self.k % WIDTH == 0 else 1
         n_rows = k.load(frame.rows, i64, align=8) if self.counted else frame.run("n_tokens")
         n, first = item // self.slices, item % self.slices * SLICE
@@ -132,7 +132,7 @@ def _floats(k: Builder, row: Val, at: Val, width: int) -> Val:
     return k.load(row + at * 4, f32 * width, align=4 * width)
 
 
-def store_act(k: Builder, act: Act, row: Val, at: Val, v: Val) -> None:
+def store_act(k: Builder, act: ActivationLayout, row: Val, at: Val, v: Val) -> None:
     """Values of a row of plain activations, from the ``at``-th on."""
     width = v.ty.lanes
     if act.kind == "f32":
@@ -141,7 +141,7 @@ def store_act(k: Builder, act: Act, row: Val, at: Val, v: Val) -> None:
         k.store(row + at * 2, k.isa.narrow_bf16(k, v), align=2 * width)
 
 
-def fill(block: Block, act: Act, row: Val) -> None:
+def fill(block: ThreadBlock, act: ActivationLayout, row: Val) -> None:
     """Zeros behind a row of plain activations, up to a whole block of BLOCK values."""
     k, rest = block.k, round_up(act.k, BLOCK) - act.k
     if rest:
@@ -149,7 +149,7 @@ def fill(block: Block, act: Act, row: Val) -> None:
             store_act(k, act, row, block.tid + act.k, k.zero(f32 * 1))
 
 
-def is_plain(act: Act) -> bool:
+def is_plain(act: ActivationLayout) -> bool:
     """Whether ``store_act`` writes this layout."""
     return act.kind in PLAIN and act.group == 1
 

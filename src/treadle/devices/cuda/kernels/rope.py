@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i64, ptr
@@ -47,7 +47,7 @@ class SimtRopeStore(PerBlock, RopeStore):
         return round_up(4 * self.head_dim, 16)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, item = Block(k, isa, self.threads), frame.begin
+        block, item = ThreadBlock(k, isa, self.threads), frame.begin
         n, head = item // self.n_head_kv, item % self.n_head_kv
         row, queries = frame.qkv + n * frame.stride * 4, self.n_head // self.n_head_kv
 
@@ -76,7 +76,9 @@ class SimtRopeStore(PerBlock, RopeStore):
             home = home + self.page.v_off
             self._keep(block, value, home, place, self.dims_v, transposed=False)
 
-    def _turned(self, block: Block, x: Val, table: Val, weight: Val, scale: float) -> list[Dim]:
+    def _turned(
+        self, block: ThreadBlock, x: Val, table: Val, weight: Val, scale: float
+    ) -> list[Dim]:
         """One head's values, normed and turned."""
         k, half, dims = block.k, self.rope_dims // 2, self.head_dim
         neox = self.style == "neox"
@@ -117,7 +119,7 @@ class SimtRopeStore(PerBlock, RopeStore):
         return made
 
     def _keep(
-        self, block: Block, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
+        self, block: ThreadBlock, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
     ) -> None:
         """A key or a value, narrowed, into its page; a block of dims at a time."""
         k, fmt = block.k, self.page.fmt
@@ -140,7 +142,7 @@ class SimtRopeStore(PerBlock, RopeStore):
             _store(k, home, [Dim(where, k.extract(narrow, 0), inside)])
 
 
-def _lanes(block: Block, begin: int, end: int) -> list[tuple[Val, Val | None]]:
+def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | None]]:
     """Numbers from ``begin`` to ``end``, 32 at a time, one for each lane; past the end the last one
     again, and whether it is inside.
     """
@@ -152,7 +154,7 @@ def _lanes(block: Block, begin: int, end: int) -> list[tuple[Val, Val | None]]:
     return made
 
 
-def _gain(block: Block, values: list[Dim], n: int, eps: float) -> Val:
+def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
     """What an RMS norm multiplies a head by."""
     k, total = block.k, block.k.const(0.0, f32)
     for _, v, inside in values:

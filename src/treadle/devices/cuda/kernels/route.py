@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
 from treadle.devices.cuda.launch_args import MOST_THREADS, PerBlock
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WARP = 32
 
 
-class Held(NamedTuple):
+class RoutedExpert(NamedTuple):
     """An expert as lanes hand it on."""
 
     rank: Val
@@ -42,7 +42,7 @@ class SimtRoute(PerBlock, Route):
         return WARP
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, token = Block(k, isa, self.threads), frame.begin
+        block, token = ThreadBlock(k, isa, self.threads), frame.begin
         row = frame.scores + token * frame.stride * 4
         scores, lowest = [], k.const(float("-inf"), f32)
         for first in range(0, self.n, WARP):
@@ -82,11 +82,11 @@ class SimtRoute(PerBlock, Route):
             k.store(frame.chosen + place, expert, align=4)
             k.store(frame.weights + place, made, align=4)
 
-    def _places(self, block: Block, values: list[Val]) -> list[tuple[Val, Val]]:
+    def _places(self, block: ThreadBlock, values: list[Val]) -> list[tuple[Val, Val]]:
         """Each of a lane's values, and which expert's it is."""
         return [(v, block.lane + WARP * i) for i, v in enumerate(values)]
 
-    def _shares(self, block: Block, scores: list[Val]) -> list[Val]:
+    def _shares(self, block: ThreadBlock, scores: list[Val]) -> list[Val]:
         """``p`` of a lane's experts."""
         k = block.k
         if self.gating == "sigmoid":
@@ -102,7 +102,7 @@ class SimtRoute(PerBlock, Route):
         share = 1.0 / block.over_warp(total, plus)
         return [power * share for power in powers]
 
-    def _beside(self, block: Block, left: list[Var], top: Val) -> Val:
+    def _beside(self, block: ThreadBlock, left: list[Var], top: Val) -> Val:
         """What the best weighs, beside those that are left and near it."""
         k = block.k
         total = k.const(0.0, f32)
@@ -112,7 +112,7 @@ class SimtRoute(PerBlock, Route):
             total = total + k.select(far, none, math.exp(k, v - top))
         return 1.0 / (block.over_warp(total, plus) + 1.0)
 
-    def _of_best_groups(self, block: Block, ranks: list[Val]) -> list[Val]:
+    def _of_best_groups(self, block: ThreadBlock, ranks: list[Val]) -> list[Val]:
         """Ranks, minus infinity in groups that are not among the best."""
         k, per, lowest = block.k, self.n // self.n_groups, block.k.const(float("-inf"), f32)
         good = k.var(lowest)  # of the group that has this lane's number
@@ -137,23 +137,23 @@ class SimtRoute(PerBlock, Route):
             for rank, at in self._places(block, ranks)
         ]
 
-    def _take(self, block: Block, left: list[Var], p: list[Val]) -> Held:
+    def _take(self, block: ThreadBlock, left: list[Var], p: list[Val]) -> RoutedExpert:
         """The best that is left, of equal ones the first; it is not left then."""
         k = block.k
-        best = Held(k.const(float("-inf"), f32), k.const(0, i32), p[0])
+        best = RoutedExpert(k.const(float("-inf"), f32), k.const(0, i32), p[0])
         for (share, at), rank in zip(self._places(block, p), left, strict=True):
             better = rank.v > best.rank
-            best = Held(
+            best = RoutedExpert(
                 k.select(better, rank.v, best.rank),
                 k.select(better, at.to(i32), best.expert),
                 k.select(better, share, best.p),
             )
         lanes = WARP // 2
         while lanes:
-            other = Held(*(block.simt.shuffle(k, v, lanes) for v in best))
+            other = RoutedExpert(*(block.simt.shuffle(k, v, lanes) for v in best))
             first = other.rank.eq(best.rank) & (other.expert < best.expert)
             better = (other.rank > best.rank) | first
-            best = Held(*(k.select(better, a, b) for a, b in zip(other, best, strict=True)))
+            best = RoutedExpert(*(k.select(better, a, b) for a, b in zip(other, best, strict=True)))
             lanes //= 2
         for i, rank in enumerate(left):
             taken = best.expert.eq((block.lane + WARP * i).to(i32))
@@ -176,7 +176,7 @@ class SimtSort(PerBlock, Sort):
         return 8 * self.threads  # each expert's slots
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, n_slots = Block(k, isa, self.threads), frame.run("n_tokens") * self.n_used
+        block, n_slots = ThreadBlock(k, isa, self.threads), frame.run("n_tokens") * self.n_used
         tid, tokens = block.tid, frame.rows + 8
 
         def is_mine(slot: Val) -> Val:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.sharing import Sharing
@@ -18,11 +18,11 @@ from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.elementwise.pooling import Pooling
 from treadle.kernels.elementwise.softcap import Softcap
-from treadle.kernels.matmul.lora import Down, Up
+from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.matmul.lora_experts import ExpertDown, ExpertUp
 from treadle.kernels.moe.dispatch import Combine, Gather
 from treadle.kernels.recurrent.convolution import Convolution
-from treadle.kernels.recurrent.gates import Gate, Rates, UnitHeads
+from treadle.kernels.recurrent.gates import OutputGate, Rates, UnitHeads
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
 from treadle.kernels.recurrent.mamba1 import Selective
 from treadle.kernels.recurrent.rules import Delta, Mamba2
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
 
-class Spread(PerBlock):
+class SpreadKernel(PerBlock):
     """The kernel that stands behind it among a class's bases. Items: that kernel's."""
 
     n_threads: ClassVar[int] = 128
@@ -47,7 +47,7 @@ class Spread(PerBlock):
         return 4 * self.threads // 32  # what warps add up
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block = Block(k, isa, self.threads)
+        block = ThreadBlock(k, isa, self.threads)
 
         def total(v: Val) -> Val:
             block.simt.barrier(k)  # the one before has been read
@@ -61,12 +61,12 @@ class Spread(PerBlock):
 def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
     """``kind``, a block of so many threads an item."""
     own = {"op": f"simt_{kind.op}", "n_threads": n_threads, "__doc__": kind.__doc__}
-    return type(f"Simt{kind.__name__}", (Spread, kind), own)
+    return type(f"Simt{kind.__name__}", (SpreadKernel, kind), own)
 
 
 # An item is a row of the model's width, or a head's, or some channels.
-ROWS = (Add, AddRows, Clamp, Combine, Embed, Gate, Gather, Pooling, Softcap)
-LORAS = (Down, Up, ExpertDown, ExpertUp)
+ROWS = (Add, AddRows, Clamp, Combine, Embed, OutputGate, Gather, Pooling, Softcap)
+LORAS = (LoraDown, LoraUp, ExpertDown, ExpertUp)
 PARTS = (ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
     kind.op: spread(kind, 32) for kind in PARTS

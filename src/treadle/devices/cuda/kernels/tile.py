@@ -19,7 +19,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cuda.kernels.weights import (
     FLOATS,
     SPAN,
-    Run,
+    CodeRun,
     four_floats,
     read_floats,
     read_runs,
@@ -27,7 +27,7 @@ from treadle.devices.cuda.kernels.weights import (
 from treadle.formats import Format
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32, u16, u32
-from treadle.kernels.format_blocks import At
+from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.spec import round_up
 
 PIECE = 16  # bytes that are copied at once
@@ -37,7 +37,7 @@ THREADS = 32 * WARPS
 
 
 @dataclass(frozen=True)
-class Shape:
+class CudaTileShape:
     """``rows`` by ``tokens``: a thread unpacks a row's SPAN, so fewer rows leave threads for more
     of K: ``parts`` of SPAN values, whose sums are added up at the end.
     """
@@ -86,10 +86,10 @@ class BlockTile:
     def __init__(
         self,
         k: Builder,
-        shape: Shape,
+        shape: CudaTileShape,
         fmt: Format,
         n_values: int,
-        row_of: Callable[[Val], At],
+        row_of: Callable[[Val], BlockAddress],
         x_of: Callable[[Val], Val],
     ) -> None:
         assert k.isa.simt is not None, k.isa.name
@@ -201,7 +201,7 @@ class BlockTile:
             with k.if_((self.part % n).eq(own)):
                 self._store(stage, self._read(s, own, SPAN))
 
-    def _read(self, s: Val, part: int, n: int) -> list[tuple[int, list[Val] | Run]]:
+    def _read(self, s: Val, part: int, n: int) -> list[tuple[int, list[Val] | CodeRun]]:
         """Runs of weights, each with the number of its first within the thread's SPAN."""
         k, fmt = self.k, self.fmt
         first = s * (SPAN * self.shape.parts) + self.part * SPAN
@@ -219,7 +219,7 @@ class BlockTile:
         mine = range(part * SPAN, part * SPAN + n)
         return [(run.fours[0][0] - mine[0], run) for run in runs if run.fours[0][0] in mine]
 
-    def _store(self, stage: Val, read: list[tuple[int, list[Val] | Run]]) -> None:
+    def _store(self, stage: Val, read: list[tuple[int, list[Val] | CodeRun]]) -> None:
         k, shape = self.k, self.shape
         to = self.memory + stage + self.own * shape.pitch + self.part * (2 * SPAN)
         for first, run in read:
@@ -229,7 +229,7 @@ class BlockTile:
             for i in range(0, len(values), FLOATS):
                 self._put(to + 2 * (first + i), shape.w_bytes, values[i : i + FLOATS])
 
-    def _weights(self, run: Run) -> list[Val]:
+    def _weights(self, run: CodeRun) -> list[Val]:
         k, codes = self.k, self.fmt.codes
         assert codes is not None
         whole = [v for _, word in run.fours for v in four_floats(k, word, codes.offset)]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.devices.cuda.kernels.block import Block, instead, plus
+from treadle.devices.cuda.kernels.block import ThreadBlock, instead, plus
 from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
@@ -32,7 +32,7 @@ from treadle.kernels.elementwise.top_logits import (
     SLICE_ROWS,
     TOTAL,
     JoinTop,
-    Top,
+    TopLogitsKernel,
     to_float,
     to_key,
 )
@@ -51,7 +51,7 @@ CHOSEN = EACH + 8 * THREADS
 SHARED = CHOSEN + 8 * N_TOP
 
 
-class Looked(NamedTuple):
+class SampledRecord(NamedTuple):
     """What a SAMPLED record says; ``mask`` is 0 where there is none."""
 
     row: Val
@@ -60,13 +60,13 @@ class Looked(NamedTuple):
     total: Val
 
 
-def look_at(k: Builder, frame: Frame, i: Val) -> Looked:
+def look_at(k: Builder, frame: Frame, i: Val) -> SampledRecord:
     """The i-th record."""
     record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
-    return Looked(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
+    return SampledRecord(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
 
 
-class _TopBlock(Block):
+class _TopBlock(ThreadBlock):
     """A block whose threads have N_TOP keys each, ``WIDTH`` a vector, in ``keys``."""
 
     def __init__(self, k: Builder, isa: Isa) -> None:
@@ -101,7 +101,7 @@ class _TopBlock(Block):
             bits.v = k.select(enough, trial, bits.v)
         return (bits.v ^ (1 << 31)).bits(i32)
 
-    def choose(self, looked: Looked, id_at: Callable[[Val], Val], to: Val) -> Val:
+    def choose(self, looked: SampledRecord, id_at: Callable[[Val], Val], to: Val) -> Val:
         """Write the N_TOP largest keys to ``to``, and their ids behind them, in the order in which
         they stand, or ``only`` those as large as the largest; gives that. ``id_at``: of a thread's
         i-th key.
@@ -164,8 +164,8 @@ class _PerTopBlock(PerBlock):
 
 
 @dataclass(frozen=True)
-class SimtTop(_PerTopBlock, Top):
-    """``Top``. Items: SAMPLED records x slices."""
+class SimtTop(_PerTopBlock, TopLogitsKernel):
+    """``TopLogitsKernel``. Items: SAMPLED records x slices."""
 
     op: ClassVar[str] = "simt_top"
 

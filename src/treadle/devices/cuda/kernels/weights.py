@@ -11,7 +11,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, u32
-from treadle.kernels.format_blocks import At, scales_of, unpack_codes
+from treadle.kernels.format_blocks import BlockAddress, scales_of, unpack_codes
 
 FLOATS = 8  # values of a unit of floats
 LEAST = 32  # values of a unit of codes
@@ -28,7 +28,7 @@ def unit_of(fmt: Format, k: int) -> int:
 
 
 @dataclass
-class Run:
+class CodeRun:
     """Codes that share a scale, and perhaps a minimum: fours of them, each a word, by the number
     of its first value; ``w = scale * (code - offset) + minimum``.
     """
@@ -38,7 +38,7 @@ class Run:
     fours: list[tuple[int, Val]]
 
 
-def read_runs(k: Builder, at: At, unit: int) -> list[Run]:
+def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
     """The codes of a unit that begins at ``at``."""
     fmt, codes = at.fmt, at.codes
     blocks = [at.block(i) for i in range(unit // fmt.block)]
@@ -51,7 +51,7 @@ def read_runs(k: Builder, at: At, unit: int) -> list[Run]:
             one = 4 * four, k.extract(words, i)
             held.setdefault(4 * four // codes.sum_sub, []).append(one)
     return [
-        Run(
+        CodeRun(
             k.extract(d, i * codes.sum_sub // codes.sub),
             None if m is None else k.extract(m, i),
             sorted(fours, key=lambda one: one[0]),
@@ -66,7 +66,7 @@ def four_floats(k: Builder, word: Val, offset: int) -> list[Val]:
     return [(v | MAGIC_BITS).bits(f32) - (MAGIC + offset) for v in wide]
 
 
-def read_floats(k: Builder, at: At, row: int, n: int) -> list[Val]:
+def read_floats(k: Builder, at: BlockAddress, row: int, n: int) -> list[Val]:
     """Floats of a unit that begins at ``at``, zeros behind the first ``n``; rows have ``row``."""
     load = at.fmt.load
     assert load is not None, at.fmt.name

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.server.http.api_errors import ApiError
-    from treadle.server.requests.generation_request import Asked
-    from treadle.server.requests.request_stream import Call, Text
+    from treadle.server.requests.generation_request import GenerationRequest
+    from treadle.server.requests.request_stream import OutputStream, RequestStream
     from treadle.server.requests.service import Service
 
 
@@ -32,7 +32,7 @@ def head(service: Service, kind: str, name: str) -> dict[str, Any]:
 
 
 def counter(
-    read: Callable[[Service, dict[str, Any]], Asked],
+    read: Callable[[Service, dict[str, Any]], GenerationRequest],
 ) -> Callable[[Request], Awaitable[Json]]:
     """An endpoint that tells how many tokens the prompts of a body have, as ``read`` makes them."""
 
@@ -50,7 +50,7 @@ def finish_reason(reason: str | None) -> str | None:
     return "length" if reason == "context" else reason
 
 
-def usage(call: Call) -> dict[str, Any]:
+def usage(call: RequestStream) -> dict[str, Any]:
     """Tokens of a call, when all its pieces were told. Each prompt counts once, however many texts
     it has.
     """
@@ -69,7 +69,7 @@ def usage(call: Call) -> dict[str, Any]:
     }
 
 
-def reuse(text: Text) -> dict[str, Any]:
+def reuse(text: OutputStream) -> dict[str, Any]:
     """What of a prompt was in the cache, and where and why it left it: a ``PrefixHit``."""
     use = text.answer.timings.cache
     return {
@@ -77,7 +77,7 @@ def reuse(text: Text) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def timings(text: Text) -> dict[str, Any]:
+def timings(text: OutputStream) -> dict[str, Any]:
     """Of one text, under llama.cpp's names; milliseconds. ``cache`` is our own."""
     t = text.answer.timings
     read, written = t.n_prompt - t.n_cached, t.n_generated
@@ -97,13 +97,13 @@ def timings(text: Text) -> dict[str, Any]:
     }
 
 
-def warnings(call: Call) -> dict[str, list[str]]:
+def warnings(call: RequestStream) -> dict[str, list[str]]:
     """What was asked for and is not done, and what of the schemas is not enforced."""
     found = [*call.asked.ignored, *call.asked.planned.warnings]
     return {"warnings": found} if found else {}
 
 
-def _piece(text: Text) -> str:
+def _piece(text: OutputStream) -> str:
     """The first token of a prompt that had to be read."""
     token = text.answer.timings.cache.token
     return "" if token is None else text.answer.tokenizer.piece(token)

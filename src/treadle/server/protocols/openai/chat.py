@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.chat.tools import Said, Told
+from treadle.chat.tools import OutputPiece, ParsedOutput
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import (
     Table,
@@ -24,7 +24,7 @@ from treadle.server.http.http_io import (
     DONE,
     PING,
     Response,
-    Stream,
+    StreamedResponse,
     event,
     finished,
     read_json,
@@ -41,9 +41,9 @@ from treadle.server.protocols.openai.answer import (
     warnings,
 )
 from treadle.server.requests.chat_prompt import read_conversation
-from treadle.server.requests.generation_request import MAX_N, Asked, read_asked
+from treadle.server.requests.generation_request import MAX_N, GenerationRequest, read_asked
 from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields
-from treadle.server.requests.request_stream import Call, Piece
+from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ FIELDS: Table = {
 }
 
 
-def read_chat(service: Service, body: dict[str, Any]) -> Asked:
+def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
@@ -121,16 +121,18 @@ async def chat_completions(request: Request) -> Response:
     service, body = service_of(request), await read_json(request)
     call = await service.begin(request, read_chat, body)
     if call.stream:
-        return Stream(call, _chunks(service, call), error_event)
+        return StreamedResponse(call, _chunks(service, call), error_event)
     pieces = await finished(request, call)
     return await whole_json(partial(chat_answer, service, call), pieces)
 
 
-def chat_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
+def chat_answer(service: Service, call: RequestStream, pieces: list[StreamPiece]) -> dict[str, Any]:
     """The whole answer: a piece for each text."""
     kept = [_kept(call, piece.said()) for piece in pieces]
     told = zip(pieces, kept, strict=True)
-    choices = [_choice(piece, {"message": _message(Told.of(parts))}) for piece, parts in told]
+    choices = [
+        _choice(piece, {"message": _message(ParsedOutput.of(parts))}) for piece, parts in told
+    ]
     return {
         **head(service, "chat.completion", _new_id()),
         "choices": choices,
@@ -141,7 +143,7 @@ def chat_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, 
     }
 
 
-def _kept(call: Call, parts: list[Said]) -> list[Said]:
+def _kept(call: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
     """Without reasoning, where that is not wanted (vLLM's ``include_reasoning``)."""
     wanted = call.asked.more["reasoning"]
     return parts if wanted else [part for part in parts if part.kind != "reasoning"]
@@ -151,7 +153,7 @@ def _new_id() -> str:
     return f"chatcmpl-{secrets.token_hex(16)}"
 
 
-def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
+def _choice(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"index": piece.text.index, **said}
     if piece.text.request.n_top is not None:
         made["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
@@ -162,7 +164,7 @@ def _choice(piece: Piece, said: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
     """The roles; deltas; each text's end; the use of tokens, if it was asked for."""
     more = call.asked.more
     shared = head(service, "chat.completion.chunk", _new_id())
@@ -191,7 +193,7 @@ async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
     yield DONE
 
 
-def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
+def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
     """A piece as chunks with their deltas: what was said, and the end, which says nothing."""
     deltas = [_delta(part) for part in _kept(piece.text.call, piece.said())]
     end = piece.finish_reason is not None
@@ -205,7 +207,7 @@ def _parts(piece: Piece) -> list[tuple[Piece, dict[str, Any]]]:
     return parts
 
 
-def _delta(part: Said) -> dict[str, Any]:
+def _delta(part: OutputPiece) -> dict[str, Any]:
     if part.kind == "reasoning":  # clients read one name or the other
         return {"reasoning_content": part.text, "reasoning": part.text}
     if part.kind == "content":
@@ -217,7 +219,7 @@ def _delta(part: Said) -> dict[str, Any]:
     return {"tool_calls": [call]}
 
 
-def _message(told: Told) -> dict[str, Any]:
+def _message(told: ParsedOutput) -> dict[str, Any]:
     made: dict[str, Any] = {"role": "assistant", "content": told.content}
     if told.reasoning:
         made["reasoning_content"] = made["reasoning"] = told.reasoning

@@ -14,7 +14,7 @@ from treadle.server.http.http_io import (
     DONE,
     PING,
     Response,
-    Stream,
+    StreamedResponse,
     event,
     finished,
     read_json,
@@ -36,7 +36,7 @@ from treadle.server.protocols.openai.chat import MAX_TOP, STREAM_OPTIONS
 from treadle.server.protocols.openai.echo import measure_prompts
 from treadle.server.requests.generation_request import (
     MAX_N,
-    Asked,
+    GenerationRequest,
     check_length,
     check_text,
     read_asked,
@@ -44,7 +44,7 @@ from treadle.server.requests.generation_request import (
     several,
 )
 from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
-from treadle.server.requests.request_stream import Call, Piece
+from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 
@@ -70,7 +70,7 @@ FIELDS: Table = {
 }
 
 
-def read_completion(service: Service, body: dict[str, Any]) -> Asked:
+def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What a body asks for. Raises ApiError, TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
@@ -127,12 +127,14 @@ async def completions(request: Request) -> Response:
     call = await service.begin(request, read_completion, body)
     await result(request, measure_prompts(service, call))
     if call.stream:
-        return Stream(call, _chunks(service, call), error_event)
+        return StreamedResponse(call, _chunks(service, call), error_event)
     pieces = await finished(request, call)
     return await whole_json(partial(completion_answer, service, call), pieces)
 
 
-def completion_answer(service: Service, call: Call, pieces: list[Piece]) -> dict[str, Any]:
+def completion_answer(
+    service: Service, call: RequestStream, pieces: list[StreamPiece]
+) -> dict[str, Any]:
     """The whole answer: a piece for each text."""
     return {
         **_head(service),
@@ -148,7 +150,7 @@ def _head(service: Service) -> dict[str, Any]:
     return head(service, "text_completion", f"cmpl-{secrets.token_hex(16)}")
 
 
-def _choice(call: Call, piece: Piece, *, first: bool = True) -> dict[str, Any]:
+def _choice(call: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
     """A choice of an answer or a chunk, perhaps its ``first``."""
     more, text, said, entries = call.asked.more, piece.text, piece.content, piece.logprobs
     before = "" if more["echo"] is None else more["echo"][text.prompt]
@@ -167,7 +169,7 @@ def _choice(call: Call, piece: Piece, *, first: bool = True) -> dict[str, Any]:
     }
 
 
-async def _chunks(service: Service, call: Call) -> AsyncIterator[bytes]:
+async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
     shared, begun = _head(service), set[int]()
     each = call.asked.more["timings_per_token"]
     async for piece in ticking(call):

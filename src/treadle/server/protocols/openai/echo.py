@@ -10,14 +10,14 @@ import numpy as np
 
 from treadle.engine.engine import OUTPUTS
 from treadle.sampling.logprobs import TokenLogprob, row_logprobs
-from treadle.server.requests.request_stream import Call
+from treadle.server.requests.request_stream import RequestStream
 from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:
     from treadle.api.session import Session
 
 
-async def measure_prompts(service: Service, call: Call) -> None:
+async def measure_prompts(service: Service, call: RequestStream) -> None:
     """Put those of a call's prompts into ``asked.more["measured"]``, if they are to be shown."""
     more, n_top = call.asked.more, call.asked.settings.get("logprobs")
     if more["echo"] is None or n_top is None:

@@ -13,7 +13,7 @@ from treadle.server.protocols.openai.response_tools import flat_name
 from treadle.server.requests.chat_prompt import content_text
 
 if TYPE_CHECKING:
-    from treadle.server.requests.response_store import Talks
+    from treadle.server.requests.response_store import ResponseStore
 
 PREFIXES = {  # of items' ids, by their types
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
@@ -25,7 +25,7 @@ SEAL = "treadle:"  # before reasoning that a client cannot read
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-def given_items(value: Any, talks: Talks) -> list[dict[str, Any]]:
+def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
     """``input``, a text or items, as items that each have a ``type`` and an ``id``; references are
     replaced by what they lead to. Raises ApiError.
     """

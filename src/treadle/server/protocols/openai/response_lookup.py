@@ -13,7 +13,7 @@ from treadle.server.requests.service import service_of
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from treadle.server.requests.response_store import Kept
+    from treadle.server.requests.response_store import StoredResponse
 
 
 def _limit(name: str, value: str) -> int:
@@ -69,7 +69,7 @@ async def cancel(request: Request) -> Response:
     raise ApiError(400, "only a response in the background could be cancelled: there are none")
 
 
-def _kept(request: Request) -> Kept:
+def _kept(request: Request) -> StoredResponse:
     name = request.path_params["id"]
     found = service_of(request).talks.get(name)
     if found is None:

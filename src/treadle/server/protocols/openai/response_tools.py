@@ -15,7 +15,7 @@ FUNCTION = ("name", "description", "parameters", "strict")
 
 
 @dataclass(frozen=True)
-class Known:
+class ClientTool:
     """What a client calls a function. Calls of a ``custom`` one have a text for arguments."""
 
     name: str
@@ -24,13 +24,13 @@ class Known:
 
 
 @dataclass
-class Offered:
+class OfferedTools:
     """The tools of a call: functions as chat has them, what the client calls each, and types that
     only OpenAI serves. Clients offer those to everybody, so they are left out.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
-    known: dict[str, Known] = field(default_factory=dict)
+    known: dict[str, ClientTool] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     unenforced: list[str] = field(default_factory=list)
 
@@ -51,13 +51,13 @@ class Offered:
             for inner in array("tools.tools", tool.get("tools") or []):
                 self.add(inner, within)
         elif kind == "function":
-            self._add(Known(_name(tool), namespace), tool)
+            self._add(ClientTool(_name(tool), namespace), tool)
         elif kind == "custom":
-            self._add(Known(_name(tool), namespace, custom=True), self._custom(tool))
+            self._add(ClientTool(_name(tool), namespace, custom=True), self._custom(tool))
         elif kind not in self.left_out:
             self.left_out.append(kind)
 
-    def _add(self, known: Known, function: Mapping[str, Any]) -> None:
+    def _add(self, known: ClientTool, function: Mapping[str, Any]) -> None:
         name = flat_name(known.namespace, known.name)
         own = {key: function[key] for key in FUNCTION if function.get(key) is not None}
         self.known[name] = known
@@ -91,15 +91,15 @@ class Offered:
                     yield own
 
 
-def read_response_tools(tools: list[Any]) -> Offered:
+def read_response_tools(tools: list[Any]) -> OfferedTools:
     """Raises ApiError."""
-    offered = Offered()
+    offered = OfferedTools()
     for tool in tools:
         offered.add(tool)
     return offered
 
 
-def chat_choice(choice: Any, offered: Offered) -> Any:
+def chat_choice(choice: Any, offered: OfferedTools) -> Any:
     """``tool_choice`` as chat has it. Raises ApiError where it asks for what is left out."""
     if choice == "required" and not offered.functions and offered.left_out:
         raise _unserved_choice(offered.left_out[0])
@@ -114,7 +114,7 @@ def chat_choice(choice: Any, offered: Offered) -> Any:
     return {"type": "function", "function": {"name": found}}
 
 
-def _allowed(choice: Mapping[str, Any], offered: Offered) -> dict[str, Any] | str:
+def _allowed(choice: Mapping[str, Any], offered: OfferedTools) -> dict[str, Any] | str:
     """Those of the allowed tools that are functions; the others are left out here, too."""
     tools: list[Any] = []
     for tool in few("tool_choice.tools", choice.get("tools")):

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from treadle.chat.tools import Said
+from treadle.chat.tools import OutputPiece
 from treadle.chat.tools.arguments import arguments_of
 from treadle.server.http.api_errors import ApiError, named
 from treadle.server.http.body_fields import (
@@ -29,7 +29,7 @@ from treadle.server.http.http_io import (
     PING,
     Json,
     Response,
-    Stream,
+    StreamedResponse,
     event,
     finished,
     read_json,
@@ -48,17 +48,17 @@ from treadle.server.protocols.openai.response_items import (
     thinking,
 )
 from treadle.server.protocols.openai.response_tools import (
-    Known,
+    ClientTool,
     chat_choice,
     read_response_tools,
     unserved,
 )
 from treadle.server.requests import ignored_fields as ignored
 from treadle.server.requests.chat_prompt import read_conversation
-from treadle.server.requests.generation_request import Asked, read_asked
+from treadle.server.requests.generation_request import GenerationRequest, read_asked
 from treadle.server.requests.ignored_fields import ignored_fields
-from treadle.server.requests.request_stream import Call, Piece
-from treadle.server.requests.response_store import Kept
+from treadle.server.requests.request_stream import RequestStream, StreamPiece
+from treadle.server.requests.response_store import StoredResponse
 from treadle.server.requests.service import Service, service_of
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
@@ -90,7 +90,7 @@ NAMES = {
 
 
 @named(NAMES)
-def read_response(service: Service, body: dict[str, Any]) -> Asked:
+def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """What a body asks for. Raises ApiError, TreadleError."""
     given = read_fields(body, FIELDS)
     form = given.get("text", {}).get("format")
@@ -144,7 +144,7 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     return told + [f"include: {each!r:.80} is not there" for each in others]
 
 
-def _before(service: Service, given: Mapping[str, Any]) -> Kept | None:
+def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None:
     """The response that this one goes on from, if one is named."""
     name = given.get("previous_response_id")
     if name is None:
@@ -160,9 +160,11 @@ class _Item:
     the function. ``more``: the call's own, see ``read_response``.
     """
 
-    def __init__(self, part: Said, more: Mapping[str, Any]) -> None:
+    def __init__(self, part: OutputPiece, more: Mapping[str, Any]) -> None:
         self.kind, self.text, self.call = part.kind, part.text, part.call
-        self.known: Known = Known("") if part.call is None else more["known"][part.call.name]
+        self.known: ClientTool = (
+            ClientTool("") if part.call is None else more["known"][part.call.name]
+        )
         self.seal: bool = more["seal"]
         self.logprobs: list[dict[str, Any]] = []
         types = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
@@ -214,7 +216,7 @@ class _Item:
 class _Reply:
     """One response, as it is told: its ids, and what of the body it repeats."""
 
-    def __init__(self, service: Service, call: Call, body: Mapping[str, Any]) -> None:
+    def __init__(self, service: Service, call: RequestStream, body: Mapping[str, Any]) -> None:
         self.service, self.call = service, call
         self.id = f"resp_{secrets.token_hex(24)}"
         own = mapping("text", body.get("text") or {})
@@ -247,7 +249,7 @@ class _Reply:
         why = {"code": "server_error", "message": error.message}
         return {**self.begun(), "status": "failed", "error": why, "output": output}
 
-    def ended(self, piece: Piece, items: Sequence[_Item]) -> dict[str, Any]:
+    def ended(self, piece: StreamPiece, items: Sequence[_Item]) -> dict[str, Any]:
         """The whole object; what was said is kept for one that goes on from it."""
         more, used = self.call.asked.more, usage(self.call)
         done = _status(piece) == "completed"
@@ -267,11 +269,11 @@ class _Reply:
         }
         if more["keep"]:
             talk = [*more["talk"], *(item.message() for item in items)]
-            self.service.talks.keep(self.id, Kept(talk, more["inputs"], whole))
+            self.service.talks.keep(self.id, StoredResponse(talk, more["inputs"], whole))
         return whole
 
 
-def _status(piece: Piece) -> str:
+def _status(piece: StreamPiece) -> str:
     return "completed" if piece.finish_reason == "stop" else "incomplete"
 
 
@@ -281,8 +283,8 @@ async def responses(request: Request) -> Response:
     call = await service.begin(request, read_response, body)
     reply = _Reply(service, call, body)
     if call.stream:
-        told = _Told(reply)
-        return Stream(call, _events(told), told.failed)
+        told = _ResponseEvents(reply)
+        return StreamedResponse(call, _events(told), told.failed)
     (piece,) = await finished(request, call)
     items: list[_Item] = []
     for part in piece.said():
@@ -296,7 +298,7 @@ async def responses(request: Request) -> Response:
     return Json(reply.ended(piece, items))
 
 
-class _Told:
+class _ResponseEvents:
     """The events of one response, numbered."""
 
     def __init__(self, reply: _Reply) -> None:
@@ -314,7 +316,7 @@ class _Told:
         inner = {} if item.call is not None else {"content_index": 0}
         return {"item_id": item.id, "output_index": at, **inner}
 
-    def said(self, part: Said) -> bytes:
+    def said(self, part: OutputPiece) -> bytes:
         """A part of the answer: of the item that is open, or of a new one."""
         out = b""
         if part.call is not None:
@@ -341,7 +343,7 @@ class _Told:
         self.items[-1].logprobs += taken
         return taken
 
-    def _opened(self, part: Said) -> bytes:
+    def _opened(self, part: OutputPiece) -> bytes:
         item = _Item(part, self.reply.call.asked.more)
         self.items.append(item)
         at, shown = len(self.items) - 1, item.as_dict("in_progress", begins=True)
@@ -383,7 +385,7 @@ class _Told:
         return self.event("error", **own) + self.event("response.failed", response=whole)
 
 
-async def _events(told: _Told) -> AsyncIterator[bytes]:
+async def _events(told: _ResponseEvents) -> AsyncIterator[bytes]:
     reply = told.reply
     yield told.event("response.created", response=reply.begun())
     yield told.event("response.in_progress", response=reply.begun())
