@@ -103,8 +103,16 @@ def main() -> None:
             demo = quality(DEMO, code, fmt, folder)
             told = quality(baby, story, fmt, folder) if baby.exists() else None
             read, written = speeds(fmt, args.layers, folder)
-            rows.append({"format": fmt.name, "bits": bits, "demo": demo, "babyllama": told,
-                         "pp": read, "tg": written})  # fmt: skip
+            rows.append(
+                {
+                    "format": fmt.name,
+                    "bits": bits,
+                    "demo": demo,
+                    "babyllama": told,
+                    "pp": read,
+                    "tg": written,
+                }
+            )
             cells = [fmt.name, f"{bits:.4g}", fmt.block, f"{bits * WEIGHTS_OF_8B / 8e9:.2f}"]
             cells += ["" if kl is None else f"{kl:.2g}" for kl in (demo, told)]
             share = of_int8(read) if fmt.codes else percent(read)

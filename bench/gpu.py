@@ -66,8 +66,14 @@ def check(folder: Path, fmt: str) -> None:
     write(TINY, by_name(fmt), str(path))
     for device in ("cuda", "cpu"):
         with on_card(path, 256, device) as model, closing(model.engine.cache.sequence()) as seq:
-            made.append(np.concatenate([model.engine.run([BatchItem(seq, ids, len(ids))]),
-                                        model.engine.run([BatchItem(seq, [7])])]))  # fmt: skip
+            made.append(
+                np.concatenate(
+                    [
+                        model.engine.run([BatchItem(seq, ids, len(ids))]),
+                        model.engine.run([BatchItem(seq, [7])]),
+                    ]
+                )
+            )
     error = float(np.sqrt(np.mean((made[0] - made[1]) ** 2) / np.mean(made[1] ** 2)))
     print(f"{fmt}: logits {error:.2%} from the CPU's (rms)", flush=True)
     if not error < 0.05:

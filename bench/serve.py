@@ -94,30 +94,74 @@ class Server:
 def commands(model: str, threads: int, streams: int, rivals: Path | None) -> Iterator[Any]:
     """Of each server: its name, its command but for the port, its variables."""
     most = str(streams)
-    yield "treadle", [
-        sys.executable, "-m", "treadle", "serve", model, "-t", str(threads), "-c", str(CONTEXT),
-        "--sequences", most, "--no-log",
-    ], {}  # fmt: skip
+    yield (
+        "treadle",
+        [
+            sys.executable,
+            "-m",
+            "treadle",
+            "serve",
+            model,
+            "-t",
+            str(threads),
+            "-c",
+            str(CONTEXT),
+            "--sequences",
+            most,
+            "--no-log",
+        ],
+        {},
+    )
     if rivals is None:
         return
     built = rivals / "build" / "bin" / "llama-server"
     if not built.exists():
         print(f"llama.cpp is left out: there is no {built}")
     else:
-        yield "llama.cpp", [
-            str(built), "-m", model, "-t", str(threads), "-tb", str(threads),
-            "-np", most, "-c", str(streams * 1024), "--kv-unified", "--no-webui",
-        ], {}  # fmt: skip
+        yield (
+            "llama.cpp",
+            [
+                str(built),
+                "-m",
+                model,
+                "-t",
+                str(threads),
+                "-tb",
+                str(threads),
+                "-np",
+                most,
+                "-c",
+                str(streams * 1024),
+                "--kv-unified",
+                "--no-webui",
+            ],
+            {},
+        )
     folder = rivals / "sdist"
     if not (folder / "llama_cpp" / "lib" / "libllama.so").exists():
         print(f"llama-cpp-python is left out: there is no library in {folder}/llama_cpp/lib")
     else:
-        yield "llama-cpp-python", [
-            str(rivals / "venv" / "bin" / "python"), "-m", "llama_cpp.server", "--model", model,
-            "--n_ctx", str(CONTEXT), "--n_threads", str(threads),
-            "--n_threads_batch", str(threads), "--interrupt_requests", "False",
-            "--verbose", "False",
-        ], {"PYTHONPATH": str(folder)}  # fmt: skip
+        yield (
+            "llama-cpp-python",
+            [
+                str(rivals / "venv" / "bin" / "python"),
+                "-m",
+                "llama_cpp.server",
+                "--model",
+                model,
+                "--n_ctx",
+                str(CONTEXT),
+                "--n_threads",
+                str(threads),
+                "--n_threads_batch",
+                str(threads),
+                "--interrupt_requests",
+                "False",
+                "--verbose",
+                "False",
+            ],
+            {"PYTHONPATH": str(folder)},
+        )
 
 
 @contextmanager
@@ -196,9 +240,16 @@ async def ask(
 ) -> Stream:
     """Have a text written; leave when it is ``enough``."""
     body = {
-        "prompt": prompt, "max_tokens": n_tokens, "stream": True, "temperature": 0, "model": "x",
-        "ignore_eos": True, "logit_bias": NO_BYTES, "cache_prompt": True, **more,
-    }  # fmt: skip
+        "prompt": prompt,
+        "max_tokens": n_tokens,
+        "stream": True,
+        "temperature": 0,
+        "model": "x",
+        "ignore_eos": True,
+        "logit_bias": NO_BYTES,
+        "cache_prompt": True,
+        **more,
+    }
     raw = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 22)
     stream.began = time.perf_counter()
@@ -260,9 +311,18 @@ class Load:
 
 
 HEAD = [
-    "server", "N", "tok/s written", "tok/s with prompts", "TTFT p50 s", "p99", "ITL p50 ms", "p99",
-    "CPU s per 1000", "own MiB", "generator",
-]  # fmt: skip
+    "server",
+    "N",
+    "tok/s written",
+    "tok/s with prompts",
+    "TTFT p50 s",
+    "p99",
+    "ITL p50 ms",
+    "p99",
+    "CPU s per 1000",
+    "own MiB",
+    "generator",
+]
 
 
 async def closed_loop(server: Server, n: int, given: argparse.Namespace) -> Load:
@@ -428,9 +488,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(
-        "--spread", type=float, default=0.0,
+        "--spread",
+        type=float,
+        default=0.0,
         help="by what share of --prompt and --tokens lengths are longer and shorter",
-    )  # fmt: skip
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cases", default="bcdef")
     parser.add_argument("--long", type=int, default=4096)
@@ -440,9 +502,11 @@ def main() -> None:
     given = parser.parse_args()
     given.streams = [int(n) for n in given.streams.split(",")]
     for model in given.models:
-        print(f"\n{Path(model).name}, {given.threads} threads, prompts of {given.prompt} tokens, "
-              f"{given.tokens} written, each ± {given.spread:.0%}, {given.seconds:g} s",
-              flush=True)  # fmt: skip
+        print(
+            f"\n{Path(model).name}, {given.threads} threads, prompts of {given.prompt} tokens, "
+            f"{given.tokens} written, each ± {given.spread:.0%}, {given.seconds:g} s",
+            flush=True,
+        )
         with ExitStack() as stack:
             listed = commands(model, given.threads, max(given.streams), given.rivals)
             chosen = [each for each in listed if not given.only or each[0] in given.only.split(",")]

@@ -32,8 +32,10 @@ def wkv(maps: Layer, h: Array, kept: Kept) -> Array:
     def heads(x: Array) -> Array:
         return x.reshape(len(h), s.n_head, -1)
 
-    r, k, own = (maps.linear(x, f"time_mix_{n}") for x, n in zip(
-        (r, k, v), ("receptance", "key", "value"), strict=True))  # fmt: skip
+    r, k, own = (
+        maps.linear(x, f"time_mix_{n}")
+        for x, n in zip((r, k, v), ("receptance", "key", "value"), strict=True)
+    )
     w = np.tanh(w @ vector("w1").T) @ vector("w2").T + vector("w0")
     decay = np.exp(-0.606531 * sigmoid(w))
     rate = sigmoid(narrow(a, "a") + vector("a0"))

@@ -201,8 +201,12 @@ def outputs(
     out = slice(spec.n_head * spec.dims_v if isinstance(spec, Attention) else None)
     if isinstance(spec, Attention):
         y, items = rows(step.writes[0], out), run.attn_items(spec.pool, few=bool(args.few))
-        whole = [int(i["token"]) + t for i, _ in items for t in range(int(i["n_tokens"]))
-                 if i["partial"] < 0]  # fmt: skip
+        whole = [
+            int(i["token"]) + t
+            for i, _ in items
+            for t in range(int(i["n_tokens"]))
+            if i["partial"] < 0
+        ]
         n_partials = sum(int(item["partial"] >= 0) for item, _ in items)
         kind = "pairs" if spec.matrix else "words" if spec.words else "f32"
         if not args.few:

@@ -105,9 +105,12 @@ class Held:
 def test_a_cancelled_text_ends_with_the_step_in_hand(model: treadle.Model) -> None:
     held, session = Held(), model.session()
     made = model.generate(
-        "once", max_tokens=50, temperature=0, sampling=treadle.Sampling(custom=held),
+        "once",
+        max_tokens=50,
+        temperature=0,
+        sampling=treadle.Sampling(custom=held),
         session=session,
-    )  # fmt: skip
+    )
 
     async def cancel() -> None:
         task = asyncio.ensure_future(pieces_of(made))

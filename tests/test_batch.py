@@ -69,8 +69,9 @@ def test_tokens_outputs_and_positions() -> None:
     assert found.output_rows.tolist() == [3, 4, 5, 12, 13, 14]
     rows = [(0, 3, 0), (3, 1, 70), (4, 2, 5), (6, 9, 33)]
     assert [tuple(part)[:3] for part in found.parts.tolist()] == rows
-    positions = np.array([start + i for part, start in zip(parts, starts, strict=True)
-                          for i in range(len(part.ids))])  # fmt: skip
+    positions = np.array(
+        [start + i for part, start in zip(parts, starts, strict=True) for i in range(len(part.ids))]
+    )
     for table, dims in enumerate(DIMS):
         angles = positions[:, None] * inverse(table)
         expected = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
@@ -100,8 +101,11 @@ def test_every_query_meets_its_keys_once(
     n = sum(n for _, n in lengths)
     plan = Plan(n + 5, n, query_tile=tile, few_tokens=few)
     parts, starts, found = laid_out(plan, lengths)
-    rows = [(part, start + i) for part, start in zip(parts, starts, strict=True)
-            for i in range(len(part.ids))]  # fmt: skip
+    rows = [
+        (part, start + i)
+        for part, start in zip(parts, starts, strict=True)
+        for i in range(len(part.ids))
+    ]
     for pool, window in enumerate(WINDOWS):
         slots = [part.seq.pages[pool][at // PAGE] * PAGE + at % PAGE for part, at in rows]
         assert found.kv_slots(pool).tolist() == slots

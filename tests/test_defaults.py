@@ -45,9 +45,12 @@ def test_load_takes_them(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text(TURNS + "{{ mood }}")
     settings: dict[str, Any] = {
-        "chat_template": path, "chat_template_kwargs": {"mood": "glad"}, "reasoning": "off",
-        "sampling": {"temperature": 0.25, "top_k": 7}, "seed": 5,
-    }  # fmt: skip
+        "chat_template": path,
+        "chat_template_kwargs": {"mood": "glad"},
+        "reasoning": "off",
+        "sampling": {"temperature": 0.25, "top_k": 7},
+        "seed": 5,
+    }
     with treadle.load(threads=1, context=64, **settings) as model:
         assert model.chat_prompt(HELLO) == "<user>hi<assistant>glad"
         assert model.chat_prompt(HELLO, mood="sad") == "<user>hi<assistant>sad"

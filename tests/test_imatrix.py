@@ -70,18 +70,26 @@ def expected_sums(
     ("arch", "fmt", "tied"), [("llama", "F32", 0), ("gemma3", "BF16", 1), ("qwen3", "Q8_0", 1)]
 )
 def test_what_is_collected(
-    tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch, arch: str, fmt: str, tied: int,
+    tiny: WriteTiny,
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    fmt: str,
+    tied: int,
     with_output: bool,
-) -> None:  # fmt: skip
+) -> None:
     n_ctx = 150
     windows = np.random.default_rng(6).integers(5, 200, (2, n_ctx)).astype(np.int32)
     windows[:, 0] = 1
     with treadle.load(tiny(arch, fmt, tied=tied), context=n_ctx, threads=2) as model:
         done: list[tuple[int, int]] = []
         matrix = collect(
-            model.engine, windows, "a text", bos=1, with_output=with_output,
+            model.engine,
+            windows,
+            "a text",
+            bos=1,
+            with_output=with_output,
             progress=lambda *told: done.append(told),
-        )  # fmt: skip
+        )
         expected = expected_sums(model, windows, monkeypatch)
         output = "token_embd.weight" if tied else "output.weight"
         if not with_output:

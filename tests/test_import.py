@@ -37,8 +37,10 @@ def test_importing_treadle_is_light() -> None:
     assert "treadle" in modules
     assert not modules.intersection(HEAVY)
     # and the names in __all__ are there when they are asked for
-    names = run("import json, treadle; print(json.dumps([n for n in treadle.__all__ "
-                "if not hasattr(treadle, n)]))")  # fmt: skip
+    names = run(
+        "import json, treadle; print(json.dumps([n for n in treadle.__all__ "
+        "if not hasattr(treadle, n)]))"
+    )
     assert names == []
 
 
@@ -66,9 +68,10 @@ def test_every_exception_is_here_and_in_errors() -> None:
     lazy = {"load", "Model", "Sampling", "Generation", "Session", "load_session"}
     lazy |= {"Reply", "run_tools"}
     kinds = {
-        name for name, kind in vars(treadle.errors).items()
+        name
+        for name, kind in vars(treadle.errors).items()
         if isinstance(kind, type) and issubclass(kind, treadle.TreadleError)
-    }  # fmt: skip
+    }
     assert set(treadle.__all__) == lazy | kinds
     assert len(treadle.__all__) == len(set(treadle.__all__))
 

@@ -556,15 +556,21 @@ def test_quantize_merges(base: Path, files: dict[str, Path], tmp_path: Path, mix
     [
         ("t5encoder", {}, {"blk.": "enc.blk.", "attn_output": "attn_o"}, ("attn_o", "ffn_up")),
         (
-            "gemma4", {"n_expert": 4, "n_ff_exp": 32},
-            {"ffn_gate_inp_norm.weight": "ffn_gate_inp.scale"}, ("ffn_gate_inp",),
+            "gemma4",
+            {"n_expert": 4, "n_ff_exp": 32},
+            {"ffn_gate_inp_norm.weight": "ffn_gate_inp.scale"},
+            ("ffn_gate_inp",),
         ),
     ],
-)  # fmt: skip
+)
 def test_quantize_merges_by_the_names_of_the_file(
-    tiny: WriteTiny, tmp_path: Path, arch: str, sizes: dict[str, int], names: dict[str, str],
+    tiny: WriteTiny,
+    tmp_path: Path,
+    arch: str,
+    sizes: dict[str, int],
+    names: dict[str, str],
     only: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     """T5's names are not the graph's; the scale of Gemma 4's router is one of its input."""
     model = with_names(tiny(arch, "F32", **sizes), tmp_path / "model.gguf", names)
     pairs, target = draw_pairs(model, 3, 5, only), tmp_path / "merged.gguf"

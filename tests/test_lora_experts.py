@@ -69,9 +69,12 @@ def quantize(model: Path, target: Path, *lora: str | Path) -> int:
     ],
 )
 def test_each_expert_has_its_own_product(
-    tiny: WriteTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str,
+    tiny: WriteTiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
     parts: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     """In strips of seven rows and in one; the scale is 0.5 of alpha / rank."""
     model = tiny("qwen3moe", "F32", **SIZES)
     if kind == "fused":

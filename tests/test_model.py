@@ -291,8 +291,10 @@ def test_ids_of_a_file_without_a_vocabulary(
         assert many[0].ids == expected.ids
         assert len(many[1].ids) == 12
         refused: list[tuple[Any, dict[str, Any]]] = [
-            ("a text", {}), (ids, {"stop": "x"}), (ids, {"regex": "a+"})
-        ]  # fmt: skip
+            ("a text", {}),
+            (ids, {"stop": "x"}),
+            (ids, {"regex": "a+"}),
+        ]
         for prompt, more in refused:
             with pytest.raises(UnsupportedError, match=r"no (vocabulary|tokenizer)"):
                 bare.generate(prompt, **settings, **more)
@@ -423,9 +425,11 @@ def test_a_sessions_prompt_that_is_read_anew(arch: str, tiny: WriteTiny) -> None
         ids, made = [i % 90 for i in range(70)], []
         with model.session() as session:
             for anew in (False, True, True, False):
-                made.append(model.generate(
-                    ids, session=session, max_tokens=3, temperature=0, cache_prompt=not anew
-                ))  # fmt: skip
+                made.append(
+                    model.generate(
+                        ids, session=session, max_tokens=3, temperature=0, cache_prompt=not anew
+                    )
+                )
                 made[-1].finish()
                 assert session.ids[:70] == ids
                 check_pages(model.engine.cache, [session.seq])

@@ -254,9 +254,12 @@ def test_windows() -> None:
 
 @pytest.mark.parametrize(
     ("n", "n_ctx", "stride", "message"),
-    [(9, 10, 0, "9 tokens, less than one context of 10"), (9, 3, 0, "at least 4"),
-     (20, 10, 10, "stride of 10: expected 1 to 9")],
-)  # fmt: skip
+    [
+        (9, 10, 0, "9 tokens, less than one context of 10"),
+        (9, 3, 0, "at least 4"),
+        (20, 10, 10, "stride of 10: expected 1 to 9"),
+    ],
+)
 def test_texts_and_sizes_that_will_not_do(n: int, n_ctx: int, stride: int, message: str) -> None:
     with pytest.raises(TreadleError, match=message):
         cut(range(n), n_ctx, bos=None, stride=stride)

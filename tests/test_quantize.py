@@ -47,11 +47,17 @@ class Described(GGUF):
         self.path, self.metadata, self.alignment = Path("described.gguf"), metadata, ALIGN
         self.tensors = {
             name: Tensor(
-                name, tuple(shape), 0, by_name("F32"), 4 * math.prod(shape), self.path, 0,
+                name,
+                tuple(shape),
+                0,
+                by_name("F32"),
+                4 * math.prod(shape),
+                self.path,
+                0,
                 np.empty(0, np.uint8),
             )
             for name, shape in shapes.items()
-        }  # fmt: skip
+        }
 
 
 def described(model: dict[str, Any]) -> Described:
@@ -131,8 +137,10 @@ def test_every_mix_is_llama_cpps(model: str) -> None:
 
 
 def test_file_types_are_llama_cpps() -> None:
-    numbers = {kind.name.removeprefix("MOSTLY_").removeprefix("ALL_"): int(kind)
-               for kind in gguf.LlamaFileType}  # fmt: skip
+    numbers = {
+        kind.name.removeprefix("MOSTLY_").removeprefix("ALL_"): int(kind)
+        for kind in gguf.LlamaFileType
+    }
     shared = MIXES.keys() & numbers.keys()
     assert len(shared) > 30
     assert {name: MIXES[name].file_type for name in shared} == {n: numbers[n] for n in shared}

@@ -194,11 +194,22 @@ def test_calls(model: treadle.Model) -> None:
     assert made.text == ""
     message = made.message()
     more = model.chat_prompt(
-        [*HI, {"role": "assistant", "content": "", "tool_calls": [
-            {"function": {"name": "sky", "arguments": json.loads(call.arguments)}}]}],
-    )  # fmt: skip
-    again = model.chat([*HI, message, {"role": "tool", "tool_call_id": call.id, "content": "1"}],
-                       tools=[sky], max_tokens=1)  # fmt: skip
+        [
+            *HI,
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"function": {"name": "sky", "arguments": json.loads(call.arguments)}}
+                ],
+            },
+        ],
+    )
+    again = model.chat(
+        [*HI, message, {"role": "tool", "tool_call_id": call.id, "content": "1"}],
+        tools=[sky],
+        max_tokens=1,
+    )
     assert f'"arguments": {json.dumps(json.loads(call.arguments))}' in model.detokenize(
         again.prompt_ids, special=True
     )
@@ -312,10 +323,18 @@ def test_contents_that_are_no_text(model: treadle.Model, content: Any, tools: An
 
 @pytest.mark.parametrize(
     "calls",
-    [5, True, {"name": "f"}, [None], [{}], [{"function": 5}], [{"function": {"arguments": {}}}],
-     [{"function": {"name": "f", "arguments": 5}}]],
+    [
+        5,
+        True,
+        {"name": "f"},
+        [None],
+        [{}],
+        [{"function": 5}],
+        [{"function": {"arguments": {}}}],
+        [{"function": {"name": "f", "arguments": 5}}],
+    ],
     ids=lambda calls: repr(calls),
-)  # fmt: skip
+)
 def test_calls_that_are_none(model: treadle.Model, calls: Any) -> None:
     talk = [*HI, {"role": "assistant", "content": None, "tool_calls": calls}]
     for use in (model.chat, functools.partial(treadle.run_tools, model)):

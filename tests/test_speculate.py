@@ -202,8 +202,11 @@ def test_a_track_learns_from_guesses_that_were_never_run() -> None:
     track.guessed(3, [4, 5, 6])
     track.guessed(3, [9, 9])  # the first is followed
     assert [track.settle(text + more) for more in ([], [4], [4, 5], [4, 5, 6, 7])] == [
-        None, None, None, 1.0,
-    ]  # fmt: skip
+        None,
+        None,
+        None,
+        1.0,
+    ]
     assert (track.odds, track.length) == (1.0, MOST)
     track.guessed(3, [4, 8, 6])
     assert track.settle([*text, 4, 5]) == 0.5

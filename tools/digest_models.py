@@ -77,7 +77,12 @@ RANDOM: dict[str, tuple[Shape, str]] = {
     "qwen3": (Shape("qwen3", head_dim=128, norms=QK_NORM), "Q4_K"),
     "gemma3": (
         Shape(
-            "gemma3", 7, head_dim=96, n_head_kv=1, keys=GEMMA, tied=True,
+            "gemma3",
+            7,
+            head_dim=96,
+            n_head_kv=1,
+            keys=GEMMA,
+            tied=True,
             norms=(*QK_NORM, "post_attention_norm", "post_ffw_norm"),
         ),
         "BF16",
@@ -98,12 +103,20 @@ RANDOM: dict[str, tuple[Shape, str]] = {
         Shape(formats={"ffn_gate": "F16", "attn_q": "Q4_0", "attn_v": "Q6_K", "ffn_down": "BF16"}),
         "Q8_0",
     ),
-}  # fmt: skip
+}
 WIDE_FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "IQ4_XS")
 MLX = (
-    "MLX2_G64", "MLX3_G64", "MLX4_G64", "MLX5_G64", "MLX6_G64", "MLX8_G64",
-    "MLX4_G32_BF16", "MLX4_G128_F32", "MLX6_G32_BF16", "MLX8_G128_F32",
-)  # fmt: skip
+    "MLX2_G64",
+    "MLX3_G64",
+    "MLX4_G64",
+    "MLX5_G64",
+    "MLX6_G64",
+    "MLX8_G64",
+    "MLX4_G32_BF16",
+    "MLX4_G128_F32",
+    "MLX6_G32_BF16",
+    "MLX8_G128_F32",
+)
 
 
 @dataclass(frozen=True)

@@ -41,25 +41,58 @@ class Library(NamedTuple):
 
 
 LIBRARIES = (
-    Library("marked", "18.2.1", "MIT", (
-        File("marked.esm.js", "lib/marked.esm.js",
-             "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de"),
-        File("marked.LICENSE.txt", "LICENSE",
-             "8e3a3f82f59a60958f56ca08f445647c32a4733dc7ca6c2c46f6eb898471ab9c"),
-    )),
-    Library("dompurify", "3.4.18", "Apache-2.0", (
-        File("purify.es.mjs", "dist/purify.es.mjs",
-             "1a06b721ad8b46d6174b21f22ea70290aaf3e5a81d65af3b7178113953f7c9b1"),
-        File("dompurify.LICENSE.txt", "LICENSE",
-             "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"),
-    )),
-    Library("@highlightjs/cdn-assets", "11.12.0", "BSD-3-Clause", (
-        File("highlight.min.js", "es/highlight.min.js",
-             "1ed8fc5256b738b8875b74e4d3f0754f60d6411fb034d618dfbc4e6e6c9999d7"),
-        File("highlightjs.LICENSE.txt", "LICENSE",
-             "6c081431591d9df696c82dc598fe1423765b8a299b200ed00b281afd0f64c490"),
-    )),
-)  # fmt: skip
+    Library(
+        "marked",
+        "18.2.1",
+        "MIT",
+        (
+            File(
+                "marked.esm.js",
+                "lib/marked.esm.js",
+                "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de",
+            ),
+            File(
+                "marked.LICENSE.txt",
+                "LICENSE",
+                "8e3a3f82f59a60958f56ca08f445647c32a4733dc7ca6c2c46f6eb898471ab9c",
+            ),
+        ),
+    ),
+    Library(
+        "dompurify",
+        "3.4.18",
+        "Apache-2.0",
+        (
+            File(
+                "purify.es.mjs",
+                "dist/purify.es.mjs",
+                "1a06b721ad8b46d6174b21f22ea70290aaf3e5a81d65af3b7178113953f7c9b1",
+            ),
+            File(
+                "dompurify.LICENSE.txt",
+                "LICENSE",
+                "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
+            ),
+        ),
+    ),
+    Library(
+        "@highlightjs/cdn-assets",
+        "11.12.0",
+        "BSD-3-Clause",
+        (
+            File(
+                "highlight.min.js",
+                "es/highlight.min.js",
+                "1ed8fc5256b738b8875b74e4d3f0754f60d6411fb034d618dfbc4e6e6c9999d7",
+            ),
+            File(
+                "highlightjs.LICENSE.txt",
+                "LICENSE",
+                "6c081431591d9df696c82dc598fe1423765b8a299b200ed00b281afd0f64c490",
+            ),
+        ),
+    ),
+)
 
 
 def main() -> int:
@@ -86,8 +119,11 @@ def taken(library: Library) -> list[tuple[File, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(
             ["npm", "pack", "--silent", f"{library.package}@{library.version}"],
-            cwd=folder, check=True, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=folder,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         with tarfile.open(Path(folder) / packed.stdout.split()[-1]) as archive:
             return [(file, read(archive, f"package/{file.path}")) for file in library.files]
 

@@ -64,8 +64,9 @@ def test_no_pex(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.Monke
     )
     made = run("bundle", str(model), str(tmp_path / "out"))
     assert (made.code, made.err) == (
-        1, "treadle: error: a bundle needs pex: pip install 'treadle[bundle]'\n",
-    )  # fmt: skip
+        1,
+        "treadle: error: a bundle needs pex: pip install 'treadle[bundle]'\n",
+    )
 
 
 def test_another_system(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +167,12 @@ def test_the_shells_lines_name_the_pythons(tmp_path: Path) -> None:
     assert b"n=abc-$(uname -m)" in lines
     (tmp_path / "s").write_bytes(b"#!/bin/sh\n" + lines + bytes(100))
     done = subprocess.run(
-        ["/bin/sh", str(tmp_path / "s")], env={"PATH": str(tmp_path)}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        ["/bin/sh", str(tmp_path / "s")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "there is no python3 here" in done.stderr
     assert "wc" not in done.stderr
@@ -185,6 +189,8 @@ def test_the_shells_lines_pass_over_a_python_that_does_not_run(tmp_path: Path) -
     done = subprocess.run(
         ["/bin/sh", str(tmp_path / "script")],
         env={"PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'script'}\n")

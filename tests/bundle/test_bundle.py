@@ -30,9 +30,15 @@ def environment(**changes: str) -> dict[str, str]:
 
 def started(*command: str, stdin: str = "", **changes: str) -> str:
     done = subprocess.run(
-        command, env=environment(**changes), input=stdin, capture_output=True, text=True,
-        timeout=500, check=False, cwd="/",
-    )  # fmt: skip
+        command,
+        env=environment(**changes),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        cwd="/",
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -41,9 +47,14 @@ def started(*command: str, stdin: str = "", **changes: str) -> str:
 def text(tiny: WriteTiny) -> Any:
     """What the model completes, by an environment's treadle."""
     made = started(
-        sys.executable, "-m", "treadle", "run", str(tiny("llama", "Q8_0")), *ARGS,
+        sys.executable,
+        "-m",
+        "treadle",
+        "run",
+        str(tiny("llama", "Q8_0")),
+        *ARGS,
         PYTHONPATH=os.pathsep.join(sys.path),
-    )  # fmt: skip
+    )
     return json.loads(made)["text"]
 
 
@@ -71,9 +82,12 @@ def test_one_that_was_cut_short_says_so(bundle: Path, tmp_path: Path) -> None:
 def test_its_second_start_goes_by_the_note_of_the_first(bundle: Path) -> None:
     assert "treadle" in started(str(bundle), "--version")
     done = subprocess.run(
-        ["sh", "-x", str(bundle), "--version"], env=environment(), capture_output=True, text=True,
+        ["sh", "-x", str(bundle), "--version"],
+        env=environment(),
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("+ exec ")
     assert last.endswith("-I -m treadle.cli.bundled --version")
@@ -133,9 +147,12 @@ def test_a_home_and_a_tmp_where_nothing_may_be_executed(bundle: Path, text: Any)
 def serving(*command: str, **changes: str) -> Iterator[int]:
     """The process id of a server that has its model loaded."""
     process = subprocess.Popen(
-        [*command, "--port", "0"], env=environment(**changes), stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [*command, "--port", "0"],
+        env=environment(**changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     with process:
         try:

@@ -59,8 +59,9 @@ def test_what_is_unpacked_starts_at_once(own: Path) -> None:
     with pytest.raises(Left) as left:
         front.start()
     assert left.value.args == (
-        sys.executable, [sys.executable, "-I", "-m", "treadle.cli.bundled", "hello"],
-    )  # fmt: skip
+        sys.executable,
+        [sys.executable, "-I", "-m", "treadle.cli.bundled", "hello"],
+    )
     assert os.environ["PEX"] == str(own / "talk")
     assert os.environ["TREADLE_BUNDLE"] == f"id-{os.uname()[4]}"
 

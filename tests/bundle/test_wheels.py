@@ -101,9 +101,10 @@ def test_what_a_target_takes() -> None:
 def write(path: Path, extra: str) -> Path:
     info = "llvmlite-0.5.dist-info"
     files = [
-        ("llvmlite/__init__.py", b""), (extra, b"\x7fELF"),
+        ("llvmlite/__init__.py", b""),
+        (extra, b"\x7fELF"),
         (f"{info}/WHEEL", b"Wheel-Version: 1.0\nTag: cp310-cp310-manylinux_2_27_x86_64\n"),
-    ]  # fmt: skip
+    ]
     wheels.write_wheel(path, info, files)
     return path
 

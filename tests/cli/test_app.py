@@ -69,19 +69,31 @@ def test_version(run: Run) -> None:
     ("error", "code", "message"),
     [
         (TreadleError("no such luck"), 1, "treadle: error: no such luck\n"),
-        (OSError(errno.EACCES, "Permission denied", "m.gguf"), 1,
-         "treadle: error: m.gguf: Permission denied\n"),
+        (
+            OSError(errno.EACCES, "Permission denied", "m.gguf"),
+            1,
+            "treadle: error: m.gguf: Permission denied\n",
+        ),
         (MemoryError(), 1, "treadle: error: out of memory\n"),
-        (ImportError("a.so: failed to map segment", path="/b/a.so"), 1,
-         "treadle: error: a.so: failed to map segment (too little memory for it, or not whole)\n"),
+        (
+            ImportError("a.so: failed to map segment", path="/b/a.so"),
+            1,
+            "treadle: error: a.so: failed to map segment "
+            "(too little memory for it, or not whole)\n",
+        ),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), 141, ""),
     ],
-)  # fmt: skip
+)
 def test_what_goes_wrong_has_its_exit_code(
-    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch,
-    error: BaseException, code: int, message: str,
-) -> None:  # fmt: skip
+    run: Run,
+    model: FakeModel,
+    gguf: str,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
     def fail(*args: object, **settings: object) -> None:
         raise error
 

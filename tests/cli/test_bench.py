@@ -17,9 +17,18 @@ from treadle.cli.bench_results import Result, share_of
 from treadle.cli.commands import bench
 
 CONTRACT = [
-    "test", "depth", "threads", "sequences", "tok_s", "tok_s_min", "tok_s_max", "bytes_s", "ops_s",
-    "share_of_peak", "engine",
-]  # fmt: skip
+    "test",
+    "depth",
+    "threads",
+    "sequences",
+    "tok_s",
+    "tok_s_min",
+    "tok_s_max",
+    "bytes_s",
+    "ops_s",
+    "share_of_peak",
+    "engine",
+]
 MORE = ["model", "format", "peak", "shares", "peaks", "processor_time_share", "device"]
 PEAKS = {"bandwidth": 1e9, "int8": 1e9, "bf16": 1e9, "f32": 1e9}
 
@@ -39,8 +48,11 @@ def test_json_has_the_contracts_fields(run: Run, model: FakeModel, gguf: str) ->
     results = json.loads(ran.out)
     assert [list(result) for result in results] == [CONTRACT + MORE] * 4
     assert [(r["test"], r["depth"]) for r in results] == [
-        ("pp6", 0), ("tg4", 0), ("pp6", 8), ("tg4", 8),
-    ]  # fmt: skip
+        ("pp6", 0),
+        ("tg4", 0),
+        ("pp6", 8),
+        ("tg4", 8),
+    ]
     first = results[0]  # its repetitions took 1, 2 and 3 ms; the one before is not counted
     assert first["tok_s"] == pytest.approx(6 / 0.002)
     assert first["tok_s_min"] == pytest.approx(6 / 0.003)
@@ -51,9 +63,13 @@ def test_json_has_the_contracts_fields(run: Run, model: FakeModel, gguf: str) ->
     least = (32 + 384 * 6 + 256 * 6 + 288 + 6 * 4) / 1e9
     assert first["share_of_peak"] == pytest.approx(least / 0.002)
     assert first["peak"] == "int8"
-    assert first["shares"] == pytest.approx({
-        "bandwidth": (weights + 12) / 2e6, "int8": 6 * 640 / 2e6, "f32": (144 + 24) / 2e6,
-    })  # fmt: skip
+    assert first["shares"] == pytest.approx(
+        {
+            "bandwidth": (weights + 12) / 2e6,
+            "int8": 6 * 640 / 2e6,
+            "f32": (144 + 24) / 2e6,
+        }
+    )
     assert first["peaks"] == PEAKS
     # The next test's took 5, 6 and 7 ms; each of its 4 tokens is a pass over the weights.
     assert results[1]["bytes_s"] == pytest.approx((4 * weights + 2 * (1 + 2 + 3 + 4)) / 0.006)
@@ -121,10 +137,13 @@ def test_what_is_fed(run: Run, model: FakeModel, gguf: str) -> None:
     deep_write = [("run", [(1, 601)]), ("run", [(1, 602)])]
     assert done == [
         *(read, ("truncate", 0)) * 2,
-        *(*write, ("truncate", 0)), *write,
-        ("feed", 598, 600), *deep * 2,
-        *(*deep_write, ("truncate", 600)), *deep_write,
-    ]  # fmt: skip
+        *(*write, ("truncate", 0)),
+        *write,
+        ("feed", 598, 600),
+        *deep * 2,
+        *(*deep_write, ("truncate", 600)),
+        *deep_write,
+    ]
 
 
 def test_streams_are_the_same_in_every_call_and_of_each_sequence_its_own() -> None:
@@ -165,9 +184,23 @@ def test_the_table(run: Run, model: FakeModel, gguf: str) -> None:
 
 def test_text_has_a_share_of_the_stream_too() -> None:
     result = Result(
-        "tg4", 0, 2, 1, 1.0, 1.0, 1.0, 1e9, 1e9, 0.86, "treadle", "a", "Q8_0", "bandwidth",
-        {"bandwidth": 0.86, "stream": 0.954, "int8": 0.1}, {},
-    )  # fmt: skip
+        "tg4",
+        0,
+        2,
+        1,
+        1.0,
+        1.0,
+        1.0,
+        1e9,
+        1e9,
+        0.86,
+        "treadle",
+        "a",
+        "Q8_0",
+        "bandwidth",
+        {"bandwidth": 0.86, "stream": 0.954, "int8": 0.1},
+        {},
+    )
     assert share_of(result) == "86% bandwidth, 95% stream"
     assert share_of(replace(result, peak="int8")) == "86% int8"
 
@@ -414,9 +447,11 @@ def test_batches_of_the_other_program(llama: FakeLlama) -> None:
     llama.calls.clear()
     engine.write(2, 2)
     assert llama.calls == [
-        ("decode", [(0, 600, ids[0][600], 1), (1, 600, ids[1][600], 1)]), ("wait",),
-        ("decode", [(0, 601, ids[0][601], 1), (1, 601, ids[1][601], 1)]), ("wait",),
-    ]  # fmt: skip
+        ("decode", [(0, 600, ids[0][600], 1), (1, 600, ids[1][600], 1)]),
+        ("wait",),
+        ("decode", [(0, 601, ids[0][601], 1), (1, 601, ids[1][601], 1)]),
+        ("wait",),
+    ]
     llama.calls.clear()
     engine.hold(600, 1)
     engine.read(1)

@@ -40,8 +40,11 @@ def test_lines_of_a_pipe_are_messages(run: Run, model: FakeModel, gguf: str) -> 
     assert "undone; 2 messages" in ran.err
     asked = [call[1] for call in model.calls if call[0] == "chat"]
     assert [message["content"] for message in asked[1]] == [
-        "Be brief.", "hi", "the quick brown fox", "first\nsecond",
-    ]  # fmt: skip
+        "Be brief.",
+        "hi",
+        "the quick brown fox",
+        "first\nsecond",
+    ]
 
 
 def test_one_session_serves_all_turns(run: Run, model: FakeModel, gguf: str) -> None:
@@ -160,8 +163,15 @@ def test_a_full_context_drops_the_oldest_turns(run: Run, model: FakeModel, gguf:
     assert ["Be brief.", lines[2], FOX, lines[3], FOX, lines[4]] in asked(model)
     assert "prompt 79," in ran.err.splitlines()[-1]  # that one: 80 tokens, of which one was cached
     assert asked(model)[3] == [
-        "Be brief.", lines[0], FOX, lines[1], FOX, lines[2], FOX, lines[3],
-    ]  # fmt: skip
+        "Be brief.",
+        lines[0],
+        FOX,
+        lines[1],
+        FOX,
+        lines[2],
+        FOX,
+        lines[3],
+    ]
 
 
 def test_dropping_can_be_asked_for_live_and_keeps_what_is_saved(
@@ -224,9 +234,16 @@ def test_settings_reach_the_answers(run: Run, model: FakeModel, gguf: str, tmp_p
     grammar.write_text('root ::= "a"')
     lines = ["hi", "/set temperature 0.2", "/set stop x", "/set grammar none", "ho"]
     ran = run(
-        "chat", gguf, "--stop", "END", "--grammar", str(grammar), "--temp", "0.5",
+        "chat",
+        gguf,
+        "--stop",
+        "END",
+        "--grammar",
+        str(grammar),
+        "--temp",
+        "0.5",
         stdin="\n".join(lines),
-    )  # fmt: skip
+    )
     assert ran.code == 0
     first, second = (call[2] for call in model.calls if call[0] == "chat")
     assert (first["stop"], first["grammar"]) == (("END",), 'root ::= "a"')

@@ -50,9 +50,19 @@ def test_shards_to_one_file(run: Run, data: Path, tmp_path: Path) -> None:
 def test_json(run: Run, data: Path, tmp_path: Path) -> None:
     source, out = data / "models" / "babyllama105" / "model5000.bin", tmp_path / "b.gguf"
     ran = run(
-        "convert", str(source), str(out), "--type", "q8_0", "--align", "page", "--json",
-        "--split-max-size", "500K", "--set", "general.name=baby",
-    )  # fmt: skip
+        "convert",
+        str(source),
+        str(out),
+        "--type",
+        "q8_0",
+        "--align",
+        "page",
+        "--json",
+        "--split-max-size",
+        "500K",
+        "--set",
+        "general.name=baby",
+    )
     assert ran.code == 0, ran.err
     said = json.loads(ran.out)
     assert said["kind"] == "a llama2.c checkpoint of the first version"

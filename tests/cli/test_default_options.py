@@ -45,9 +45,21 @@ def test_they_reach_the_model(
     lines.write_text('{"prompt": "x"}\n')
     words = ["serve"] if command == "serve" else ["batch", str(lines), str(out)]
     options = [
-        "--chat-template", template, "--chat-template-kwargs", '{"mood": "glad"}', "--reasoning",
-        "off", "--temp", "0.5", "--top-k", "3", "--seed", "7", "--logit-bias", "5-inf",
-    ]  # fmt: skip
+        "--chat-template",
+        template,
+        "--chat-template-kwargs",
+        '{"mood": "glad"}',
+        "--reasoning",
+        "off",
+        "--temp",
+        "0.5",
+        "--top-k",
+        "3",
+        "--seed",
+        "7",
+        "--logit-bias",
+        "5-inf",
+    ]
     ran = run(*words, *options)
     assert (ran.code, "that is enough" in ran.err) == (1, True)
     assert given["chat_template"] == template
@@ -135,8 +147,9 @@ def test_chat_asks_the_model(run: Run, model: FakeModel, gguf: str, template: st
 def test_settings_of_a_chat() -> None:
     settings = AnswerSettings()
     assert (settings.of_chat(), settings.changed("reasoning", "off").of_chat()) == (
-        {}, {"reasoning": "off"},
-    )  # fmt: skip
+        {},
+        {"reasoning": "off"},
+    )
     assert settings.changed("show_reasoning", "on").show_reasoning
 
 

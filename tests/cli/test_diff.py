@@ -29,16 +29,30 @@ def files(tmp_path: Path) -> tuple[str, str]:
     bad[0, 0, 0] = np.inf
     a = write(
         tmp_path / "a.gguf",
-        {"same": ("F32", x), "coarse": ("F32", x), "shape": ("F32", x), "only_a": ("F32", x),
-         "wild": ("F32", x)},
-        one=1, two=[1, 2], both="b",
-    )  # fmt: skip
+        {
+            "same": ("F32", x),
+            "coarse": ("F32", x),
+            "shape": ("F32", x),
+            "only_a": ("F32", x),
+            "wild": ("F32", x),
+        },
+        one=1,
+        two=[1, 2],
+        both="b",
+    )
     b = write(
         tmp_path / "b.gguf",
-        {"same": ("F32", x), "coarse": ("Q4_0", x), "shape": ("F32", x[:2]), "wild": ("F32", bad),
-         "only_b": ("F32", x)},
-        two=[1, 3], both="b", three=3.0,
-    )  # fmt: skip
+        {
+            "same": ("F32", x),
+            "coarse": ("Q4_0", x),
+            "shape": ("F32", x[:2]),
+            "wild": ("F32", bad),
+            "only_b": ("F32", x),
+        },
+        two=[1, 3],
+        both="b",
+        three=3.0,
+    )
     return a, b
 
 

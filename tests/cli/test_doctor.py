@@ -173,18 +173,35 @@ def test_a_model_that_is_not_there(run: Run, tmp_path: Path) -> None:
     ("name", "expected"),
     [
         ("Qwen-Qwen2.5-7B-Instruct", (None, "by the template", "hermes: <tool_call>", False)),
-        ("llama-cpp-deepseek-r1", (
-            "<think> ... </think>", "by a sentence in the prompt",
-            "deepseek-r1: <｜tool▁calls▁begin｜>", False,
-        )),
-        ("CohereForAI-c4ai-command-r-plus-tool_use", (
-            None, "by the template", "actions: Action: ```json [", False,
-        )),
-        ("google-gemma-2-2b-it", (
-            None, "by a sentence in the prompt", "hermes: <tool_call>", False,
-        )),
+        (
+            "llama-cpp-deepseek-r1",
+            (
+                "<think> ... </think>",
+                "by a sentence in the prompt",
+                "deepseek-r1: <｜tool▁calls▁begin｜>",
+                False,
+            ),
+        ),
+        (
+            "CohereForAI-c4ai-command-r-plus-tool_use",
+            (
+                None,
+                "by the template",
+                "actions: Action: ```json [",
+                False,
+            ),
+        ),
+        (
+            "google-gemma-2-2b-it",
+            (
+                None,
+                "by a sentence in the prompt",
+                "hermes: <tool_call>",
+                False,
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_chat_template_says(
     name: str, expected: tuple[Any, ...], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

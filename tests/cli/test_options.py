@@ -36,13 +36,16 @@ def test_every_setting_has_an_option() -> None:
         (["--seed", "-1"], "seed", None),
         (["--samplers", "top_k;temperature"], "samplers", ("top_k", "temperature")),
         (["--logit-bias", "15043+1", "-l", "3-inf"], "logit_bias", {15043: 1.0, 3: -float("inf")}),
-        (["--dry-sequence-breaker", "a", "--dry-sequence-breaker", "b"],
-         "dry_sequence_breakers", ("a", "b")),
+        (
+            ["--dry-sequence-breaker", "a", "--dry-sequence-breaker", "b"],
+            "dry_sequence_breakers",
+            ("a", "b"),
+        ),
         (["--dry-sequence-breaker", "none"], "dry_sequence_breakers", ()),
         (["--ignore-eos"], "ignore_eos", True),
         (["--mirostat", "2"], "mirostat", 2),
     ],
-)  # fmt: skip
+)
 def test_options_reach_sampling(
     run: Run, model: FakeModel, gguf: str, args: list[str], field: str, value: Any
 ) -> None:
@@ -84,11 +87,16 @@ def test_the_types_of_keys_and_values() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "{}", "x"], ["chat", "{}"], ["serve", "{}"], ["batch", "IN", "OUT"],
-        ["cluster", "serve", "{}"], ["bench", "{}"], ["perplexity", "{}", "FILE"],
+        ["run", "{}", "x"],
+        ["chat", "{}"],
+        ["serve", "{}"],
+        ["batch", "IN", "OUT"],
+        ["cluster", "serve", "{}"],
+        ["bench", "{}"],
+        ["perplexity", "{}", "FILE"],
     ],
     ids=lambda words: words[0],
-)  # fmt: skip
+)
 def test_a_value_that_cannot_be_is_wrong_usage(
     run: Run, gguf: str, words: list[str], option: str
 ) -> None:
@@ -193,9 +201,14 @@ def test_a_temperature_that_is_no_number(run: Run, command: str, number: str) ->
     ],
 )
 def test_a_text_may_have_all_the_room_that_a_server_has(
-    options: str, n_ctx: int, n_tokens: int, n_sequences: int, run: Run, tiny: WriteTiny,
+    options: str,
+    n_ctx: int,
+    n_tokens: int,
+    n_sequences: int,
+    run: Run,
+    tiny: WriteTiny,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Unless somebody says how much there is."""
     found = []
 

@@ -216,8 +216,14 @@ def test_the_packaged_model(run: Run) -> None:
     found = json.loads(run("plan", str(packaged_model()), "--profile", "-d", "70", "--json").out)
     assert all(row["seconds"] > 0 for row in found["steps"])
     assert {row["kind"] for row in found["kinds"]} == {
-        "matmul", "attention", "norm", "rope", "pack", "embed", "top",
-    }  # fmt: skip
+        "matmul",
+        "attention",
+        "norm",
+        "rope",
+        "pack",
+        "embed",
+        "top",
+    }
     assert found["sum_s"] == pytest.approx(sum(row["seconds"] for row in found["steps"]))
     assert found["ratio"] == pytest.approx(found["sum_s"] / found["whole_s"])
     attention = [row for row in found["steps"] if row["kernel"].startswith("attention_f16")]

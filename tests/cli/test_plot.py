@@ -17,7 +17,7 @@ import pytest
 from treadle import __version__
 from treadle.cli.bench_plot import LEFT, PLOT_HEIGHT, RIGHT, draw, looks_of
 from treadle.cli.bench_results import Result
-from treadle.cli.ui.svg import (  # fmt: skip
+from treadle.cli.ui.svg import (
     DARK,
     LIGHT,
     SERIES,
@@ -35,9 +35,23 @@ SVG = "{http://www.w3.org/2000/svg}"
 ORIGIN = "A Processor 9000 · 2026-01-02 · treadle 9"
 PEAKS = {"bandwidth": 50e9, "int8": 2e12, "bf16": 1e12, "f32": 5e11}
 OURS = Result(
-    "pp512", 0, 2, 1, 500.0, 480.0, 510.0, 2e9, 1e12, 0.5, "treadle",
-    "a-Q8_0.gguf", "Q8_0", "int8", {"int8": 0.5}, PEAKS,
-)  # fmt: skip
+    "pp512",
+    0,
+    2,
+    1,
+    500.0,
+    480.0,
+    510.0,
+    2e9,
+    1e12,
+    0.5,
+    "treadle",
+    "a-Q8_0.gguf",
+    "Q8_0",
+    "int8",
+    {"int8": 0.5},
+    PEAKS,
+)
 WRITES = replace(
     OURS, test="tg64", tok_s=40.0, tok_s_min=30.0, tok_s_max=44.0, bytes_s=4e10, ops_s=8e10
 )
@@ -264,13 +278,28 @@ def linear(colour: str) -> np.ndarray:
 # Machado, Oliveira and Fernandes (2009): what an eye sees that lacks one kind of cones altogether.
 SEEN = {
     "all three": np.eye(3),
-    "no red": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
-                        [-0.003882, -0.048116, 1.051998]]),
-    "no green": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
-                          [-0.011820, 0.042940, 0.968881]]),
-    "no blue": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
-                         [0.004733, 0.691367, 0.303900]]),
-}  # fmt: skip
+    "no red": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "no green": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "no blue": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 

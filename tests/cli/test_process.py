@@ -122,9 +122,13 @@ def test_what_runs_no_command_imports_none(words: list[str], variables: dict[str
     )
     ended = subprocess.run(
         [sys.executable, "-c", program, *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
         env=os.environ | variables,
-    )  # fmt: skip
+    )
     *told, imported = ended.stdout.splitlines()
     assert {"numpy", "llvmlite", "rich", "treadle.cli.commands.run"} & set(
         imported.split()

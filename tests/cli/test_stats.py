@@ -27,8 +27,13 @@ def test_all_of_it(run: Run, model: FakeModel, gguf: str) -> None:
     assert (ran.code, ran.out) == (0, "the quick brown fox")
     lines = ran.err.splitlines()
     assert [line.split()[0] for line in lines] == [
-        "cpu", "kernels", "prompt", "text", "context", "memory",
-    ]  # fmt: skip
+        "cpu",
+        "kernels",
+        "prompt",
+        "text",
+        "context",
+        "memory",
+    ]
     assert lines[0].endswith(", 2 threads")
     assert lines[1:5] == [
         "kernels  20 compiled and 1 from the cache for portable in 1.5 s",
@@ -84,9 +89,14 @@ def test_no_line_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     [(20, 0, "20 compiled for"), (0, 20, "20 from the cache for"), (0, 0, "0 for")],
 )
 def test_kernels(
-    run: Run, model: FakeModel, gguf: str, monkeypatch: pytest.MonkeyPatch,
-    n_compiled: int, n_cached: int, words: str,
-) -> None:  # fmt: skip
+    run: Run,
+    model: FakeModel,
+    gguf: str,
+    monkeypatch: pytest.MonkeyPatch,
+    n_compiled: int,
+    n_cached: int,
+    words: str,
+) -> None:
     engine = model.engine
     engine.kernels.n_compiled, engine.kernels.n_cached = n_compiled, n_cached
     monkeypatch.setattr(FakeModel, "engine", engine)

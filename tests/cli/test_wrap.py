@@ -29,10 +29,14 @@ def wrapped(text: str, width: int, step: int = 1) -> str:
         ("a\n\n  b c d e f", ["a", "", "  b c d", "e f"]),
         ("- one two three", ["- one", "  two", "  three"]),
         ("12. one two", ["12. one", "    two"]),
-        ("```\nlong lines stay\n```\none two three", ["```", "long lines stay", "```", "one two",
-                                                       "three"]),
-        ("~~~~\n```\n~~~\nlong lines stay\n~~~~\nand not these",
-         ["~~~~", "```", "~~~", "long lines stay", "~~~~", "and not", "these"]),
+        (
+            "```\nlong lines stay\n```\none two three",
+            ["```", "long lines stay", "```", "one two", "three"],
+        ),
+        (
+            "~~~~\n```\n~~~\nlong lines stay\n~~~~\nand not these",
+            ["~~~~", "```", "~~~", "long lines stay", "~~~~", "and not", "these"],
+        ),
         ("    x = 1 + 2", ["    x = 1 + 2"]),  # indented as code is
         ("    - a two", ["    - a", "    two"]),
         ("| a | b | c |", ["| a | b | c |"]),
@@ -42,7 +46,7 @@ def wrapped(text: str, width: int, step: int = 1) -> str:
         ("cafe\u0301 cafe", ["cafe\u0301", "cafe"]),  # an accent takes no cell
         ("\U0001f600\U0001f600 \U0001f600xy", ["\U0001f600\U0001f600 \U0001f600", "xy"]),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_rows_of_eight_cells(text: str, rows: list[str], step: int) -> None:
     assert wrapped(text, 8, step).split("\n") == rows
@@ -79,5 +83,10 @@ def test_a_terminal_that_changes_its_size() -> None:
 def test_only_the_last_word_is_held_back() -> None:
     wrap = WordWrap(lambda: 80)
     assert [wrap.feed(piece) for piece in ("Once", " upon", " a", " ti", "me", "\n")] == [
-        "", "Once", " upon", " a", "", " time\n",
-    ]  # fmt: skip
+        "",
+        "Once",
+        " upon",
+        " a",
+        "",
+        " time\n",
+    ]

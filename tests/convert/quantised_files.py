@@ -141,8 +141,9 @@ def awq(w: np.ndarray) -> tuple[Parts, np.ndarray]:
 
     def ordered(rows: np.ndarray) -> Any:
         """Columns 0, 2, 4, 6, 1, 3, 5 and 7 of every eight from the lowest bits on."""
-        return in_words(rows.reshape(len(rows), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-                        .reshape(len(rows), -1), 4)  # fmt: skip
+        return in_words(
+            rows.reshape(len(rows), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]].reshape(len(rows), -1), 4
+        )
 
     made = {
         "qweight": ordered(codes.T),

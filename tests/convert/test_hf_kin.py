@@ -163,8 +163,19 @@ TWINS: dict[str, tuple[Case, Spell, dict[str, Any]]] = {
     "internlm2": (Case("Llama", "llama"), _internlm2, {**_LLAMA, "rope_scaling": _DYNAMIC}),
     "internlm2-bias": (Case("Llama", "llama", {"attention_bias": True}), _internlm2, _LLAMA),
     "chatglm": (
-        Case("Glm", "chatglm", {"head_dim": HEAD_DIM, "pad_token_id": 0, "rope_parameters": {
-            "rope_type": "default", "rope_theta": 50000.0, "partial_rotary_factor": 0.5}}),
+        Case(
+            "Glm",
+            "chatglm",
+            {
+                "head_dim": HEAD_DIM,
+                "pad_token_id": 0,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 50000.0,
+                    "partial_rotary_factor": 0.5,
+                },
+            },
+        ),
         _chatglm,
         {
             "padded_vocab_size": 320,
@@ -183,9 +194,7 @@ TWINS: dict[str, tuple[Case, Spell, dict[str, Any]]] = {
             "original_rope": True,
         },
     ),
-    "minicpm": (
-        Case("Granite", "granite", _GRANITE), _same, {**_LLAMA, **_MINICPM}
-    ),
+    "minicpm": (Case("Granite", "granite", _GRANITE), _same, {**_LLAMA, **_MINICPM}),
     "minicpm-tied-long": (
         Case(
             "Granite",
@@ -206,7 +215,7 @@ TWINS: dict[str, tuple[Case, Spell, dict[str, Any]]] = {
         {**_LLAMA, "num_key_value_heads": N_HEAD, "z_loss_weight": 0},
     ),
     "PanguEmbedded": (Case("Llama", "llama", {"attention_bias": True}), _same, _LLAMA),
-}  # fmt: skip
+}
 CASES = {
     "bitnet": Case("BitNet", "bitnet-b1.58", {"tie_word_embeddings": True}),
     "apertus": Case("Apertus", "apertus", {"head_dim": HEAD_DIM}),

@@ -146,11 +146,27 @@ def test_sizes_of_published_models() -> None:
         model_dim=1280,
         head_dim=64,
         ffn_dim_divisor=256,
-        ffn_multipliers=[0.5, 0.73, 0.97, 1.2, 1.43, 1.67, 1.9, 2.13, 2.37, 2.6, 2.83, 3.07, 3.3,
-                         3.53, 3.77, 4.0],
+        ffn_multipliers=[
+            0.5,
+            0.73,
+            0.97,
+            1.2,
+            1.43,
+            1.67,
+            1.9,
+            2.13,
+            2.37,
+            2.6,
+            2.83,
+            3.07,
+            3.3,
+            3.53,
+            3.77,
+            4.0,
+        ],
         num_query_heads=[12] * 5 + [16] * 7 + [20] * 4,
         num_kv_heads=[3] * 5 + [4] * 7 + [5] * 4,
-    )  # fmt: skip
+    )
     widths = [768, 1024, 1280, 1536, 1792, 2048, 2560, 2816, 3072, 3328, 3584, 3840, 4352, 4608]
     assert found["openelm.feed_forward_length"] == [*widths, 4864, 5120]
 

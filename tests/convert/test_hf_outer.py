@@ -54,7 +54,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "llava_next_video": (
-        "LlavaNextVideo", "llama", {"model_type": "llama"}, {"vision_config": _CLIP}
+        "LlavaNextVideo",
+        "llama",
+        {"model_type": "llama"},
+        {"vision_config": _CLIP},
     ),
     "video_llava": ("VideoLlava", "llama", {"model_type": "llama"}, {"vision_config": _CLIP}),
     "deepseek_vl": ("DeepseekVL", "llama", {"model_type": "llama"}, {"vision_config": _SIGLIP}),
@@ -113,7 +116,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             }
         },
     ),
-}  # fmt: skip
+}
 
 
 def build(name: str) -> Any:

@@ -299,9 +299,14 @@ def test_the_text_part_of_a_model_of_text_and_images(tmp_path: Path) -> None:
     model = wide("gemma3")
     stem = "language_model.model.layers.0.mlp.down_proj"
     write_mlx(
-        model, tmp_path, bits=4, group=64, dtype="BF16",
-        modules={stem: {"group_size": 32, "bits": 8}}, rename=lambda name: f"language_model.{name}",
-    )  # fmt: skip
+        model,
+        tmp_path,
+        bits=4,
+        group=64,
+        dtype="BF16",
+        modules={stem: {"group_size": 32, "bits": 8}},
+        rename=lambda name: f"language_model.{name}",
+    )
     config = json.loads((tmp_path / "config.json").read_text())
     quantization = config.pop("quantization")
     config.pop("quantization_config")
@@ -393,12 +398,18 @@ def stories(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     mx = import_mlx()
     folder = tmp_path_factory.mktemp("stories")
     names = {
-        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm", "token_embd": "embed_tokens",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "token_embd": "embed_tokens",
         "output_norm": "norm",
-    }  # fmt: skip
+    }
     arrays: dict[str, Any] = {}
     with open_gguf(data / "models" / "stories260K.gguf") as gguf:
         for name, tensor in gguf.tensors.items():
@@ -407,8 +418,11 @@ def stories(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pairs = values.reshape(8 if "attn_q" in name else 4, -1, 2, values.shape[1])
                 values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
             *layer, stem, _ = name.split(".")
-            module = ".".join(["model", *(["layers", layer[1]] if layer else []), names[stem]]) \
-                if stem in names else "lm_head"  # fmt: skip
+            module = (
+                ".".join(["model", *(["layers", layer[1]] if layer else []), names[stem]])
+                if stem in names
+                else "lm_head"
+            )
             given = mx.array(values.copy())
             if values.ndim == 2 and values.shape[1] % 32 == 0:
                 for part, array in zip(

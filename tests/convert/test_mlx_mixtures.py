@@ -126,8 +126,10 @@ def granite(arrays: Arrays) -> Arrays:
 
 def gemma(arrays: Arrays) -> Arrays:
     made = split(arrays, "experts.gate_up_proj", "experts.switch_glu.{}_proj.weight", 1)
-    return {re.sub(r"experts\.down_proj$", "experts.switch_glu.down_proj.weight", n): a
-            for n, a in made.items()}  # fmt: skip
+    return {
+        re.sub(r"experts\.down_proj$", "experts.switch_glu.down_proj.weight", n): a
+        for n, a in made.items()
+    }
 
 
 def gpt_oss(arrays: Arrays) -> Arrays:

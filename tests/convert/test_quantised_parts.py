@@ -119,11 +119,14 @@ def test_zero_points_of_gptqs_first_version(bits: int, tmp_path: Path) -> None:
     scales = rounded(RNG.uniform(0.5, 1, (32, 2)).astype(np.float32), "float16")
     taken = {
         2: [0b01010101010101010101010101010101],
-        3: [0b00100100100100100100100100100100, 0b10010010010010010010010010010010,
-            0b01001001001001001001001001001001],
+        3: [
+            0b00100100100100100100100100100100,
+            0b10010010010010010010010010010010,
+            0b01001001001001001001001001001001,
+        ],
         4: [0b00010001000100010001000100010001],
         8: [0b00000001000000010000000100000001],
-    }[bits]  # fmt: skip
+    }[bits]
     words = in_words(zeros.T, bits).numpy().view(np.uint32)
     words = words - np.resize(np.array(taken, np.uint32), words.shape[1])
     parts = {

@@ -296,9 +296,12 @@ def test_too_short_for_a_header(n: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("n", "says"),
-    [(3, "cut short: a header of 3 bytes, and 2 are left"), (1 << 31, "at most 100000000"),
-     ((1 << 64) - 1, "at most 100000000")],
-)  # fmt: skip
+    [
+        (3, "cut short: a header of 3 bytes, and 2 are left"),
+        (1 << 31, "at most 100000000"),
+        ((1 << 64) - 1, "at most 100000000"),
+    ],
+)
 def test_header_lengths_that_lie(n: int, says: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", b"{}", n=n)
     with pytest.raises(FileError, match=says):

@@ -201,8 +201,12 @@ def fetch(env: dict[str, str], *asks: Ask) -> list[Ended]:
     full = [(ask, 64, 64, True) if isinstance(ask, str) else (*ask, True)[:4] for ask in asks]
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(full)],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
     told = [json.loads(line) for line in ran.stdout.splitlines()]
     return [
@@ -370,8 +374,12 @@ def test_what_is_converted_need_not_fit_memory(hub: dict[str, str], tmp_path: Pa
     assert ended.path is not None
     ran = subprocess.run(
         [sys.executable, "-m", "treadle", "convert", "hf:owner/folder", tmp_path / "x.gguf"],
-        cwd=ROOT, env=hub | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=hub | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "model_type: is missing" in ran.stderr
 
@@ -390,8 +398,12 @@ def test_a_token_that_is_refused(hub: dict[str, str]) -> None:
 def test_the_command_line_says_it_in_one_line(hub: dict[str, str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "treadle", "inspect", "hf:owner/repo/tiny-Q8_0.gguf"],
-        cwd=ROOT, env=hub, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=hub,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "tiny-Q8_0.gguf" in ended.stderr  # not a model: the reader says so, and names the file
     assert ended.stderr.count("\n") == 1

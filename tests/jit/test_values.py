@@ -94,8 +94,15 @@ def test_operations_that_a_type_lacks(k: Builder) -> None:
     x, n = k.zero(f32), k.zero(i32)
     with pytest.raises(TypeError, match=r"/ is not for integers \(i32\): use //"):
         n / 2
-    for op in (operator.floordiv, operator.mod, operator.and_, operator.or_, operator.xor,
-               operator.lshift, operator.rshift):  # fmt: skip
+    for op in (
+        operator.floordiv,
+        operator.mod,
+        operator.and_,
+        operator.or_,
+        operator.xor,
+        operator.lshift,
+        operator.rshift,
+    ):
         with pytest.raises(TypeError, match=r"not for floats \(f32\)"):
             op(x, 2)
     with pytest.raises(TypeError, match=r"0\.5 is no i32"):
@@ -169,11 +176,27 @@ def test_float_arithmetic() -> None:
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize(
     ("src", "dst"),
-    [(i8, i32), (u8, i32), (i8, i16), (u8, i16), (i16, i8), (i32, i8), (u16, u32), (i64, i32),
-     (u32, i64), (i8, f32), (u8, f32), (i32, f32), (u32, f32), (i32, f64), (f32, i32), (f32, f64),
-     (f64, f32)],
+    [
+        (i8, i32),
+        (u8, i32),
+        (i8, i16),
+        (u8, i16),
+        (i16, i8),
+        (i32, i8),
+        (u16, u32),
+        (i64, i32),
+        (u32, i64),
+        (i8, f32),
+        (u8, f32),
+        (i32, f32),
+        (u32, f32),
+        (i32, f64),
+        (f32, i32),
+        (f32, f64),
+        (f64, f32),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_conversions_follow_the_sign(src: Ty, dst: Ty, isa: Isa, rng: np.random.Generator) -> None:
     a = rng.integers(0, 256, 16 * src.n_bytes, np.uint8).view(NUMPY[src])
     if src.is_float:

@@ -45,8 +45,11 @@ def compiling(items: Iterable[pytest.Item]) -> Iterator[None]:
         return
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.kernels.ahead", str(os.getpid())],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     assert process.stdin is not None
     try:
         with suppress(OSError), process.stdin as pipe:

@@ -153,9 +153,22 @@ def shaped(name: str, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 @pytest.mark.parametrize(
     "shape",
-    ["equal", "few values", "rising", "falling", "one column", "one row", "all but one ruled out",
-     "all ruled out", "40 left", "zeros of both signs", "huge", "tiny", "far apart"],
-)  # fmt: skip
+    [
+        "equal",
+        "few values",
+        "rising",
+        "falling",
+        "one column",
+        "one row",
+        "all but one ruled out",
+        "all ruled out",
+        "40 left",
+        "zeros of both signs",
+        "huge",
+        "tiny",
+        "far apart",
+    ],
+)
 def test_any_values(shape: str, isa: Isa, rng: np.random.Generator) -> None:
     x = shaped(shape, spread(rng, 2 * SLICE + 300), rng)[None]
     half = np.asarray(rng.random(x.shape[1]) < 0.5)

@@ -80,8 +80,14 @@ def test_defaults_are_llama_cpps() -> None:
 
 
 def test_gemma3_rows_of_traits() -> None:
-    config = load_config(fake("gemma3", attention__sliding_window=64, rope__freq_base=1e6,
-                              final_logit_softcapping=30.0))  # fmt: skip
+    config = load_config(
+        fake(
+            "gemma3",
+            attention__sliding_window=64,
+            rope__freq_base=1e6,
+            final_logit_softcapping=30.0,
+        )
+    )
     assert [layer.window for layer in config.layers] == [64] * 5 + [0, 64]
     assert [layer.rope for layer in config.layers] == [1] * 5 + [0, 1]
     assert config.ropes == (Rope(12, 1e6, n_ctx_orig=512), Rope(12, 1e4))
@@ -128,8 +134,13 @@ def test_window_of_an_architecture_that_has_none_is_ignored() -> None:
 
 @pytest.mark.parametrize("scaling", ["linear", "yarn"])
 def test_layers_with_a_window_are_never_stretched(scaling: str) -> None:
-    gguf = fake("gemma3", attention__sliding_window=64, rope__scaling__type=scaling,
-                rope__scaling__factor=8.0, rope__scaling__attn_factor=2.0)  # fmt: skip
+    gguf = fake(
+        "gemma3",
+        attention__sliding_window=64,
+        rope__scaling__type=scaling,
+        rope__scaling__factor=8.0,
+        rope__scaling__attn_factor=2.0,
+    )
     full, local = load_config(gguf).ropes
     assert (full.scaling, full.scale, full.attn_factor) == (scaling, 8.0, 2.0)
     assert local == Rope(12, 10000.0)
@@ -234,8 +245,9 @@ def test_sliding_pattern_of_the_wrong_length() -> None:
     with pytest.raises(
         FileError, match=r"sliding_window_pattern: has 3 entries \(expected 7 flags"
     ):
-        load_config(fake("gemma3", attention__sliding_window=8,
-                         attention__sliding_window_pattern=[1, 0, 1]))  # fmt: skip
+        load_config(
+            fake("gemma3", attention__sliding_window=8, attention__sliding_window_pattern=[1, 0, 1])
+        )
 
 
 def test_missing_and_misshapen_tensors_are_named() -> None:
@@ -382,11 +394,13 @@ def test_vocabulary_agrees_with_the_embeddings() -> None:
         ({"expert_group_count": 3}, "expert_group_count"),
         ({"expert_group_count": 4, "expert_group_used_count": 5}, "expert_group_used_count"),
         # Of two groups of two there are not five to choose.
-        ({"expert_used_count": 5, "expert_group_count": 4, "expert_group_used_count": 2},
-         "expert_used_count"),
+        (
+            {"expert_used_count": 5, "expert_group_count": 4, "expert_group_used_count": 2},
+            "expert_used_count",
+        ),
         ({"nextn_predict_layers": 7}, "nextn_predict_layers"),
     ],
-)  # fmt: skip
+)
 def test_experts_that_cannot_be_are_named(changes: dict[str, Any], key: str) -> None:
     keys = {"expert_count": 8, "expert_used_count": 2, **changes}
     with pytest.raises(FileError, match=rf"qwen3moe\.{key}"):
@@ -446,15 +460,23 @@ def test_nothing_is_said_of_what_sound_files_have(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("file", "key", "value", "message"),
     [
-        ("gemma4-moe", "gemma4.expert_count", None,
-         r"blk\.0\.ffn_\S+: nothing reads it: by the file's keys layer 0 is attention and gated"),
+        (
+            "gemma4-moe",
+            "gemma4.expert_count",
+            None,
+            r"blk\.0\.ffn_\S+: nothing reads it: by the file's keys layer 0 is attention and gated",
+        ),
         ("gemma4-moe", "gemma4.expert_count", 0, r"blk\.0\.ffn_\S+: nothing reads it"),
-        ("falconh1", "falcon-h1.attention.head_count_kv", 0,
-         r"blk\.0\.attn_\S+: nothing reads it: by the file's keys layer 0 is mamba2 and gated"),
+        (
+            "falconh1",
+            "falcon-h1.attention.head_count_kv",
+            0,
+            r"blk\.0\.attn_\S+: nothing reads it: by the file's keys layer 0 is mamba2 and gated",
+        ),
         ("qwen3moe", "qwen3moe.leading_dense_block_count", 1, r"blk\.0\."),
         ("gemma4-e", "gemma4.embedding_length_per_layer_input", 0, r"per_layer_|inp_gate"),
     ],
-)  # fmt: skip
+)
 def test_a_layer_of_another_kind_than_its_tensors(
     file: str, key: str, value: Any, message: str, data: Path
 ) -> None:

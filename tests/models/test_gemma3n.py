@@ -276,9 +276,13 @@ def test_first_files_say_layers_as_a_number(made: Made, tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_not_whole(
-    changes: dict[str, Any], lost: str, kind: type[Exception], message: str, made: Made,
+    changes: dict[str, Any],
+    lost: str,
+    kind: type[Exception],
+    message: str,
+    made: Made,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     rewrite(made.path, tmp_path / "bad.gguf", changes, lost=lost)
     with pytest.raises(kind, match=message):
         treadle.load(tmp_path / "bad.gguf")

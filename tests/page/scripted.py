@@ -60,8 +60,12 @@ class Scripted:
         routes += [Route("/health", self._health), Route("/props", self._props)]
         config = uvicorn.Config(
             Starlette(routes=[*page_routes(), *routes]),
-            port=0, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1,
-        )  # fmt: skip
+            port=0,
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
         self._server = uvicorn.Server(config)
         self._socket = config.bind_socket()
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"

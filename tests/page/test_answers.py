@@ -245,9 +245,14 @@ def test_where_a_prompt_left_the_cache(script: Scripted, visit: Opened) -> None:
 def test_reasoning_is_folded(script: Scripted, visit: Opened) -> None:
     more = threading.Event()
     script.answers.append(
-        [says(reasoning_content="Let me ", reasoning="Let me "), more,
-         says(reasoning_content="see.", reasoning="see."), says("42"), end()]
-    )  # fmt: skip
+        [
+            says(reasoning_content="Let me ", reasoning="Let me "),
+            more,
+            says(reasoning_content="see.", reasoning="see."),
+            says("42"),
+            end(),
+        ]
+    )
     page = visit(script.url)
     ask(page, "Why?")
     summary = page.locator(".reasoning summary")

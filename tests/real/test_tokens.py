@@ -56,11 +56,24 @@ JOINTS = (
     "\r\n",
 )
 FIXED = (
-    "", " ", "   ", "\n\n\n", "a  b", " leading", "trailing ", "don't I'll we've they're",
-    "1234567890 12,345.67 ½ ² ٣", "x=1;y+=2//3", "https://example.com/a?b=c&d=%20#e",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇫🇷", "e\u0301 é ﬁ Ⅷ ㍿", "İstanbul ı ß ẞ ǅ",
-    "ＡＢＣ １２３", "\ufeffbom", "ﷺ",
-)  # fmt: skip
+    "",
+    " ",
+    "   ",
+    "\n\n\n",
+    "a  b",
+    " leading",
+    "trailing ",
+    "don't I'll we've they're",
+    "1234567890 12,345.67 ½ ² ٣",
+    "x=1;y+=2//3",
+    "https://example.com/a?b=c&d=%20#e",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇫🇷",
+    "e\u0301 é ﬁ Ⅷ ㍿",
+    "İstanbul ı ß ẞ ǅ",
+    "ＡＢＣ １２３",
+    "\ufeffbom",
+    "ﷺ",
+)
 
 
 def corpus() -> Iterator[str]:

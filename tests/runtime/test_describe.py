@@ -149,9 +149,10 @@ def several(count: int, **values: list[int]) -> dict[str, str]:
 
 
 HYBRID = several(
-    6, topology__core_id=[0, 1, 2, 3, 4, 5],
+    6,
+    topology__core_id=[0, 1, 2, 3, 4, 5],
     cpufreq__cpuinfo_max_freq=[5000, 5000, 3500, 3500, 3500, 3500],
-)  # fmt: skip
+)
 VIRTUAL = {"proc/cpuinfo": "model name : A Processor\nflags : fpu avx2 hypervisor\n"}
 
 # What is laid over the machine, how it is described, what each of its warnings must say: the
@@ -264,9 +265,12 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
     (
         VIRTUAL,
         {"features": VBMI, "model": ModelFile((), acts={"q8"})},
-        ["lacks avx512bf16, which the kernels of avx512_bf16 need (dots of bf16: faster prompts "
-         "for BF16 weights): this is a virtual machine, which may hide it: give it the host's CPU",
-         "lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need"],
+        [
+            "lacks avx512bf16, which the kernels of avx512_bf16 need (dots of bf16: faster prompts "
+            "for BF16 weights): this is a virtual machine, which may hide it: "
+            "give it the host's CPU",
+            "lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need",
+        ],
     ),
     (  # each row above the best is named with what it needs beyond the row before
         {},
@@ -301,16 +305,23 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
     (  # the CPU has the registers, and Linux keeps them: the row before is passed over
         {},
         {"features": BEST - {"amx-tile"}, "model": ModelFile((), acts={"q8"})},
-        ["the system refuses this process amx-tile, which the kernels of amx_bf16 need: Linux "
-         "grants it from 5.16 on, where no container's filter of system calls forbids arch_prctl",
-         "the kernels of avx512_bf16 are passed over, for CPUs with amx-bf16 run their own instru"
-         "ctions slowly: see with TREADLE_ISA=avx512_bf16 treadle bench whether"],
+        [
+            "the system refuses this process amx-tile, which the kernels of amx_bf16 need: Linux "
+            "grants it from 5.16 on, where no container's filter of system calls forbids "
+            "arch_prctl",
+            "the kernels of avx512_bf16 are passed over, "
+            "for CPUs with amx-bf16 run their own instru"
+            "ctions slowly: see with TREADLE_ISA=avx512_bf16 treadle bench whether",
+        ],
     ),
     (  # what the model has no use for is no reason
         {},
         {"features": BEST - {"amx-tile"}, "model": ModelFile((), acts={"bf16"})},
-        ["refuses this process amx-tile", "avx512_bf16 are passed over",
-         "BF16 weights are widened to f32"],
+        [
+            "refuses this process amx-tile",
+            "avx512_bf16 are passed over",
+            "BF16 weights are widened to f32",
+        ],
     ),
     (  # matrix registers multiply them as they are
         {},
@@ -320,11 +331,13 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
     (
         {},
         {"model": ModelFile((), ["Q4_K", "F32"], ["Q4_K", "IQ1_S"], {"f32"}, ["F32", "Q8_0"])},
-        ["there is no kernel for Q4_K, IQ1_S weights, so treadle cannot run this file: get the "
-         "model as F32, Q8_0"],
+        [
+            "there is no kernel for Q4_K, IQ1_S weights, so treadle cannot run this file: get the "
+            "model as F32, Q8_0"
+        ],
     ),
     ({}, {"model": ModelFile((), problem="no row for x")}, ["cannot run this model: no row for x"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -556,8 +569,9 @@ def test_a_small_container(there: Describe) -> None:
     assert report["memory"]["usable_bytes"] == 240 << 20
     assert report["memory"]["bound"] == "the control group's limit of 300 MiB"
     assert (report["peaks"]["read_buffer_bytes"], report["peaks"]["read_from"]) == (
-        80 << 20, "memory",
-    )  # fmt: skip
+        80 << 20,
+        "memory",
+    )
     (warning,) = report["warnings"]
     assert warning == (
         "the reading speed was measured on 80.0 MiB, not on 256, so it may be a little too high. "

@@ -146,8 +146,10 @@ def test_limits_are_told_apart_from_what_they_leave(tmp_path: Path) -> None:
     assert usable is not None
     assert usable.limit_bytes == 300 * MIB
     assert [bound.free_bytes >> 20 for bound in memory.memory_bounds(cgroup, proc)] == [
-        8192, 1, 200,
-    ]  # fmt: skip
+        8192,
+        1,
+        200,
+    ]
 
 
 SMALL = """
@@ -170,8 +172,11 @@ def test_peaks_are_measured_within_a_real_limit() -> None:
     """A quarter of the host's memory was taken whatever the limit, and so a GiB here."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SMALL, str(900 * MIB)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

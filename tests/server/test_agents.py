@@ -56,9 +56,13 @@ def test_a_runner_of_tools(agent: TestClient) -> None:
         api_key="none", base_url="http://localhost", http_client=agent, max_retries=0
     )
     runner = people.beta.messages.tool_runner(
-        model="any", max_tokens=60, max_iterations=2, tools=[w],
-        tool_choice={"type": "tool", "name": "w"}, messages=[{"role": "user", "content": "hi"}],
-    )  # fmt: skip
+        model="any",
+        max_tokens=60,
+        max_iterations=2,
+        tools=[w],
+        tool_choice={"type": "tool", "name": "w"},
+        messages=[{"role": "user", "content": "hi"}],
+    )
     assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
     assert "Paris" in asked
 

@@ -21,8 +21,9 @@ HI = [{"role": "user", "content": "hi"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
 ASKED: dict[str, Any] = {"max_tokens": 5, "messages": HI}
 UNNAMED: Any = {  # a tool's result with a part of no type in it
-    "type": "tool_result", "content": [{"type": "text", "text": "x"}, {}]
-}  # fmt: skip
+    "type": "tool_result",
+    "content": [{"type": "text", "text": "x"}, {}],
+}
 FORM: Any = {"type": "json_schema", "schema": {}}
 
 
@@ -87,13 +88,22 @@ def counted(client: TestClient, **body: Any) -> int:
 def test_blocks_are_messages(client: TestClient) -> None:
     blocks = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"},
-                                          {"type": "text", "text": "c"}]},
-        {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "d"}]},
-            {"type": "text", "text": "e"},
-        ]},
-    ]  # fmt: skip
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": "c"}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "1",
+                    "content": [{"type": "text", "text": "d"}],
+                },
+                {"type": "text", "text": "e"},
+            ],
+        },
+    ]
     system = [{"type": "text", "text": "s"}, {"type": "text", "text": "t"}]
     plain = [
         {"role": "system", "content": "s\nt"},
@@ -120,8 +130,11 @@ def test_neighbours_of_one_role_are_one_turn(
     ]
     found = chat_of({"messages": talk})["messages"]
     assert [(m["role"], m["content"]) for m in found] == [
-        ("user", "a\nb"), ("assistant", "c"), ("tool", ""), ("user", "d")
-    ]  # fmt: skip
+        ("user", "a\nb"),
+        ("assistant", "c"),
+        ("tool", ""),
+        ("user", "d"),
+    ]
     assert [call["id"] for call in found[1]["tool_calls"]] == ["1"]
     source = (data / "templates" / "google-gemma-2-2b-it.jinja").read_text("utf-8")
     monkeypatch.setitem(model.__dict__, "template", ChatTemplate(source, bos="<s>"))

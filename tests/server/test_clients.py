@@ -30,9 +30,13 @@ def people(client: TestClient) -> openai.OpenAI:
 def test_openai_chat(people: openai.OpenAI, model: treadle.Model) -> None:
     expected = model.chat([dict(m) for m in HI], temperature=0, max_tokens=8).finish()
     made = people.chat.completions.create(
-        model="any", messages=HI, temperature=0, max_completion_tokens=8, logprobs=True,
+        model="any",
+        messages=HI,
+        temperature=0,
+        max_completion_tokens=8,
+        logprobs=True,
         top_logprobs=1,
-    )  # fmt: skip
+    )
     assert made.choices[0].message.content == expected
     assert made.usage is not None
     assert made.usage.completion_tokens == 8
@@ -48,9 +52,11 @@ def test_openai_chat(people: openai.OpenAI, model: treadle.Model) -> None:
 def test_openai_streams(people: openai.OpenAI) -> None:
     said = 'naïve "猫"'
     with people.chat.completions.stream(
-        model="any", messages=HI, stream_options={"include_usage": True},
+        model="any",
+        messages=HI,
+        stream_options={"include_usage": True},
         extra_body={"grammar": 'root ::= "naïve \\"猫\\""'},
-    ) as stream:  # fmt: skip
+    ) as stream:
         deltas = [event.delta for event in stream if event.type == "content.delta"]
         final = stream.get_final_completion()
     assert "".join(deltas) == said == final.choices[0].message.content
@@ -137,9 +143,12 @@ class Verdict(pydantic.BaseModel):
 
 def test_anthropic_parses_a_model(others: anthropic.Anthropic) -> None:
     made = others.messages.parse(
-        model="any", max_tokens=64, messages=[{"role": "user", "content": "hi"}],
-        output_format=Verdict, output_config={"effort": "low"},
-    )  # fmt: skip
+        model="any",
+        max_tokens=64,
+        messages=[{"role": "user", "content": "hi"}],
+        output_format=Verdict,
+        output_config={"effort": "low"},
+    )
     assert isinstance(made.parsed_output, Verdict)
 
 
@@ -160,9 +169,12 @@ def test_anthropic_messages(others: anthropic.Anthropic, model: treadle.Model) -
     assert n == made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
     tool: Any = {"name": "f", "input_schema": {"type": "object", "additionalProperties": False}}
     called = others.messages.create(
-        model="any", max_tokens=64, messages=talk, tools=[tool],
+        model="any",
+        max_tokens=64,
+        messages=talk,
+        tools=[tool],
         tool_choice={"type": "tool", "name": "f"},
-    )  # fmt: skip
+    )
     assert [block.input for block in called.content if block.type == "tool_use"] == [{}]
     with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
         others.messages.create(

@@ -65,17 +65,33 @@ def ollama_generate(body: dict[str, Any]) -> tuple[str, str]:
 
 MANY = {"options": {"num_predict": 16, "temperature": 0}, "stream": False}
 WAYS: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
-    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 16, "temperature": 0},
-     {"reasoning_effort": "high"}, chat),
-    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 16, "temperature": 0},
-     {"chat_template_kwargs": {"enable_thinking": True}}, chat),
-    ("/v1/responses", {"input": "hi", "max_output_tokens": 16, "temperature": 0},
-     {"reasoning": {"effort": "high"}}, responses),
-    ("/v1/messages", {"messages": HELLO, "max_tokens": 16, "temperature": 0},
-     {"thinking": {"type": "enabled", "budget_tokens": 9}}, messages),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "max_tokens": 16, "temperature": 0},
+        {"reasoning_effort": "high"},
+        chat,
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "max_tokens": 16, "temperature": 0},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        chat,
+    ),
+    (
+        "/v1/responses",
+        {"input": "hi", "max_output_tokens": 16, "temperature": 0},
+        {"reasoning": {"effort": "high"}},
+        responses,
+    ),
+    (
+        "/v1/messages",
+        {"messages": HELLO, "max_tokens": 16, "temperature": 0},
+        {"thinking": {"type": "enabled", "budget_tokens": 9}},
+        messages,
+    ),
     ("/api/chat", {"messages": HELLO, **MANY}, {"think": True}, ollama_chat),
     ("/api/generate", {"prompt": "hi", **MANY}, {"think": "high"}, ollama_generate),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("source", [OPENED, SWITCHED])

@@ -57,14 +57,20 @@ def test_wrong_values_name_their_field(read: body_fields.Reader, value: Any) -> 
 
 def test_right_values() -> None:
     table = {
-        "whole": body_fields.whole(0), "number": body_fields.number(0, 1), "texts":
-        body_fields.texts, "refused": body_fields.refused("why", 0, "x"), "absent":
-        body_fields.text, "null": body_fields.text,
-    }  # fmt: skip
+        "whole": body_fields.whole(0),
+        "number": body_fields.number(0, 1),
+        "texts": body_fields.texts,
+        "refused": body_fields.refused("why", 0, "x"),
+        "absent": body_fields.text,
+        "null": body_fields.text,
+    }
     body = {"whole": 5.0, "number": 1, "texts": "a", "refused": "x", "null": None, "other": object}
     assert body_fields.read_fields(body, table) == {
-        "whole": 5, "number": 1.0, "texts": ["a"], "refused": "x"
-    }  # fmt: skip
+        "whole": 5,
+        "number": 1.0,
+        "texts": ["a"],
+        "refused": "x",
+    }
 
 
 def test_a_wrong_field_of_an_object_is_named_with_the_object() -> None:
@@ -86,8 +92,18 @@ def read(model: treadle.Model, body: dict[str, Any]) -> generation_request.Gener
 
 
 def test_what_is_asked(model: treadle.Model) -> None:
-    found = read(model, {"max_completion_tokens": 7, "max_tokens": 9, "seed": -2, "stop": ["", "x"],
-                         "top_k": 3, "user": "me", "unheard_of": 1})  # fmt: skip
+    found = read(
+        model,
+        {
+            "max_completion_tokens": 7,
+            "max_tokens": 9,
+            "seed": -2,
+            "stop": ["", "x"],
+            "top_k": 3,
+            "user": "me",
+            "unheard_of": 1,
+        },
+    )
     assert found.settings["max_tokens"] == 7
     assert found.settings["stop"] == ["x"]
     assert found.settings["sampling"] == Sampling(temperature=0.5, top_k=3, seed=2**64 - 2)

@@ -22,8 +22,11 @@ from tests.speech.test_history import GPT_OSS, MINISTRAL, QWEN_35
 from treadle.chat.tools.history import lone_results
 
 CHAT, MESSAGES, RESPONSES, OLLAMA = (
-    "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat",
-)  # fmt: skip
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/api/chat",
+)
 PNG = base64.b64encode(b"\x89PNG" + bytes(2996)).decode()
 SENTENCE = "[The tool gave a {} here. It is left out: the model reads text alone.]"
 PICTURE = "picture (image/png, 3000 bytes)"
@@ -369,11 +372,17 @@ def test_an_answer_of_three_parts_is_sent_back(
     assert wanted in made[-1]
     body = talk_of(RESPONSES, "RESULT")
     body["input"][1:1] = [
-        {"type": "reasoning", "summary": [],
-         "content": [{"type": "reasoning_text", "text": "REASONED"}]},
-        {"type": "message", "role": "assistant",
-         "content": [{"type": "output_text", "text": "WORDS"}]},
-    ]  # fmt: skip
+        {
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "REASONED"}],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "WORDS"}],
+        },
+    ]
     kept = post(client, RESPONSES, **body)["id"]
     assert wanted in made[-1]
     more = {"type": "function_call_output", "call_id": "call_1", "output": "AGAIN"}

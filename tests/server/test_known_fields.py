@@ -235,11 +235,15 @@ VLLM_EMBEDDINGS = VLLM_POOLING | set(
     ]
 )
 OLLAMA_CHAT = ollama_types.ChatRequest.model_fields.keys() | {
-    "truncate", "shift", "_debug_render_only",
-}  # fmt: skip
+    "truncate",
+    "shift",
+    "_debug_render_only",
+}
 OLLAMA_GENERATE = ollama_types.GenerateRequest.model_fields.keys() | {
-    "truncate", "shift", "_debug_render_only",
-}  # fmt: skip
+    "truncate",
+    "shift",
+    "_debug_render_only",
+}
 ANTHROPIC = hints(
     message_create_params.MessageCreateParamsBase,
     beta_create_params.MessageCreateParamsBase,
@@ -247,36 +251,48 @@ ANTHROPIC = hints(
 ) | {"stream", "temperature", "top_k", "top_p", "output_format"}
 
 BASE = {
-    *generation_request.COMMON, *generation_request.SAMPLERS, *generation_request.SYNONYMS,
-    *token_rules.FIELDS, "id_slot",
-}  # fmt: skip
+    *generation_request.COMMON,
+    *generation_request.SAMPLERS,
+    *generation_request.SYNONYMS,
+    *token_rules.FIELDS,
+    "id_slot",
+}
 TALK = {*chat_prompt.FIELDS}
 Known = tuple[set[str], set[str], Fields, frozenset[str]]
 # By endpoint: the fields that its protocols have, those that are read, and those that are told.
 KNOWN: dict[str, Known] = {
     "/v1/chat/completions": (
         hints(chat.CompletionCreateParamsBase)
-        | {"stream"} | LLAMA_CPP | LLAMA_CPP_CHAT | VLLM_CHAT,
+        | {"stream"}
+        | LLAMA_CPP
+        | LLAMA_CPP_CHAT
+        | VLLM_CHAT,
         BASE | TALK | {*openai_chat.FIELDS, *openai_chat.LOGPROBS},
         ignored.CHAT,
         ACCEPTED,
     ),
     "/v1/completions": (
         hints(completion_create_params.CompletionCreateParamsBase)
-        | {"stream", "prompt_embeds"} | (LLAMA_CPP - {"reasoning_format"}) | VLLM,
+        | {"stream", "prompt_embeds"}
+        | (LLAMA_CPP - {"reasoning_format"})
+        | VLLM,
         BASE | {*completions.FIELDS, "prompt"},
         ignored.COMPLETIONS,
         ACCEPTED,
     ),
     "/v1/responses": (
         hints(response_create_params.ResponseCreateParamsBase) | {"stream", "return_progress"},
-        BASE | {*responses.FIELDS, "input", "tool_choice", "parallel_tool_calls"}
+        BASE
+        | {*responses.FIELDS, "input", "tool_choice", "parallel_tool_calls"}
         | {"stream_options"},
         ignored.RESPONSES,
         ACCEPTED,
     ),
     "/v1/messages": (
-        ANTHROPIC, BASE | {*anthropic.FIELDS, "system"}, ignored.ANTHROPIC, ACCEPTED,
+        ANTHROPIC,
+        BASE | {*anthropic.FIELDS, "system"},
+        ignored.ANTHROPIC,
+        ACCEPTED,
     ),
     "/completion": (
         {"prompt", *(LLAMA_CPP - {"reasoning_format"})},
@@ -303,7 +319,8 @@ KNOWN: dict[str, Known] = {
         frozenset(),
     ),
     "/v1/embeddings": (
-        hints(embedding_create_params.EmbeddingCreateParams) | VLLM_EMBEDDINGS
+        hints(embedding_create_params.EmbeddingCreateParams)
+        | VLLM_EMBEDDINGS
         | {"embd_normalize", "input_type", "truncate", "task", "late_chunking", "prompt_name"},
         {*embeddings.FIELDS, "input"},
         ignored.EMBEDDINGS,
@@ -340,7 +357,8 @@ KNOWN: dict[str, Known] = {
         hints(
             chat_completion_stream_options_param.ChatCompletionStreamOptionsParam,
             response_create_params.StreamOptions,
-        ) | {"continuous_usage_stats"},
+        )
+        | {"continuous_usage_stats"},
         {"include_usage"},
         ignored.STREAMED,
         frozenset(),
@@ -367,7 +385,7 @@ KNOWN: dict[str, Known] = {
         ignored.ANTHROPIC_THINKING,
         frozenset(),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("where", KNOWN)
@@ -470,25 +488,44 @@ def test_what_a_response_cannot_include(client: TestClient) -> None:
 
 REFUSED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
-        "audio": {}, "chat_template": "x", "function_call": {"name": "f"}, "functions": [{}],
-        "modalities": ["audio"], "web_search_options": {}, "suffix": "x",
+        "audio": {},
+        "chat_template": "x",
+        "function_call": {"name": "f"},
+        "functions": [{}],
+        "modalities": ["audio"],
+        "web_search_options": {},
+        "suffix": "x",
     },
     "/v1/completions": {
-        "add_special_tokens": False, "prompt_embeds": "x", "best_of": 2, "cache_salt": "x",
-        "use_beam_search": True, "logits_processors": ["x"], "guided_grammar": "x",
-        "post_sampling_probs": True, "grammar_lazy": True, "image_data": [1],
+        "add_special_tokens": False,
+        "prompt_embeds": "x",
+        "best_of": 2,
+        "cache_salt": "x",
+        "use_beam_search": True,
+        "logits_processors": ["x"],
+        "guided_grammar": "x",
+        "post_sampling_probs": True,
+        "grammar_lazy": True,
+        "image_data": [1],
     },
     "/v1/responses": {
-        "background": True, "conversation": "x", "prompt": {}, "truncation": "x",
+        "background": True,
+        "conversation": "x",
+        "prompt": {},
+        "truncation": "x",
     },
     "/v1/messages": {"mcp_servers": [{}], "compaction": {}, "thread": {}},
     "/api/chat": {"_debug_render_only": True},
     "/api/generate": {"context": [1], "template": "x", "images": ["x"], "_debug_render_only": True},
     "/v1/embeddings": {
-        "embed_dtype": "float16", "endianness": "big", "add_special_tokens": False,
-        "messages": MESSAGES, "late_chunking": True, "encoding_format": "bytes",
+        "embed_dtype": "float16",
+        "endianness": "big",
+        "add_special_tokens": False,
+        "messages": MESSAGES,
+        "late_chunking": True,
+        "encoding_format": "bytes",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", REFUSED)

@@ -209,10 +209,16 @@ def test_lines_that_end_a_text(client: TestClient) -> None:
 def test_as_llama_vim_calls(client: TestClient) -> None:
     samplers = ["top_k", "top_p", "infill"]
     body: dict[str, Any] = {
-        "prompt": "def f(", "n_predict": 16, "n_indent": 4, "top_k": 40, "top_p": 0.99,
-        "samplers": samplers, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+        "prompt": "def f(",
+        "n_predict": 16,
+        "n_indent": 4,
+        "top_k": 40,
+        "top_p": 0.99,
+        "samplers": samplers,
+        "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 1000,
         "response_fields": ["content", "generation_settings/samplers"],
-    }  # fmt: skip
+    }
     found = post(client, "/completion", **body)
     assert found["generation_settings/samplers"] == samplers
 

@@ -103,8 +103,12 @@ def test_logprobs_of_text_that_is_held_back(client: TestClient, model: treadle.M
 
 
 def test_formats(client: TestClient) -> None:
-    schema: Any = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"],
-              "additionalProperties": False}  # fmt: skip
+    schema: Any = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     body: dict[str, Any] = {
         "messages": HI,
         "stream": False,
@@ -128,10 +132,13 @@ def test_no_limit(no_limit: int, client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("think", "on", "effort"),
     [
-        (True, True, None), (False, False, None), ("true", True, None), ("false", False, None),
+        (True, True, None),
+        (False, False, None),
+        ("true", True, None),
+        ("false", False, None),
         ("high", True, "high"),
     ],
-)  # fmt: skip
+)
 def test_think(think: Any, on: bool, effort: str | None, client: TestClient) -> None:
     own = {} if effort is None else {"reasoning_effort": effort}
     variables = {"enable_thinking": on}

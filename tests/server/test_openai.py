@@ -169,9 +169,11 @@ def test_logprobs_end_where_a_stop_text_cuts(path: str, client: TestClient) -> N
 
 def test_a_schema_is_kept(client: TestClient) -> None:
     schema = {
-        "type": "object", "required": ["n"], "additionalProperties": False,
+        "type": "object",
+        "required": ["n"],
+        "additionalProperties": False,
         "properties": {"n": {"enum": [1, 2]}},
-    }  # fmt: skip
+    }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     for _ in range(2):  # compiled once, and kept
         choice = post(client, CHAT, messages=HI, response_format=form)["choices"][0]
@@ -374,8 +376,11 @@ def test_old_logprobs(client: TestClient) -> None:
 def test_nothing_is_to_be_written(client: TestClient) -> None:
     found = post(client, "/v1/completions", prompt="x", max_tokens=0)
     assert found["choices"][0] == {
-        "text": "", "index": 0, "logprobs": None, "finish_reason": "length"
-    }  # fmt: skip
+        "text": "",
+        "index": 0,
+        "logprobs": None,
+        "finish_reason": "length",
+    }
     *chunks, _ = stream(client, "/v1/completions", prompt="x", max_tokens=0)
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 

@@ -246,8 +246,12 @@ def test_a_model_that_cannot_be_compiled_is_no_ready_server() -> None:
     environment = {**os.environ, "TREADLE_NO_COMPILE": "1", "TREADLE_CACHE": os.devnull + "/none"}
     ended = subprocess.run(
         [sys.executable, "-m", "treadle", "serve", "--port", "0"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "treadle: error:" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -159,10 +159,11 @@ ANSWERS: list[tuple[TemplateDialect, str, Said]] = [
     (GEMMA, "<|channel>thought\n<channel|>Hello<channel|>", Said("", "Hello", [], "stop")),
     (GPT, "hello", Said("", "hello", [], "stop")),
     (
-        GPT, "<|channel|>commentary to=python <|constrain|>code<|message|>print(1)",
+        GPT,
+        "<|channel|>commentary to=python <|constrain|>code<|message|>print(1)",
         Said("print(1)", "", [], "stop"),
     ),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

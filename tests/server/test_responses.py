@@ -370,8 +370,11 @@ def test_the_items_that_a_response_was_asked_with(client: TestClient) -> None:
     kinds = ["message"] * 4 + ["function_call", "function_call_output"]
     assert [each["type"] for each in whole] == kinds
     assert [each["id"] for each in whole][:4] == [
-        said.id, first["output"][0]["id"], first["output"][0]["id"], "msg_mine"
-    ]  # fmt: skip
+        said.id,
+        first["output"][0]["id"],
+        first["output"][0]["id"],
+        "msg_mine",
+    ]
     assert whole[1] == first["output"][0]
     pages = people.responses.input_items.list(second["id"], limit=4)
     assert [each.to_dict() for each in pages] == whole[:1:-1] + whole[:1]
@@ -445,9 +448,12 @@ def test_logprobs_of_a_text_that_was_held_back(
 ) -> None:
     """White space, which may stand before a call: its tokens are told with the text."""
     body: dict[str, Any] = {
-        "input": "hi", "tools": [{"type": "function", "name": "f", "parameters": {}}],
-        "regex": r'\n    """x ', "include": ["message.output_text.logprobs"], "temperature": 0,
-    }  # fmt: skip
+        "input": "hi",
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "regex": r'\n    """x ',
+        "include": ["message.output_text.logprobs"],
+        "temperature": 0,
+    }
     (whole,) = post(client, PATH, **body)["output"][0]["content"]
     request.getfixturevalue("each_piece")  # now, for it waits until pieces are taken
     told = named(client.post(PATH, json={**body, "stream": True}).text)

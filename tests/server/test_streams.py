@@ -64,9 +64,12 @@ def test_characters_are_never_torn(path: str, client: TestClient) -> None:
     """Of several bytes, each a token of its own in this vocabulary."""
     said = "naïve 猫と犬 🎉 ok"
     body = {
-        "prompt": "x", "messages": [{"role": "user", "content": "x"}], "stream": True,
-        "grammar": f'root ::= "{said}"', "stop": ["ok!", "🎊"],
-    }  # fmt: skip
+        "prompt": "x",
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "grammar": f'root ::= "{said}"',
+        "stop": ["ok!", "🎊"],
+    }
     with client.stream("POST", path, json=body) as answer:
         raw = list(answer.iter_raw())
     for part in raw:
@@ -97,10 +100,17 @@ class Client:
         self.left = asyncio.Event()
         self._body: bytes | None = http_io.encode(body)
         self._scope = {
-            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
-            "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
-            "headers": [(b"host", b"localhost")], "server": ("localhost", 80),
-        }  # fmt: skip
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "http_version": "1.1",
+            "headers": [(b"host", b"localhost")],
+            "server": ("localhost", 80),
+        }
 
     async def _receive(self) -> Message:
         if self._body is not None:

@@ -209,9 +209,16 @@ def test_json_is_read_without_a_search_for_garbage(
     [
         '{"a": [1, -2.5e3, "x\\u00e9\\n", null, true], "b": {"c": [[], {}]}, "a": 2}',
         ' [[[["deep"]]], 123456789012345678901] ',
-        "[1, 2", '{"a" 1}', "[1,]", "", "[NaN]", '["\x01"]', "[1] 2", '{"a": 1,}',
+        "[1, 2",
+        '{"a" 1}',
+        "[1,]",
+        "",
+        "[NaN]",
+        '["\x01"]',
+        "[1] 2",
+        '{"a": 1,}',
     ],
-)  # fmt: skip
+)
 def test_many_values_are_read_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By code that lets other threads run, with the same result and errors."""
 
@@ -233,8 +240,11 @@ def test_a_schema_of_mebibytes(client: TestClient) -> None:
     """Its grammar took 25 s to be refused."""
     names = {f"w{i}": {"type": "string"} for i in range(40_000)}
     schema = {"type": "object", "properties": names}
-    body = {"messages": HI, "response_format": {"type": "json_schema", "json_schema":
-            {"name": "x", "schema": schema}}, "max_tokens": 1}  # fmt: skip
+    body = {
+        "messages": HI,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        "max_tokens": 1,
+    }
     answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert "too large: " in answer.json()["error"]["message"]

@@ -176,7 +176,7 @@ def test_calls_and_results_of_earlier_turns(agent: TestClient) -> None:
         *HI,
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]},
         {"role": "tool", "tool_call_id": "1", "content": "[2]"},
-    ]  # fmt: skip
+    ]
     told = post(agent, "/apply-template", messages=messages, tools=[F])["prompt"]
     assert '{"name": "f", "arguments": {"a": 1}}' in told
     assert "tool\n[2]" in told
@@ -257,9 +257,13 @@ def test_arguments_are_sent_as_they_come(agent: TestClient) -> None:
     parameters = {"type": "object", "properties": {"w": words}, "required": ["w"]}
     tool: Any = {"type": "function", "function": {"name": "w", "parameters": parameters}}
     body: dict[str, Any] = {
-        "messages": HI, "tools": [tool], "tool_choice": "required",
-        "parallel_tool_calls": False, "seed": 3, "temperature": 1,
-    }  # fmt: skip
+        "messages": HI,
+        "tools": [tool],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": 3,
+        "temperature": 1,
+    }
     whole = post(agent, CHAT, **body)["choices"][0]["message"]["tool_calls"][0]["function"]
     *chunks, _ = stream(agent, CHAT, **body)
     deltas = [c["choices"][0]["delta"].get("tool_calls") for c in chunks]
@@ -562,11 +566,16 @@ def test_responses(agent: TestClient) -> None:
     )
     talk = [  # in one turn, as it was written
         *HI,
-        {"role": "assistant", "content": "so:", "tool_calls": [
-            {"function": {"name": "mcp__x__f", "arguments": json.dumps(ARGUMENTS)}},
-            {"function": {"name": "g", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": "so:",
+            "tool_calls": [
+                {"function": {"name": "mcp__x__f", "arguments": json.dumps(ARGUMENTS)}},
+                {"function": {"name": "g", "arguments": "{}"}},
+            ],
+        },
         {"role": "tool", "content": "2"},
-    ]  # fmt: skip
+    ]
     asked = {"messages": talk, "max_tokens": 0}
     expected = agent.post(CHAT, json=asked).json()["usage"]["prompt_tokens"]
     assert more.usage is not None
@@ -604,9 +613,13 @@ def test_anthropics_own_loop_loses_no_message(agent: TestClient) -> None:
     )
     call = '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>'
     told = people.beta.messages.tool_runner(
-        model="any", max_tokens=60, messages=[{"role": "user", "content": "how much?"}], tools=[g],
-        extra_body={"grammar": gbnf(call)}, max_iterations=2,
-    )  # fmt: skip
+        model="any",
+        max_tokens=60,
+        messages=[{"role": "user", "content": "how much?"}],
+        tools=[g],
+        extra_body={"grammar": gbnf(call)},
+        max_iterations=2,
+    )
     first, second = (message.usage for message in told)
     both = [(u.input_tokens or 0) + (u.cache_read_input_tokens or 0) for u in (first, second)]
     assert both[1] > both[0] + first.output_tokens

@@ -181,8 +181,13 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for(write: Write, ru
         for refused in ({}, {"truncate": False}, {"truncate": "none"}):
             error = post(client, "/v1/embeddings", 400, input=["ab", LONG], **refused)["error"]
             assert error["message"].startswith("input[1]: prompt is too long: ")
-        for wrong in ({"truncate": "START"}, {"truncation_side": "left"}, {"truncate": 1},
-                      {"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -2}):  # fmt: skip
+        for wrong in (
+            {"truncate": "START"},
+            {"truncation_side": "left"},
+            {"truncate": 1},
+            {"truncate_prompt_tokens": 0},
+            {"truncate_prompt_tokens": -2},
+        ):
             assert (
                 post(client, "/v1/embeddings", 400, input="ab", **wrong)["error"]["param"] in wrong
             )

@@ -98,9 +98,10 @@ def enclosed(begin: str, f: str, between: str, g: str, end: str) -> Family:
 _ARG = tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
 _TIGHT = tagged("<arg_key>", "</arg_key><arg_value>", "</arg_value>", "")
 _HY = tagged(
-    "<arg_key:opensource>", "</arg_key:opensource>\n<arg_value:opensource>",
+    "<arg_key:opensource>",
+    "</arg_key:opensource>\n<arg_value:opensource>",
     "</arg_value:opensource>",
-)  # fmt: skip
+)
 _SEED = tagged("<parameter=", ">", "</parameter>")
 _INVOKE = tagged('<parameter name="', '">', "</parameter>")
 _DSML = (
@@ -112,19 +113,23 @@ _DSML = (
 
 def dsml(wrap: str) -> Family:
     return enclosed(
-        f"<｜DSML｜{wrap}>", f'\n<｜DSML｜invoke name="f">\n{_DSML}</｜DSML｜invoke>', "",
-        '\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>', f"\n</｜DSML｜{wrap}>",
-    )  # fmt: skip
+        f"<｜DSML｜{wrap}>",
+        f'\n<｜DSML｜invoke name="f">\n{_DSML}</｜DSML｜invoke>',
+        "",
+        '\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>',
+        f"\n</｜DSML｜{wrap}>",
+    )
 
 
 def dsml_template(wrap: str) -> str:
     """As DeepSeek V3.2's and V4's have it."""
     return template(
         f'<｜DSML｜invoke name="{{{{ f.name }}}}">\n{_EACH}'
-        '<｜DSML｜parameter name="{{ k }}" string="{{ \'true\' if v is string else \'false\' }}">'
+        "<｜DSML｜parameter name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">"
         f"{_VALUE}</｜DSML｜parameter>\n{{% endfor %}}</｜DSML｜invoke>\n",
-        before=f"\n\n<｜DSML｜{wrap}>\n", behind=f"</｜DSML｜{wrap}>",
-    )  # fmt: skip
+        before=f"\n\n<｜DSML｜{wrap}>\n",
+        behind=f"</｜DSML｜{wrap}>",
+    )
 
 
 _PYTHON = """f(text='é}\\n"<', n=-3, list=["a", "b"])"""
@@ -137,8 +142,11 @@ FAMILIES = {
         "\n",
     ),
     "invoke": enclosed(
-        "<minimax:tool_call>", f'\n<invoke name="f">\n{_INVOKE}</invoke>', "",
-        '\n<invoke name="g">\n</invoke>', "\n</minimax:tool_call>",
+        "<minimax:tool_call>",
+        f'\n<invoke name="f">\n{_INVOKE}</invoke>',
+        "",
+        '\n<invoke name="g">\n</invoke>',
+        "\n</minimax:tool_call>",
     ),
     "dsml-functions": dsml("function_calls"),
     "dsml-tools": dsml("tool_calls"),
@@ -152,7 +160,8 @@ FAMILIES = {
     "arg-tight": twice(f"<tool_call>f{_TIGHT}</tool_call>", "<tool_call>g</tool_call>"),
     "arg-hy": enclosed(
         "<tool_calls:opensource>",
-        f"\n<tool_call:opensource>f<tool_sep:opensource>\n{_HY}</tool_call:opensource>", "",
+        f"\n<tool_call:opensource>f<tool_sep:opensource>\n{_HY}</tool_call:opensource>",
+        "",
         "\n<tool_call:opensource>g<tool_sep:opensource>\n</tool_call:opensource>",
         "\n</tool_calls:opensource>",
     ),
@@ -178,11 +187,9 @@ FAMILIES = {
     "hermes": twice(
         _HERMES.format(_OBJECT.format("f", JSON)), _HERMES.format(_OBJECT.format("g", "{}")), "\n"
     ),
-    "json": Family(
-        f'{{"name": "f", "parameters": {JSON}}}', '{"name": "g", "parameters": {}}'
-    ),
+    "json": Family(f'{{"name": "f", "parameters": {JSON}}}', '{"name": "g", "parameters": {}}'),
     "tags": twice(
-        "<tool_call>\n<function=f>\n<parameter=text>\né}\n\"<\n</parameter>\n<parameter=n>\n-3\n"
+        '<tool_call>\n<function=f>\n<parameter=text>\né}\n"<\n</parameter>\n<parameter=n>\n-3\n'
         '</parameter>\n<parameter=list>\n["a", "b"]\n</parameter>\n</function>\n</tool_call>',
         "<tool_call>\n<function=g>\n</function>\n</tool_call>",
         "\n",
@@ -199,8 +206,11 @@ FAMILIES = {
     "deepseek": wrapped(_BEGIN, _V3, "", _END),
     "harmony": Family(_HARMONY.format("f", JSON), _HARMONY.format("g", "{}")),
     "solar": enclosed(
-        "<|tool_calls|>", _SOLAR.format("a1b2c3d4e5", "f", JSON), "",
-        _SOLAR.format("a1b2c3d4e6", "g", "{}"), "<|calls|>",
+        "<|tool_calls|>",
+        _SOLAR.format("a1b2c3d4e5", "f", JSON),
+        "",
+        _SOLAR.format("a1b2c3d4e6", "g", "{}"),
+        "<|calls|>",
     ),
     "gemma": twice(
         '<|tool_call>call:f{list:[<|"|>a<|"|>,<|"|>b<|"|>],n:-3,text:<|"|>é}\n"<<|"|>}<tool_call|>',
@@ -208,13 +218,17 @@ FAMILIES = {
     ),
     "actions": wrapped(
         "Action:\n```json\n[",
-        '\n    {{\n        "tool_name": "{}",\n        "parameters": {}\n    }}', ",", "\n]```",
+        '\n    {{\n        "tool_name": "{}",\n        "parameters": {}\n    }}',
+        ",",
+        "\n]```",
     ),
     "action": wrapped(
-        "<|START_ACTION|>[", '\n    {{"tool_name": "{}", "parameters": {}}}', ",",
+        "<|START_ACTION|>[",
+        '\n    {{"tool_name": "{}", "parameters": {}}}',
+        ",",
         "\n]<|END_ACTION|>",
     ),
-}  # fmt: skip
+}
 
 HERMES_TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\n# Tools\\n' }}
@@ -271,15 +285,24 @@ TEMPLATES = {
     "kimi": template(
         "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}"
         "<|tool_call_end|>",
-        before=_SECTION[0], behind=_SECTION[1],
+        before=_SECTION[0],
+        behind=_SECTION[1],
     ),
     "seed": tag_template(
-        "<seed:tool_call>\n<function={{ f.name }}>\n", "<parameter=", ">", "</parameter>\n",
+        "<seed:tool_call>\n<function={{ f.name }}>\n",
+        "<parameter=",
+        ">",
+        "</parameter>\n",
         "</function>\n</seed:tool_call>",
     ),
     "invoke": tag_template(
-        '<invoke name="{{ f.name }}">\n', '<parameter name="', '">', "</parameter>\n",
-        "</invoke>\n", before="<minimax:tool_call>\n", behind="</minimax:tool_call>",
+        '<invoke name="{{ f.name }}">\n',
+        '<parameter name="',
+        '">',
+        "</parameter>\n",
+        "</invoke>\n",
+        before="<minimax:tool_call>\n",
+        behind="</minimax:tool_call>",
     ),
     "dsml-functions": dsml_template("function_calls"),
     "dsml-tools": dsml_template("tool_calls"),
@@ -290,43 +313,56 @@ TEMPLATES = {
         between="\n",
     ),
     "arg": tag_template(
-        "<tool_call>{{ f.name }}\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n",
+        "<tool_call>{{ f.name }}\n",
+        "<arg_key>",
+        "</arg_key>\n<arg_value>",
+        "</arg_value>\n",
         "</tool_call>",
     ),
     "arg-tight": tag_template(
-        "<tool_call>{{ f.name }}", "<arg_key>", "</arg_key><arg_value>", "</arg_value>",
+        "<tool_call>{{ f.name }}",
+        "<arg_key>",
+        "</arg_key><arg_value>",
+        "</arg_value>",
         "</tool_call>",
     ),
     "arg-hy": tag_template(
-        "<tool_call:opensource>{{ f.name }}<tool_sep:opensource>\n", "<arg_key:opensource>",
-        "</arg_key:opensource>\n<arg_value:opensource>", "</arg_value:opensource>\n",
-        "</tool_call:opensource>\n", before="<tool_calls:opensource>\n",
+        "<tool_call:opensource>{{ f.name }}<tool_sep:opensource>\n",
+        "<arg_key:opensource>",
+        "</arg_key:opensource>\n<arg_value:opensource>",
+        "</arg_value:opensource>\n",
+        "</tool_call:opensource>\n",
+        before="<tool_calls:opensource>\n",
         behind="</tool_calls:opensource>",
     ),
     "python": template(
         f"{{{{ f.name }}}}({_EACH}{{% if not loop.first %}}, {{% endif %}}{{{{ k }}}}="
         "{% if v is string %}'{{ v }}'{% else %}{{ v }}{% endif %}{% endfor %})",
-        before="<|tool_call_start|>[", between=", ", behind="]<|tool_call_end|>",
+        before="<|tool_call_start|>[",
+        between=", ",
+        behind="]<|tool_call_end|>",
     ),
     "python-lines": template(
         f"{{{{ f.name }}}}({_EACH}{{% if not loop.first %}}, {{% endif %}}{{{{ k }}}}="
         "{{ v | tojson }}{% endfor %})",
-        before="<function_calls>", between="\n", behind="</function_calls>",
+        before="<function_calls>",
+        between="\n",
+        behind="</function_calls>",
     ),
-    "toolcall": template(
-        _OBJECTS, before="<TOOLCALL>[", between=", ", behind="]</TOOLCALL>"
-    ),
+    "toolcall": template(_OBJECTS, before="<TOOLCALL>[", between=", ", behind="]</TOOLCALL>"),
     "tool-calls": template(
         _OBJECTS[:-1] + ', "id": "{{ c.id }}"}',
-        before="<tool_calls>[", between=", ", behind="]</tool_calls>",
+        before="<tool_calls>[",
+        between=", ",
+        behind="]</tool_calls>",
     ),
-    "tool-lines": template(
-        _OBJECTS + "\n", before="<tool_calls>\n", behind="</tool_calls>"
-    ),
+    "tool-lines": template(_OBJECTS + "\n", before="<tool_calls>\n", behind="</tool_calls>"),
     "phi": template(f"<|tool_call|>{_OBJECTS}<|/tool_call|>"),
     "by-name": template(
         '{"{{ f.name }}": {{ f.arguments | tojson }}}',
-        before="<|tools_prefix|>[", between=", ", behind="]<|tools_suffix|>",
+        before="<|tools_prefix|>[",
+        between=", ",
+        behind="]<|tools_suffix|>",
     ),
     "function-call": template(f"<|function_call|>{_OBJECTS}"),
     "function-role": (
@@ -344,7 +380,8 @@ TEMPLATES = {
     "mistral-args": template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
     "deepseek": template(
         "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments + '' }}<｜tool▁call▁end｜>",
-        before=_BEGIN, behind=_END,
+        before=_BEGIN,
+        behind=_END,
     ),
     "harmony": (
         f"{_TOOLS}{{% for m in messages %}}"
@@ -367,7 +404,7 @@ TEMPLATES = {
         "{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
     ),
     "gemma": _OWN + template("<|tool_call>call:{{ f.name }}{{ own(f.arguments) }}<tool_call|>"),
-}  # fmt: skip
+}
 
 # They tell of tools, and leave it to contents to have calls: LFM2's, Granite 3's and SmolLM3's.
 TOLD = {

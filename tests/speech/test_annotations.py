@@ -294,28 +294,51 @@ def test_python_3_10_has_what_is_imported_from_typing() -> None:
 # -- limits -------------------------------------------------------------------------------------
 
 LIMITED: dict[str, tuple[Any, dict[str, Any], list[Any], list[Any]]] = {
-    "field": (Annotated[int, Field(ge=1, lt=9, description="how many")],
-              {"type": "integer", "minimum": 1, "exclusiveMaximum": 9, "description": "how many"},
-              [1, 8], [0, 9]),
-    "words": (Annotated[str, annotated_types.Len(2, 3), Field(pattern="^[a-z]+$")],
-              {"type": "string", "minLength": 2, "maxLength": 3, "pattern": "^[a-z]+$"},
-              ["ab"], ["a", "abcd", "AB"]),
+    "field": (
+        Annotated[int, Field(ge=1, lt=9, description="how many")],
+        {"type": "integer", "minimum": 1, "exclusiveMaximum": 9, "description": "how many"},
+        [1, 8],
+        [0, 9],
+    ),
+    "words": (
+        Annotated[str, annotated_types.Len(2, 3), Field(pattern="^[a-z]+$")],
+        {"type": "string", "minLength": 2, "maxLength": 3, "pattern": "^[a-z]+$"},
+        ["ab"],
+        ["a", "abcd", "AB"],
+    ),
     "alias": (PositiveInt, {"type": "integer", "exclusiveMinimum": 0}, [1], [0]),
-    "items": (Annotated[list[Annotated[float, Field(multiple_of=0.1)]], Field(max_length=1)],
-              {"type": "array", "items": {"type": "number", "multipleOf": 0.1}, "maxItems": 1},
-              [[], [0.3]], [[1, 2], [0.25]]),
-    "keys": (Annotated[dict[str, int], Field(min_length=1)],
-             {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
-             [{"a": 1}], [{}]),
-    "union": (Annotated[int | None, Field(ge=2, strict=True)],
-              {"anyOf": [{"type": "integer", "minimum": 2}, {"type": "null"}]},
-              [2, None], [1]),
-    "tightest": (Annotated[Annotated[int, annotated_types.Ge(1)], Field(ge=3), Field(ge=2)],
-                 {"type": "integer", "minimum": 3}, [3], [2]),
-    "title": (Annotated[str, Field(title="T", examples=["x"], json_schema_extra={"default": "y"})],
-              {"type": "string", "title": "T", "examples": ["x"], "default": "y"}, ["x"], [1]),
+    "items": (
+        Annotated[list[Annotated[float, Field(multiple_of=0.1)]], Field(max_length=1)],
+        {"type": "array", "items": {"type": "number", "multipleOf": 0.1}, "maxItems": 1},
+        [[], [0.3]],
+        [[1, 2], [0.25]],
+    ),
+    "keys": (
+        Annotated[dict[str, int], Field(min_length=1)],
+        {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1},
+        [{"a": 1}],
+        [{}],
+    ),
+    "union": (
+        Annotated[int | None, Field(ge=2, strict=True)],
+        {"anyOf": [{"type": "integer", "minimum": 2}, {"type": "null"}]},
+        [2, None],
+        [1],
+    ),
+    "tightest": (
+        Annotated[Annotated[int, annotated_types.Ge(1)], Field(ge=3), Field(ge=2)],
+        {"type": "integer", "minimum": 3},
+        [3],
+        [2],
+    ),
+    "title": (
+        Annotated[str, Field(title="T", examples=["x"], json_schema_extra={"default": "y"})],
+        {"type": "string", "title": "T", "examples": ["x"], "default": "y"},
+        ["x"],
+        [1],
+    ),
     "other": (Annotated[int, re.compile("a"), object()], {"type": "integer"}, [1], ["a"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LIMITED)
@@ -344,7 +367,7 @@ def test_limits(name: str) -> None:
         (Annotated[str, Field(pattern="a"), Field(pattern="b")], "pattern is said twice"),
         (Annotated[str, Field(json_schema_extra=lambda _: None)], "expected a dict"),
     ],
-)  # fmt: skip
+)
 def test_limits_that_are_refused(kind: Any, why: str) -> None:
     with pytest.raises(TreadleError, match=why):
         Schemas().of(kind, "x")

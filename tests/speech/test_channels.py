@@ -21,10 +21,19 @@ from treadle.tokenizer.tokenizer import Tokenizer
 
 SOLAR = row("solar")
 MARKS = (
-    "<|endoftext|>", "<|begin|>", "<|end|>", "<|think|>", "<|content|>", "<|flush|>", "<|calls|>",
-    "<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:end|>", "<|tool_call:name|>",
+    "<|endoftext|>",
+    "<|begin|>",
+    "<|end|>",
+    "<|think|>",
+    "<|content|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:end|>",
+    "<|tool_call:name|>",
     "<|tool_call:args|>",
-)  # fmt: skip
+)
 MANNER = TemplateDialect(thought=OPEN.thought, channels=OPEN, row=SOLAR, writes_calls=True)
 SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
 THINKS = f"<|think|>hm{OPEN.end}{OPEN.start}"

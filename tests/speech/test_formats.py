@@ -58,15 +58,35 @@ def check(row: str, schema: dict[str, Any], text: str, expected: Any) -> None:
 # -- texts of Python ------------------------------------------------------------------------------
 
 ESCAPES = [
-    (r"\x4", r"\x4"), (r"C:\xampp\users", r"C:\xampp\users"), (r"\d+\.py", r"\d+\.py"),
-    (r"\U0001F600", "\U0001f600"), (r"\U0001F60", r"\U0001F60"), (r"\U00110000", r"\U00110000"),
-    (r"\N{BULLET}\N{no such}\N{", "\u2022\\N{no such}\\N{"), (r"\N", r"\N"), (r"\N}", r"\N}"),
-    (r"\0\07\101\1012\8", "\0\7AA2\\8"), (r"\777", "\u01ff"), (r"\a\b\f\n\r\t\v", "\a\b\f\n\r\t\v"),
-    (r"\x41\u00e9\q", "A\u00e9\\q"), (r"\u12", r"\u12"), (r"\u", r"\u"), (r"\x", r"\x"),
-    (r"\ud83d\ude00", "\U0001f600"), (r"\ud83d", "\ud83d"), (r"\ude00 \ud83dx", "\ude00 \ud83dx"),
-    (r"\\x41", r"\x41"), (r"\"\'", "\"'"), ("a\\\nb", "ab"), ("two\nlines", "two\nlines"),
-    (r"\/", r"\/"), (r"\x4\x41", r"\x4A"), (r"\1\x", "\1\\x"), ("", ""), (r"\\", "\\"),
-]  # fmt: skip
+    (r"\x4", r"\x4"),
+    (r"C:\xampp\users", r"C:\xampp\users"),
+    (r"\d+\.py", r"\d+\.py"),
+    (r"\U0001F600", "\U0001f600"),
+    (r"\U0001F60", r"\U0001F60"),
+    (r"\U00110000", r"\U00110000"),
+    (r"\N{BULLET}\N{no such}\N{", "\u2022\\N{no such}\\N{"),
+    (r"\N", r"\N"),
+    (r"\N}", r"\N}"),
+    (r"\0\07\101\1012\8", "\0\7AA2\\8"),
+    (r"\777", "\u01ff"),
+    (r"\a\b\f\n\r\t\v", "\a\b\f\n\r\t\v"),
+    (r"\x41\u00e9\q", "A\u00e9\\q"),
+    (r"\u12", r"\u12"),
+    (r"\u", r"\u"),
+    (r"\x", r"\x"),
+    (r"\ud83d\ude00", "\U0001f600"),
+    (r"\ud83d", "\ud83d"),
+    (r"\ude00 \ud83dx", "\ude00 \ud83dx"),
+    (r"\\x41", r"\x41"),
+    (r"\"\'", "\"'"),
+    ("a\\\nb", "ab"),
+    ("two\nlines", "two\nlines"),
+    (r"\/", r"\/"),
+    (r"\x4\x41", r"\x4A"),
+    (r"\1\x", "\1\\x"),
+    ("", ""),
+    (r"\\", "\\"),
+]
 TEXT: dict[str, Any] = {"properties": {"a": {"type": "string"}}, "required": ["a"]}
 
 
@@ -92,10 +112,16 @@ def test_escapes_of_python(row: str, written: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        ("'''it's'''", "it's"), ('"""a"b\n"""', 'a"b\n'), ("''", ""), ("''''''", ""),
-        ("'a' 'b'", "ab"), (r"'\'' '\x41'", "'A"), ("'a'\n\"b\"'''c'''", "abc"), (r"'''\''''", "'"),
+        ("'''it's'''", "it's"),
+        ('"""a"b\n"""', 'a"b\n'),
+        ("''", ""),
+        ("''''''", ""),
+        ("'a' 'b'", "ab"),
+        (r"'\'' '\x41'", "'A"),
+        ("'a'\n\"b\"'''c'''", "abc"),
+        (r"'''\''''", "'"),
     ],
-)  # fmt: skip
+)
 def test_other_quotes_are_read(written: str, text: str) -> None:
     for size in (1, 2, 100):
         assert read("python", TEXT, f"a={written}, b=1)", size) == ({"a": text, "b": 1}, "")
@@ -113,9 +139,31 @@ def test_a_half_of_a_pair_is_written_as_an_escape() -> None:
 # -- names ----------------------------------------------------------------------------------------
 
 NAMES = [
-    "my key", "a=b", "a,b", "a)b", "two\nlines", "a>b", " x", "x ", " ", 'a"b', "a'b", "é", "a:b",
-    "a</b", "a}", "{a", "a-b.c", "</arg_key>", "[", "x\\n", "-", "a\tb", '"a"', "#",
-]  # fmt: skip
+    "my key",
+    "a=b",
+    "a,b",
+    "a)b",
+    "two\nlines",
+    "a>b",
+    " x",
+    "x ",
+    " ",
+    'a"b',
+    "a'b",
+    "é",
+    "a:b",
+    "a</b",
+    "a}",
+    "{a",
+    "a-b.c",
+    "</arg_key>",
+    "[",
+    "x\\n",
+    "-",
+    "a\tb",
+    '"a"',
+    "#",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,20 +214,26 @@ def own_value(value: Any) -> str:
 
 ORDERED: dict[str, Any] = {
     "properties": {
-        "path": {"type": "string"}, "all": {"type": "boolean"}, "n": {"type": "integer"},
+        "path": {"type": "string"},
+        "all": {"type": "boolean"},
+        "n": {"type": "integer"},
         "list": {"type": "array", "items": {"type": "string"}},
     },
     "required": ["n", "path"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("row", [*PYTHON, *TAGGED])
 def test_parameters_come_in_any_order(row: str) -> None:
     values: dict[str, Any] = {"list": ["x"], "all": True, "path": "p", "n": 2}
     for order in (["n", "path"], ["list", "n", "all", "path"], ["path", "n", "all"], [*values]):
-        check(row, ORDERED, written_by(row, {key: values[key] for key in order}),
-              {key: values[key] for key in order})  # fmt: skip
+        check(
+            row,
+            ORDERED,
+            written_by(row, {key: values[key] for key in order}),
+            {key: values[key] for key in order},
+        )
     matcher = matcher_of(row, ORDERED)
     for order in ([], ["n"], ["path", "list", "all"]):
         assert not allows(matcher, written_by(row, {key: values[key] for key in order}))
@@ -210,13 +264,22 @@ def test_many_parameters(row: str) -> None:
 
 SCALARS: Any = st.sampled_from(
     [
-        {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"},
-        {"type": ["string", "null"]}, {"type": ["integer", "null"]}, {"enum": ["a", "it's", "\\n"]},
-        {"type": "string", "maxLength": 5}, {"type": "string", "pattern": "^[a-c]+$"},
-        {"type": "integer", "minimum": -3, "maximum": 12}, {"type": "string", "minLength": 2},
-        {"type": ["string", "integer"]}, {"const": "x"}, {"enum": [1, None]},
+        {"type": "string"},
+        {"type": "integer"},
+        {"type": "number"},
+        {"type": "boolean"},
+        {"type": ["string", "null"]},
+        {"type": ["integer", "null"]},
+        {"enum": ["a", "it's", "\\n"]},
+        {"type": "string", "maxLength": 5},
+        {"type": "string", "pattern": "^[a-c]+$"},
+        {"type": "integer", "minimum": -3, "maximum": 12},
+        {"type": "string", "minLength": 2},
+        {"type": ["string", "integer"]},
+        {"const": "x"},
+        {"enum": [1, None]},
     ]
-)  # fmt: skip
+)
 NAME: Any = st.sampled_from(["a", "b c", "d=e", "f>g", "k"])
 
 
@@ -224,10 +287,12 @@ def objects(inner: Any) -> Any:
     properties = st.dictionaries(NAME, inner, max_size=3)
     return st.tuples(properties, st.booleans()).map(
         lambda made: {
-            "type": "object", "properties": made[0], "additionalProperties": False,
+            "type": "object",
+            "properties": made[0],
+            "additionalProperties": False,
             "required": list(made[0])[: 1 + made[1]],
         }
-    )  # fmt: skip
+    )
 
 
 def arrays(inner: Any) -> Any:
@@ -294,12 +359,16 @@ def same_as_python(text: str, arguments: Any) -> None:
 
 
 VALUES: Any = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=6)
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.text(max_size=6)
     | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 def schema_of(value: Any) -> dict[str, Any]:
@@ -309,8 +378,12 @@ def schema_of(value: Any) -> dict[str, Any]:
         return {"type": "array", "items": {"anyOf": kinds} if kinds else {"type": "integer"}}
     if isinstance(value, dict):
         properties = {key: schema_of(each) for key, each in value.items()}
-        return {"type": "object", "properties": properties, "required": list(value),
-                "additionalProperties": False}  # fmt: skip
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(value),
+            "additionalProperties": False,
+        }
     named = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
     return {"type": named[type(value)]}
 
@@ -342,7 +415,7 @@ PRINTED: list[tuple[Any, str, Any]] = [
     ({"enum": ["a", 1]}, "'a'", "a"),
     ({"$ref": "#/$defs/T"}, "{'v': 1, 'up': {'v': 2}}", {"v": 1, "up": {"v": 2}}),
     ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "['a']", ["a"]),
-]  # fmt: skip
+]
 TREE = {
     "type": "object",
     "properties": {"v": {"type": "integer"}, "up": {"$ref": "#/$defs/T"}},
@@ -364,17 +437,27 @@ def test_what_templates_of_python_rows_print(
 @pytest.mark.parametrize(
     ("schema", "written"),
     [
-        ({"type": "string", "maxLength": 2}, "'abc'"), ({"type": "string", "minLength": 2}, "'a'"),
-        ({"type": "string", "minLength": 2}, r"'\x41'"), ({"type": "integer"}, "None"),
+        ({"type": "string", "maxLength": 2}, "'abc'"),
+        ({"type": "string", "minLength": 2}, "'a'"),
+        ({"type": "string", "minLength": 2}, r"'\x41'"),
+        ({"type": "integer"}, "None"),
         ({"type": "array", "items": {"type": "string"}, "maxItems": 1}, "['a', 'b']"),
-        ({"type": "object", "properties": {"k": {"type": "integer"}}, "additionalProperties": False,
-          "required": ["k"]}, "{'l': 1}"),
+        (
+            {
+                "type": "object",
+                "properties": {"k": {"type": "integer"}},
+                "additionalProperties": False,
+                "required": ["k"],
+            },
+            "{'l': 1}",
+        ),
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "['a']"),
-        ({"type": "string", "pattern": "^a+$"}, "'ab'"), ({"enum": ["a"]}, "'b'"),
+        ({"type": "string", "pattern": "^a+$"}, "'ab'"),
+        ({"enum": ["a"]}, "'b'"),
         ({"type": "integer", "maximum": 3}, "4"),
         ({"type": "array", "items": {"type": "integer", "maximum": 3}}, "[4]"),
     ],
-)  # fmt: skip
+)
 def test_literals_of_python_obey_schemas(schema: Any, written: str) -> None:
     assert not allows(matcher_of("python", {"properties": {"a": schema}}), f"a={written})")
 
@@ -385,12 +468,18 @@ def test_literals_of_python_obey_schemas(schema: Any, written: str) -> None:
 @pytest.mark.parametrize(
     ("text", "limits"),
     [
-        ("a</param>b", {}), ("a]]>b</param>", {}), ("]]", {}), ("", {}), ("<![CDATA[", {}),
-        ("a</param>b", {"maxLength": 20}), ("]]></para", {"maxLength": 20}),
+        ("a</param>b", {}),
+        ("a]]>b</param>", {}),
+        ("]]", {}),
+        ("", {}),
+        ("<![CDATA[", {}),
+        ("a</param>b", {"maxLength": 20}),
+        ("]]></para", {"maxLength": 20}),
         ("]", {"minLength": 1}),
-        ("a</param>", {"enum": ["a</param>", "b"]}), ("null", {"type": ["string", "null"]}),
+        ("a</param>", {"enum": ["a</param>", "b"]}),
+        ("null", {"type": ["string", "null"]}),
     ],
-)  # fmt: skip
+)
 def test_texts_in_quotes_of_their_own(text: str, limits: Any) -> None:
     """MiniCPM 5's CDATA: what it has within is the text."""
     schema = {"properties": {"a": {"type": "string", **limits}, "b": {"type": "integer"}}}
@@ -421,12 +510,22 @@ def test_a_mark_within_json_does_not_end_it(row: str, schema: Any, value: Any) -
 def test_values_as_templates_print_them(row: str) -> None:
     """MiniCPM 5's and Seed-OSS's print what is no text as Python does."""
     kinds: dict[str, Any] = {
-        "a": {"type": "boolean"}, "b": {"type": "null"}, "c": {"type": ["integer", "null"]},
-        "d": {"type": ["boolean", "integer"]}, "e": {"type": "array"}, "f": {"type": "object"},
-    }  # fmt: skip
+        "a": {"type": "boolean"},
+        "b": {"type": "null"},
+        "c": {"type": ["integer", "null"]},
+        "d": {"type": ["boolean", "integer"]},
+        "e": {"type": "array"},
+        "f": {"type": "object"},
+    }
     mark = ROW[row].tags.close  # type: ignore[union-attr]
-    values = {"a": True, "b": None, "c": None, "d": False, "e": ["it's", f'"{mark}', True],
-              "f": {"k": [None, f"{mark}'"]}}  # fmt: skip
+    values = {
+        "a": True,
+        "b": None,
+        "c": None,
+        "d": False,
+        "e": ["it's", f'"{mark}', True],
+        "f": {"k": [None, f"{mark}'"]},
+    }
     said = {key: str(value) for key, value in values.items()}
     text = written_by(row, said)
     tags = ROW[row].tags

@@ -265,8 +265,12 @@ def test_no_token_goes_past_a_mark_but_into_a_call(
 
 
 def test_a_schema_holds_behind_reasoning(tokenizer: Tokenizer, grammars: Grammars) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
-              "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     manner = TemplateDialect(thought=THINK)
     plan = planned(manner, grammars, "<think>\n", tools={}, schema=schema)
     for gap in ("", "\n", "\n\n"):

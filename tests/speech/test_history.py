@@ -82,11 +82,16 @@ QWEN_35 = (
     "{{ raise_exception('No user query found in messages.') }}{% endif %}" + HERMES_TEMPLATE
 )
 OWN = {
-    "gpt-oss": GPT_OSS, "Ministral 3": MINISTRAL, "R1": R1, "Gemma 4": GEMMA_4, "Qwen 3.5": QWEN_35,
-    "Hermes": HERMES_TEMPLATE, "bare": BARE_TEMPLATE,
+    "gpt-oss": GPT_OSS,
+    "Ministral 3": MINISTRAL,
+    "R1": R1,
+    "Gemma 4": GEMMA_4,
+    "Qwen 3.5": QWEN_35,
+    "Hermes": HERMES_TEMPLATE,
+    "bare": BARE_TEMPLATE,
     **{f"own {name}": source for name, source in TEMPLATES.items()},
     **{f"told {name}": source for name, source in TOLD.items()},
-}  # fmt: skip
+}
 NAMES = [*REAL, *WITHOUT, *OWN]
 ANSWER = {"role": "assistant", "content": "ANSWER"}
 

@@ -168,11 +168,15 @@ def test_ids_that_name_the_tool() -> None:
     own = {"id": "a", "type": "function", "function": {"name": "g", "arguments": {}}}
     messages, _ = shaped([USER, turn, *results, {**turn, "tool_calls": [own]}], [F], manner)
     assert [call["id"] for m in messages for call in m.get("tool_calls", ())] == [
-        "functions.f:0", "functions.f:1", "functions.g:2",
-    ]  # fmt: skip
+        "functions.f:0",
+        "functions.f:1",
+        "functions.g:2",
+    ]
     assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == [
-        "functions.f:1", "functions.f:0", "lost",
-    ]  # fmt: skip
+        "functions.f:1",
+        "functions.f:0",
+        "lost",
+    ]
 
 
 @pytest.mark.parametrize("name", WITHOUT)

@@ -199,8 +199,11 @@ def test_what_a_template_writes_is_allowed(name: str, grammars: Grammars) -> Non
     manner = manner_of(template)
     arguments = {"text": "a b", "n": 3, "list": ["x"]}
     ids = {"kimi": "functions.f:0", "solar": "a1b2c3d4e5"}
-    call = {"id": ids.get(name, "abcdefgh1"), "type": "function",
-            "function": {"name": "f", "arguments": arguments}}  # fmt: skip
+    call = {
+        "id": ids.get(name, "abcdefgh1"),
+        "type": "function",
+        "function": {"name": "f", "arguments": arguments},
+    }
     calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
     said, tools = shaped([{"role": "user", "content": "hi"}, calling], [F], manner)
     text = template.render(said, tools=tools, add_generation_prompt=False)

@@ -222,14 +222,29 @@ def test_what_is_an_answer(text: str, reasoning: str, content: str, tools: Any) 
 # -- what may be written ------------------------------------------------------------------------
 
 HARMONY_MARKS = (
-    "<|endoftext|>", "<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>",
-    "<|return|>", "<|call|>",
-)  # fmt: skip
+    "<|endoftext|>",
+    "<|start|>",
+    "<|end|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|return|>",
+    "<|call|>",
+)
 SOLAR_MARKS = (
-    "<|endoftext|>", "<|begin|>", "<|end|>", "<|think|>", "<|content|>", "<|flush|>", "<|calls|>",
-    "<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:end|>", "<|tool_call:name|>",
+    "<|endoftext|>",
+    "<|begin|>",
+    "<|end|>",
+    "<|think|>",
+    "<|content|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:end|>",
+    "<|tool_call:name|>",
     "<|tool_call:args|>",
-)  # fmt: skip
+)
 OTHERS = tuple(mark for thought in THOUGHTS for mark in (thought.begin, thought.close))
 VOCABULARIES = {"tokens": (*HARMONY_MARKS, *SOLAR_MARKS[1:], *OTHERS), "plain": ("<|endoftext|>",)}
 MANNERS = {

@@ -64,11 +64,21 @@ def test_a_text_of_python_comes_character_by_character() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("[1]", [1]), ("['a']", ["a"]), ("True", True), ("None", None), ("'a\nb'", "a\nb"),
-        ("(1, 2)", [1, 2]), ("x", "x"), ("", ""), ("1e999", "1e999"), ("NaN", "NaN"),
-        ("b'1'", "b'1'"), ("[" * 5000, "[" * 5000), ("__import__('os')", "__import__('os')"),
+        ("[1]", [1]),
+        ("['a']", ["a"]),
+        ("True", True),
+        ("None", None),
+        ("'a\nb'", "a\nb"),
+        ("(1, 2)", [1, 2]),
+        ("x", "x"),
+        ("", ""),
+        ("1e999", "1e999"),
+        ("NaN", "NaN"),
+        ("b'1'", "b'1'"),
+        ("[" * 5000, "[" * 5000),
+        ("__import__('os')", "__import__('os')"),
     ],
-)  # fmt: skip
+)
 def test_values(written: str, expected: Any) -> None:
     assert value_of(written) == expected
 
@@ -94,10 +104,15 @@ def test_tags_with_more_white_space_or_less(name: str, white: str) -> None:
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        ("<![CDATA[a</param>]]>", "a</param>"), ("<![CDATA[]]>", ""), ("<![CDA", "<![CDA"),
-        ("a]]>", "a]]>"), ("", ""), ("<![CDATA[]]]>", "]"), ("<b>", "<b>"),
+        ("<![CDATA[a</param>]]>", "a</param>"),
+        ("<![CDATA[]]>", ""),
+        ("<![CDA", "<![CDA"),
+        ("a]]>", "a]]>"),
+        ("", ""),
+        ("<![CDATA[]]]>", "]"),
+        ("<b>", "<b>"),
     ],
-)  # fmt: skip
+)
 def test_texts_in_quotes_or_not(written: str, text: str) -> None:
     tags = row("param").tags
     assert tags is not None

@@ -38,40 +38,52 @@ OFF = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 STYLES: list[tuple[str, str, str, str]] = [
     ("Qwen 3", template(QWEN, OFF), "<think>\nhm\n</think>\n\nSo", "So"),
     (
-        "Qwen 3.5", template(QWEN, "<think>\n"),
-        "<think>\nhm\n</think>\n\nSo", "<think>\n\n</think>\n\nSo",
+        "Qwen 3.5",
+        template(QWEN, "<think>\n"),
+        "<think>\nhm\n</think>\n\nSo",
+        "<think>\n\n</think>\n\nSo",
     ),
     (
-        "Nemotron 3", template(reasons("<think>\n", "\n</think>\n"), "<think>\n"),
-        "<think>\nhm\n</think>\nSo", "<think>\n\n</think>\nSo",
+        "Nemotron 3",
+        template(reasons("<think>\n", "\n</think>\n"), "<think>\n"),
+        "<think>\nhm\n</think>\nSo",
+        "<think>\n\n</think>\nSo",
     ),
     (
-        "GLM 4.6", template(reasons("{{ '\\n' }}<think>", "</think>\n")),
-        "\n<think>hm</think>\nSo", "So",
+        "GLM 4.6",
+        template(reasons("{{ '\\n' }}<think>", "</think>\n")),
+        "\n<think>hm</think>\nSo",
+        "So",
     ),
     (
-        "Ling 3", template(reasons("<think>", "</think>"), "<think>"),
-        "<think>hm</think>So", "<think></think>So",
+        "Ling 3",
+        template(reasons("<think>", "</think>"), "<think>"),
+        "<think>hm</think>So",
+        "<think></think>So",
     ),
     (
-        "Laguna XS", template(reasons("{{ '\\n' }}<think>\n", "\n</think>\n"), "\n</think>"),
-        "\n<think>\nhm\n</think>\nSo", "\n</think>So",
+        "Laguna XS",
+        template(reasons("{{ '\\n' }}<think>\n", "\n</think>\n"), "\n</think>"),
+        "\n<think>\nhm\n</think>\nSo",
+        "\n</think>So",
     ),
     (
-        "Seed-OSS", template(reasons("<seed:think>", "</seed:think>\n")),
-        "<seed:think>hm</seed:think>\nSo", "So",
+        "Seed-OSS",
+        template(reasons("<seed:think>", "</seed:think>\n")),
+        "<seed:think>hm</seed:think>\nSo",
+        "So",
     ),
     (
-        "Cohere 2", template(
+        "Cohere 2",
+        template(
             reasons("<|START_THINKING|>", "<|END_THINKING|><|START_TEXT|>"), "<|START_THINKING|>"
         ),
         "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>So",
         "<|START_THINKING|><|END_THINKING|><|START_TEXT|>So",
     ),
     (  # the mark is in the prompt alone
-        "Apriel", template(
-            reasons("", "\n[BEGIN FINAL RESPONSE]\n"), "Here are my reasoning steps:\n"
-        ),
+        "Apriel",
+        template(reasons("", "\n[BEGIN FINAL RESPONSE]\n"), "Here are my reasoning steps:\n"),
         "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\nSo",
         "Here are my reasoning steps:\n\n[BEGIN FINAL RESPONSE]\nSo",
     ),
@@ -80,21 +92,27 @@ STYLES: list[tuple[str, str, str, str]] = [
     ("QwQ", template("{{ m.content }}{# </think> #}"), "<think>\nhm\n</think>\n\nSo", "So"),
     ("Ministral 3", template("{{ m.content }}{# [/THINK] #}"), "[THINK]hm[/THINK]So", "So"),
     (
-        "Gemma 4", template(
-            "{{ m.content }}", "{% if enable_thinking is false %}{% endif %}"
-            "<|channel>thought\n<channel|>",
+        "Gemma 4",
+        template(
+            "{{ m.content }}",
+            "{% if enable_thinking is false %}{% endif %}<|channel>thought\n<channel|>",
         ),
-        "<|channel>thought\nhm<channel|>So", "<|channel>thought\n<channel|>So",
+        "<|channel>thought\nhm<channel|>So",
+        "<|channel>thought\n<channel|>So",
     ),
     (
-        "Apertus", template("{{ m.content }}{# <|inner_suffix|> #}"),
-        "<|inner_prefix|>hm<|inner_suffix|>So", "So",
+        "Apertus",
+        template("{{ m.content }}{# <|inner_suffix|> #}"),
+        "<|inner_prefix|>hm<|inner_suffix|>So",
+        "So",
     ),
     (
-        "Hy3", template("{{ m.content }}{# </think:opensource> #}"),
-        "<think:opensource>hm</think:opensource>So", "So",
+        "Hy3",
+        template("{{ m.content }}{# </think:opensource> #}"),
+        "<think:opensource>hm</think:opensource>So",
+        "So",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -134,14 +152,20 @@ def test_marks_of_real_templates(data: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "off"),
     [
-        ({}, False), ({"thinking": True}, False),
-        ({"enable_thinking": False}, True), ({"thinking": False}, True),
-        ({"enable_thinking": 0}, False), ({"enable_thinking": None}, False),
-        ({"reasoning_effort": "none"}, True), ({"reasoning_effort": "no_think"}, True),
-        ({"reasoning_effort": "low"}, False), ({"reasoning_effort": ["none"]}, False),
-        ({"thinking_budget": 0}, True), ({"thinking_budget": False}, False),
+        ({}, False),
+        ({"thinking": True}, False),
+        ({"enable_thinking": False}, True),
+        ({"thinking": False}, True),
+        ({"enable_thinking": 0}, False),
+        ({"enable_thinking": None}, False),
+        ({"reasoning_effort": "none"}, True),
+        ({"reasoning_effort": "no_think"}, True),
+        ({"reasoning_effort": "low"}, False),
+        ({"reasoning_effort": ["none"]}, False),
+        ({"thinking_budget": 0}, True),
+        ({"thinking_budget": False}, False),
         ({"thinking_mode": "chat"}, True),
     ],
-)  # fmt: skip
+)
 def test_what_switches_reasoning_off(variables: dict[str, Any], off: bool) -> None:
     assert (reasoning_said(variables) == "off") == off

@@ -43,8 +43,11 @@ S: dict[str, Any] = {"channels": OPEN, "thought": OPEN.thought, "row": row("sola
 T: dict[str, Any] = {"row": row("tags")}
 SHORT = FAMILIES["tags"].g.removeprefix("<tool_call>\n")
 IN_ANALYSIS: dict[str, Any] = {
-    "channels": GPT_OSS, "thought": GPT_OSS.thought, "opened": True, "within": True,
-}  # fmt: skip
+    "channels": GPT_OSS,
+    "thought": GPT_OSS.thought,
+    "opened": True,
+    "within": True,
+}
 ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("plain", {}, ("", "plain", [])),
     ("<think>\na < b\n</think>\n\nyes", R, ("a < b", "yes", [])),
@@ -55,7 +58,8 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("\n x\n", H, ("", "\n x\n", [])),
     (
         f"<tool_call>{call('f')}</tool_call><tool_call>{call('g')}</tool_call> so",
-        {**H, "parallel": False}, ("", "", [("f", {})]),
+        {**H, "parallel": False},
+        ("", "", [("f", {})]),
     ),
     ("<thin", R, ("", "<thin", [])),
     ("<think>x</think>", {}, ("", "<think>x</think>", [])),
@@ -64,18 +68,26 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("\n\n x\n\n", {**H, **R}, ("", " x\n\n", [])),
     (
         f"\nso:\n<tool_call>{call('f', a='</tool_call>}')}</tool_call>\n<tool_call>{call('g')}",
-        H, ("", "\nso:", [("f", {"a": "</tool_call>}"}), ("g", {})]),
+        H,
+        ("", "\nso:", [("f", {"a": "</tool_call>}"}), ("g", {})]),
     ),
     (
         f"<think>t</think>\n\n<tool_call>{call('f', a=[{}])}</tool_call>",
-        {**H, **R}, ("t", "", [("f", {"a": [{}]})]),
+        {**H, **R},
+        ("t", "", [("f", {"a": [{}]})]),
     ),
-    ('<tool_call>{"arguments": {"a": {"name": 1}}, "id": 2, "name": "f"}', H,
-     ("", "", [("f", {"a": {"name": 1}})])),
+    (
+        '<tool_call>{"arguments": {"a": {"name": 1}}, "id": 2, "name": "f"}',
+        H,
+        ("", "", [("f", {"a": {"name": 1}})]),
+    ),
     ("<tool_call>{broken}</tool_call>", H, ("", "<tool_call>{broken}</tool_call>", [])),
     ('<tool_call>{"name": []}', H, ("", '<tool_call>{"name": []}', [])),
-    ('<tool_call>{"name": "f", "arguments": 5}', H,
-     ("", '<tool_call>{"name": "f", "arguments": 5}', [])),
+    (
+        '<tool_call>{"name": "f", "arguments": 5}',
+        H,
+        ("", '<tool_call>{"name": "f", "arguments": 5}', []),
+    ),
     (f"<tool_call>{call('absent')}", H, ("", f"<tool_call>{call('absent')}", [])),
     ('<tool_call>{"name": "f', H, ("", '<tool_call>{"name": "f', [])),
     ('{"name": "f", "parameters": {"é": "\\""}}', {"row": BARE}, ("", "", [("f", {"é": '"'})])),
@@ -84,29 +96,53 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("a {} b", {"row": BARE}, ("", "a {} b", [])),
     ("<function=h>{}</function>", {"row": row("function")}, ("", "<function=h>{}</function>", [])),
     ("<function=f>[]</function>", {"row": row("function")}, ("", "<function=f>[]</function>", [])),
-    ("all\nhello\n>>>f\n{}", {"row": row("recipient"), "begun": True},
-     ("", "hello", [("f", {})])),
+    ("all\nhello\n>>>f\n{}", {"row": row("recipient"), "begun": True}, ("", "hello", [("f", {})])),
     ("f\n{}", {"row": row("recipient"), "begun": True}, ("", "", [("f", {})])),
     ("f", {"row": row("recipient"), "begun": True}, ("", "f", [])),
-    (f"{GPT_OSS.thought.open}why{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}yes",
-     {"channels": GPT_OSS, "thought": GPT_OSS.thought}, ("why", "yes", [])),
-    (f"{GPT_OSS.thought.open}why{GPT_OSS.end}{GPT_OSS.start} to=functions.f<|channel|>commentary"
-     " json<|message|>{}", {"channels": GPT_OSS, "row": row("harmony")}, ("why", "", [("f", {})])),
-    ("<|channel|>commentary to=functions.h<|message|>{}",
-     {"channels": GPT_OSS, "row": row("harmony")}, ("{}", "", [])),
+    (
+        f"{GPT_OSS.thought.open}why{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}yes",
+        {"channels": GPT_OSS, "thought": GPT_OSS.thought},
+        ("why", "yes", []),
+    ),
+    (
+        f"{GPT_OSS.thought.open}why{GPT_OSS.end}{GPT_OSS.start} to=functions.f<|channel|>commentary"
+        " json<|message|>{}",
+        {"channels": GPT_OSS, "row": row("harmony")},
+        ("why", "", [("f", {})]),
+    ),
+    (
+        "<|channel|>commentary to=functions.h<|message|>{}",
+        {"channels": GPT_OSS, "row": row("harmony")},
+        ("{}", "", []),
+    ),
     (f"<|think|>why{OPEN.end}{OPEN.start}<|content|>yes\n", S, ("why", "yes\n", [])),
     (f"<|think|>{OPEN.end}{OPEN.start}{FAMILIES['solar'].g}", S, ("", "", [("g", {})])),
-    (f"<|think|>a <|content|> b{OPEN.end}\n{OPEN.start}<|think|>c{OPEN.end}yes", S,
-     ("a <|content|> bc", "yes", [])),
-    (f"<|content|>so{OPEN.end}{OPEN.start}{FAMILIES['solar'].f}", S,
-     ("", "so", [("f", ARGUMENTS)])),
-    (f"<|content|>so{FAMILIES['solar'].f}{OPEN.start}<|content|> yes", S,
-     ("", "so yes", [("f", ARGUMENTS)])),
+    (
+        f"<|think|>a <|content|> b{OPEN.end}\n{OPEN.start}<|think|>c{OPEN.end}yes",
+        S,
+        ("a <|content|> bc", "yes", []),
+    ),
+    (
+        f"<|content|>so{OPEN.end}{OPEN.start}{FAMILIES['solar'].f}",
+        S,
+        ("", "so", [("f", ARGUMENTS)]),
+    ),
+    (
+        f"<|content|>so{FAMILIES['solar'].f}{OPEN.start}<|content|> yes",
+        S,
+        ("", "so yes", [("f", ARGUMENTS)]),
+    ),
     (FAMILIES["solar"].g.removeprefix("<|tool_calls|>"), S, ("", "", [("g", {})])),
-    (FAMILIES["solar"].g, {**S, "row": None},
-     (FAMILIES["solar"].g.removeprefix("<|tool_calls|>"), "", [])),
-    ("<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>h<|tool_call:args|>{}", S,
-     ("<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>h<|tool_call:args|>{}", "", [])),
+    (
+        FAMILIES["solar"].g,
+        {**S, "row": None},
+        (FAMILIES["solar"].g.removeprefix("<|tool_calls|>"), "", []),
+    ),
+    (
+        "<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>h<|tool_call:args|>{}",
+        S,
+        ("<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>h<|tool_call:args|>{}", "", []),
+    ),
     ("no mark at all", S, ("", "no mark at all", [])),
     ("< 3", S, ("", "< 3", [])),
     (f"{OPEN.start}<|content|>yes", S, ("", "yes", [])),
@@ -118,11 +154,14 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
     ("<function=h>\n</function>", T, ("", "<function=h>\n</function>", [])),
     # The prompt ends within reasoning.
     ("\nso</think>yes", {**R, "opened": True, "within": True}, ("\nso", "yes", [])),
-    (f" so{OPEN.end}{OPEN.start}<|content|>yes", {**S, "opened": True, "within": True},
-     (" so", "yes", [])),
+    (
+        f" so{OPEN.end}{OPEN.start}<|content|>yes",
+        {**S, "opened": True, "within": True},
+        (" so", "yes", []),
+    ),
     (f" so{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}yes", IN_ANALYSIS, (" so", "yes", [])),
     (" so", IN_ANALYSIS, (" so", "", [])),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "speech", "told"), ANSWERS, ids=range(len(ANSWERS)))

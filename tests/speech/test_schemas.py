@@ -75,10 +75,13 @@ NEVER = {"type": "integer", "minimum": 5, "maximum": 1}
         ({"properties": {"a": False, "b": TEXT}}, ["", tag("b", "x")], [tag("a", "3")]),
         ({"properties": {"a": {"enum": []}}}, [""], [tag("a", "x")]),
         ({"properties": {"a": TEXT}, "required": ["z"]}, [tag("z", "[1]")], ["", tag("a", "x")]),
-        (BY_REFERENCE, [tag("a", "red"), tag("a", "blue") + tag("b", "x")],
-         [tag("a", '"red"'), tag("a", "green")]),
+        (
+            BY_REFERENCE,
+            [tag("a", "red"), tag("a", "blue") + tag("b", "x")],
+            [tag("a", '"red"'), tag("a", "green")],
+        ),
     ],
-)  # fmt: skip
+)
 def test_tags(schema: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
     for text in allowed:
         assert allows("tags", schema, text + END)
@@ -121,18 +124,30 @@ WORDS = {"$defs": {"C": {"enum": ["red", "None"], "type": "string"}}}
 @pytest.mark.parametrize(
     ("value", "texts", "nulls", "refused"),
     [
-        ({"anyOf": [TEXT, {"type": "null"}], "default": None}, ["x", '"x"', "5", "nul", "nullify",
-         "null\n", "[1]", ""], ["null", "None"], []),
+        (
+            {"anyOf": [TEXT, {"type": "null"}], "default": None},
+            ["x", '"x"', "5", "nul", "nullify", "null\n", "[1]", ""],
+            ["null", "None"],
+            [],
+        ),
         ({"type": ["string", "null"]}, ["x", "null "], ["null"], []),
-        ({"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, ["x", "nul"], ["null"],
-         ["abcd", "nulls"]),
+        (
+            {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+            ["x", "nul"],
+            ["null"],
+            ["abcd", "nulls"],
+        ),
         ({"type": ["string", "null"], "pattern": "^[a-z]{6,9}$"}, ["abcdef"], ["null"], ["x"]),
         ({"enum": ["red", None]}, ["red"], ["null"], ["nul", "blue", '"red"']),
         ({"anyOf": [{"$ref": "#/$defs/C"}, {"type": "null"}]}, ["red", "None"], ["null"], ["x"]),
-        ({"anyOf": [{"$ref": "#/$defs/C"}, {"type": "string", "maxLength": 1}]}, ["red", "x"], [],
-         ["rex", "null"]),
+        (
+            {"anyOf": [{"$ref": "#/$defs/C"}, {"type": "string", "maxLength": 1}]},
+            ["red", "x"],
+            [],
+            ["rex", "null"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_texts_and_null(value: Any, texts: list[str], nulls: list[str], refused: list[str]) -> None:
     """As pydantic has ``Optional[str]``: without quotes, as models learnt it; null is a word."""
     schema = {"properties": {"a": value}, "required": ["a"], **WORDS}
@@ -159,29 +174,86 @@ def test_a_text_that_may_be_null_comes_in_pieces() -> None:
 
 OTHERS: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
     # What may be a text beside others: values as they are written, what they are, what is refused.
-    ({"type": ["string", "integer"]}, [("x", "x"), ('"x"', '"x"'), ("5", 5), ("-3", -3),
-     ("5.5", "5.5"), ("0x10", "0x10"), ("1_0", "1_0"), ("True", "True"), ("[1]", "[1]"),
-     ("(1)", "(1)"), ("", ""), ("two\nlines", "two\nlines"), ("1e999", "1e999")], []),
-    ({"type": ["string", "object"]}, [("x", "x"), ("{}", {}), ('{"a": [1, "b"]}', {"a": [1, "b"]}),
-     ("{a}", "{a}"), ('{"a": 1', '{"a": 1'), ("5", "5"), ("{'a': None}", {"a": None}),
-     ('{"a": "b', '{"a": "b')], ['{"a": "@"}']),
+    (
+        {"type": ["string", "integer"]},
+        [
+            ("x", "x"),
+            ('"x"', '"x"'),
+            ("5", 5),
+            ("-3", -3),
+            ("5.5", "5.5"),
+            ("0x10", "0x10"),
+            ("1_0", "1_0"),
+            ("True", "True"),
+            ("[1]", "[1]"),
+            ("(1)", "(1)"),
+            ("", ""),
+            ("two\nlines", "two\nlines"),
+            ("1e999", "1e999"),
+        ],
+        [],
+    ),
+    (
+        {"type": ["string", "object"]},
+        [
+            ("x", "x"),
+            ("{}", {}),
+            ('{"a": [1, "b"]}', {"a": [1, "b"]}),
+            ("{a}", "{a}"),
+            ('{"a": 1', '{"a": 1'),
+            ("5", "5"),
+            ("{'a': None}", {"a": None}),
+            ('{"a": "b', '{"a": "b'),
+        ],
+        ['{"a": "@"}'],
+    ),
     ({"type": ["object", "array"]}, [('["@", {"a": "\\"@"}]', ["@", {"a": '"@'}])], ["x", "5"]),
-    ({"anyOf": [TEXT, {"type": "array", "items": NUMBER}]}, [("x", "x"), ("[1, 2]", [1, 2]),
-     ('["a"]', '["a"]'), ("[1", "[1")], []),
-    ({"anyOf": [TEXT, {"type": "boolean"}, {"type": "null"}]}, [("x", "x"), ("true", True),
-     ("False", False), ("None", None), ("null", None), ("nul", "nul")], []),
-    ({"type": ["string", "number"], "maxLength": 2}, [("ab", "ab"), ("123", 123), ("1.5", 1.5)],
-     ["abc", '"abc"']),
-    ({"anyOf": [{"type": "string", "maxLength": 1}, {"$ref": "#/$defs/P"}]},
-     [("a", "a"), ('{"p": "@\\n"}', {"p": "@\n"})], ["{}", "ab"]),
-    ({"anyOf": [{"type": "string", "maxLength": 4}, {"$ref": "#/$defs/P"}]},
-     [("a", "a"), ('{"p": "longer@"}', {"p": "longer@"})], ["abcde", '{"p"']),
+    (
+        {"anyOf": [TEXT, {"type": "array", "items": NUMBER}]},
+        [("x", "x"), ("[1, 2]", [1, 2]), ('["a"]', '["a"]'), ("[1", "[1")],
+        [],
+    ),
+    (
+        {"anyOf": [TEXT, {"type": "boolean"}, {"type": "null"}]},
+        [
+            ("x", "x"),
+            ("true", True),
+            ("False", False),
+            ("None", None),
+            ("null", None),
+            ("nul", "nul"),
+        ],
+        [],
+    ),
+    (
+        {"type": ["string", "number"], "maxLength": 2},
+        [("ab", "ab"), ("123", 123), ("1.5", 1.5)],
+        ["abc", '"abc"'],
+    ),
+    (
+        {"anyOf": [{"type": "string", "maxLength": 1}, {"$ref": "#/$defs/P"}]},
+        [("a", "a"), ('{"p": "@\\n"}', {"p": "@\n"})],
+        ["{}", "ab"],
+    ),
+    (
+        {"anyOf": [{"type": "string", "maxLength": 4}, {"$ref": "#/$defs/P"}]},
+        [("a", "a"), ('{"p": "longer@"}', {"p": "longer@"})],
+        ["abcde", '{"p"'],
+    ),
     ({"enum": ["red", 1, None]}, [("red", "red"), ("1", 1), ("null", None)], ["2", '"red"']),
     ({}, [("x", "x"), ("5", 5), ('{"a": 1}', {"a": 1}), ("None", None), ('"x"', '"x"')], []),
     (True, [("x", "x"), ("5", 5)], []),
-]  # fmt: skip
-WITH_P = {"$defs": {"P": {"type": "object", "properties": {"p": TEXT}, "required": ["p"],
-                          "additionalProperties": False}}}  # fmt: skip
+]
+WITH_P = {
+    "$defs": {
+        "P": {
+            "type": "object",
+            "properties": {"p": TEXT},
+            "required": ["p"],
+            "additionalProperties": False,
+        }
+    }
+}
 
 
 @pytest.mark.parametrize(("value", "said", "refused"), OTHERS, ids=range(len(OTHERS)))
@@ -318,20 +390,40 @@ def test_a_mark_that_is_a_control_token() -> None:
         ({"type": "array", "items": NUMBER, "maxItems": 1}, ["[]", "[1]"], ["[1,2]"]),
         ({"type": "array", "items": NUMBER, "minItems": 1, "maxItems": 1}, ["[1]"], ["[]"]),
         ({"type": "array", "prefixItems": [NUMBER], "maxItems": 1}, ["[]", "[1]"], ["[1,2]"]),
-        ({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 3}, ["[1,2]", "[1,2,3]"],
-         ["[]", "[1]", "[1,2,3,4]"]),
-        ({"type": "array", "prefixItems": [NUMBER, {"type": "null"}], "items": NUMBER},
-         ["[]", "[1]", "[1,null]", "[1,null,2]"], ["[null]", "[1,2]"]),
-        ({"type": "array", "prefixItems": [NUMBER, {"type": "null"}], "minItems": 2,
-          "items": False}, ["[1,null]"], ["[]", "[1]", "[1,null,2]"]),
-        ({"type": "array", "prefixItems": [NUMBER] * 3, "minItems": 1, "maxItems": 2},
-         ["[1]", "[1,2]"], ["[]", "[1,2,3]"]),
+        (
+            {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 3},
+            ["[1,2]", "[1,2,3]"],
+            ["[]", "[1]", "[1,2,3,4]"],
+        ),
+        (
+            {"type": "array", "prefixItems": [NUMBER, {"type": "null"}], "items": NUMBER},
+            ["[]", "[1]", "[1,null]", "[1,null,2]"],
+            ["[null]", "[1,2]"],
+        ),
+        (
+            {
+                "type": "array",
+                "prefixItems": [NUMBER, {"type": "null"}],
+                "minItems": 2,
+                "items": False,
+            },
+            ["[1,null]"],
+            ["[]", "[1]", "[1,null,2]"],
+        ),
+        (
+            {"type": "array", "prefixItems": [NUMBER] * 3, "minItems": 1, "maxItems": 2},
+            ["[1]", "[1,2]"],
+            ["[]", "[1,2,3]"],
+        ),
         ({"type": "object", "required": ["z"]}, ["{z:1}"], ["{}"]),
-        ({"type": "object", "properties": {"b": NUMBER}, "required": ["z"]},
-         ["{z:1}", "{b:1,z:2}"], ["{b:1}"]),
+        (
+            {"type": "object", "properties": {"b": NUMBER}, "required": ["z"]},
+            ["{z:1}", "{b:1,z:2}"],
+            ["{b:1}"],
+        ),
         (NEVER, ["7"], []),  # as far as its type goes
     ],
-)  # fmt: skip
+)
 def test_gemmas_sizes(schema: dict[str, Any], allowed: list[str], refused: list[str]) -> None:
     whole = {"properties": {"a": schema}, "required": ["a"]}
     for text in allowed:

@@ -22,15 +22,22 @@ CALLED: list[Any] = [
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            {"id": "call1", "type": "function",
-             "function": {"name": "f", "arguments": {"text": "x"}}},
+            {
+                "id": "call1",
+                "type": "function",
+                "function": {"name": "f", "arguments": {"text": "x"}},
+            },
         ],
     },
     {"role": "tool", "tool_call_id": "call1", "name": "f", "content": "gave this"},
-]  # fmt: skip
-STAYS = {"Qwen-Qwen2.5-7B-Instruct": True, "meta-llama-Llama-3.1-8B-Instruct": True,
-         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": False, "google-gemma-2-2b-it": False,
-         "mistralai-Mistral-Nemo-Instruct-2407": False}  # fmt: skip
+]
+STAYS = {
+    "Qwen-Qwen2.5-7B-Instruct": True,
+    "meta-llama-Llama-3.1-8B-Instruct": True,
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": False,
+    "google-gemma-2-2b-it": False,
+    "mistralai-Mistral-Nemo-Instruct-2407": False,
+}
 
 
 @pytest.mark.parametrize("name", [*REAL, *WITHOUT])
@@ -96,11 +103,20 @@ def test_the_system_in_place() -> None:
 
 
 TURNS: list[Any] = [
-    FIRST, USER, LATE, SAID, {**USER, "content": "how"}, {**LATE, "content": "more of it"},
-    *CALLED, {**LATE, "content": "some of it"},
-    *({**CALLED[0], "content": "so"}, CALLED[1]), {**LATE, "content": "all of it"},
-    SAID, {**LATE, "content": "the last of it"}, {**USER, "content": "so"},
-]  # fmt: skip
+    FIRST,
+    USER,
+    LATE,
+    SAID,
+    {**USER, "content": "how"},
+    {**LATE, "content": "more of it"},
+    *CALLED,
+    {**LATE, "content": "some of it"},
+    *({**CALLED[0], "content": "so"}, CALLED[1]),
+    {**LATE, "content": "all of it"},
+    SAID,
+    {**LATE, "content": "the last of it"},
+    {**USER, "content": "so"},
+]
 ENDS = (3, 6, 9, 12, 15)  # where the model is asked
 # Templates that lose the place by themselves: Mistral's write the system and the tools before the
 # user's last message.

@@ -35,8 +35,12 @@ f:
 def test_the_loop_is_of_one_block() -> None:
     loop = assembly.find_loop(KERNEL)
     assert [line.split()[0] for line in loop.lines] == [
-        "vle16.v", "vl4re32.v", "sd", "vfwmacc.vv", "blt",
-    ]  # fmt: skip
+        "vle16.v",
+        "vl4re32.v",
+        "sd",
+        "vfwmacc.vv",
+        "blt",
+    ]
     assert (loop.element, loop.lmul, loop.spills) == ("16", "m2", 2)
 
 

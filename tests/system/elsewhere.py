@@ -36,25 +36,54 @@ PRELOADED: tuple[str, ...] = (
 )
 PRELOADED += ("prompt_toolkit", "rich", "subprocess", "tempfile", "uvicorn", "uvicorn.config")
 LACKING = {
-    "darwin": {"os": ("O_PATH", "copy_file_range", "memfd_create", "posix_fadvise"),
-               "modules": ()},
+    "darwin": {"os": ("O_PATH", "copy_file_range", "memfd_create", "posix_fadvise"), "modules": ()},
     "freebsd": {"os": ("O_PATH", "copy_file_range", "memfd_create"), "modules": ()},
-    "win32": {"os": ("SEEK_DATA", "SEEK_HOLE", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "chown",
-                     "copy_file_range", "fchmod", "fork", "getloadavg", "getpgrp", "geteuid",
-                     "getuid", "killpg", "major", "memfd_create", "minor", "posix_fadvise",
-                     "pread", "pwrite", "register_at_fork", "sched_yield", "sysconf",
-                     "tcgetpgrp", "uname"),
-              "modules": ("fcntl", "grp", "pwd", "resource", "termios", "tty")},
-}  # fmt: skip
+    "win32": {
+        "os": (
+            "SEEK_DATA",
+            "SEEK_HOLE",
+            "O_CLOEXEC",
+            "O_NOFOLLOW",
+            "O_NONBLOCK",
+            "chown",
+            "copy_file_range",
+            "fchmod",
+            "fork",
+            "getloadavg",
+            "getpgrp",
+            "geteuid",
+            "getuid",
+            "killpg",
+            "major",
+            "memfd_create",
+            "minor",
+            "posix_fadvise",
+            "pread",
+            "pwrite",
+            "register_at_fork",
+            "sched_yield",
+            "sysconf",
+            "tcgetpgrp",
+            "uname",
+        ),
+        "modules": ("fcntl", "grp", "pwd", "resource", "termios", "tty"),
+    },
+}
 GIB = 1 << 30
 FUTEX, WAIT, WAKE, EVERYONE = 202, 128, 129, 1 << 30
 SYSCTLS = {
-    "hw.physicalcpu": 6, "hw.perflevel0.physicalcpu": 2, "hw.memsize": 8 * GIB,
-    "kern.memorystatus_level": 25, "kern.smp.cores": 6, "hw.physmem": 8 * GIB,
-    "hw.pagesize": 4096, "vm.stats.vm.v_free_count": 0x60000,
+    "hw.physicalcpu": 6,
+    "hw.perflevel0.physicalcpu": 2,
+    "hw.memsize": 8 * GIB,
+    "kern.memorystatus_level": 25,
+    "kern.smp.cores": 6,
+    "hw.physmem": 8 * GIB,
+    "hw.pagesize": 4096,
+    "vm.stats.vm.v_free_count": 0x60000,
     "vm.stats.vm.v_inactive_count": 0x20000,
-    "hw.l2cachesize": 4 << 20, "hw.perflevel0.l2cachesize": 12 << 20,
-}  # fmt: skip
+    "hw.l2cachesize": 4 << 20,
+    "hw.perflevel0.l2cachesize": 12 << 20,
+}
 CORES = (1, 0, 1, 0, 0, 0)  # a class for each of Windows' cores: two are of the faster kind
 real_libc = ctypes.CDLL(None)
 noted: set[str] = set()
@@ -250,8 +279,12 @@ LIBRARIES: dict[str, Any] = {
         **{
             function.__name__: noting(function)
             for function in (
-                GetProcessAffinityMask, GlobalMemoryStatusEx, GetLogicalProcessorInformationEx,
-                K32GetProcessMemoryInfo, GetConsoleMode, SetConsoleMode,
+                GetProcessAffinityMask,
+                GlobalMemoryStatusEx,
+                GetLogicalProcessorInformationEx,
+                K32GetProcessMemoryInfo,
+                GetConsoleMode,
+                SetConsoleMode,
             )
         },
         GetStdHandle=GetStdHandle_,
@@ -260,7 +293,7 @@ LIBRARIES: dict[str, Any] = {
     "api-ms-win-core-synch-l1-2-0": SimpleNamespace(
         WaitOnAddress=noting(WaitOnAddress), WakeByAddressAll=WakeByAddressAll
     ),
-}  # fmt: skip
+}
 
 
 def locking(fd: int, how: int, n_bytes: int) -> None:

@@ -58,13 +58,18 @@ def test_closed(bytes_tokenizer: Tokenizer, schema: Any, right: str, wrong: str)
         ({**A, "minProperties": 2}, '{"a": 1, "z": 1}'),
         ({"allOf": [A, B]}, '{"a": 1, "b": 1}'),
         ({**A, "anyOf": [B, {"required": ["z"]}]}, '{"b": 1, "a": 1}'),
-        ({**B, "$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/y"}, "y": A}},
-         '{"b": 1, "a": 1}'),
+        (
+            {**B, "$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/y"}, "y": A}},
+            '{"b": 1, "a": 1}',
+        ),
         ({"allOf": [an_object(o=A), an_object(o=B)]}, '{"o": {"a": 1, "b": 1}}'),
-        ({"enum": [{**A, "z": 1}]},
-         '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "z": 1}'),
+        (
+            {"enum": [{**A, "z": 1}]},
+            '{"type": "object", "properties": {"a": {"type": "integer"}}, '
+            '"required": ["a"], "z": 1}',
+        ),
     ],
-)  # fmt: skip
+)
 def test_open(bytes_tokenizer: Tokenizer, schema: Any, text: str) -> None:
     """Where a schema says so, and where several of its parts describe one object."""
     assert accepts(Grammar.from_json_schema(schema, bytes_tokenizer), text)
@@ -82,17 +87,23 @@ RECORD = {"type": "object", "additionalProperties": FLAG}
         ({**A, "propertyNames": {}, "additionalProperties": False}, '{"a": 1}', '{"z": 1}'),
         ({**RECORD, "propertyNames": NAMED}, '{"b": true}', '{"z": true}'),
         ({**RECORD, "propertyNames": NAMED}, "{}", '{"b": 1}'),
-        ({**RECORD, "propertyNames": NAMED, "required": ["a", "b"]},
-         '{"a": true, "b": false}', '{"a": true}'),
+        (
+            {**RECORD, "propertyNames": NAMED, "required": ["a", "b"]},
+            '{"a": true, "b": false}',
+            '{"a": true}',
+        ),
         ({**A, "propertyNames": {"enum": ["b", "a"]}}, '{"b": "any", "a": 1}', '{"a": "any"}'),
         ({**A, "propertyNames": NAMED, "additionalProperties": False}, '{"a": 1}', '{"a": 1, "b"'),
         ({**RECORD, "propertyNames": {"const": "a"}}, '{"a": true}', '{"b": true}'),
         ({**RECORD, "propertyNames": {"pattern": "^a[0-9]$"}}, '{"a1": true}', '{"b1": true}'),
-        ({**RECORD, "propertyNames": {"$ref": "#/$defs/x"}, "$defs": {"x": NAMED}},
-         '{"a": true}', '{"z": true}'),
+        (
+            {**RECORD, "propertyNames": {"$ref": "#/$defs/x"}, "$defs": {"x": NAMED}},
+            '{"a": true}',
+            '{"z": true}',
+        ),
         ({"allOf": [{"propertyNames": NAMED}, A]}, '{"a": 1, "b": 1}', '{"a": 1, "z": 1}'),
     ],
-)  # fmt: skip
+)
 def test_names(bytes_tokenizer: Tokenizer, schema: Any, right: str, wrong: str) -> None:
     """As zod writes a ``record``; of llguidance's own it is refused."""
     grammar = Grammar.from_json_schema(schema, bytes_tokenizer)

@@ -50,9 +50,13 @@ def test_what_would_end_or_hold_up_the_process(schema: Any, message: str) -> Non
         "except GrammarError as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(schema), text=True, capture_output=True,
-        timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        input=json.dumps(schema),
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
     with pytest.raises(GrammarError, match=f"^JSON schema: {message}"):
         raise GrammarError(done.stdout)
 

@@ -177,10 +177,13 @@ def test_days_and_tokens_that_templates_are_given(monkeypatch: pytest.MonkeyPatc
     [
         ("{% generation %}{% set y=3 %}{% endgeneration %}{{ y }}", ""),
         ("{% set y=1 %}{% generation %}{% set y=3 %}{{ y }}{% endgeneration %}{{ y }}", "31"),
-        ("{% for m in messages %}{% generation %}{{ loop.index }}{{ m.role }}"
-         "{% endgeneration %}{% endfor %}", "1user"),
+        (
+            "{% for m in messages %}{% generation %}{{ loop.index }}{{ m.role }}"
+            "{% endgeneration %}{% endfor %}",
+            "1user",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_generation_sets_ends_with_it(source: str, text: str) -> None:
     """As in transformers, whose tag is a call of a macro."""
     assert ChatTemplate(source).render(HELLO) == text

@@ -53,10 +53,17 @@ def results(device: Wgpu, x: np.ndarray, looks: Any) -> np.ndarray:
     plan = Plan(
         n_rows, n_rows, takes={"x": rows}, outputs={"x": rows, "partials": partials, "out": out}
     )
-    plan.emit(Step("top", TopLogitsKernel(), {"x": rows, "out": partials, "stride": stride, "n": k},
-                    Grid(n_slices, "n_sampled")))  # fmt: skip
-    plan.emit(Step("join", JoinTop(), {"partials": partials, "out": out, "n": k},
-                    Grid(1, "n_sampled")))  # fmt: skip
+    plan.emit(
+        Step(
+            "top",
+            TopLogitsKernel(),
+            {"x": rows, "out": partials, "stride": stride, "n": k},
+            Grid(n_slices, "n_sampled"),
+        )
+    )
+    plan.emit(
+        Step("join", JoinTop(), {"partials": partials, "out": out, "n": k}, Grid(1, "n_sampled"))
+    )
     plan.place()
     block = block_of(looks)
     arena, inputs = device.memory(plan.arena_bytes), device.memory(len(block), host=True)

@@ -115,12 +115,29 @@ def load(
     out of range.
     """
     return Model(
-        path, threads=threads, context=context, deterministic=deterministic, kv=kv,
-        n_sequences=n_sequences, kv_bytes=kv_bytes, kv_tokens=kv_tokens, cache_dir=cache_dir,
-        cache_bytes=cache_bytes, speculate=speculate, draft=draft, lora=lora, device=device,
-        isa=isa, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
-        reasoning=reasoning, sampling=sampling, seed=seed, max_tokens=max_tokens, progress=progress,
-    )  # fmt: skip
+        path,
+        threads=threads,
+        context=context,
+        deterministic=deterministic,
+        kv=kv,
+        n_sequences=n_sequences,
+        kv_bytes=kv_bytes,
+        kv_tokens=kv_tokens,
+        cache_dir=cache_dir,
+        cache_bytes=cache_bytes,
+        speculate=speculate,
+        draft=draft,
+        lora=lora,
+        device=device,
+        isa=isa,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+        reasoning=reasoning,
+        sampling=sampling,
+        seed=seed,
+        max_tokens=max_tokens,
+        progress=progress,
+    )
 
 
 def load_session(path: str | os.PathLike[str], model: Model) -> Session:
@@ -137,12 +154,26 @@ class Model:
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, *, threads: int | None, context: int | None,
-        deterministic: bool, kv: str, n_sequences: int, kv_bytes: int | None, kv_tokens: int | None,
-        cache_dir: str | os.PathLike[str] | None, cache_bytes: int, speculate: bool | None,
-        draft: str | os.PathLike[str] | None, lora: Adapters, device: str, isa: str | None,
-        progress: Progress | None, **defaults: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        threads: int | None,
+        context: int | None,
+        deterministic: bool,
+        kv: str,
+        n_sequences: int,
+        kv_bytes: int | None,
+        kv_tokens: int | None,
+        cache_dir: str | os.PathLike[str] | None,
+        cache_bytes: int,
+        speculate: bool | None,
+        draft: str | os.PathLike[str] | None,
+        lora: Adapters,
+        device: str,
+        isa: str | None,
+        progress: Progress | None,
+        **defaults: Any,
+    ) -> None:
         began = time.perf_counter()
         sizes = read_sizes(threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes)
         threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes = sizes
@@ -157,10 +188,16 @@ class Model:
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
         self.engine = self.engine_type(
-            self.gguf, self.config, self.device_type(device, isa, self.n_threads, progress),
-            n_ctx=self.n_ctx, kv=kv, n_sequences=n_sequences, kv_bytes=kv_bytes,
-            kv_tokens=kv_tokens, deterministic=deterministic,
-        )  # fmt: skip
+            self.gguf,
+            self.config,
+            self.device_type(device, isa, self.n_threads, progress),
+            n_ctx=self.n_ctx,
+            kv=kv,
+            n_sequences=n_sequences,
+            kv_bytes=kv_bytes,
+            kv_tokens=kv_tokens,
+            deterministic=deterministic,
+        )
         self.isa = self.engine.device.isa
         add_adapters(lora, self.engine)
         if cache_dir is not None:
@@ -317,9 +354,14 @@ class Model:
     def chat(self, messages: Messages, *, tools: None = None, **settings: Any) -> Generation: ...
 
     def chat(
-        self, messages: Messages, *, tools: Sequence[Tool] | None = None,
-        template: Mapping[str, Any] | None = None, reasoning: str | None = None, **settings: Any,
-    ) -> Generation:  # fmt: skip
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Tool] | None = None,
+        template: Mapping[str, Any] | None = None,
+        reasoning: str | None = None,
+        **settings: Any,
+    ) -> Generation:
         """Answer a conversation: ``messages`` of ``{"role", "content"}``, each content a text or a
         list of parts ``{"type": "text", "text"}``.
 
@@ -352,9 +394,13 @@ class Model:
         return self.generate(tokenizer.encode_prompt(text), **own)
 
     def chat_prompt(
-        self, messages: Messages, *, tools: list[dict[str, Any]] | None = None,
-        template: Mapping[str, Any] | None = None, **variables: Any,
-    ) -> str:  # fmt: skip
+        self,
+        messages: Messages,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **variables: Any,
+    ) -> str:
         """The text that the model's template makes of a conversation; variables as in ``chat``."""
         from treadle.api.tool_chat import prompt_of
 
@@ -378,9 +424,14 @@ class Model:
             return self.engine.states(ids)
 
     def embed(
-        self, texts: str | Sequence[str | Sequence[int]], *, normalize: bool = True,
-        dimensions: int | None = None, default_prompt: bool = True, truncate: bool = False,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        *,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        default_prompt: bool = True,
+        truncate: bool = False,
+    ) -> np.ndarray:
         """A vector for each text, or list of ids, float32 ``[n_texts, dimensions]``; see
         ``embedding.py``. ``truncate``: read the beginning of a text that is too long.
         """

@@ -84,9 +84,12 @@ def own_wheel(to: Path) -> Path:
     base = f"treadle-{treadle.__version__}"
     info = f"{base}.dist-info"
     meta = re.sub(
-        r"^Version: .*$", f"Version: {treadle.__version__}", own.read_text("METADATA") or "",
-        count=1, flags=re.MULTILINE,
-    )  # fmt: skip
+        r"^Version: .*$",
+        f"Version: {treadle.__version__}",
+        own.read_text("METADATA") or "",
+        count=1,
+        flags=re.MULTILINE,
+    )
 
     def files() -> Iterator[tuple[str, bytes]]:
         root = Path(treadle.__file__).resolve().parent

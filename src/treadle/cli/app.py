@@ -151,9 +151,13 @@ def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> Non
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version,
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=show_version,
     help="Print the version.",
-)  # fmt: skip
+)
 def app() -> None:
     """Run large language models on the machine you have.
 

@@ -12,7 +12,7 @@ from math import atan2, degrees, hypot
 
 from treadle.cli.bench_results import Result
 from treadle.cli.speed import ARITHMETIC, reading
-from treadle.cli.ui.svg import (  # fmt: skip
+from treadle.cli.ui.svg import (
     CHAR_PX,
     LINE_PX,
     MARGIN,

@@ -12,9 +12,19 @@ from treadle.files.bundled import BundleHeader, read_bundled
 
 # These take a MODEL first.
 OF_MODELS = {
-    "run", "chat", "serve", "bench", "inspect", "plan", "doctor", "tokenize", "perplexity",
-    "imatrix", "rerank", "embed",
-}  # fmt: skip
+    "run",
+    "chat",
+    "serve",
+    "bench",
+    "inspect",
+    "plan",
+    "doctor",
+    "tokenize",
+    "perplexity",
+    "imatrix",
+    "rerank",
+    "embed",
+}
 MODES = {"--cli": "run", "--chat": "chat", "--server": "serve"}  # llamafile's
 GENERAL = {"-h", "--help", "--version"}
 

@@ -32,27 +32,34 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 CHAT_TEMPLATE = click.option(
-    "--chat-template", metavar="FILE|NAME",
+    "--chat-template",
+    metavar="FILE|NAME",
     help="A file with a chat template (jinja2), or the name of a built-in one, in place of the "
     "model's own.",
-)  # fmt: skip
+)
 _TEMPLATE = (
     CHAT_TEMPLATE,
     click.option(
-        "--chat-template-kwargs", metavar="JSON", type=json_object,
-        help='Variables of the chat template, such as \'{"enable_thinking": false}\'.',
+        "--chat-template-kwargs",
+        metavar="JSON",
+        type=json_object,
+        help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
     ),
     click.option(
-        "--reasoning", type=click.Choice(REASONING),
+        "--reasoning",
+        type=click.Choice(REASONING),
         help="Whether the model reasons before it answers; auto, the default, leaves it to the "
         "template.",
     ),
-)  # fmt: skip
+)
 _NAMES = ("chat_template", "chat_template_kwargs", "reasoning")
 MAX_TOKENS = click.option(
-    "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
+    "-n",
+    "--max-tokens",
+    type=click.IntRange(1),
+    metavar="N",
     help="Token limit of answers whose request has none; by default the end of the context.",
-)  # fmt: skip
+)
 
 
 def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

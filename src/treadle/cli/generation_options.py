@@ -106,15 +106,18 @@ def build_options(values: dict[str, Any]) -> GenerationOptions:
 # What an answer's end and form are set by; all else is OF_SAMPLING.
 OF_ANSWERS = (
     AnswerOption(
-        "max_tokens", "-n --max-tokens", "Most tokens of an answer; -1, the default, for no limit.",
-        token_limit, metavar="N",
+        "max_tokens",
+        "-n --max-tokens",
+        "Most tokens of an answer; -1, the default, for no limit.",
+        token_limit,
+        metavar="N",
     ),
     AnswerOption(
         "stop", "--stop", "End before TEXT; may be repeated.", str, multiple=True, otherwise=()
     ),
     AnswerOption("grammar", "--grammar", "Write only what this grammar allows.", EXISTING),
     AnswerOption("json_schema", "--json-schema", "Write JSON of this schema.", EXISTING),
-)  # fmt: skip
+)
 _OPTIONS = (*OF_ANSWERS, *OF_SAMPLING)
 # A decorator that adds the options and hands them over as ``options``.
 generation_options = packed(

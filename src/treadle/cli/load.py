@@ -134,9 +134,13 @@ def listing(folder: Path) -> str:
 
 
 def load_model(
-    ref: str | None, progress: ProgressBar, *, context: int | None = None, room: int = 0,
+    ref: str | None,
+    progress: ProgressBar,
+    *,
+    context: int | None = None,
+    room: int = 0,
     **settings: Any,
-) -> Model:  # fmt: skip
+) -> Model:
     """Load the MODEL that was typed, or without one the model inside the package.
 
     ``settings`` are those of `treadle.load`; those that are None are left to it. ``context`` is

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.base.humanize import counted
-from treadle.cli.ui.svg import (  # fmt: skip
+from treadle.cli.ui.svg import (
     CHAR_PX,
     LINE_PX,
     MARGIN,

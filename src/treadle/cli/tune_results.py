@@ -108,9 +108,16 @@ def sweep_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> dict[str, Any]:
 
 
 HEADERS = (
-    "configuration", "hot us ", "hot GOP/s ", "of peak ", "cold us ", "cold GOP/s ", "cold GB/s ",
-    "of limit ", "",
-)  # fmt: skip
+    "configuration",
+    "hot us ",
+    "hot GOP/s ",
+    "of peak ",
+    "cold us ",
+    "cold GOP/s ",
+    "cold GB/s ",
+    "of limit ",
+    "",
+)
 
 
 def print_results(

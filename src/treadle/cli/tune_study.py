@@ -20,12 +20,23 @@ if TYPE_CHECKING:
 RISCV, NATIVE = "rv64gcv", "native"
 # The names of study/sweep.py's KERNELS: for `--help`, which loads no kernel.
 STUDIED = (
-    "vec_dot_f16", "mad_f16", "scale_f16", "dot_q8_0", "dot_q4_0", "dot_q4_k", "sgemm", "attention",
-)  # fmt: skip
+    "vec_dot_f16",
+    "mad_f16",
+    "scale_f16",
+    "dot_q8_0",
+    "dot_q4_0",
+    "dot_q4_k",
+    "sgemm",
+    "attention",
+)
 MCA = ("llvm-mca", "llvm-mca-22", "llvm-mca-23")
 OPTIONAL = (  # columns, the first to be left out first
-    "products a cycle of P670 ", "P670 cycles ", "X60 ns ", "right at ", "products an instruction ",
-)  # fmt: skip
+    "products a cycle of P670 ",
+    "P670 cycles ",
+    "X60 ns ",
+    "right at ",
+    "products an instruction ",
+)
 CHECKOUT = Path(__file__).resolve().parents[3]
 ONLY_TUNE = ("formats", "k", "m", "n", "threads", "dry_run", "force", "reset")
 

@@ -94,9 +94,14 @@ def convert(
     coder = _Coder(options.allow_nonfinite)
     mine = len(SYSTEM.affinity())
     work = WriteJob(
-        source, shards, coder.encode, coder.check, str(options.allow_nonfinite).encode(),
-        min(MAX_WORKERS, mine), resume=options.resume,
-    )  # fmt: skip
+        source,
+        shards,
+        coder.encode,
+        coder.check,
+        str(options.allow_nonfinite).encode(),
+        min(MAX_WORKERS, mine),
+        resume=options.resume,
+    )
     cache = cache or PageCache(())
     cache.add(part.path for t in source.tensors.values() for part in t.ranges)
     try:

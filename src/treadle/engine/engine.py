@@ -53,10 +53,18 @@ class Engine:
     has_states: ClassVar[bool] = True  # a run leaves its tokens' states where they can be read
 
     def __init__(
-        self, gguf: GGUF, config: Config, device: Device, *, n_ctx: int, kv: str = "f16",
-        n_sequences: int = 1, kv_bytes: int | None = None, kv_tokens: int | None = None,
+        self,
+        gguf: GGUF,
+        config: Config,
+        device: Device,
+        *,
+        n_ctx: int,
+        kv: str = "f16",
+        n_sequences: int = 1,
+        kv_bytes: int | None = None,
+        kv_tokens: int | None = None,
         deterministic: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if config.n_positions and n_ctx > config.n_positions:
             have = f"the model has learned positions for {config.n_positions}"
             raise TreadleError(f"a context of {n_ctx} tokens: {have}")
@@ -175,9 +183,13 @@ class Engine:
         return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
-        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True,
+        self,
+        texts: Ids[Ids[int]],
+        seconds: Ids[int] | None = None,
+        *,
+        unit: bool = True,
         lora: Lora | None = None,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
         the output norm, pooled as ``config.pool`` says; without ``unit`` as pooled. Texts that fit
         a run, or one text. ``seconds``: ``BatchItem.second`` of each; ``lora``: the adapters that
@@ -194,9 +206,13 @@ class Engine:
         return made
 
     def embed_runs(
-        self, texts: Ids[Ids[int]], seconds: Ids[int] | None = None, *, unit: bool = True,
+        self,
+        texts: Ids[Ids[int]],
+        seconds: Ids[int] | None = None,
+        *,
+        unit: bool = True,
         lora: Lora | None = None,
-    ) -> Generator[np.ndarray | None, None, None]:  # fmt: skip
+    ) -> Generator[np.ndarray | None, None, None]:
         """The vectors of ``embed``, last; None behind each run before the last of a text that takes
         several. Others may use the engine meanwhile. Close it: it holds pages.
         """
@@ -257,9 +273,12 @@ class Engine:
         yield of_runs(pooled, len(ids), step, self.config.pool, unit)
 
     def _in_runs(
-        self, ids: Ids[int], read: Callable[[PreparedPlan], np.ndarray], output: str,
+        self,
+        ids: Ids[int],
+        read: Callable[[PreparedPlan], np.ndarray],
+        output: str,
         lora: Lora | None = None,
-    ) -> Generator[np.ndarray, None, None]:  # fmt: skip
+    ) -> Generator[np.ndarray, None, None]:
         """Read a text in as many runs as it takes, in a sequence of its own, whose pages are
         reserved: what each run gives.
         """
@@ -318,9 +337,12 @@ class Engine:
                 self.run([BatchItem(seq, again[at : at + self.max_tokens], n_outputs=0)])
 
     def _run(
-        self, parts: Ids[BatchItem], read: Callable[[PreparedPlan], T], times: list[float] | None =
-        None, output: str = "logits",
-    ) -> T:  # fmt: skip
+        self,
+        parts: Ids[BatchItem],
+        read: Callable[[PreparedPlan], T],
+        times: list[float] | None = None,
+        output: str = "logits",
+    ) -> T:
         with self.lock:
             ready = self._plan_of(parts, output)  # compiling takes seconds, and may be interrupted
             with interrupts_held() as held:

@@ -171,8 +171,16 @@ _OPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "MARK": lambda m, a: m.mark(),
     **dict.fromkeys(
         (
-            "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
-            "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
+            "BININT",
+            "BININT1",
+            "BININT2",
+            "LONG1",
+            "BINFLOAT",
+            "BINUNICODE",
+            "SHORT_BINUNICODE",
+            "BINUNICODE8",
+            "BINBYTES",
+            "SHORT_BINBYTES",
         ),
         _pushes,
     ),
@@ -200,4 +208,4 @@ _OPS: dict[str, Callable[[_Machine, Any], Any]] = {
     "BINPERSID": lambda m, a: m.push(m.persistent(m.take(1)[0])),
     "REDUCE": lambda m, a: m.reduce(),
     "BUILD": lambda m, a: m.build(),
-}  # fmt: skip
+}

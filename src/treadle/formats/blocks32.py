@@ -83,13 +83,28 @@ def round_4_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
 
 
 Q4_0 = one_scale(
-    "Q4_0", 2, 32, Q4_0_LAYOUT, read_4, write_4, round_4_0, Q4_0_CODES, offset=8,
+    "Q4_0",
+    2,
+    32,
+    Q4_0_LAYOUT,
+    read_4,
+    write_4,
+    round_4_0,
+    Q4_0_CODES,
+    offset=8,
     weighted=Weighted(Q4_0_SEARCH, signed_numbers(8)),
-)  # fmt: skip
+)
 Q4_1 = one_scale(
-    "Q4_1", 3, 32, Q4_1_LAYOUT, read_4, write_4, round_4_1, Q4_1_CODES,
+    "Q4_1",
+    3,
+    32,
+    Q4_1_LAYOUT,
+    read_4,
+    write_4,
+    round_4_1,
+    Q4_1_CODES,
     weighted=Weighted(Q4_1_SEARCH, offset_numbers),
-)  # fmt: skip
+)
 
 
 # -- five bits ---------------------------------------------------------------------------------
@@ -138,13 +153,28 @@ def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
 Q5_0_CODES = Codes(with_fifths(16), 16, 31, run=16, order=HALVES)
 Q5_1_CODES = Codes(with_fifths(32), 0, 31, m="m", run=16, order=HALVES)
 Q5_0 = one_scale(
-    "Q5_0", 6, 32, Q5_0_LAYOUT, read_5, write_5, round_5_0, Q5_0_CODES, offset=16,
+    "Q5_0",
+    6,
+    32,
+    Q5_0_LAYOUT,
+    read_5,
+    write_5,
+    round_5_0,
+    Q5_0_CODES,
+    offset=16,
     weighted=Weighted(Q5_0_SEARCH, signed_numbers(16)),
-)  # fmt: skip
+)
 Q5_1 = one_scale(
-    "Q5_1", 7, 32, Q5_1_LAYOUT, read_5, write_5, round_5_1, Q5_1_CODES,
+    "Q5_1",
+    7,
+    32,
+    Q5_1_LAYOUT,
+    read_5,
+    write_5,
+    round_5_1,
+    Q5_1_CODES,
     weighted=Weighted(Q5_1_SEARCH, offset_numbers),
-)  # fmt: skip
+)
 
 
 # -- eight bits --------------------------------------------------------------------------------

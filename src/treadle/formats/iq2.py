@@ -129,9 +129,14 @@ IQ2_XS = super_blocks("IQ2_XS", 17, XS_LAYOUT, read_xs, write_xs, XS_CODER, XS_C
 # -- IQ2_S -------------------------------------------------------------------------------------
 
 S_LAYOUT = np.dtype(
-    [("d", "<f2"), ("qs", "u1", (32,)), ("signs", "u1", (32,)), ("qh", "u1", (8,)),
-     ("scales", "u1", (8,))]
-)  # fmt: skip
+    [
+        ("d", "<f2"),
+        ("qs", "u1", (32,)),
+        ("signs", "u1", (32,)),
+        ("qh", "u1", (8,)),
+        ("scales", "u1", (8,)),
+    ]
+)
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:

@@ -97,9 +97,14 @@ IQ3_XXS = super_blocks("IQ3_XXS", 18, XXS_LAYOUT, read_xxs, write_xxs, XXS_CODER
 # -- IQ3_S -------------------------------------------------------------------------------------
 
 S_LAYOUT = np.dtype(
-    [("d", "<f2"), ("qs", "u1", (64,)), ("qh", "u1", (8,)), ("signs", "u1", (32,)),
-     ("scales", "u1", (4,))]
-)  # fmt: skip
+    [
+        ("d", "<f2"),
+        ("qs", "u1", (64,)),
+        ("qh", "u1", (8,)),
+        ("signs", "u1", (32,)),
+        ("scales", "u1", (4,)),
+    ]
+)
 S_LADDER = 1 + 2 * np.arange(16, dtype=np.float32)
 S_CODER = coder(S_GRID, S_LADDER, 1, "any")
 

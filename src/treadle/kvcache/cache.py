@@ -40,10 +40,16 @@ class KVCache:
     """
 
     def __init__(
-        self, specs: Ids[PoolSpec | StateSpec], device: Storage, n_ctx: int, kv: str = "f16",
-        n_sequences: int = 1, kv_bytes: int | None = None, n_batch: int = N_BATCH,
+        self,
+        specs: Ids[PoolSpec | StateSpec],
+        device: Storage,
+        n_ctx: int,
+        kv: str = "f16",
+        n_sequences: int = 1,
+        kv_bytes: int | None = None,
+        n_batch: int = N_BATCH,
         kv_tokens: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kv, self.n_ctx, self.n_sequences, self.n_batch = kv, n_ctx, n_sequences, n_batch
         self.kv_tokens = min(kv_tokens, n_sequences * n_ctx) if kv_tokens else None
         pools = [spec for spec in specs if isinstance(spec, PoolSpec)]

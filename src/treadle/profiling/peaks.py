@@ -262,9 +262,16 @@ def measure_peaks(
         team.close()
     tell(len(acts) + 1)
     return Peaks(
-        rates["q8"], rates.get("bf16"), rates["f32"], bytes_s, cpu_share,
-        n_bytes, n_bytes >= BEYOND * topology.cache_bytes(), long_s, rates.get("q16"),
-    )  # fmt: skip
+        rates["q8"],
+        rates.get("bf16"),
+        rates["f32"],
+        bytes_s,
+        cpu_share,
+        n_bytes,
+        n_bytes >= BEYOND * topology.cache_bytes(),
+        long_s,
+        rates.get("q16"),
+    )
 
 
 def has_dots(act: str, isa: Isa) -> bool:

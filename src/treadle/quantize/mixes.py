@@ -231,40 +231,52 @@ def _block_rows() -> Iterable[QuantMix]:
     yield mix("Q5_1", "Q5_1", 9)
     yield mix("Q8_0", "Q8_0", 7, output=())
     yield mix(
-        "Q2_K", "Q2_K", 10,
+        "Q2_K",
+        "Q2_K",
+        10,
         attn_v=(("Q4_K", GQA4), always("Q3_K")),
         ffn_down=(always("Q3_K"),),
         attn_output=(MORE_WITH_EXPERTS, narrow("Q3_K")),
-    )  # fmt: skip
+    )
     yield mix("Q2_K_S", "Q2_K", 21, attn_v=(("Q4_K", GQA4),), ffn_down=(("Q4_K", first(8)),))
     yield mix("Q3_K_S", "Q3_K", 11, attn_output=(MORE_WITH_EXPERTS,))
     yield mix(
-        "Q3_K_M", "Q3_K", 12,
+        "Q3_K_M",
+        "Q3_K",
+        12,
         attn_v=(("Q5_K", below(2)), always("Q4_K")),
         ffn_down=(("Q5_K", first(16)), ("Q4_K", ~FALCON | SPREAD)),
         attn_output=(MORE_WITH_EXPERTS, narrow("Q4_K")),
-    )  # fmt: skip
+    )
     yield mix(
-        "Q3_K_L", "Q3_K", 13,
+        "Q3_K_L",
+        "Q3_K",
+        13,
         attn_v=(always("Q5_K"),),
         ffn_down=(("Q4_K", FALCON), always("Q5_K")),
         attn_output=(("Q4_K", FALCON), narrow("Q5_K")),
-    )  # fmt: skip
+    )
     yield mix(
-        "Q4_K_S", "Q4_K", 14,
+        "Q4_K_S",
+        "Q4_K",
+        14,
         attn_v=(("Q5_K", below(4)),),
         ffn_down=(("Q5_K", ~FALCON & first(8)),),
         attn_output=(MORE_WITH_EXPERTS,),
-    )  # fmt: skip
+    )
     yield mix(
-        "Q4_K_M", "Q4_K", 15,
+        "Q4_K_M",
+        "Q4_K",
+        15,
         attn_v=(("Q6_K", SPREAD),),
         ffn_down=(
-            ("Q6_K", FALCON & first(16)), ("Q5_K", FALCON & SPREAD), ("Q4_K", FALCON),
+            ("Q6_K", FALCON & first(16)),
+            ("Q5_K", FALCON & SPREAD),
+            ("Q4_K", FALCON),
             ("Q6_K", SPREAD),
         ),
         attn_output=(MORE_WITH_EXPERTS,),
-    )  # fmt: skip
+    )
     yield mix("Q5_K_S", "Q5_K", 16)
     yield mix("Q5_K_M", "Q5_K", 17, attn_v=(("Q6_K", SPREAD),), ffn_down=(("Q6_K", SPREAD),))
     yield mix("Q6_K", "Q6_K", 18)
@@ -278,34 +290,46 @@ def _coarse_rows() -> Iterable[QuantMix]:
     yield coarse_mix("IQ2_S", "IQ2_XS", 28, "IQ3_S", "IQ3_S", "IQ3_S")
     yield coarse_mix("IQ2_M", "IQ2_S", 29, "IQ3_S", "IQ3_S", "IQ3_S")
     yield mix(
-        "IQ3_XXS", "IQ3_XXS", 23,
-        output=COARSE_OUTPUT, token_embd=(always("IQ3_S"),),
+        "IQ3_XXS",
+        "IQ3_XXS",
+        23,
+        output=COARSE_OUTPUT,
+        token_embd=(always("IQ3_S"),),
         attn_v=(("Q4_K", GQA4), ("IQ3_S", ~IMATRIX)),
-        attn_k=(always("IQ2_S"),), attn_q=(always("IQ2_S"),),
+        attn_k=(always("IQ2_S"),),
+        attn_q=(always("IQ2_S"),),
         ffn_down=(("Q4_K", ~IMATRIX & first(8)), ("Q3_K", ~IMATRIX)),
         attn_output=(MORE_WITH_EXPERTS, narrow("IQ3_S")),
-    )  # fmt: skip
+    )
     yield mix(
-        "IQ3_XS", "IQ3_S", 22,
+        "IQ3_XS",
+        "IQ3_S",
+        22,
         attn_v=(("Q4_K", GQA4),),
-        attn_k=(always("IQ3_XXS"),), attn_q=(always("IQ3_XXS"),),
-        ffn_gate=(("IQ3_XXS", MIDDLE),), ffn_up=(("IQ3_XXS", MIDDLE),),
+        attn_k=(always("IQ3_XXS"),),
+        attn_q=(always("IQ3_XXS"),),
+        ffn_gate=(("IQ3_XXS", MIDDLE),),
+        ffn_up=(("IQ3_XXS", MIDDLE),),
         attn_output=(MORE_WITH_EXPERTS,),
-    )  # fmt: skip
+    )
     yield mix("IQ3_S", "IQ3_S", 26, attn_v=(("Q4_K", GQA4),), attn_output=(MORE_WITH_EXPERTS,))
     yield mix(
-        "IQ3_M", "IQ3_S", 27,
+        "IQ3_M",
+        "IQ3_S",
+        27,
         attn_v=(always("Q4_K"),),
         ffn_down=(("Q4_K", first(8) | (EXPERTS8 & SPREAD)),),
         attn_output=(MORE_WITH_EXPERTS, narrow("Q4_K")),
-    )  # fmt: skip
+    )
     for name, file_type in (("IQ4_NL", 25), ("IQ4_XS", 30)):
         yield mix(
-            name, name, file_type,
+            name,
+            name,
+            file_type,
             attn_v=(("Q5_K", GQA4),),
             ffn_down=(("Q5_K", ~IMATRIX & first(8)),),
             attn_output=(MORE_WITH_EXPERTS,),
-        )  # fmt: skip
+        )
 
 
 def _other_rows() -> Iterable[QuantMix]:

@@ -273,9 +273,10 @@ class _TensorRoles:
         )
         # Only some layers of a hybrid model have attention: these are counted among themselves.
         attended = sorted(
-            _layer(name) for name, t in gguf.tensors.items()
+            _layer(name)
+            for name, t in gguf.tensors.items()
             if role_of(name) == "attn_v" and len(t.shape) >= 2
-        )  # fmt: skip
+        )
         self.attended = {layer: i for i, layer in enumerate(attended)}
 
     def __call__(self, tensor: Tensor) -> tuple[str, TensorRole]:

@@ -243,22 +243,28 @@ class RequestGuard:
         if keys:
             if which_key(headers, keys) is None:
                 return ApiError(
-                    401, "a wrong API key, or none: send Authorization: Bearer KEY, or x-api-key",
-                    code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
-                )  # fmt: skip
+                    401,
+                    "a wrong API key, or none: send Authorization: Bearer KEY, or x-api-key",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
             return None
         host = headers.get("host", "")
         if not is_known(host, self._hosts):
             return ApiError(
-                403, f"Host {host[:80]!r} is not this server's; start it with --allow-host NAME, "
-                "or with an API key", code="unknown_host",
-            )  # fmt: skip
+                403,
+                f"Host {host[:80]!r} is not this server's; start it with --allow-host NAME, "
+                "or with an API key",
+                code="unknown_host",
+            )
         origin = headers.get("origin")
         if origin is not None and not self._may(origin, host):
             return ApiError(
-                403, f"a page of {origin[:80]!r} may not call this server: start it with "
-                "--allow-origin, or with an API key", code="unknown_origin",
-            )  # fmt: skip
+                403,
+                f"a page of {origin[:80]!r} may not call this server: start it with "
+                "--allow-origin, or with an API key",
+                code="unknown_origin",
+            )
         return None
 
     def _may(self, origin: str, host: str) -> bool:

@@ -101,8 +101,9 @@ class _ServerProcess:
             print(
                 f"treadle: stopping: {n} requests have {self.grace_s:g} s to finish; "
                 "a second signal ends them now",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+                file=sys.stderr,
+                flush=True,
+            )
         self.service.draining = True
         self._draining = asyncio.ensure_future(self._drain())
 

@@ -217,9 +217,14 @@ def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
         raise UnsupportedError(f"{draft.path}: {config.arch.name} writes no text, so no drafts")
     n_ctx = min(engine.n_ctx, config.n_ctx_train)
     made = Engine(
-        draft, config, engine.device, n_ctx=n_ctx, kv=engine.cache.kv,
-        n_sequences=engine.cache.n_sequences, kv_tokens=engine.cache.kv_tokens,
-    )  # fmt: skip
+        draft,
+        config,
+        engine.device,
+        n_ctx=n_ctx,
+        kv=engine.cache.kv,
+        n_sequences=engine.cache.n_sequences,
+        kv_tokens=engine.cache.kv_tokens,
+    )
     if made.cache.states:
         raise UnsupportedError(
             f"{draft.path}: what it drafts is taken back, and layers of {config.arch.name} keep a "

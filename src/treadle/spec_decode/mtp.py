@@ -200,7 +200,12 @@ def open_nextn(engine: Engine) -> NextnDrafter:
     gguf, config = nextn_model(engine.gguf, engine.config)
     cache = engine.cache
     made = NextnEngine(
-        gguf, config, engine.device, n_ctx=engine.n_ctx, kv=cache.kv,
-        n_sequences=cache.n_sequences, kv_tokens=cache.kv_tokens,
-    )  # fmt: skip
+        gguf,
+        config,
+        engine.device,
+        n_ctx=engine.n_ctx,
+        kv=cache.kv,
+        n_sequences=cache.n_sequences,
+        kv_tokens=cache.kv_tokens,
+    )
     return NextnDrafter(made, engine)

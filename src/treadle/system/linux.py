@@ -104,9 +104,13 @@ class Linux(Posix):
         if hasattr(sys, "getandroidapilevel"):
             return None
         return {  # glibc's and musl's, on every architecture
-            "number": int(_signal.SIGBUS), "n_bytes": 152, "flags_off": 136, "flags": 0x4800_0004,
-            "address_off": 16, "map_flags": 0x32,
-        }  # fmt: skip
+            "number": int(_signal.SIGBUS),
+            "n_bytes": 152,
+            "flags_off": 136,
+            "flags": 0x4800_0004,
+            "address_off": 16,
+            "map_flags": 0x32,
+        }
 
     def bound_memory(self, more: int) -> None:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

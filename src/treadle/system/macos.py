@@ -84,6 +84,10 @@ class MacOS(Posix):
         if sys.platform != "darwin":
             return None  # another system would read more bytes than there are
         return {
-            "number": int(_signal.SIGBUS), "n_bytes": 16, "flags_off": 12, "flags": 0x51,
-            "address_off": 24, "map_flags": 0x1012,
-        }  # fmt: skip
+            "number": int(_signal.SIGBUS),
+            "n_bytes": 16,
+            "flags_off": 12,
+            "flags": 0x51,
+            "address_off": 24,
+            "map_flags": 0x1012,
+        }

@@ -15,9 +15,7 @@ def sysctl(name: str) -> bytes:
     ask = getattr(LIBC, "sysctlbyname", None)
     value = ctypes.create_string_buffer(256)
     size = ctypes.c_size_t(len(value))
-    if ask is None or ask(
-        name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)
-    ):  # fmt: skip
+    if ask is None or ask(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)):
         return b""
     return value.raw[: size.value]
 

@@ -116,9 +116,12 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
 
 
 def merge_model(
-    vocab: Vocab, pairs: list[tuple[str, str]], mark: str = "\n", unk: int | None = None,
+    vocab: Vocab,
+    pairs: list[tuple[str, str]],
+    mark: str = "\n",
+    unk: int | None = None,
     **settings: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """A model for ``tokenizers`` of the pieces that plain text may become; ``mark`` as in
     ``texts``, ``unk`` the id of what has no piece. Of pieces that are spelt alike the first wins.
 

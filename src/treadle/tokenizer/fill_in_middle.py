@@ -14,15 +14,39 @@ if TYPE_CHECKING:
 
 # GGUF's name of the key, its older one, and what families call the token where no key says it.
 TOKENS = {
-    "fim_pre": ("prefix", "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "▁<PRE>", "<PRE>",
-                "<｜fim▁begin｜>", "[PREFIX]"),
-    "fim_suf": ("suffix", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "▁<SUF>", "<SUF>",
-                "<｜fim▁hole｜>", "[SUFFIX]"),
-    "fim_mid": ("middle", "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "▁<MID>", "<MID>",
-                "<｜fim▁end｜>", "[MIDDLE]"),
+    "fim_pre": (
+        "prefix",
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "▁<PRE>",
+        "<PRE>",
+        "<｜fim▁begin｜>",
+        "[PREFIX]",
+    ),
+    "fim_suf": (
+        "suffix",
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "▁<SUF>",
+        "<SUF>",
+        "<｜fim▁hole｜>",
+        "[SUFFIX]",
+    ),
+    "fim_mid": (
+        "middle",
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "▁<MID>",
+        "<MID>",
+        "<｜fim▁end｜>",
+        "[MIDDLE]",
+    ),
     "fim_rep": ("", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("", "<|file_sep|>", "<file_sep>"),
-}  # fmt: skip
+}
 
 
 def fim_token(tokenizer: Tokenizer, role: str) -> int | None:

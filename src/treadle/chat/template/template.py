@@ -264,9 +264,14 @@ def load_template(
     settings["specials"] = {f"{name}_token": text for name, text in spelt.items()}
     if chosen is not None:
         return ChatTemplate(
-            chosen.source, bos=bos, eos=eos, builtin=chosen.builtin, stop=chosen.stop,
-            origin=f"{chosen.origin}, by option", **settings,
-        )  # fmt: skip
+            chosen.source,
+            bos=bos,
+            eos=eos,
+            builtin=chosen.builtin,
+            stop=chosen.stop,
+            origin=f"{chosen.origin}, by option",
+            **settings,
+        )
     own = gguf.metadata.get("tokenizer.chat_template")
     tool_use = gguf.metadata.get("tokenizer.chat_template.tool_use")
     named = next((each for each in BUILT_INS if each.name == own), None)
@@ -276,9 +281,14 @@ def load_template(
     built_in = named or find_builtin(vocab, arch or vocab.arch, vocab.text("general.name", ""))
     why = "named by the file" if named else "the file has none"
     return ChatTemplate(
-        built_in.source, bos=bos, eos=eos, builtin=built_in.name, stop=built_in.stop,
-        origin=f"built-in {built_in.name}, {why}", **settings,
-    )  # fmt: skip
+        built_in.source,
+        bos=bos,
+        eos=eos,
+        builtin=built_in.name,
+        stop=built_in.stop,
+        origin=f"built-in {built_in.name}, {why}",
+        **settings,
+    )
 
 
 def find_builtin(vocab: Vocab, arch: str, name: str) -> BuiltIn:

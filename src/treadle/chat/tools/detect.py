@@ -142,15 +142,18 @@ def find_manner(template: ChatTemplate) -> TemplateDialect:
     one, two = (_rendered(template, more, tools=False) for more in ([], [_USER]))
     own: dict[str, Any] = {
         "thought": channels.thought if channels else thought,
-        "channels": channels, "shows_tools": shows, "has_system": _SYSTEM in system,
-        "system_raises": bool(one) and not system, "alternates": bool(one) and not two,
+        "channels": channels,
+        "shows_tools": shows,
+        "has_system": _SYSTEM in system,
+        "system_raises": bool(one) and not system,
+        "alternates": bool(one) and not two,
         "plain_schemas": shows and not _rendered(template, [], properties=_ODD),
         "full_schemas": shows and not _rendered(template, [], properties=_BARE),
         "system_alone": not one or _system_alone(template, tools=shows),
         "empty_raises": bool(one) and _empty_raises(template),
         "thought_parts": _has_thought_parts(template, source),
         "system_stays": _SYSTEM in system and _system_stays(template, tools=shows),
-    }  # fmt: skip
+    }
     named = any(row.named_ids and row.after in source for row in ROWS)
     for as_text in (False, True):
         for none in (False, True):

@@ -58,8 +58,11 @@ class GemmaValueGrammar:
         several = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(several, Sequence):
             base = {k: v for k, v in schema.items() if k not in ("anyOf", "oneOf")}
-            each = [joined(base, one) if base and isinstance(one, Mapping) else one
-                    for one in several if not is_never(one)]  # fmt: skip
+            each = [
+                joined(base, one) if base and isinstance(one, Mapping) else one
+                for one in several
+                if not is_never(one)
+            ]
             return self._rules.add(" | ".join(map(self.value, each)))
         if not schema.get("type"):
             return self._once("", lambda: self._kinds({}, _KINDS))

@@ -6,11 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _KINDS = {  # by a part's type, or by the first half of its media type
-    "image": "picture", "image_url": "picture", "input_image": "picture", "audio": "sound",
-    "input_audio": "sound", "audio_url": "sound", "video": "video", "video_url": "video",
-    "document": "file", "file": "file", "input_file": "file", "resource": "file",
+    "image": "picture",
+    "image_url": "picture",
+    "input_image": "picture",
+    "audio": "sound",
+    "input_audio": "sound",
+    "audio_url": "sound",
+    "video": "video",
+    "video_url": "video",
+    "document": "file",
+    "file": "file",
+    "input_file": "file",
+    "resource": "file",
     "resource_link": "file",
-}  # fmt: skip
+}
 _INNER = ("source", "image_url", "input_audio", "audio_url", "video_url", "file", "resource")
 _DATA = ("data", "file_data", "blob", "url", "image_url", "file_url", "uri")
 _TYPES = ("media_type", "mimeType", "mime_type")

@@ -15,9 +15,14 @@ from treadle.errors import TreadleError
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _LISTS: Mapping[Any, Callable[[list[Any]], Any]] = {
-    list: list, tuple: tuple, set: set, frozenset: frozenset,
-    Sequence: list, Collection: list, Iterable: list,
-}  # fmt: skip
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+    Sequence: list,
+    Collection: list,
+    Iterable: list,
+}
 _MAPS = (dict, Mapping)
 _UNIONS = (Union, types.UnionType)
 # Of keys of a TypedDict, which says elsewhere which ones they are. By name: Python 3.10 has them in
@@ -291,9 +296,10 @@ def _named(kind: Any, where: str) -> _TypedProperties | None:
         fields = [each for each in dataclasses.fields(kind) if each.init]
         lacking = dataclasses.MISSING
         required = [
-            each.name for each in fields
+            each.name
+            for each in fields
             if each.default is lacking and each.default_factory is lacking
-        ]  # fmt: skip
+        ]
         names: Iterable[str] = [each.name for each in fields]
     elif hasattr(kind, "__required_keys__"):  # a TypedDict, of typing_extensions too
         names, required = kind.__annotations__, list(kind.__required_keys__)
@@ -309,9 +315,10 @@ def _named(kind: Any, where: str) -> _TypedProperties | None:
     # Where annotations are texts, __required_keys__ knows nothing of these two.
     said = {name: _name_of(typing.get_origin(hints.get(name))) for name in names}
     needed = [
-        name for name in names
+        name
+        for name in names
         if said[name] == _REQUIRED or (name in required and said[name] != _NOT_REQUIRED)
-    ]  # fmt: skip
+    ]
     return _TypedProperties({name: hints.get(name, Any) for name in names}, needed, kind)
 
 

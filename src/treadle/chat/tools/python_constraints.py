@@ -15,9 +15,12 @@ from treadle.errors import TreadleError
 
 _LIBRARIES = ("pydantic", "pydantic_core", "annotated_types")
 _NUMBER = {
-    "ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum",
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
     "multiple_of": "multipleOf",
-}  # fmt: skip
+}
 # What a schema calls each word, by the type of what it is said of.
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "integer": _NUMBER,
@@ -29,9 +32,12 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 _WORDS = frozenset(word for keys in _KEYS.values() for word in keys)
 _LEAST, _MOST = ("ge", "gt", "min_length"), ("le", "lt", "max_length")
 _HOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt,
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
     "multiple_of": lambda value, of: Fraction(str(value)) % Fraction(str(of)) == 0,
-}  # fmt: skip
+}
 _SAID = ("title", "description", "examples")
 _ALIASES = ("alias", "validation_alias", "serialization_alias")
 _HELD = ("strict", "allow_inf_nan")  # by JSON, and by ``value_of``, whatever is said

@@ -50,9 +50,12 @@ def tool_of(function: Function) -> dict[str, Any]:
             required.append(parameter.name)
         properties[parameter.name] = schema
     schema = {
-        "type": "object", "properties": properties, "required": required,
-        "additionalProperties": False, **({"$defs": schemas.defs} if schemas.defs else {}),
-    }  # fmt: skip
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+        **({"$defs": schemas.defs} if schemas.defs else {}),
+    }
     own = {"name": name, "description": said, "parameters": schema}
     return {"type": "function", "function": own}
 

@@ -69,9 +69,12 @@ class Pythonic:
             return keys <= {"enum", "type"} or keys <= {"const", "type"}
         if keys & _SEVERAL:
             several = next(schema[key] for key in keys)
-            return len(keys) == 1 and isinstance(several, list) and bool(several) and all(
-                self._is_known(each, met) for each in several
-            )  # fmt: skip
+            return (
+                len(keys) == 1
+                and isinstance(several, list)
+                and bool(several)
+                and all(self._is_known(each, met) for each in several)
+            )
         if not keys:
             return True
         own = set[str]().union(*(_OF_KINDS.get(kind, set()) for kind in kinds))

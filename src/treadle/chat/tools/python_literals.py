@@ -10,9 +10,18 @@ import unicodedata
 from typing import Any, NoReturn
 
 _PLAIN = {
-    "\\": "\\", "'": "'", '"': '"', "\n": "",
-    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
-}  # fmt: skip
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "\n": "",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX, _OCTAL = frozenset("0123456789abcdefABCDEF"), frozenset("01234567")
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 -")

@@ -9,9 +9,14 @@ from treadle.chat.tools.schemas import properties_of
 from treadle.grammar.llguidance_limits import ReferencedSchemas
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
-    "null": (type(None),), "array": (list,), "object": (dict,),
-}  # fmt: skip
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "array": (list,),
+    "object": (dict,),
+}
 _SIZES = (("Length", str), ("Items", list), ("Properties", dict))
 
 

@@ -26,9 +26,14 @@ _FLAGS = re.compile(r"\(\?([a-z]+)\)")
 _ANCHORS = ("^", "$", r"\b", r"\B", r"\A", r"\z", r"\Z")
 # A schema's pattern has digits and letters of ASCII alone; a line has no break in it.
 _SPELLED = {
-    r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[a-zA-Z0-9_]", r"\W": "[^a-zA-Z0-9_]",
-    "\\\n": r"\n", "\n": r"\n", "/": r"\/",
-}  # fmt: skip
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[a-zA-Z0-9_]",
+    r"\W": "[^a-zA-Z0-9_]",
+    "\\\n": r"\n",
+    "\n": r"\n",
+    "/": r"\/",
+}
 
 
 def limits(schema: Any) -> list[str]:

@@ -64,26 +64,39 @@ class JobProgress:
 )
 @click.option("--alias", metavar="NAME", help="The model's name in answers; by default the file's.")
 @click.option(
-    "-n", "--max-tokens", type=click.IntRange(1), metavar="N",
+    "-n",
+    "--max-tokens",
+    type=click.IntRange(1),
+    metavar="N",
     help="Token limit of answers whose line has none.",
-)  # fmt: skip
+)
 @click.option(
-    "--sequences", type=click.IntRange(1, 4096), metavar="N", default=8, show_default=True,
+    "--sequences",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    default=8,
+    show_default=True,
     help="Size of the KV cache in full contexts; shorter requests share it.",
-)  # fmt: skip
+)
 @click.option(
-    "--deterministic", is_flag=True,
+    "--deterministic",
+    is_flag=True,
     help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
-)  # fmt: skip
+)
 @click.option(
-    "--cluster", metavar="ADDRESS",
-    help="Use several copies of the model, on the Ray cluster at ADDRESS; \"local\" starts one "
+    "--cluster",
+    metavar="ADDRESS",
+    help='Use several copies of the model, on the Ray cluster at ADDRESS; "local" starts one '
     "on this machine.",
-)  # fmt: skip
+)
 @click.option(
-    "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    "--replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    metavar="N",
     help="Copies of the model, with --cluster; each uses --threads processors.",
-)  # fmt: skip
+)
 @default_options
 @load_options
 def command(

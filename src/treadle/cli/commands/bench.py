@@ -122,9 +122,11 @@ class Schedule:
     "--against", type=click.Choice([LlamaCpp.name]), help="Benchmark another engine too, in turns."
 )
 @click.option(
-    "--plot", type=Picture(), metavar="FILE.svg",
+    "--plot",
+    type=Picture(),
+    metavar="FILE.svg",
     help="Draw a picture: roofline, speed by depth, speed by model file.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 def command(
     models: tuple[str, ...],

@@ -21,23 +21,37 @@ MINORS = tuple(f"3.{minor}" for minor in range(10, 15))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
 @click.option("--serve", is_flag=True, help="OUT starts the server instead of a chat.")
 @click.option(
-    "--offline", is_flag=True,
+    "--offline",
+    is_flag=True,
     help="Download nothing: OUT runs only on this kind of machine and this Python version.",
-)  # fmt: skip
+)
 @click.option(
-    "--machine", "machines", multiple=True, type=click.Choice(MACHINES),
+    "--machine",
+    "machines",
+    multiple=True,
+    type=click.Choice(MACHINES),
     help="CPU architecture that OUT runs on (Linux); may be repeated. By default all.",
-)  # fmt: skip
+)
 @click.option(
-    "--python", "pythons", multiple=True, type=click.Choice(MINORS),
+    "--python",
+    "pythons",
+    multiple=True,
+    type=click.Choice(MINORS),
     help="Python version that OUT runs with; may be repeated. By default all.",
-)  # fmt: skip
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    model: str, out: str, args: tuple[str, ...], serve: bool, offline: bool,
-    machines: tuple[str, ...], pythons: tuple[str, ...], force: bool, as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    out: str,
+    args: tuple[str, ...],
+    serve: bool,
+    offline: bool,
+    machines: tuple[str, ...],
+    pythons: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write MODEL and treadle as one executable file, OUT, that needs only Python.
 
     OUT takes the arguments of a command (OUT run, OUT bench), whose MODEL is its own; alone it
@@ -55,9 +69,14 @@ def command(
     with ProgressBar() as progress:
         path = find_model(model, progress)
         made = make_bundle(
-            path, Path(out), serve=serve, args=args, targets=[] if offline else targets,
-            force=force, say=remark,
-        )  # fmt: skip
+            path,
+            Path(out),
+            serve=serve,
+            args=args,
+            targets=[] if offline else targets,
+            force=force,
+            say=remark,
+        )
     report = {**asdict(made), "path": str(made.path), "targets": [*map(str, made.targets)]}
 
     def told(_: dict[str, object]) -> None:

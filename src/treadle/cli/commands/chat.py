@@ -44,9 +44,11 @@ NO_MODEL = (
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--load", "record", metavar="FILE", help="Continue a saved conversation.")
 @click.option(
-    "--when-full", type=click.Choice(WHEN_FULL), default=WHEN_FULL[0],
+    "--when-full",
+    type=click.Choice(WHEN_FULL),
+    default=WHEN_FULL[0],
     help="When the context is full: refuse the message, the default, or drop the oldest turns.",
-)  # fmt: skip
+)
 @click.option("--markdown", is_flag=True, help="Render Markdown on a terminal.")
 @click.option(
     "--show-reasoning",

@@ -64,17 +64,26 @@ def command() -> None:
 @command.command(cls=ModelCommand)
 @click.argument("model", required=False, type=click.Path(readable=False))
 @click.option(
-    "--address", metavar="ADDRESS",
+    "--address",
+    metavar="ADDRESS",
     help="Ray cluster: auto, or ray://HOST:PORT. By default one on this machine.",
-)  # fmt: skip
+)
 @click.option(
-    "--replicas", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    "--replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    metavar="N",
     help="Copies of the model; each uses --threads processors.",
-)  # fmt: skip
+)
 @click.option(
-    "--stages", default=1, show_default=True, type=click.IntRange(1, 1024), metavar="N",
+    "--stages",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    metavar="N",
     help="Pipeline stages of each copy; each uses --threads processors.",
-)  # fmt: skip
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -84,22 +93,34 @@ def command() -> None:
     help="Port to listen on.",
 )
 @click.option(
-    "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    envvar="TREADLE_API_KEY",
     help="API key that clients must send; may be repeated.",
-)  # fmt: skip
+)
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
 @click.option(
-    "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
     help="Host name that clients may use for this machine; may be repeated.",
-)  # fmt: skip
+)
 @click.option(
-    "--sequences", default=4, show_default=True, type=click.IntRange(1, 4096), metavar="N",
+    "--sequences",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    metavar="N",
     help="Size of each replica's KV cache in full contexts.",
-)  # fmt: skip
+)
 @click.option(
-    "--deterministic", is_flag=True,
+    "--deterministic",
+    is_flag=True,
     help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
-)  # fmt: skip
+)
 @default_options
 @load_options
 def serve(

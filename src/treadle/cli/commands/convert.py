@@ -95,10 +95,19 @@ def size(text: str) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    src: str, dst: str, fmt: str | None, align: int, split_max_size: int | None,
-    tokenizer: str | None, settings: tuple[str, ...], base: str | None, force: bool, resume: bool,
-    allow_nonfinite: bool, as_json: bool,
-) -> None:  # fmt: skip
+    src: str,
+    dst: str,
+    fmt: str | None,
+    align: int,
+    split_max_size: int | None,
+    tokenizer: str | None,
+    settings: tuple[str, ...],
+    base: str | None,
+    force: bool,
+    resume: bool,
+    allow_nonfinite: bool,
+    as_json: bool,
+) -> None:
     """Write the checkpoint SRC as the GGUF file DST.
 
     SRC is told by its content: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
@@ -116,9 +125,14 @@ def command(
 
     with as_usage(UnsupportedError):
         options = Options(
-            None if fmt is None else by_name(fmt), align, split_max_size or 0, force, resume,
-            allow_nonfinite, settings,
-        )  # fmt: skip
+            None if fmt is None else by_name(fmt),
+            align,
+            split_max_size or 0,
+            force,
+            resume,
+            allow_nonfinite,
+            settings,
+        )
 
     if not src or not dst:
         raise click.UsageError(f"{'SRC' if not src else 'DST'} is an empty name")

@@ -177,11 +177,15 @@ def print_diff(report: Mapping[str, Any]) -> None:
         print_table(
             ["tensor", "shape", "A", "B", "RMSE ", "relative ", "largest "],
             [
-                (row["name"], shapes(row), *(fmt or MISSING for fmt in row["formats"]),
-                 *(number(row[key]) for key in ("rmse", "relative", "largest")))
+                (
+                    row["name"],
+                    shapes(row),
+                    *(fmt or MISSING for fmt in row["formats"]),
+                    *(number(row[key]) for key in ("rmse", "relative", "largest")),
+                )
                 for row in rows
             ],
-        )  # fmt: skip
+        )
         print()
     same = len(report["tensors"]) - len(rows)
     print(f"{same} of {len(report['tensors'])} tensors are identical")

@@ -15,13 +15,17 @@ from treadle.cli.ui.table import print_json, remark
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--normalize/--no-normalize", default=True, help="Normalise vectors to length 1.")
 @click.option(
-    "-d", "--dimensions", type=click.IntRange(1), metavar="N",
+    "-d",
+    "--dimensions",
+    type=click.IntRange(1),
+    metavar="N",
     help="The first N values alone; for models trained for it (Matryoshka).",
-)  # fmt: skip
+)
 @click.option(
-    "--default-prompt/--no-default-prompt", default=True,
+    "--default-prompt/--no-default-prompt",
+    default=True,
     help="Put the model's own prompt before each text, if it names one.",
-)  # fmt: skip
+)
 @click.option("--truncate", is_flag=True, help="Read the beginning of a text that is too long.")
 @click.option(
     "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
@@ -30,10 +34,17 @@ from treadle.cli.ui.table import print_json, remark
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
 def command(
-    model: str, texts: tuple[str, ...], normalize: bool, dimensions: int | None,
-    default_prompt: bool, truncate: bool, context: int | None, threads: int | None,
-    device: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    texts: tuple[str, ...],
+    normalize: bool,
+    dimensions: int | None,
+    default_prompt: bool,
+    truncate: bool,
+    context: int | None,
+    threads: int | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
     """Print a vector for each TEXT, or line of standard input: a line of numbers each.
 
     MODEL is an encoder, or any other model: its last states, pooled as the file says.

@@ -25,30 +25,50 @@ STAGE = "imatrix"
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("file", type=click.Path(readable=False))
 @click.option(
-    "-o", "--output", default="imatrix.gguf", metavar="OUT", type=click.Path(readable=False),
+    "-o",
+    "--output",
+    default="imatrix.gguf",
+    metavar="OUT",
+    type=click.Path(readable=False),
     show_default=True,
     help="The file to write.",
-)  # fmt: skip
+)
 @click.option(
-    "-c", "--context", type=click.IntRange(4), default=DEFAULT_CONTEXT, metavar="N",
-    show_default=True, help="Tokens of a window.",
-)  # fmt: skip
+    "-c",
+    "--context",
+    type=click.IntRange(4),
+    default=DEFAULT_CONTEXT,
+    metavar="N",
+    show_default=True,
+    help="Tokens of a window.",
+)
 @click.option("--chunks", type=click.IntRange(1), metavar="N", help="Stop after N windows.")
 @click.option(
-    "--in-file", "others", multiple=True, metavar="FILE", type=click.Path(readable=False),
+    "--in-file",
+    "others",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(readable=False),
     help="Add the results of an earlier run; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--process-output", is_flag=True, help="The output matrix too (more slowly)."
-)  # fmt: skip
+)
+@click.option("--process-output", is_flag=True, help="The output matrix too (more slowly).")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @THREADS
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    model: str, file: str, output: str, context: int, chunks: int | None, others: tuple[str, ...],
-    process_output: bool, force: bool, threads: int | None, device: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    file: str,
+    output: str,
+    context: int,
+    chunks: int | None,
+    others: tuple[str, ...],
+    process_output: bool,
+    force: bool,
+    threads: int | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
     """Let MODEL read the text FILE, and write how much passes into each column of its weights.
 
     `treadle quantize --imatrix OUT` then spends its precision there. The text should be like what
@@ -98,9 +118,13 @@ def run(
     ids = model.tokenize(read_text(file), special=False)
     windows = cut(ids, n_ctx, bos=bos, n_windows=chunks)
     return collect(
-        model.engine, windows.tokens, file, bos=bos, with_output=with_output,
+        model.engine,
+        windows.tokens,
+        file,
+        bos=bos,
+        with_output=with_output,
         progress=lambda done, total: meter(STAGE, done, total),
-    )  # fmt: skip
+    )
 
 
 def print_report(report: dict[str, Any]) -> None:

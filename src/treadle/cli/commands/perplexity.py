@@ -28,37 +28,60 @@ STAGE = "perplexity"
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("file", type=click.Path(readable=False), required=False)
 @click.option(
-    "--kl-from", "reference", metavar="REF", type=click.Path(readable=False),
+    "--kl-from",
+    "reference",
+    metavar="REF",
+    type=click.Path(readable=False),
     help="KL divergence from the predictions of this model, or from saved ones.",
-)  # fmt: skip
+)
 @click.option(
-    "-c", "--context", type=click.IntRange(4), metavar="N",
+    "-c",
+    "--context",
+    type=click.IntRange(4),
+    metavar="N",
     help=f"Tokens of a window.  [default: {DEFAULT_CONTEXT}]",
-)  # fmt: skip
+)
 @click.option("--chunks", type=click.IntRange(1), metavar="N", help="Stop after N windows.")
 @click.option(
-    "--stride", type=click.IntRange(1), metavar="N",
+    "--stride",
+    type=click.IntRange(1),
+    metavar="N",
     help="Windows N tokens apart, of which the last N tokens are scored.",
-)  # fmt: skip
+)
 @click.option(
-    "--save-logits", "save", metavar="FILE", type=click.Path(readable=False),
+    "--save-logits",
+    "save",
+    metavar="FILE",
+    type=click.Path(readable=False),
     help="Save the logits, for --kl-from.",
-)  # fmt: skip
+)
 @click.option("--force", is_flag=True, help="Replace the file of --save-logits if it exists.")
 @click.option(
-    "--as-written", is_flag=True,
+    "--as-written",
+    is_flag=True,
     help="Run the scored tokens one by one, as a text is written: slower, other kernels.",
-)  # fmt: skip
+)
 @THREADS
 @KV
 @LORA
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    model: str, file: str | None, reference: str | None, context: int | None, chunks: int | None,
-    stride: int | None, save: str | None, force: bool, as_written: bool, threads: int | None,
-    kv: str | None, lora: tuple[tuple[str, float], ...], device: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    file: str | None,
+    reference: str | None,
+    context: int | None,
+    chunks: int | None,
+    stride: int | None,
+    save: str | None,
+    force: bool,
+    as_written: bool,
+    threads: int | None,
+    kv: str | None,
+    lora: tuple[tuple[str, float], ...],
+    device: str | None,
+    as_json: bool,
+) -> None:
     """Print the perplexity of MODEL on the text FILE ("-": standard input).
 
     The text is cut into windows; the second half of each is scored. With --kl-from, also how far
@@ -93,9 +116,13 @@ def command(
 
 
 def check_usage(
-    file: str | None, reference: str | None, saved: bool, stride: int | None, save: str | None,
+    file: str | None,
+    reference: str | None,
+    saved: bool,
+    stride: int | None,
+    save: str | None,
     context: int | None,
-) -> None:  # fmt: skip
+) -> None:
     """Options that exclude each other are wrong usage."""
     if file is None and not saved:
         why = f": {reference} holds no saved predictions, nor so a text" if reference else ""
@@ -110,7 +137,7 @@ def check_usage(
 
 def open_model(
     ref: str, n_ctx: int, threads: int | None, meter: ProgressBar, stack: ExitStack, **settings: Any
-) -> Model:  # fmt: skip
+) -> Model:
     """Load a model with room for the windows that are run at once."""
     from treadle.evaluate import N_SEQUENCES
 
@@ -120,9 +147,14 @@ def open_model(
 
 
 def windows_of(
-    model: Model, other: Model | None, saved: Any, file: str | None, n_ctx: int, stride: int,
+    model: Model,
+    other: Model | None,
+    saved: Any,
+    file: str | None,
+    n_ctx: int,
+    stride: int,
     chunks: int | None,
-) -> TokenWindows:  # fmt: skip
+) -> TokenWindows:
     """Cut the text, after all concerned agree on its tokens."""
     from treadle.evaluate import cut
 
@@ -169,15 +201,24 @@ def run(
     saving = save_logits(save, windows, model.config.n_vocab) if save else nullcontext()
     with saving as append:
         return measure(
-            model.engine, windows, against=against, save=append, progress=progress,
+            model.engine,
+            windows,
+            against=against,
+            save=append,
+            progress=progress,
             as_written=as_written,
-        )  # fmt: skip
+        )
 
 
 def describe(
-    model: Model, file: str | None, reference: str | None, windows: TokenWindows, stride: int |
-    None, summary: Summary, seconds: float,
-) -> dict[str, Any]:  # fmt: skip
+    model: Model,
+    file: str | None,
+    reference: str | None,
+    windows: TokenWindows,
+    stride: int | None,
+    summary: Summary,
+    seconds: float,
+) -> dict[str, Any]:
     """Tell all: what was measured, how, and what came out."""
     n_run = len(windows) * (windows.n_ctx - 1)
     report: dict[str, Any] = {

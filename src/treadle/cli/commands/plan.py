@@ -26,13 +26,21 @@ SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 @click.argument("model", type=click.Path(readable=False))
 @click.option("--match", default="*", metavar="GLOB", help="Only steps whose label matches: L5.*")
 @click.option(
-    "-p", "--tokens", type=click.IntRange(1), default=1, metavar="N",
+    "-p",
+    "--tokens",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
     help="Plan for N tokens at once: 1, the default, is decoding.",
-)  # fmt: skip
+)
 @click.option(
-    "-d", "--depth", type=click.IntRange(0), default=0, metavar="N",
+    "-d",
+    "--depth",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
     help="Tokens in the cache before, whose keys and values attention reads.",
-)  # fmt: skip
+)
 @click.option("--profile", is_flag=True, help="Run it, and show what each step took.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list, of a profile an object.")
 @load_options

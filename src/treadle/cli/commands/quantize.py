@@ -32,20 +32,28 @@ SHOWN = 6  # names of tensors in a remark
 @click.argument("dst", type=click.Path(readable=False))
 @click.argument("mix", metavar="TYPE")
 @click.option(
-    "--tensor", "rules", multiple=True, metavar="PATTERN=TYPE",
+    "--tensor",
+    "rules",
+    multiple=True,
+    metavar="PATTERN=TYPE",
     help="Another type for the matrices that a regular expression is found in, such as "
     "ffn_down=Q6_K; may be repeated, the last one counts.",
-)  # fmt: skip
+)
 @click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
 @click.option("--embd-type", metavar="TYPE", help="Type of token_embd.weight.")
 @click.option(
-    "--imatrix", metavar="FILE", type=click.Path(readable=False),
+    "--imatrix",
+    metavar="FILE",
+    type=click.Path(readable=False),
     help="Importance matrix, from `treadle imatrix`.",
-)  # fmt: skip
+)
 @click.option(
-    "--lora", metavar="FILE[=SCALE]", type=adapter, multiple=True,
+    "--lora",
+    metavar="FILE[=SCALE]",
+    type=adapter,
+    multiple=True,
     help="Add an adapter (LoRA) to the weights; may be repeated.",
-)  # fmt: skip
+)
 @click.option("--pure", is_flag=True, help="TYPE's own format for every matrix, no mix.")
 @click.option("--allow-requantize", is_flag=True, help="Take weights that were quantized before.")
 @click.option("--dry-run", is_flag=True, help="Print what would become of every tensor, no more.")
@@ -53,10 +61,21 @@ SHOWN = 6  # names of tensors in a remark
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    src: str, dst: str, mix: str, rules: tuple[str, ...], output_type: str | None,
-    embd_type: str | None, imatrix: str | None, lora: tuple[tuple[str, float], ...], pure: bool,
-    allow_requantize: bool, dry_run: bool, force: bool, threads: int | None, as_json: bool,
-) -> None:  # fmt: skip
+    src: str,
+    dst: str,
+    mix: str,
+    rules: tuple[str, ...],
+    output_type: str | None,
+    embd_type: str | None,
+    imatrix: str | None,
+    lora: tuple[tuple[str, float], ...],
+    pure: bool,
+    allow_requantize: bool,
+    dry_run: bool,
+    force: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
     """Write the model SRC as DST, its matrices in TYPE: a format, or a mix such as Q4_K_M.
 
     Where TYPE's blocks do not fit a matrix's rows, another format stands in, and is named.
@@ -78,9 +97,14 @@ def command(
         try:
             matrix = None if imatrix is None else read(imatrix)
             recipe = make_recipe(
-                gguf, wanted, rules=asked, output_type=output_type, embd_type=embd_type,
-                pure=pure, imatrix=matrix,
-            )  # fmt: skip
+                gguf,
+                wanted,
+                rules=asked,
+                output_type=output_type,
+                embd_type=embd_type,
+                pure=pure,
+                imatrix=matrix,
+            )
             if matrix is not None:
                 check_importances(gguf, recipe, matrix)  # in a dry run, too
             merged = adapters_of(gguf.path, lora)
@@ -90,10 +114,17 @@ def command(
                 for text in remarks(recipe, matrix):
                     remark(text)
                 write(
-                    gguf, recipe, dst, n_threads=threads or usable_threads()[0], imatrix=matrix,
-                    overwrite=force, allow_requantize=allow_requantize, merged=merged,
-                    progress=meter, say=remark,
-                )  # fmt: skip
+                    gguf,
+                    recipe,
+                    dst,
+                    n_threads=threads or usable_threads()[0],
+                    imatrix=matrix,
+                    overwrite=force,
+                    allow_requantize=allow_requantize,
+                    merged=merged,
+                    progress=meter,
+                    say=remark,
+                )
             seconds = time.perf_counter() - began
             (made,) = plan_shards(gguf, recipe, Path(dst), matrix)
             report = describe(recipe, gguf, made, None if dry_run else seconds)
@@ -240,11 +271,17 @@ def print_report(report: dict[str, Any]) -> None:
         print_table(
             ["tensor", "shape", "from", "to", "size ", ""],
             [
-                (t["name"], "×".join(map(str, t["shape"])), t["from"], t["to"],
-                 n_bytes(t["n_bytes"]), t["note"])
+                (
+                    t["name"],
+                    "×".join(map(str, t["shape"])),
+                    t["from"],
+                    t["to"],
+                    n_bytes(t["n_bytes"]),
+                    t["note"],
+                )
                 for t in report["tensors"]
             ],
-        )  # fmt: skip
+        )
         print()
         for text in report["remarks"]:
             remark(text)

@@ -17,16 +17,26 @@ from treadle.cli.ui.table import print_json, print_table
 @click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
 @click.option("--truncate", is_flag=True, help="Read the beginning of a document that is too long.")
 @click.option(
-    "-c", "--context", type=click.IntRange(1), metavar="N",
+    "-c",
+    "--context",
+    type=click.IntRange(1),
+    metavar="N",
     help="Tokens that the query and a document may have together.",
-)  # fmt: skip
+)
 @THREADS
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, score, document.")
 def command(
-    model: str, query: str, documents: tuple[str, ...], top: int | None, truncate: bool,
-    context: int | None, threads: int | None, device: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    query: str,
+    documents: tuple[str, ...],
+    top: int | None,
+    truncate: bool,
+    context: int | None,
+    threads: int | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
     """Score each DOCUMENT, or line of standard input, by how well it answers QUERY; best first.
 
     MODEL is a reranker: a cross-encoder's folder of safetensors, or a GGUF that has its whole head.

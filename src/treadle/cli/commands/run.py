@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
 @generation_options
 @click.option(
-    "--raw", is_flag=True,
+    "--raw",
+    is_flag=True,
     help="Use the prompt byte for byte: no BOS, no control tokens, no newline removed.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option(
-    "--stats/--no-stats", default=None,
+    "--stats/--no-stats",
+    default=None,
     help="Print statistics to standard error: kernels compiled, speed, context, memory; "
     "by default a terminal gets one line.",
-)  # fmt: skip
+)
 @writing_load_options
 def command(
     words: tuple[str, ...],

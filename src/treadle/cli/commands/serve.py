@@ -34,38 +34,61 @@ def origin(text: str) -> str:
 @click.command(cls=ModelCommand)
 @click.argument("model", required=False, type=click.Path(readable=False))
 @click.option(
-    "--host", default="127.0.0.1", show_default=True,
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
     help="Address to listen on; 0.0.0.0 for the whole network.",
-)  # fmt: skip
+)
 @click.option(
-    "--port", default=8080, show_default=True, type=click.IntRange(0, 65535),
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
     help="Port to listen on; 0 picks a free one.",
-)  # fmt: skip
+)
 @click.option(
-    "--api-key", "api_keys", multiple=True, metavar="KEY", envvar="TREADLE_API_KEY",
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    envvar="TREADLE_API_KEY",
     help="API key that clients must send; may be repeated. The variable TREADLE_API_KEY keeps it "
     "out of the list of processes.",
-)  # fmt: skip
+)
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
 @click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="The same as -c.")
 @click.option(
-    "--sequences", type=click.IntRange(1, 4096), metavar="N",
+    "--sequences",
+    type=click.IntRange(1, 4096),
+    metavar="N",
     help="Size of the KV cache in full contexts, by default 4; shorter requests share it. Without "
     "this, -c and --kv-mib the cache has 32768 tokens, and one request may use all of them.",
-)  # fmt: skip
+)
 @click.option(
-    "--max-requests", default=512, show_default=True, type=click.IntRange(1), metavar="N",
+    "--max-requests",
+    default=512,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
     help="Requests accepted at once, queued ones included; more get a 503.",
-)  # fmt: skip
+)
 @click.option(
-    "--max-queue", "max_queue_s", default=300.0, show_default=True, metavar="S",
+    "--max-queue",
+    "max_queue_s",
+    default=300.0,
+    show_default=True,
+    metavar="S",
     type=Number(0, min_open=True),
     help="Seconds of prompt processing that may be queued; further requests get a 503.",
-)  # fmt: skip
+)
 @click.option(
-    "--grace", default=10.0, show_default=True, type=Number(0, 3600), metavar="S",
+    "--grace",
+    default=10.0,
+    show_default=True,
+    type=Number(0, 3600),
+    metavar="S",
     help="Seconds that running requests get to finish when the server stops.",
-)  # fmt: skip
+)
 @click.option("--metrics/--no-metrics", default=False, help="Serve /metrics for Prometheus.")
 @click.option(
     "--log/--no-log", default=True, help="Write one line of JSON per request to standard error."
@@ -73,23 +96,32 @@ def origin(text: str) -> str:
 @click.option("--log-text", is_flag=True, help="Include prompts and answers in the log.")
 @click.option("--page/--no-page", default=True, help="Serve a chat page at /.")
 @click.option(
-    "--slot-save-path", metavar="DIR",
+    "--slot-save-path",
+    metavar="DIR",
     type=click.Path(file_okay=False, writable=True, path_type=Path),
     help="Let clients save and restore slots in files of DIR (llama.cpp's /slots); DIR is created "
     "if it is missing.",
-)  # fmt: skip
+)
 @click.option(
-    "--allow-host", "allow_hosts", multiple=True, metavar="NAME",
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
     help="Host name that clients may use for this machine; may be repeated.",
-)  # fmt: skip
+)
 @click.option(
-    "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN", type=origin,
+    "--allow-origin",
+    "allow_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    type=origin,
     help="Origin of web pages that may call the server (https://example.org); may be repeated.",
-)  # fmt: skip
+)
 @click.option(
-    "--deterministic", is_flag=True,
+    "--deterministic",
+    is_flag=True,
     help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
-)  # fmt: skip
+)
 @MAX_TOKENS
 @default_options
 @writing_load_options

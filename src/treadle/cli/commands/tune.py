@@ -43,18 +43,24 @@ class FormatName(click.Choice[str]):
 @click.command()
 @click.argument("kernel", type=click.Choice([*KERNELS, *STUDIED]), required=False)
 @click.option(
-    "--format", "formats", multiple=True,
+    "--format",
+    "formats",
+    multiple=True,
     type=FormatName([fmt.name for fmt in TUNABLE], case_sensitive=False),
     help="Weight format, or MLX4_G64 and its kin; may be repeated. By default all but those.",
-)  # fmt: skip
+)
 @click.option("--k", type=click.IntRange(1), default=2048, help="Weights in a row.")
 @click.option("--m", type=click.IntRange(1), default=2048, help="Rows of weights.")
 @click.option("--n", type=click.IntRange(1), default=512, help="Tokens of a prompt, for gemm.")
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default as `doctor` says.")
 @click.option(
-    "-r", "--repeat", type=click.IntRange(1), default=12, metavar="N",
+    "-r",
+    "--repeat",
+    type=click.IntRange(1),
+    default=12,
+    metavar="N",
     help="Runs of each configuration, hot and cold alike; the least time counts.",
-)  # fmt: skip
+)
 @click.option("--plot", type=Picture(), help="Draw it: an SVG.")
 @click.option("--dry-run", is_flag=True, help="Do not write a file.")
 @click.option("--force", is_flag=True, help="Keep what a busy machine measured, too.")
@@ -204,17 +210,30 @@ def measure(
         trial = KernelTrial(fmt, isa, shape.k, shape.m, n_most, n_threads)
         try:
             sweeps, crossed, found = tune(
-                trial, fmt, isa, shape.k, shape.n, kernels,
-                table=old, runs=repeat, progress=progress,
-            )  # fmt: skip
+                trial,
+                fmt,
+                isa,
+                shape.k,
+                shape.n,
+                kernels,
+                table=old,
+                runs=repeat,
+                progress=progress,
+            )
         finally:
             trial.close()
         results.append(
             TuneResult(
-                fmt.name, sweeps, crossed, trial.n_bytes, trial.n_ops(1), found,
-                trial.cpu_share, trial.from_memory,
+                fmt.name,
+                sweeps,
+                crossed,
+                trial.n_bytes,
+                trial.n_ops(1),
+                found,
+                trial.cpu_share,
+                trial.from_memory,
             )
-        )  # fmt: skip
+        )
     return peaks, results
 
 

@@ -35,15 +35,33 @@ WIDTH, MARGIN = 880, 24
 # Series take the colours s0, s1, ...: chosen so that any two stay apart for eyes that lack red,
 # green or blue cones (a distance of 20 and more in CIELAB), and from the background.
 LIGHT = {
-    "back": "#fcfcfa", "ink": "#20201e", "muted": "#62615c", "grid": "#e6e5e0", "axis": "#8b8a84",
-    "s0": "#1f6fd0", "s1": "#c4480c", "s2": "#074d32", "s3": "#c27095", "s4": "#8526fc",
-    "s5": "#7a0a7b", "heat": "#14508f",
-}  # fmt: skip
+    "back": "#fcfcfa",
+    "ink": "#20201e",
+    "muted": "#62615c",
+    "grid": "#e6e5e0",
+    "axis": "#8b8a84",
+    "s0": "#1f6fd0",
+    "s1": "#c4480c",
+    "s2": "#074d32",
+    "s3": "#c27095",
+    "s4": "#8526fc",
+    "s5": "#7a0a7b",
+    "heat": "#14508f",
+}
 DARK = {
-    "back": "#191918", "ink": "#f1f0ec", "muted": "#b3b1aa", "grid": "#353532", "axis": "#84837c",
-    "s0": "#6cabf7", "s1": "#ff9c5e", "s2": "#12eac8", "s3": "#f2dc30", "s4": "#f0496b",
-    "s5": "#d1eea9", "heat": "#6cabf7",
-}  # fmt: skip
+    "back": "#191918",
+    "ink": "#f1f0ec",
+    "muted": "#b3b1aa",
+    "grid": "#353532",
+    "axis": "#84837c",
+    "s0": "#6cabf7",
+    "s1": "#ff9c5e",
+    "s2": "#12eac8",
+    "s3": "#f2dc30",
+    "s4": "#f0496b",
+    "s5": "#d1eea9",
+    "heat": "#6cabf7",
+}
 SERIES = sum(name[0] == "s" for name in LIGHT)  # colours, before they come again
 
 
@@ -156,9 +174,15 @@ class Canvas:
         self.taken.append((x - r, y - r, x + r, y + r))
 
     def box(
-        self, x: float, y: float, width: float, height: float, css: str,
-        opacity: float = 1.0, tip: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        css: str,
+        opacity: float = 1.0,
+        tip: str = "",
+    ) -> None:
         """A filled rectangle; ``tip`` is shown when pointed at."""
         faint = {"fill_opacity": f"{opacity:.3f}"} if opacity < 1 else {}
         self.add("rect", css, titled(tip), x=x, y=y, width=width, height=height, **faint)

@@ -131,9 +131,13 @@ def say(text: str, indent: str = "") -> None:
 
     # wrap() makes one space of several only at a break, so columns in the first line stay.
     lines = wrap(
-        text, max(width, 40), subsequent_indent=indent, break_long_words=False,
-        break_on_hyphens=False, drop_whitespace=True,
-    )  # fmt: skip
+        text,
+        max(width, 40),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
     for line in lines:
         print(line)
 

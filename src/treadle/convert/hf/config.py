@@ -112,9 +112,15 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         if made["context_length"] < 1:
             keys.fail(word("max_position_embeddings"), f"leaves none behind {n_skipped} rows")
     sizes = widths(
-        {"n_vocab": n_vocab, "n_embd": n_embd, "n_ff": n_ff, "n_head": n_head,
-         "n_head_kv": n_head_kv, "head_dim": head_dim}
-    )  # fmt: skip
+        {
+            "n_vocab": n_vocab,
+            "n_embd": n_embd,
+            "n_ff": n_ff,
+            "n_head": n_head,
+            "n_head_kv": n_head_kv,
+            "head_dim": head_dim,
+        }
+    )
     for key, size in _BY_LAYER.items():
         if isinstance(made[key], list) and len(set(made[key]) - {0}) > 1:
             del sizes[size]

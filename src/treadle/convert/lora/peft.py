@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from treadle.formats import FORMATS
 from treadle.models.lora import LowRank, turned
 
 if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
     from treadle.convert.lora.peft_modules import PeftModule
     from treadle.convert.sources.derived_tensors import Make
     from treadle.files.gguf import GGUF
@@ -89,39 +91,19 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     folder = path if path.is_dir() else path.parent
     keys = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
     _refuse(keys)
-    if not (folder / WEIGHTS).is_file():
-        others = sorted(p.name for p in folder.glob("adapter_model.*"))
-        if others:
-            raise UnsupportedError(f"{folder}: weights in {others[0]}: save them as safetensors")
-        raise FileError("is not there", path=folder / WEIGHTS)
+    _check_weights(folder)
     try:
         modules = Modules(gguf, config.arch.name)
     except UnsupportedError as error:
         raise UnsupportedError(f"{folder}: {error}") from None
     weights = open_safetensors(folder / WEIGHTS)
     state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
-    pairs: dict[str, dict[str, SafeTensor]] = {}
+    pairs, tables = _pairs_of(weights.tensors.values(), state)
     found: dict[str, ExpertPair] = {}
-    tables: set[str] = set()  # modules that a token reads one row of
-    for name, tensor in weights.tensors.items():
-        match = KEY.fullmatch(name)
-        if match is None:
-            raise UnsupportedError(f"{tensor.path}: {name}: {_what(name)}")
-        side = match["side"] or match["of_table"]
-        pairs.setdefault(match["module"], {})[side] = tensor
-        if match["of_table"]:
-            tables.add(match["module"])
-        state.update(name.encode())
-        state.update(tensor.data.tobytes())
     made = Peft(folder, {}, modules.families[0].paired, state.digest())
     parameters: list[ParameterPair] = []
     for module, pair in pairs.items():
-        for tensor in pair.values():
-            if tensor.dtype not in GGML_TYPE:
-                raise UnsupportedError(f"{tensor.path}: {tensor.name}: is {tensor.dtype}")
-        if len(pair) < 2:
-            (tensor,) = pair.values()
-            raise tensor.error("is one half of a pair", "lora_A and lora_B")
+        _check_pair(pair)
         if modules.is_unread(module):
             continue
         a, b = pair["A"], pair["B"]
@@ -148,6 +130,46 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     if not made.ranks:
         raise FileError("has no tensors", path=folder / WEIGHTS)
     return made
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise FileError or UnsupportedError for a folder without weights as safetensors."""
+    if not (folder / WEIGHTS).is_file():
+        others = sorted(p.name for p in folder.glob("adapter_model.*"))
+        if others:
+            raise UnsupportedError(f"{folder}: weights in {others[0]}: save them as safetensors")
+        raise FileError("is not there", path=folder / WEIGHTS)
+
+
+def _pairs_of(
+    tensors: Iterable[SafeTensor], state: Hash
+) -> tuple[dict[str, dict[str, SafeTensor]], set[str]]:
+    """The tensors A and B by module, and the modules that are tables: a token reads one row of
+    those. Adds names and contents to ``state``.
+    """
+    pairs: dict[str, dict[str, SafeTensor]] = {}
+    tables: set[str] = set()
+    for tensor in tensors:
+        match = KEY.fullmatch(tensor.name)
+        if match is None:
+            raise UnsupportedError(f"{tensor.path}: {tensor.name}: {_what(tensor.name)}")
+        side = match["side"] or match["of_table"]
+        pairs.setdefault(match["module"], {})[side] = tensor
+        if match["of_table"]:
+            tables.add(match["module"])
+        state.update(tensor.name.encode())
+        state.update(tensor.data.tobytes())
+    return pairs, tables
+
+
+def _check_pair(pair: dict[str, SafeTensor]) -> None:
+    """Raise UnsupportedError for a type that is not read, FileError for one half of a pair."""
+    for tensor in pair.values():
+        if tensor.dtype not in GGML_TYPE:
+            raise UnsupportedError(f"{tensor.path}: {tensor.name}: is {tensor.dtype}")
+    if len(pair) < 2:
+        (tensor,) = pair.values()
+        raise tensor.error("is one half of a pair", "lora_A and lora_B")
 
 
 def _refuse(keys: MetadataReader) -> None:

@@ -134,9 +134,16 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
                 raise other.error(what, f"{list(first.shape)} in {first.dtype}, as {first.name}")
         sources = tuple(found[i] for i in range(len(found)))
         made[name] = DerivedTensor(
-            name, first.dtype, (len(found), *first.shape), len(found) * first.n_bytes, first.path,
-            first.offset, first.file, sources, stacked,
-        )  # fmt: skip
+            name,
+            first.dtype,
+            (len(found), *first.shape),
+            len(found) * first.n_bytes,
+            first.path,
+            first.offset,
+            first.file,
+            sources,
+            stacked,
+        )
     return made
 
 

@@ -20,13 +20,35 @@ F32 = by_name("F32")
 ROPE_FREQS = "rope_freqs.weight"
 # llama.cpp's general.file_type, which says what most weights are in, by the name of the format.
 FILE_TYPES = {
-    "F32": 0, "F16": 1, "BF16": 32,
-    "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9,
-    "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18,
-    "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26,
-    "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
-    "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
-}  # fmt: skip
+    "F32": 0,
+    "F16": 1,
+    "BF16": 32,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 7,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q2_K": 10,
+    "Q3_K": 12,
+    "Q4_K": 15,
+    "Q5_K": 17,
+    "Q6_K": 18,
+    "IQ2_XXS": 19,
+    "IQ2_XS": 20,
+    "IQ3_XXS": 23,
+    "IQ1_S": 24,
+    "IQ4_NL": 25,
+    "IQ3_S": 26,
+    "IQ2_S": 28,
+    "IQ4_XS": 30,
+    "IQ1_M": 31,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
+    "MXFP4": 38,
+    "NVFP4": 39,
+    "Q1_0": 40,
+    "Q2_0": 41,
+}
 
 Bytes = npt.NDArray[np.uint8]
 Read = Callable[[], Bytes]

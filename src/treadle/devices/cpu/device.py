@@ -50,8 +50,13 @@ class CpuProgram:
             elif grid.count != "one":
                 count = inputs.address + run_offset(grid.count)
             self.records[i] = (
-                address_of[step.spec], at, grid.base, count, grid.per, grid.whole,
-            )  # fmt: skip
+                address_of[step.spec],
+                at,
+                grid.base,
+                count,
+                grid.per,
+                grid.whole,
+            )
             at += 8 * len(row)
 
 

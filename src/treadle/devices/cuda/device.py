@@ -75,8 +75,10 @@ class CudaProgram:
         self._driver = device.driver
         self.upload = Upload(inputs.address, inputs.bytes)
         kernels = device.load(plan)
-        rows = [[self._place(plan, arena, arg) for arg in step.spec.args.slots(step.args)]
-                for step in plan.steps]  # fmt: skip
+        rows = [
+            [self._place(plan, arena, arg) for arg in step.spec.args.slots(step.args)]
+            for step in plan.steps
+        ]
         table = np.array([slot for row in rows for slot in row] or [0], np.int64).view(np.uint8)
         args = CudaMemory(self._driver, table.nbytes)
         args.write(0, table)

@@ -148,9 +148,14 @@ class LoraUp(Spec):
 
 
 def dot(
-    k: Builder, fmt: Format, width: int, rows: list[Val], xs: list[Val], to: list[Val],
+    k: Builder,
+    fmt: Format,
+    width: int,
+    rows: list[Val],
+    xs: list[Val],
+    to: list[Val],
     gains: list[Val],
-) -> None:  # fmt: skip
+) -> None:
     """The products of each x, f32, with ``rows`` of A, ``width`` values each, times its gain, to
     neighbours in ``to``. Each sum has one vector, whatever else is beside it.
     """

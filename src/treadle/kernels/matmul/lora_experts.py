@@ -139,9 +139,12 @@ class ExpertDown(OfExperts):
             weights = [first + j * row_bytes for j in range(GROUP)]
 
             def meet(
-                rows: list[Val], at: ExpertRows = at, adapter: Val = adapter, factor: Val = factor,
+                rows: list[Val],
+                at: ExpertRows = at,
+                adapter: Val = adapter,
+                factor: Val = factor,
                 weights: list[Val] = weights,
-            ) -> None:  # fmt: skip
+            ) -> None:
                 tokens = [self.token(k, frame, row) for row in rows]
                 scales = [self.scale(k, frame, token, adapter) for token in tokens]
                 wanted = k.abs(scales[0])

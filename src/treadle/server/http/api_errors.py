@@ -116,9 +116,12 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
     """No room now; in ``retry_s`` there may be."""
     return ApiError(
-        503, message, type="overloaded_error", code="overloaded",
+        503,
+        message,
+        type="overloaded_error",
+        code="overloaded",
         headers={"Retry-After": str(min(max(ceil(retry_s), 1), 600))},
-    )  # fmt: skip
+    )
 
 
 def not_yet(what: str) -> ApiError:

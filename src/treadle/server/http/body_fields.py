@@ -16,8 +16,10 @@ Table = Mapping[str, Reader]
 T = TypeVar("T")
 
 _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"} | {
-    int: "a number", float: "a number", type(None): "null"
-}  # fmt: skip
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
 
 
 def wrong(name: str, value: Any, expected: str) -> ApiError:

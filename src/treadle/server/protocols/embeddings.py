@@ -88,9 +88,10 @@ async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str,
     given = read_fields(body, FIELDS)
     if given.get("pooling") == "none":
         raise ApiError(
-            400, "pooling: none gives a vector for each token, which /embedding has",
+            400,
+            "pooling: none gives a vector for each token, which /embedding has",
             param="pooling",
-        )  # fmt: skip
+        )
     by = given.get("embd_normalize", EUCLIDEAN)
     unit = given.get("normalize", given.get("use_activation", True)) and by == EUCLIDEAN
     embedder = embedder_of(service.model, {**given, "normalize": unit})
@@ -159,9 +160,12 @@ def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
     lora = lora_scales(given.get("lora"), model.engine)
     try:
         return Embedder(
-            model, given.get("normalize", True), given.get("dimensions"), lora,
+            model,
+            given.get("normalize", True),
+            given.get("dimensions"),
+            lora,
             default_prompt=given.get("default_prompt", True),
-        )  # fmt: skip
+        )
     except TreadleError as error:
         raise ApiError(400, str(error), param="dimensions") from error
 

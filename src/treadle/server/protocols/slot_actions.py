@@ -94,16 +94,18 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
     folder = service.settings.slot_save_path
     if folder is None:
         raise ApiError(
-            501, "/slots/{id}: this server saves no slots: start it with --slot-save-path DIR",
+            501,
+            "/slots/{id}: this server saves no slots: start it with --slot-save-path DIR",
             code="not_implemented",
-        )  # fmt: skip
+        )
     name: str = read_fields(body, FILE).get("filename", "")
     plain = all(c.isalnum() or c in "._- " for c in name) and len(name.encode()) <= MOST_BYTES
     if not plain or name[:1] in ("", ".", " ") or name[-1] in ". ":
         raise ApiError(
-            400, "filename: expected a name of letters, digits, dots, dashes and spaces",
+            400,
+            "filename: expected a name of letters, digits, dots, dashes and spaces",
             param="filename",
-        )  # fmt: skip
+        )
     path = folder / name
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ApiError(400, "filename: is no plain file", param="filename")

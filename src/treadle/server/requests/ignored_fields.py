@@ -104,10 +104,16 @@ LLAMA_CPP: Fields = {
     **{
         f"speculative.{name}": IgnoredField(_START)
         for name in (
-            "n_max", "n_min", "p_min", "type", "ngram_size_n", "ngram_size_m", "ngram_min_hits",
+            "n_max",
+            "n_min",
+            "p_min",
+            "type",
+            "ngram_size_n",
+            "ngram_size_m",
+            "ngram_min_hits",
         )
     },
-}  # fmt: skip
+}
 """llama.cpp's ``server-schema.cpp``."""
 
 VLLM: Fields = {

@@ -99,9 +99,12 @@ class Service:
             raise busy("the server is stopping")
         if self.engine.state == "loading":
             raise ApiError(
-                503, "the model is loading", type="unavailable_error", code="loading",
+                503,
+                "the model is loading",
+                type="unavailable_error",
+                code="loading",
                 headers={"Retry-After": "1"},
-            )  # fmt: skip
+            )
         if self.engine.state != "ok":
             raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
         if self._n_preparing + len(self.engine.texts) >= self.settings.max_requests:

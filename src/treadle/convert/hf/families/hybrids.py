@@ -190,8 +190,10 @@ def _next_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         keys.fail("linear_num_value_heads", f"is {n_v}", f"a multiple of {n_k}")
     cut = partial(_qkvz, n_k=n_k, sizes=(d_k, d_k, *[n_v // n_k * d_v] * 2))
     at = "linear_attn."
-    gives = {f"{at}qkv.weight": partial(cut, parts=(0, 1, 2)),
-             f"{at}z.weight": partial(cut, parts=(3,))}  # fmt: skip
+    gives = {
+        f"{at}qkv.weight": partial(cut, parts=(0, 1, 2)),
+        f"{at}z.weight": partial(cut, parts=(3,)),
+    }
     return (
         DerivationRule((f"{at}in_proj_qkvz.weight",), gives, side="B"),
         DerivationRule((f"{at}conv1d.weight",), {f"{at}taps.weight": taps}),

@@ -21,8 +21,12 @@ LETTER = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 # Meta's code, not the file, names the special tokens, which follow the ranks; the others of the
 # 256 are reserved_special_token_N, counted up. Keys are their places behind the last rank.
 LLAMA3 = {
-    0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id", 9: "eot_id",
-}  # fmt: skip
+    0: "begin_of_text",
+    1: "end_of_text",
+    6: "start_header_id",
+    7: "end_header_id",
+    9: "eot_id",
+}
 LLAMA31 = LLAMA3 | {4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
 
 

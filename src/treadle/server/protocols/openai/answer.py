@@ -72,9 +72,7 @@ def usage(call: RequestStream) -> dict[str, Any]:
 def reuse(text: OutputStream) -> dict[str, Any]:
     """What of a prompt was in the cache, and where and why it left it: a ``PrefixHit``."""
     use = text.answer.timings.cache
-    return {
-        "memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why
-    }  # fmt: skip
+    return {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
 
 
 def timings(text: OutputStream) -> dict[str, Any]:
@@ -120,8 +118,11 @@ def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict
     """
     tokens: list[str] = []
     made: dict[str, list[Any]] = {
-        "tokens": tokens, "token_logprobs": [], "top_logprobs": [], "text_offset": offsets
-    }  # fmt: skip
+        "tokens": tokens,
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": offsets,
+    }
     for entry in entries:
         tokens.append(entry.token)
         known = not math.isnan(entry.logprob)  # a prompt's first token has no probability

@@ -83,9 +83,10 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
         asked.settings["logprobs"] = top = min(n_top, model.config.n_vocab)
         if echo and asked.n * (1 + top) * sum(map(len, asked.prompts)) > MOST_ECHOED:
             raise ApiError(
-                400, f"logprobs: with echo more than {MOST_ECHOED} for the prompts: ask for fewer",
+                400,
+                f"logprobs: with echo more than {MOST_ECHOED} for the prompts: ask for fewer",
                 param="logprobs",
-            )  # fmt: skip
+            )
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.plan(model)
     asked.ignored = ignored_fields(body, COMPLETIONS)

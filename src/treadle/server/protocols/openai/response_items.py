@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from treadle.server.requests.response_store import ResponseStore
 
 PREFIXES = {  # of items' ids, by their types
-    "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
-    "function_call_output": "fco", "custom_tool_call_output": "ctco",
-}  # fmt: skip
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "function_call_output": "fco",
+    "custom_tool_call_output": "ctco",
+}
 SKIPPED = ("web_search_call", "file_search_call")  # items that say nothing to the model
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where they have them
 SEAL = "treadle:"  # before reasoning that a client cannot read
