@@ -355,7 +355,7 @@ def interrupt_at(line: int, work: Callable[[], object]) -> int:
     engine = (
         "engine/engine.py",
         "api/session.py",
-        "threads.py",
+        "thread_team.py",
         "engine/batch.py",
         "kvcache/cache.py",
         "kvcache/prefix_tree.py",

@@ -181,7 +181,7 @@ def test_a_file_without_its_name(tiny: WriteTiny, tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from treadle.profiling import residence
+from treadle.devices.cpu import residence
 from treadle.machine.memory import MemoryBound
 path = Path(sys.argv[1])
 residence.page_bounds = lambda *where: [MemoryBound(1 << 20, 1 << 20, "a limit", "raise it")]

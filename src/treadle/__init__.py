@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
     from treadle.api.tool_chat import Reply, run_tools
+    from treadle.distributed import cluster as cluster
     from treadle.errors import (
         CacheError,
         CompileError,
@@ -86,6 +87,7 @@ _LAZY = {
     "Reply": "treadle.api.tool_chat",
     "run_tools": "treadle.api.tool_chat",
 }
+_MODULES = {"errors": "treadle.errors", "cluster": "treadle.distributed.cluster"}
 
 
 def __getattr__(name: str) -> Any:
@@ -97,8 +99,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_LAZY[name]), name)
     if name in __all__:
         return getattr(import_module("treadle.errors"), name)
-    if name == "errors":
-        return import_module("treadle.errors")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     raise AttributeError(f"module 'treadle' has no attribute {name!r}")
 
 

@@ -204,8 +204,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
     source, disk = write_model(tmp_path / "a.gguf"), tmp_path / "disk"
     disk.mkdir()
     program = (  # nobody says beforehand that there is no room
-        "import sys; from treadle.convert import output, part; part.SYNC = 1;"
-        "output._Writer._check_room = lambda self, parts: None;"
+        "import sys; from treadle.convert import partial_file, writer; partial_file.SYNC = 1;"
+        "writer._Writer._check_room = lambda self, parts: None;"
         "from treadle.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     env = {"DISK": str(disk), "PYTHON": sys.executable, "SOURCE": str(source), "PROGRAM": program}
@@ -227,12 +227,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_a_signal_in_the_middle(tmp_path: Path, number: int) -> None:
     source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
     program = (
-        "import os, sys; from treadle.convert import part; part.SYNC = 1;"
-        "add = part.Journal.add\n"
+        "import os, sys; from treadle.convert import partial_file; partial_file.SYNC = 1;"
+        "add = partial_file.Journal.add\n"
         "def dies(self, index, n):\n"
         "    add(self, index, n)\n"
         f"    if index == 4: os.kill(os.getpid(), {int(number)})\n"
-        "part.Journal.add = dies\n"
+        "partial_file.Journal.add = dies\n"
         "from treadle.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "convert", str(source), str(target)]
@@ -263,12 +263,12 @@ def test_a_bar_for_who_watches_and_none_in_a_pipe(tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf")
     assert start(source, tmp_path / "b.gguf").stderr == b""
     program = (
-        "import sys, time; from treadle.cli import progress; progress.PATIENCE_S = 0;"
-        "from treadle.convert import output; output.COPY = 4096;"
-        "check = output._Coder.check\n"
+        "import sys, time; from treadle.cli.ui import progress; progress.PATIENCE_S = 0;"
+        "from treadle.convert import writer; writer.COPY = 4096;"
+        "check = writer._Coder.check\n"
         "def slow(self, *args):\n"
         "    time.sleep(0.01); check(self, *args)\n"
-        "output._Coder.check = slow\n"
+        "writer._Coder.check = slow\n"
         "from treadle.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "convert", str(source), str(tmp_path / "c.gguf")]

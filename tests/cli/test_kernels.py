@@ -20,7 +20,7 @@ def cached(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = SimpleNamespace(entries=lambda: list(entries))
     inspect = SimpleNamespace(ir=lambda name: f"; IR of {name}", asm=lambda name: f"{name}:\n ret")
     monkeypatch.setattr(treadle.jit, "cache", cache, raising=False)
-    monkeypatch.setattr(treadle.profiling, "inspect", inspect, raising=False)
+    monkeypatch.setattr(treadle.profiling, "kernel_inspect", inspect, raising=False)
 
 
 def test_the_list(run: Run) -> None:

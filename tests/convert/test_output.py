@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treadle.convert import writer as output
+from treadle.convert import writer
 from treadle.convert.detect import open_source
 from treadle.convert.page_cache import PAGE, before_opening
 from treadle.convert.partial_file import PartFile
@@ -74,7 +74,7 @@ def test_the_type_that_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As the format quantises the whole tensor, whatever the strips and threads."""
-    monkeypatch.setattr(output, "TASK_WEIGHTS", 256 * 5)
+    monkeypatch.setattr(writer, "TASK_WEIGHTS", 256 * 5)
     fmt = by_name(name)
     run(write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf", type=fmt)
     a, b = open_gguf(tmp_path / "a.gguf"), open_gguf(tmp_path / "b.gguf")
@@ -223,17 +223,17 @@ def test_weights_that_the_type_cannot_hold(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from treadle.convert import output, part
+from treadle.convert import partial_file, writer
 from treadle.convert.detect import open_source
 from treadle.convert.recipe import Options
 from treadle.formats import by_name
 source, target, at, kind = sys.argv[1:]
-part.SYNC, output.TASK_WEIGHTS, output.COPY = 1 << 14, 1 << 12, 1 << 14
+partial_file.SYNC, writer.TASK_WEIGHTS, writer.COPY = 1 << 14, 1 << 12, 1 << 14
 def progress(stage, done, total):
     if done >= int(at):
         os.kill(os.getpid(), signal.SIGKILL)
 options = Options(by_name(kind) if kind else None)
-output.convert(open_source(Path(source)), Path(target), options, progress=progress)
+writer.convert(open_source(Path(source)), Path(target), options, progress=progress)
 """
 
 
@@ -465,7 +465,7 @@ def test_zeros_are_holes(tmp_path: Path) -> None:
 def test_memory_holds_strips_of_a_mapped_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "TASK_WEIGHTS", 1 << 15)
+    monkeypatch.setattr(writer, "TASK_WEIGHTS", 1 << 15)
     source = write_model(tmp_path / "a.gguf", n=1, shape=(4096, 4096))  # 64 MiB
     tracemalloc.start()
     try:
@@ -559,8 +559,8 @@ def test_threads_do_not_change_a_byte(tmp_path: Path, monkeypatch: pytest.Monkey
     source = write_model(tmp_path / "a.gguf")
     made = []
     for workers in (1, 5):
-        monkeypatch.setattr(output, "MAX_WORKERS", workers)
-        monkeypatch.setattr(output, "TASK_WEIGHTS", 256 * 3)
+        monkeypatch.setattr(writer, "MAX_WORKERS", workers)
+        monkeypatch.setattr(writer, "TASK_WEIGHTS", 256 * 3)
         run(source, tmp_path / f"{workers}.gguf", type=by_name("Q4_0"))
         made.append((tmp_path / f"{workers}.gguf").read_bytes())
     assert made[0] == made[1]
@@ -571,7 +571,7 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
     opened = open_source(write_model(tmp_path / "a.gguf"))
     convert(opened, tmp_path / "b.gguf", Options(), progress=lambda *call: calls.append(call))
     total = sum(t.n_bytes for t in open_gguf(tmp_path / "b.gguf").tensors.values())
-    assert {(stage, n) for stage, _, n in calls} == {(output.STAGE, total)}
+    assert {(stage, n) for stage, _, n in calls} == {(writer.STAGE, total)}
     done = [n for _, n, _ in calls]
     assert done == sorted(done)
     assert (done[0], done[-1]) == (0, total)
@@ -633,7 +633,7 @@ def test_a_mapped_tensor_is_told_from_a_made_one(tmp_path: Path) -> None:
 
     def lies(data: np.ndarray, *ranges: TensorData) -> TensorData | None:
         made = SourceTensor(tensor.name, tensor.shape, 0, lambda: data, "", ranges)
-        return output.mapped_range(made, data)
+        return writer.mapped_range(made, data)
 
     assert lies(tensor.data, tensor) is tensor
     assert lies(tensor.data.reshape(64, -1).reshape(-1), tensor) is tensor

@@ -155,12 +155,13 @@ def test_limits_are_told_apart_from_what_they_leave(tmp_path: Path) -> None:
 SMALL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
-from treadle.profiling import machine, peaks
+from treadle.machine import topology
+from treadle.profiling import peaks
 from treadle.machine.memory import usable_memory
 from treadle.profiling.report import row_in_use
 usable = usable_memory()
 assert usable.what.endswith("of address space"), usable
-machine.cache_bytes = lambda cpus=machine.CPUS: 1 << 30  # of a large server
+topology.cache_bytes = lambda cpus=topology.CPUS: 1 << 30  # of a large server
 found = peaks.measure_peaks(row_in_use(), 1, 0.001)
 assert peaks.PIECE <= found.buffer_bytes <= usable.free_bytes, found
 assert not found.from_memory and "cache_bytes_s" in found.as_dict(), found

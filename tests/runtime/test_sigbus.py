@@ -207,17 +207,17 @@ def test_a_signal_that_was_sent_goes_to_the_handler_before(
 
 
 PUT_BACK = """
-from treadle.profiling import sigbus
-guard = sigbus._guard()
-handler = lambda: sigbus._handler_of(guard._sigaction(None))
-before = sigbus._handler_of(guard.before)
+from treadle.devices.cpu import mapping_faults
+guard = mapping_faults._guard()
+handler = lambda: mapping_faults._handler_of(guard._sigaction(None))
+before = mapping_faults._handler_of(guard.before)
 shown = [handler() == guard.address]
 guard.remove()
 guard.remove()
 shown.append(handler() == before)
 guard.install()
 shown.append(handler() == guard.address)
-print(shown, before > sigbus.IGNORE)
+print(shown, before > mapping_faults.IGNORE)
 """
 
 

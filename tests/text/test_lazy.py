@@ -17,7 +17,7 @@ MODULES = (
 def test_imports() -> None:
     script = (
         f"import sys; import {', '.join(MODULES)}\n"
-        "from treadle.tokenizer import bpe, spm, wordpiece, gbnf\n"
+        "from treadle.tokenizer import bpe, spm, wordpiece; from treadle.grammar import gbnf\n"
         "from treadle.chat.template.template import ChatTemplate; ChatTemplate('x')\n"
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
     )
