@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import tiers
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # numpy's and torch's helpers spin while they wait, and matrices of tests are small: without them a
@@ -44,6 +46,27 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = TemporaryDirectory(prefix="treadle-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ["TREADLE_TEST_CACHE"] = folder.name
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if tiers.tier() == "quick" and tiers.is_outside(collection_path) else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not tiers.tier():
+        return
+    names = [item.nodeid.partition("[")[0] for item in items]
+    slow = [
+        item.get_closest_marker("slow") is not None
+        or tiers.is_outside(item.path)
+        or getattr(item, "originalname", "") in (tiers.heavy_names(item.path) or ())
+        for item in items
+    ]
+    first, rest = tiers.split(items, names, slow)
+    kept, dropped = (first, rest) if tiers.tier() == "quick" else (rest, first)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,35 @@
+"""The tiers together are everything, and no test is in both."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tiers import MOST, OUTSIDE, ROOT, heavy_names, is_outside, quick, split
+
+
+@pytest.mark.parametrize("n", [0, 1, MOST, MOST + 1, 1000])
+def test_cases_are_spread(n: int) -> None:
+    found = quick(range(n))
+    assert len(found) == len(set(found)) == min(n, MOST)
+    if n:
+        assert (found[0], found[-1]) == (0, n - 1)
+
+
+def test_the_tiers_are_everything() -> None:
+    items = list(range(100))
+    names = ["a"] * 50 + ["b"] * 3 + ["c"] * 47
+    slow = [i % 10 == 0 for i in items]
+    first, rest = split(items, names, slow)
+    assert sorted(first + rest) == items
+    assert len(first) == MOST + 2 + MOST
+    assert not [i for i in first if slow[i]]
+
+
+def test_what_needs_more_is_outside() -> None:
+    assert is_outside(ROOT / "page" / "test_safety.py")
+    assert is_outside(ROOT / "real")
+    heavy = heavy_names(ROOT / "text" / "test_template.py")
+    assert heavy is not None
+    assert {name for name in heavy if name.startswith("test")} == {"test_as_transformers_renders"}
+    assert not is_outside(ROOT / "jit" / "test_cache.py")
+    assert all((ROOT / folder).is_dir() for folder in OUTSIDE)

@@ -1,0 +1,111 @@
+"""The two tiers of the tests: ``make test`` runs the quick one, ``make test-all`` the rest.
+
+Quick are all tests but
+
+- those that need what ``make test`` does not install (``HEAVY``), themselves or by what they import
+- folders of other machines, real models and whole programs (``OUTSIDE``)
+- tests that are marked ``slow``
+- of a test with more than ``MOST`` cases, all but ``MOST`` of them, spread evenly
+
+``TREADLE_TESTS`` says which tier runs: ``quick``, ``rest``, or both where it is not set.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+MOST = 6
+ROOT = Path(__file__).resolve().parent
+HEAVY = {"torch", "transformers", "mlx", "ray", "playwright"}
+OUTSIDE = ("bundle", "cluster", "emulated", "gpu", "page", "real", "wgsl")
+T = TypeVar("T")
+
+
+def tier() -> str:
+    return os.environ.get("TREADLE_TESTS", "")
+
+
+_heavy: dict[Path, frozenset[str] | None] = {}
+
+
+def heavy_names(path: Path) -> frozenset[str] | None:
+    """The functions and fixtures of a file that need a heavy package, and what it imports of such;
+    None where the file itself needs one.
+    """
+    if path not in _heavy:
+        _heavy[path] = frozenset()  # for files that import each other
+        _heavy[path] = _heavy_names(ast.parse(path.read_text("utf-8")), path)
+    return _heavy[path]
+
+
+def _heavy_names(tree: ast.Module, path: Path) -> frozenset[str] | None:
+    found: set[str] = set()
+    shared = path.with_name("conftest.py")
+    if path != shared and shared.is_file():
+        found |= heavy_names(shared) or set()
+    functions: dict[str, set[str]] = {}  # and all names in each
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if any(_imports_heavy(each, found) for each in ast.walk(node)):
+                found.add(node.name)
+            args = {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            functions[node.name] = args | names
+        elif any(_imports_heavy(each, found) for each in ast.walk(node)):
+            return None
+    while more := {name for name, used in functions.items() if used & found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def _imports_heavy(node: ast.AST, found: set[str]) -> bool:
+    """Whether a node imports a heavy package. Adds heavy names that it takes of other tests."""
+    if isinstance(node, ast.Import):
+        return any(alias.name.split(".")[0] in HEAVY for alias in node.names)
+    if isinstance(node, ast.ImportFrom) and node.module:
+        parts = node.module.split(".")
+        path = ROOT.joinpath(*parts[1:]).with_suffix(".py")
+        if parts[0] == "tests" and path.is_file():
+            theirs = heavy_names(path)
+            taken = {a.asname or a.name for a in node.names if theirs is None or a.name in theirs}
+            found |= taken
+            return theirs is None
+        return parts[0] in HEAVY
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("importorskip"):
+        return str(getattr(node.args[0], "value", "")).split(".")[0] in HEAVY
+    return False
+
+
+def is_outside(path: Path) -> bool:
+    """Whether a file or folder of tests has no test of the quick tier."""
+    parts = path.relative_to(ROOT).parts if path.is_relative_to(ROOT) else ()
+    if parts and parts[0] in OUTSIDE:
+        return True
+    return path.suffix == ".py" and path.is_file() and heavy_names(path) is None
+
+
+def quick(cases: Sequence[T]) -> list[T]:
+    """At most ``MOST`` cases of one test, spread evenly: the first and the last are among them."""
+    n = len(cases)
+    if n <= MOST:
+        return list(cases)
+    return [cases[i * (n - 1) // (MOST - 1)] for i in range(MOST)]
+
+
+def split(
+    items: Sequence[T], names: Sequence[str], slow: Sequence[bool]
+) -> tuple[list[T], list[T]]:
+    """The items of the quick tier, and the rest. ``names``: of an item's test, without its case;
+    ``slow``: whether it is marked so or lies outside.
+    """
+    cases: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        if not slow[i]:
+            cases.setdefault(name, []).append(i)
+    chosen = {i for each in cases.values() for i in quick(each)}
+    rest = [item for i, item in enumerate(items) if i not in chosen]
+    return [items[i] for i in sorted(chosen)], rest
