@@ -1,1 +1,1 @@
-"""Which request runs next, and what a batch is made of."""
+"""Scheduling: queueing and admission of requests, batch building, request output."""

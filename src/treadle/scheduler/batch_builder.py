@@ -1,5 +1,5 @@
-"""What a batch is made of: the last id of each request that decodes (where a draft was taken back
-from a state, those before it again), and as much of the prompts as the step has time for.
+"""Builds a batch: one token for every decoding request (or the tokens to recompute after a draft
+was rejected in a layer state), then prompt chunks up to the step's budget.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Batch = list[tuple["Request", BatchItem]]
 
 
 class BatchBuilder:
-    """Makes batches of the requests that are let in. ``pace`` predicts what a step takes."""
+    """Builds batches from the running requests. ``pace`` predicts step times."""
 
     def __init__(self, admission: RequestQueue, pace: StepCostModel) -> None:
         self._admission, self._pace, self._shares = admission, pace, KeyShares()
         self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
 
     def compose(self) -> Batch:
-        """The parts of the next batch, whose pages are reserved."""
+        """Return the items of the next batch, with their pages reserved."""
         queue = self._admission
         if queue.waiting:
             queue.admit()
@@ -36,15 +36,15 @@ class BatchBuilder:
         reading: list[tuple[Hashable, Hashable, Request, int]] = []
         until, late = self._until(), False
         for request in self._wanting():
-            if request.seq is None:  # it gave way to one before it
+            if request.seq is None:  # preempted by an earlier request of this loop
                 continue
             left = queue.resume(request)
-            # Most ids go where others of the same page are.
+            # Usually the next token goes to a page that the sequence already has.
             new_page = left > 1 or not len(request.seq.ids) % PAGE
             if new_page and not queue.secure(request, left):
                 continue
             if not request.goes_on(left):
-                if not queue.recall(request, until):  # more of it is in files
+                if not queue.recall(request, until):  # page files hold more of it
                     late = True
                     continue
                 left = len(request.ids) - len(request.seq.ids)
@@ -58,7 +58,7 @@ class BatchBuilder:
             if any(request.awaited for request in decoding):
                 context, before = sum(len(r.ids) for r in decoding), len(reading[0][2].seq or ())
                 budget = self._pace.tokens(len(decoding), context, before, most)
-        # Never beside prompts, whose step is as long as its tokens are many.
+        # No drafts next to prompts: such a step takes longer with every token.
         drafts = {} if reading else self.drafting.make(decoding, queue.running)
         batch: Batch = []
         for request in decoding:
@@ -81,14 +81,16 @@ class BatchBuilder:
         return batch
 
     def _until(self) -> float:
-        """How long pages may be fetched from files: where somebody decodes, for one step's time."""
+        """Deadline for fetching pages from files: one target step time while a request decodes,
+        else none.
+        """
         queue = self._admission
         writing = any(request.answer.ids and not request.paused for request in queue.running)
         return queue.clock() + self._pace.target_s if writing else inf
 
     def _wanting(self) -> list[Request]:
-        """The running requests that may have an id more, by rank; of those on one sequence that
-        whose text is taken fastest.
+        """Return the running requests that can process a token, by rank. Of requests that share a
+        sequence, only the one whose output is consumed fastest.
         """
         found: dict[int, Request] = {}
         for request in list(self._admission.running):
