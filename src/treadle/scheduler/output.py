@@ -55,7 +55,7 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens per second after the first token, which the prefill produces; sampling included."""
+        """Tokens per second after the first token (a result of prefill); sampling included."""
         return (
             (self.n_generated - 1) / self.decode_s
             if self.decode_s and self.n_generated > 1
@@ -186,7 +186,7 @@ class RequestOutput:
         self.finish_reason = "stop" if stopped else reason
 
     def _give(self, new: str, *, last: bool = False) -> bool:
-        """Emit what may be shown of the held and new text. Return whether a stop string ended it."""
+        """Emit the part of held and new text that may be shown; whether a stop string ended it."""
         text, stopped, keep = self._held + new, False, 0
         heard = self._heard + (new if self.ear is None else self.ear.feed(new, last=last))
         found = [(at, stop) for stop in self.stop if (at := heard.find(stop)) >= 0]
@@ -208,7 +208,7 @@ class StopMatcher(Protocol):
     """Selects the text that stop strings may match."""
 
     def feed(self, text: str, *, last: bool) -> str:
-        """Return the characters decided so far; those that must not match are replaced by others."""
+        """Return the characters decided so far; those that must not match are replaced."""
 
 
 class IndentStop:

@@ -195,8 +195,7 @@ class RequestQueue:
         return seq
 
     def resume(self, request: Request) -> int:
-        """Make the request's sequence hold a prefix of its ids. Return how many are left, at least
-        1.
+        """Make the request's sequence hold a prefix of its ids. Return the number left (>= 1).
 
         The sequence may differ from what the last step left: another request may have used the
         session, or a signal may have come after the batch ran and before its logits were used.

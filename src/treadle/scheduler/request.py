@@ -144,7 +144,7 @@ class Request:
         return self.tracks.setdefault(source, AcceptanceTracker())
 
     def take(self, rows: Ids[LogitsRow], draft: Ids[int]) -> None:
-        """Sample the next tokens: one from each row, up to the first that differs from the draft."""
+        """Sample a token from each row up to the first that differs from the draft."""
         assert len(rows) == 1 + len(draft)
         n = len(self.ids)
         for row, expected in zip(rows, (*draft, None), strict=True):

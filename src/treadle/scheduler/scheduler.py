@@ -156,7 +156,7 @@ class Scheduler:
         return self.admission.told() + chosen
 
     def _run(self, parts: list[BatchItem]) -> Iterator[LogitsRow]:
-        """Return the logits rows of all parts, in order, in several runs if one cannot take them."""
+        """Return the logits rows of all parts, in order; several runs if one cannot take them."""
         if len(parts) == 1:
             return iter(self.engine.sample(parts))
         most = n_tokens = n_outputs = self.engine.max_tokens
