@@ -137,7 +137,7 @@ class Embedder:
         return ids
 
     def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
-        """Return vectors, float32 ``[n_texts, n]``, of any number of tokenized texts. Raises
+        """Return vectors, float32 ``[n_texts, n]``, for any number of texts. Raises
         ContextFullError.
         """
         batches = self._model.engine.together(texts)

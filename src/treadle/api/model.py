@@ -239,18 +239,14 @@ class Model:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The chat template: the one given to ``load``, the file's, or the built-in one of its
-        family.
-        """
+        """The chat template: that of ``load``, the file's, or the built-in one of its family."""
         self.gguf.check()
         template = self.defaults.load_template(self.gguf, self.config.arch.name)
         template.prepare()
         return template
 
     def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
-        """Return a new session: its own sequence of tokens, ``lora`` as in ``generate``; ``close``
-        frees it.
-        """
+        """Return a new session; ``lora`` as in ``generate``; ``close`` frees it."""
         return Session(self.engine, lora_scales(lora, self.engine))
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
@@ -338,12 +334,12 @@ class Model:
     def generate_many(
         self, prompts: Iterable[str | Sequence[int]], **settings: Any
     ) -> Iterator[Generation]:
-        """Complete many prompts in shared batches; return an iterator of finished Generations, in
-        order.
+        """Complete many prompts in shared batches; return an iterator of finished Generations.
 
-        ``settings``: those of ``generate`` except ``session`` and ``constraint``. As many run at
-        once as there are pages for; when one ends, the next joins, and ``prompts`` is iterated on
-        demand. Raises the errors of ``generate``, each at its prompt's place.
+        They come in the order of ``prompts``. ``settings``: those of ``generate`` except
+        ``session`` and ``constraint``. As many run at once as there are pages for; when one ends,
+        the next joins, and ``prompts`` is iterated on demand. Raises the errors of ``generate``,
+        each at its prompt's place.
         """
         each, settings = iterated("prompts", prompts), shared(settings)
         self.generate([0], **settings)  # raises for invalid settings
@@ -412,9 +408,7 @@ class Model:
     # -- logits, states, vectors and scores --------------------------------------------------------
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Return the logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. Raises
-        ContextFullError.
-        """
+        """Return logits after each id, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
         ids = token_ids(ids)
         with self.engine.lock:
             self._make_room(len(ids))
@@ -422,7 +416,7 @@ class Model:
                 return session.logits(ids)
 
     def states(self, ids: Sequence[int]) -> np.ndarray:
-        """Return the last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises
+        """Return the last normed states, float32 ``[n_tokens, n_embd]``. Raises
         ContextFullError.
         """
         ids = token_ids(ids)

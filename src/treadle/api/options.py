@@ -70,9 +70,7 @@ def check_choices(
 def read_each(
     texts: Sequence[Given], read: Callable[[Given], T], name: Callable[[int], str]
 ) -> list[T]:
-    """Apply ``read`` to each text. If there are several, an error is prefixed with the text's
-    name.
-    """
+    """Apply ``read`` to each text. If there are several, an error names the text."""
     made = []
     for i, text in enumerate(texts):
         try:

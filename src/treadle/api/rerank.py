@@ -119,9 +119,7 @@ class Reranker:
         return ids
 
     def _prompt(self, query: str, document: str) -> list[int]:
-        """Return a decoder's prompt by the file's template; neither text can spell a control
-        token.
-        """
+        """Return a decoder's prompt by the file's template; texts cannot spell control tokens."""
         tokenizer = self._model.tokenizer
         template = self._model.gguf.metadata.get(TEMPLATE, QWEN3)
         ids: list[int] = []
@@ -169,9 +167,7 @@ class Reranker:
             at += len(batch)
 
     def run(self, pairs: Sequence[Pair]) -> Floats:
-        """Return the scores of one batch. Running requests are preempted if there are not enough
-        pages.
-        """
+        """Return the scores of one batch. Preempts running requests if pages are short."""
         *_, made = self.runs(pairs)
         assert made is not None
         return made

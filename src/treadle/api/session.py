@@ -78,8 +78,7 @@ class Session:
         return self._last(self._checked(ids), between)
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
-        """Append ``ids`` and run them. Return the logits after each, float32 ``[len(ids),
-        n_vocab]``.
+        """Append and run ``ids``. Return the logits after each, float32 ``[len(ids), n_vocab]``.
 
         Raises ContextFullError before any run if they do not fit.
         """

@@ -29,9 +29,7 @@ def one_line(path: Path, engine: Engine) -> str:
 
 
 def table(path: Path, engine: Engine) -> str:
-    """Return the model's facts as an HTML table. Names come from files, so everything is
-    escaped.
-    """
+    """Return the facts as an HTML table. Names come from files, so everything is escaped."""
     from html import escape  # 5 ms, and only notebooks need it
 
     rows = "".join(

@@ -210,9 +210,7 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
 
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the tools of which one must be called: none for "auto" and "none". Raises
-    TreadleError.
-    """
+    """Return the tools of which one must be called. Raises TreadleError."""
     if not isinstance(choice, str):
         raise TreadleError(f"tool_choice={choice!r:.80}: expected a name")
     if choice in ("auto", "none"):

@@ -24,9 +24,7 @@ def why(error: OSError | ValueError) -> str:
 
 
 def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
-    """Format a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024 uses Ki and
-    Mi.
-    """
+    """Format a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024: Ki, Mi."""
     prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
     power = 0
     while abs(number) >= base and power < len(prefixes) - 1:

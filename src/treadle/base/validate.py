@@ -37,9 +37,7 @@ def positive(name: str, value: object, most: float = inf) -> int:
 
 
 def flag(name: str, value: object) -> bool:
-    """Return ``value`` as a bool. Raises TreadleError, also for strings: "false" is true in
-    Python.
-    """
+    """Return ``value`` as a bool. Raises TreadleError, also for strings such as "false"."""
     if not is_flag(value):
         raise TreadleError(f"{name}={value!r:.40}: expected True or False")
     return bool(value)
@@ -51,9 +49,7 @@ def is_flag(value: object) -> bool:
 
 
 def iterated(name: str, values: Any, expected: str = "a list") -> Iterator[Any]:
-    """Iterate over ``values``. Raises TreadleError for text, bytes and mappings, which are not
-    lists.
-    """
+    """Iterate over ``values``. Raises TreadleError for text, bytes and mappings."""
     try:
         if isinstance(values, (str, bytes, bytearray, Mapping)):
             raise TypeError

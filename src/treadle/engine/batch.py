@@ -157,9 +157,7 @@ class Inputs:
         return self._array(numbered("kv_slots", pool), "n_tokens", "i8")
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
-        """Return a pool's attention items, of parts with few tokens or of the others, each with its
-        sequence's pages.
-        """
+        """Return a pool's attention items, for parts with few tokens or the others, with pages."""
         field = "attn_few" if few else "attn_items"
         name, count = numbered(field, pool), numbered(f"n_{field}", pool)
         made = []
@@ -363,9 +361,7 @@ class _Pool:
         self.n_items = (at - self._items) // ITEM_RECORD.size
 
     def _add_few(self, table: int, token: int, start: int, n: int) -> None:
-        """Split each token's keys at multiples of SPLIT; if there are several splits, add a
-        merge.
-        """
+        """Split each token's keys at multiples of SPLIT; add a merge for several splits."""
         end, window, causal = start + n, self._window, self._causal
         block, at, chunk = self._bytes, self._few_items + self.n_few * ITEM_RECORD.size, self._chunk
         for position in range(start, end):

@@ -97,9 +97,7 @@ class Engine:
     # -- plans ----------------------------------------------------------------------------------
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
-        """Return the plan for batches of this size that computes ``output``, by default the graph's
-        main one.
-        """
+        """Return the plan for such batches with ``output``, by default the graph's main one."""
         made, adapted = output or main_output(self.config), bool(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted).plan
 
@@ -158,9 +156,7 @@ class Engine:
         return self._run(parts, lambda ready: self._logits(ready)().copy())
 
     def sample(self, parts: Ids[BatchItem]) -> LogitsBatch:
-        """Run a batch for samplers: return the largest logits of each output, by its part's
-        queries.
-        """
+        """Run a batch for samplers: return each output's largest logits, by its part's queries."""
         return self._run(parts, partial(self._read_rows, parts), None, self.sampled)
 
     def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
@@ -172,8 +168,7 @@ class Engine:
     def run_reference(
         self, parts: Ids[BatchItem], until: str | None = None
     ) -> tuple[Plan, np.ndarray]:
-        """Run a batch through the kernels' numpy references, up to the step labelled ``until``,
-        included.
+        """Run a batch by the kernels' numpy references, up to and including the step ``until``.
 
         Return the plan and its arena, to compare step by step.
         """
@@ -310,9 +305,7 @@ class Engine:
                     seq.close()
 
     def _of_new(self, n: int, lora: Lora | None, use: Callable[[Ids[Sequence]], T]) -> T:
-        """Call ``use`` with ``n`` new sequences and return its result; the sequences are always
-        closed.
-        """
+        """Call ``use`` with ``n`` new sequences, close them, and return its result."""
         with interrupts_held() as held:  # around all: a signal after ``use`` would leave them open
             seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
             try:
@@ -323,8 +316,8 @@ class Engine:
                     seq.close()
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
-        """Make ``seq`` hold the longest prefix of ``ids`` that the cache and its files have. Return
-        its length.
+        """Make ``seq`` hold the longest cached prefix of ``ids``, page files included; return its
+        length.
         """
         with self.lock:
             with interrupts_held():
@@ -438,9 +431,7 @@ class Engine:
             raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
 
     def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
-        """Reserve pages for a batch (all or none) and write its inputs. Return each sequence's
-        previous length.
-        """
+        """Reserve pages for a batch (all or none), write its inputs, and return the old lengths."""
         if self._rows is not None and (rows := self._rows()) is not None:
             rows.keep()  # the previous run's logits are still referenced
         starts = [len(part.seq) for part in parts]

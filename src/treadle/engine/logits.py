@@ -99,9 +99,7 @@ class LogitsBatch:
             at += len(looks) * RESULT.itemsize
 
     def copy(self, row: int, columns: slice | Tokens) -> npt.NDArray[np.float32]:
-        """Return a copy of some logits of a row. Blocks while another thread's run uses the logits
-        buffer.
-        """
+        """Return a copy of some logits of a row. Blocks while another thread runs the engine."""
         if self._kept is None:
             with self._lock:
                 if self._kept is None:

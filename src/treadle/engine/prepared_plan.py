@@ -28,13 +28,11 @@ class PreparedPlan:
         self.program, self.arena = device.ready(self.plan, arena, self.run.memory), arena
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
-        """Return the first rows of a buffer, float32 ``[n, columns]``; see
-        ``DeviceMemory.read``.
-        """
+        """Return a buffer's first rows, float32 ``[n, columns]``; see ``DeviceMemory.read``."""
         return self.reader(buffer, n, columns)()
 
     def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:
-        """Return a function that reads the same later, even if the plan has been moved to another
+        """Return a function that reads the same later, even if the plan is moved to another
         arena.
         """
         arena, at, row_bytes = self.arena, self.plan.offsets[buffer], buffer.row_bytes

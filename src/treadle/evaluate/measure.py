@@ -39,9 +39,7 @@ class Reference(Protocol):
     n_vocab: int  # columns of ``read``
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Return scored predictions ``begin`` to ``end`` of a window, in the order of
-        ``schedule``.
-        """
+        """Return scored predictions ``begin`` to ``end`` of a window, in ``schedule``'s order."""
         ...
 
 
@@ -150,9 +148,7 @@ def _score(
 def _runs(
     engine: Engine, windows: TokenWindows, *, as_written: bool = False
 ) -> Iterator[tuple[WindowChunk | None, int, Floats | None]]:
-    """Run the windows. Yield for each run its scored chunk, number of tokens, and the chunk's
-    logits.
-    """
+    """Run the windows. Yield each run's scored chunk, number of tokens, and the chunk's logits."""
     held: dict[int, Sequence] = {}  # by window
     ids: dict[int, list[int]] = {}
     try:
@@ -175,9 +171,7 @@ def _runs(
 
 
 def _written(engine: Engine, parts: list[BatchItem]) -> Floats:
-    """Return the logits of the last part, with its tokens run one by one; the other parts are
-    prefilled.
-    """
+    """Return the last part's logits, with its tokens run one by one; prefill the other parts."""
     *others, scored = parts
     if others:
         engine.run(others)

@@ -36,9 +36,7 @@ class TokenWindows:
         return int(self.tokens.shape[1])
 
     def run_ids(self, window: int) -> list[int]:
-        """Return the tokens of a window to run: all but the last, whose prediction has no
-        target.
-        """
+        """Return the tokens of a window to run: all but the last, for which no target exists."""
         ids: list[int] = self.tokens[window, :-1].tolist()
         if self.bos is not None:
             ids[0] = self.bos

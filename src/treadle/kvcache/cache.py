@@ -81,9 +81,7 @@ class KVCache:
         self.lora: Lora = ()  # default of new sequences
 
     def _n_pages(self, window: int) -> int:
-        """Pages of a full sequence; with a window: one window, one batch, and one more window for
-        reuse.
-        """
+        """Pages of a full sequence; with a window: one window, one batch, one window for reuse."""
         most = -(-self.n_ctx // PAGE) + 1
         return min(most, -(-(2 * window + self.n_batch) // PAGE) + 2) if window else most
 
@@ -112,9 +110,7 @@ class KVCache:
     # -- prefix reuse ------------------------------------------------------------------------------
 
     def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
-        """Return a new sequence with the longest cached prefix of ``ids`` (whole pages; see its
-        ``len``).
-        """
+        """Return a new sequence with the longest cached prefix of ``ids`` (whole pages)."""
         made = Sequence(self, [], [array("q") for _ in self.pools], promised=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
         self.match(made, ids)
@@ -145,10 +141,9 @@ class KVCache:
         return seq
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
-        """Make ``seq`` hold the longest prefix of ``ids`` that it or the cache has. Return its
-        length.
+        """Make ``seq`` hold the longest prefix of ``ids`` that it or the cache has.
 
-        At least the last token is left to compute, so that there are logits.
+        Return its length. At least the last token is left to compute, so that there are logits.
         """
         limit, own = len(ids) - 1, 0
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
@@ -181,9 +176,7 @@ class KVCache:
         return len(self.tree.find(ids, len(ids) - 1, lora)) * PAGE
 
     def _may_adopt(self, seq: Sequence, chain: list[PageNode]) -> bool:
-        """Whether a chain's idle pages are not reserved by others, and a state slot is
-        available.
-        """
+        """Whether a chain's idle pages are not reserved by others, and a state slot is free."""
         return self._may_have_state(seq) and (
             not any(pool.promised for pool in self.pools)
             or all(
@@ -276,7 +269,7 @@ class KVCache:
         seq.n_state = n
 
     def fork(self, seq: Sequence) -> Sequence:
-        """Return a second sequence with the same tokens. The first to write to the last page copies
+        """Return a second sequence with the same tokens; the first writer to the last page copies
         it.
         """
         if seq.slots and not self._has_state_room():

@@ -123,9 +123,7 @@ class Pool(Cells):
 
     @property
     def room(self) -> int:
-        """Pages that can be taken: free or idle, and not reserved. Taking one may evict a page of
-        the tree.
-        """
+        """Pages that can be taken: free or idle, and not reserved. Taking one may evict a page."""
         return len(self.free) + self.idle - self.promised
 
     def is_idle(self, page: int) -> bool:

@@ -1,6 +1,4 @@
-"""Prefix-cache hit report: how many prompt tokens were reused, and why reuse stopped where it
-did.
-"""
+"""Prefix-cache hit report: how many prompt tokens were reused, and why reuse stopped."""
 
 from __future__ import annotations
 

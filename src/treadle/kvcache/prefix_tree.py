@@ -32,9 +32,7 @@ class PageNode:
 
 
 class PageStoreLike(Protocol):
-    """Page files of a cache (``kvcache/disk/page_store.py``); ``seq`` is a sequence of the same
-    cache.
-    """
+    """Page files of a cache (``kvcache/disk/page_store.py``); ``seq`` is one of its sequences."""
 
     left_for: str  # why the last ``fetch`` gave nothing although a file exists
 
@@ -54,7 +52,7 @@ class PageStoreLike(Protocol):
         """Write the tree's pages that have no file."""
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write the queued files."""
 
 
 class PageTree:
@@ -120,9 +118,7 @@ class PageTree:
                 recent.move_to_end(node)
 
     def enter(self, parent: PageNode | None, ids: tuple[int, ...], lora: Lora = ()) -> PageNode:
-        """Return the node of a page's tokens after ``parent`` (None: the root), creating it if
-        absent.
-        """
+        """Return the node of a page's tokens after ``parent`` (None: the root), new if absent."""
         parent = parent or self.roots.setdefault(lora, self.root_of(lora))
         node = parent.next.get(ids)
         if node is None:
@@ -171,9 +167,7 @@ class PageTree:
         return True
 
     def erase(self, ids: Ids[int], lora: Lora = ()) -> None:
-        """Free a sequence's cached pages from its end back to the first one that others use or
-        hold.
-        """
+        """Free a sequence's cached pages, from its end back to the first that others use."""
         node, p = self.root_of(lora), 0
         while (after := node.next.get(tuple(ids[p * PAGE : (p + 1) * PAGE]))) is not None:
             node, p = after, p + 1

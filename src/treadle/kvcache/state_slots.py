@@ -52,9 +52,7 @@ class StateSlots:
     # -- of sequences ------------------------------------------------------------------------------
 
     def take(self, node: StateNode | None = None) -> list[int]:
-        """Return two slots for a new state, or for that of ``node``; the caller has checked
-        ``room``.
-        """
+        """Return slots for a new state or that of ``node``; the caller has checked ``room``."""
         self.room -= 1
         if node is None:
             return [self._one(), self._one()]
@@ -62,9 +60,7 @@ class StateSlots:
         return [self._held(node.state), self._one()]
 
     def fork(self, slots: list[int]) -> list[int]:
-        """Return two slots for a second sequence with the same state; the caller has checked
-        ``room``.
-        """
+        """Return slots for a second sequence with this state; the caller has checked ``room``."""
         self.room -= 1
         return [self._held(slots[0]), self._one()]
 

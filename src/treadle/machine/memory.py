@@ -49,9 +49,7 @@ def memory_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]
 
 
 def page_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
-    """Return the bounds that include file pages: all except the process's own limits on
-    mappings.
-    """
+    """Return the bounds that count file pages: all except the process's own limits."""
     total, available = host_memory(proc)
     host = MemoryBound(available, total, "the machine's free memory", "stop other programs")
     return [*([host] if available else ()), *_of_groups(cgroup, proc)]
@@ -66,9 +64,7 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 
 
 def memory_limit(cgroup: Path = CGROUP, proc: Path = PROC) -> int | None:
-    """Return the limit in bytes on this process's memory, if any, apart from the host's memory;
-    else None.
-    """
+    """Return this process's memory limit in bytes, besides the host's memory; None without one."""
     limits = [*_of_groups(cgroup, proc), *_of_process(proc)]
     return min((bound.limit_bytes for bound in limits), default=None)
 

@@ -34,9 +34,7 @@ def busy(shares: Sequence[float], so: str) -> str | None:
 
 
 def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Bound:
-    """Return the number of threads worth starting, with the bound that set it: the smallest of
-    ``thread_bounds``.
-    """
+    """Return the threads worth starting and the bound: the smallest of ``thread_bounds``."""
     return min(thread_bounds(affinity(), cpus, cgroup), key=lambda bound: bound[0])
 
 
@@ -142,9 +140,7 @@ def read_text(path: Path) -> str:
 
 
 def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
-    """Return the reasons that keep a processor below its top clock, each with a fix; empty if
-    unknown.
-    """
+    """Return the reasons that keep a processor below its top clock, each with a fix."""
     folder, limits = cpus / f"cpu{cpu}" / "cpufreq", []
     cure = "cpupower frequency-set -g performance"
     # Drivers that choose the clock by a preference; their usual governor is "powersave".
@@ -199,17 +195,13 @@ def huge_pages(sys_root: Path = SYS) -> str | None:
 
 
 def load_average(proc: Path = PROC) -> float | None:
-    """Return the average number of running or runnable threads in the last minute, of all
-    processes.
-    """
+    """Return the average number of running or runnable threads in the last minute."""
     words = read_text(proc / "loadavg").split()
     return float(words[0]) if words else None
 
 
 def stolen_share(proc: Path = PROC) -> float:
-    """Return the share of this virtual machine's busy time since boot that the host gave to
-    others.
-    """
+    """Return the share of this virtual machine's busy time that the host gave to others."""
     words = read_text(proc / "stat").split("\n")[0].split()
     times = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal
     if len(times) < 8:

@@ -56,9 +56,7 @@ class LogitsRowLike(Protocol):
 
 
 class BestCandidates:
-    """Candidates sorted by token id, as in a whole row. All other tokens have a logit of at most
-    ``floor``.
-    """
+    """Candidates sorted by token id. All other tokens have a logit of at most ``floor``."""
 
     __slots__ = ("c", "exact", "floor", "peak", "rest", "slack")
 

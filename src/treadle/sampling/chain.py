@@ -107,8 +107,7 @@ class Sampler:
         return (*first, *(name for name, _ in self._stages), last)
 
     def sample(self, logits: npt.NDArray[np.floating[Any]], ids: list[int]) -> int:
-        """Sample the next token id from ``logits`` [n_vocab] (not changed) after the tokens
-        ``ids``.
+        """Sample the next token id from ``logits`` [n_vocab] (unchanged) after the tokens ``ids``.
 
         ``ids`` are all tokens so far, the prompt included, for the penalties. Raises SamplingError
         for logits of the wrong shape, and if every token is ruled out (``ended``: after a complete

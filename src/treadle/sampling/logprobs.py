@@ -73,9 +73,7 @@ def token_logprob(row: LogitsRow, token: int, n_top: int, tokenizer: Tokenizer) 
 def row_logprobs(
     logits: np.ndarray, ids: Sequence[int], n_top: int, tokenizer: Tokenizer
 ) -> list[TokenLogprob]:
-    """Return the log-probabilities of ``ids``, each with the row of ``logits`` [n, n_vocab] before
-    it.
-    """
+    """Return log-probabilities of ``ids``, each by its row of ``logits`` [n, n_vocab]."""
     rows = LogitsBatch(lambda: logits, b"", [()] * len(ids), nullcontext())
     pairs = zip(rows, ids, strict=True)
     return [token_logprob(row, id, n_top, tokenizer) for row, id in pairs]

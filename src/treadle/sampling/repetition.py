@@ -57,8 +57,7 @@ def dry(
     allowed_length: int,
     breakers: Breakers,
 ) -> Candidates:
-    """Subtract ``multiplier * base ** (L - allowed_length)`` from tokens that continue a
-    repetition.
+    """Subtract ``multiplier * base ** (L - allowed_length)`` from tokens that repeat a sequence.
 
     L is the length of the longest sequence, at least ``allowed_length``, that ends ``window``,
     occurs in it before, and was followed there by the token; it does not cross a breaker.
@@ -84,8 +83,7 @@ def dry(
 
 
 def _repeats(history: Ints, cap: int) -> Ints:
-    """Return, for each position but the last, how many tokens up to it equal the end of history, up
-    to cap.
+    """Return how many tokens up to each position but the last equal the history's end, up to cap.
 
     All positions advance together, and drop out at their first difference.
     """
@@ -114,9 +112,7 @@ def _since_breaker(window: Sequence[int], breakers: Breakers) -> int:
 
 
 def _find(c: Candidates, tokens: Ints) -> tuple[Ints, Ints]:
-    """Find ``tokens`` (sorted) among the candidates: return positions, and indices into
-    ``tokens``.
-    """
+    """Find ``tokens`` (sorted) among the candidates: positions, and indices into ``tokens``."""
     if c.ids is None:
         which = np.flatnonzero((tokens >= 0) & (tokens < len(c.logits)))
         return tokens[which], which

@@ -37,9 +37,7 @@ class Selector(Protocol):
 
 
 def draw(w: Doubles, u: float) -> int:
-    """Draw a position of ``w`` [n] with probability proportional to its weight; u is random in [0,
-    1).
-    """
+    """Draw a position of ``w`` [n], with probability by weight; u is random in [0, 1)."""
     cumulated = np.cumsum(w)
     if not 0 < cumulated[-1] < math.inf:
         raise SamplingError("the samplers ruled out every token")

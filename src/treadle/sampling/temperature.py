@@ -12,9 +12,7 @@ _FLOAT32 = np.finfo(np.float32)
 
 
 def temperature(c: Candidates, t: float) -> Candidates:
-    """Divide every logit by t. At t <= 0, or so small that a logit overflows, keep only the
-    largest.
-    """
+    """Divide logits by t. For t <= 0, or so small that a logit overflows, keep only the largest."""
     if t == 1:
         return c
     if t <= max(abs(c.peak) / float(_FLOAT32.max), float(_FLOAT32.tiny)):

@@ -1,6 +1,4 @@
-"""Truncation samplers, which drop candidates: top-n-sigma, top-k, typical, top-p, min-p, XTC and
-infill.
-"""
+"""Truncation samplers: top-n-sigma, top-k, typical, top-p, min-p, XTC and infill."""
 
 from __future__ import annotations
 
@@ -130,8 +128,7 @@ _LOOKED_AT, _LIKELY = 256, 0.2
 def infill(
     c: Candidates, spelt: Callable[[int], bytes], eog: Collection[int], end: int | None
 ) -> Candidates:
-    """Keep tokens that are likely enough to fill a gap between two texts, as llama.cpp's infill
-    sampler.
+    """Keep tokens likely enough to fill a gap between two texts, as llama.cpp's infill sampler.
 
     If ``eog`` tokens are likely, only they stay. Of two tokens with a common prefix, the likelier
     stays and gets the other's probability; then tokens below a probability limit are dropped. If

@@ -266,9 +266,7 @@ def speller(model: TextModel, stop: list[str]) -> Tokenizer:
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """Return the caller's ``stop`` (a string, several, or None) as a list without empty strings.
-    Raises TreadleError.
-    """
+    """Return the caller's ``stop`` as a list without empty strings. Raises TreadleError."""
     stop = () if stop is None else stop
     expected = "a str or a list of them"
     given = [stop] if isinstance(stop, str) else listed("stop", stop, expected)

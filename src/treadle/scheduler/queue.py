@@ -1,5 +1,4 @@
-"""Request queue and admission: a request waits until there are pages for its whole prompt, then
-runs.
+"""Request queue and admission: a request waits until its whole prompt fits, then runs.
 
 A running request has a sequence. If pages run out, the running request of the lowest priority gives
 up its pages and waits again. The lists and the cache change only under the engine's lock; any
@@ -115,7 +114,8 @@ class RequestQueue:
     def _take_turns(self, now: float) -> None:
         """Set the levels of requests that have a key. A key has the priority of its most urgent
         request and ages since it was last served, so hundreds of old requests of one key do not
-        delay another key's first. Each further request of a key is one level lower.
+        delay another key's first. Each request of a key, running ones
+        included, moves its next one back by one level.
         """
         of_key: dict[Hashable, list[Request]] = {}
         for request in sorted(self.waiting, key=lambda request: (request.level, request.number)):
@@ -211,9 +211,8 @@ class RequestQueue:
         return len(ids) - len(seq.ids)
 
     def recall(self, request: Request, until: float) -> bool:
-        """Append the pages that page files have of the request's tokens to its sequence. Return
-        whether that was finished by ``until``. The first time, also record where and why prefix
-        reuse stopped.
+        """Append the request's pages from page files to its sequence. Return whether that was
+        finished by ``until``. The first time, also record where and why prefix reuse stopped.
         """
         seq, cache, ids = request.seq, self.engine.cache, request.ids
         assert seq is not None
@@ -272,8 +271,8 @@ class RequestQueue:
         return True
 
     def refuse(self) -> None:
-        """Deadlock: no request can run and none will free pages. Fail the first one that lacks
-        pages.
+        """Deadlock: no request can run, and none will free pages. Fail the first that lacks
+        some.
         """
         for request in (*self.running, *self.waiting):
             if request.short is not None and not request.paused:

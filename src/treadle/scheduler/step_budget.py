@@ -1,6 +1,4 @@
-"""Chunked-prefill budget: how many prompt tokens a step may process (time target), and fair sharing
-between requests.
-"""
+"""Chunked-prefill budget: prompt tokens per step (time target), and fair sharing of them."""
 
 from __future__ import annotations
 

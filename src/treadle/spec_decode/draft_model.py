@@ -123,7 +123,7 @@ class Drafter:
             self._token_s = (self._now() - began) / len(part)
 
     def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
-        """Draft for owners that it ``knows``. ``wanted``: each owner's ids and the number of draft
+        """Draft for owners it ``knows``. ``wanted``: each owner's ids and number of draft
         tokens.
         """
         made: dict[K, list[int]] = {owner: [] for owner in wanted}

@@ -1,10 +1,9 @@
-"""Drafter with a model's own MTP layer, which follows its last layer and predicts the token after
-the next one.
+"""Drafter with a model's own MTP layer, which predicts the token after the next one.
 
-Its input is the model's hidden state of each token after the last layer, and the next token. So it
-can draft for a request only from the first token that the model ran with the layer loaded; for a
-cached prefix, from the first new token on. Missing context makes drafts worse but the output stays
-right, because drafts are checked.
+The layer follows the model's last one. Its input is the model's hidden state of each token after
+the last layer, and the next token. So it can draft for a request only from the first token that the
+model ran with the layer loaded; for a cached prefix, from the first new token on. Less context
+makes drafts worse, never the output: drafts are checked.
 """
 
 from __future__ import annotations
@@ -67,9 +66,7 @@ class HiddenStates:
 
 
 class NextnEngine(Engine):
-    """Engine of the MTP layer. ``given``: hidden states of the next run's tokens, f32 ``[n,
-    n_embd]``.
-    """
+    """Engine of the MTP layer. ``given``: the next run's hidden states, f32 ``[n, n_embd]``."""
 
     given: np.ndarray
 
@@ -140,8 +137,8 @@ class NextnDrafter(Drafter):
         return made
 
     def _settle(self, owner: Any, ids: Ids[int]) -> bool:
-        """Whether hidden states exist for all tokens except the last, from the next one to process
-        or, failing that, from any.
+        """Whether the states reach the last token but one. Drop the drafter's sequence if its next
+        token precedes them.
         """
         states, text = self._states.get(owner.seq), self._texts.get(owner)
         if states is None:

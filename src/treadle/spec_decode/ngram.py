@@ -26,7 +26,7 @@ KEPT = 5  # times per step size; their median ignores pauses of the system
 
 
 class AcceptanceTracker:
-    """How often the guesses of one source were right, for one request."""
+    """Acceptance rate of one source's guesses, for one request."""
 
     def __init__(self) -> None:
         self.odds: float | None = None  # probability that one more id is right; None: not measured
@@ -81,9 +81,7 @@ class Lookup:
         self._n = WIDTH
 
     def guess(self, ids: Ids[int], most: int) -> list[int]:
-        """Return up to ``most`` ids that followed the last earlier occurrence of the final
-        n-gram.
-        """
+        """Return up to ``most`` ids that followed the last occurrence of the final n-gram."""
         for end in range(self._n, len(ids)):
             self._next[tuple(ids[end - WIDTH : end])] = end
         self._n = max(self._n, len(ids))
@@ -202,9 +200,7 @@ class DraftController:
     def note(
         self, n: int, n_drafted: int, n_accepted: int, seconds: float, cost: float = 0.0
     ) -> None:
-        """Record a step of ``n`` requests without prompts, whose drafts took ``cost`` seconds to
-        make.
-        """
+        """Record a step of ``n`` requests without prompts; making its drafts took ``cost``."""
         size, times = n + n_drafted, self.times
         self._fade()
         if (n_drafted or cost) and times:

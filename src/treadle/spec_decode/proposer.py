@@ -80,9 +80,7 @@ class Drafting:
             self._opened.close()
 
     def make(self, decoding: list[Request], running: list[Request]) -> Drafts:
-        """Return draft ids to check after the last ids of the ``decoding`` requests, some of
-        ``running``.
-        """
+        """Return draft ids for the ``decoding`` requests, which are some of ``running``."""
         self.cost = 0.0
         if self.drafter is not None:
             self.drafter.keep(running)
@@ -101,9 +99,7 @@ class Drafting:
         return drafts
 
     def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
-        """Return the drafts that cost nothing, and how many of their ids are expected to be
-        right.
-        """
+        """Return the drafts that cost nothing, and the expected number of right ids among them."""
         gate, found = self.gate, []
         for request in decoding:
             for source, track in request.tracks.items():

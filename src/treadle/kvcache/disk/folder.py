@@ -37,8 +37,7 @@ Head = Callable[[bytes], bytes]  # makes a file's header from its data
 
 
 class Folder:
-    """Up to ``n_bytes`` of files in ``path``, which is created if absent; a background thread
-    writes.
+    """Up to ``n_bytes`` of files in ``path``, created if absent; a background thread writes.
 
     Raises FileError for a folder that cannot be used, or that others may write to.
     """
@@ -164,7 +163,7 @@ class Folder:
             with self._some:
                 self._queue.popleft()
                 self._queued -= len(data)
-                if problem:  # skip what waits; retry later
+                if problem:  # skip the queue; retry later
                     if problem != self.problem:
                         _warn("%s: until it can, texts are read anew after a restart", problem)
                     self.problem, self._retry_at = problem, time.monotonic() + RETRY_S

@@ -1,5 +1,4 @@
-"""Full KV pages in files: the prefix cache outlives the process, and several processes may share
-it.
+"""Full KV pages in files: a prefix cache that outlives the process and can be shared by several.
 
 A file holds one page of one pool, as ``session_file.py`` writes tensors (a safetensors file of
 one)::
@@ -64,7 +63,7 @@ class PageStore:
         self._windows = [pool for pool in self._pools if pool.window]
         more = {"variant": hashlib.sha256(_variant(engine).encode()).hexdigest()}
         self._about = about_of(engine, FORMAT, VERSION) | more
-        # The treadle version is left out: other kernels show in the variant.
+        # All metadata, the treadle version included, determines the name.
         known = "\0".join(f"{key}={value}" for key, value in sorted(self._about.items()))
         self._variant = hashlib.sha256(known.encode()).hexdigest()[:N_VARIANT]
         self._sizes = {
@@ -146,9 +145,7 @@ class PageStore:
         )
 
     def save(self, timeout_s: float = LAST_S) -> None:
-        """Write the tree's pages that have no file, as far as limit and time allow; the newest
-        first.
-        """
+        """Write the tree's pages that have no file, newest first, within limit and time."""
         until, now, left = time.monotonic() + timeout_s, time.time_ns(), self.folder.bound
         roots = self.cache.tree.roots.values()
         waiting = [(node, 0) for root in roots for node in root.next.values()]
@@ -158,7 +155,7 @@ class PageStore:
             waiting += ((child, depth + 1) for child in node.next.values())
 
     def close(self) -> None:
-        """Write what is queued, within LAST_S, and end the thread. Idempotent."""
+        """Write the queued files, within LAST_S, and end the thread. Idempotent."""
         self.folder.close(LAST_S)
 
     # -- reading -----------------------------------------------------------------------------------

@@ -149,9 +149,7 @@ def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict
 
 
 def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
-    """Return the metadata of a session, with its adapters; a mark is a digest of an adapter's
-    weights.
-    """
+    """Return the metadata of a session with its adapters; a mark is a digest of adapter weights."""
     if not seq.lora:
         return about_of(engine)
     each = ((engine.adapters[i], scale) for i, scale in seq.lora)
@@ -311,9 +309,7 @@ def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
 
 
 def _read(tensor: SafeTensor, size: int, about: dict[str, str]) -> Iterator[Octets]:
-    """Yield the tensor's bytes, ``size`` at a time. Read, not mapped, so that a shrunken file is an
-    error.
-    """
+    """Yield the tensor's bytes, ``size`` at a time. Not mapped: a shrunken file is an error."""
     state = hashlib.sha256()
     try:
         with tensor.path.open("rb") as file:
