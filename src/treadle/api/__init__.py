@@ -1,1 +1,1 @@
-"""The library: models, sessions, generations, and what answers chats, embeddings and rankings."""
+"""The library API: models, sessions, generations, chats, embeddings and reranking."""

@@ -1,6 +1,7 @@
 """Defaults of a model's answers: chat template, its variables, reasoning, sampling, seed.
 
-``load``, the commands and the server have the same ones, in one object. A call's own fields win.
+``load``, the commands and the server share them as one object. Settings of a single call override
+them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ Given = Sampling | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Defaults:
-    """Checked settings; ``read_defaults`` makes one of what a caller hands in.
+    """Checked defaults, made by ``read_defaults``.
 
-    ``template``: in place of the file's own, None for that; ``variables``: of the template;
-    ``reasoning``: "auto", "on" or "off"; ``sampling``: fields by name, over what the file
-    recommends; ``whole``: all fields at once, where a ``Sampling`` was given; ``max_tokens``: of an
-    answer, None for no limit.
+    ``template``: replaces the file's chat template, None keeps it; ``variables``: of the template;
+    ``reasoning``: "auto", "on" or "off"; ``sampling``: fields by name, over the file's recommended
+    ones; ``whole``: a full ``Sampling``, if the caller gave one; ``max_tokens``: per answer, None
+    for no limit.
     """
 
     template: ChosenTemplate | None = None
@@ -41,11 +42,11 @@ class Defaults:
     max_tokens: int | None = None
 
     def sampling_over(self, recommended: Sampling) -> Sampling:
-        """How tokens are chosen where a call says nothing."""
+        """Return the sampling settings for calls that give none."""
         return replace(self.whole or recommended, **self.sampling)
 
     def load_template(self, gguf: GGUF, arch: str) -> ChatTemplate:
-        """The chat template that the answers of a model file are asked with."""
+        """Load the chat template for a model file, with these defaults."""
         from treadle.chat.template.template import load_template
 
         more: dict[str, Any] = {"defaults": self.variables, "reasoning": self.reasoning}
@@ -61,16 +62,16 @@ def read_defaults(
     seed: int | None = None,
     max_tokens: int | None = None,
 ) -> Defaults:
-    """What a caller of ``load`` wants, checked before a model's file is opened.
+    """Check the defaults given to ``load``, before a model file is opened.
 
-    Raises TemplateError for a template that is none or does not compile, SamplingError for values
-    out of range, TypeError for a name that is no field of ``Sampling``, TreadleError for others.
+    Raises TemplateError for a missing or invalid template, SamplingError for values out of range,
+    TypeError for a name that is no field of ``Sampling``, TreadleError for others.
     """
     if max_tokens is not None:
         positive("max_tokens", max_tokens)
     made: dict[str, Any] = {**_sampling(sampling, seed), "max_tokens": max_tokens}
     if chat_template is None and not chat_template_kwargs and reasoning == "auto":
-        return Defaults(**made)  # the usual start needs no module more
+        return Defaults(**made)  # fast path: no further imports
     from treadle.chat.template.messages import plain
     from treadle.chat.template.override import choose_template
     from treadle.chat.template.variables import check_own, check_reasoning
@@ -85,7 +86,7 @@ def read_defaults(
 
 
 def _sampling(given: Given, seed: int | None) -> dict[str, Any]:
-    """The fields of ``Defaults`` for sampling."""
+    """Return the sampling fields of ``Defaults``."""
     if not isinstance(given, Sampling | Mapping | None):
         found = type(given).__name__
         raise SamplingError(f"sampling is {found}: expected a treadle.Sampling or a dict of fields")
@@ -96,5 +97,5 @@ def _sampling(given: Given, seed: int | None) -> dict[str, Any]:
         if named.get("seed", seed) != seed:
             raise TreadleError(f"seed={seed} and sampling's seed {named['seed']}: choose one")
         named["seed"] = seed
-    Sampling(**named)  # which says what is out of range
+    Sampling(**named)  # raises for values out of range
     return {"sampling": named, "whole": whole}

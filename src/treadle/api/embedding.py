@@ -1,11 +1,11 @@
-"""Vectors of texts: the last layer's normed states, pooled as the file says (mostly their mean),
-and multiplied by the matrices behind the pooling, where the file has some.
+"""Text embeddings: the last layer's normed states, pooled as the file says (usually their mean),
+then multiplied by the file's dense matrices, if any.
 
 A vector may be cut to its first ``dimensions`` values, as models trained for it allow (Matryoshka
-representation learning, arXiv 2205.13147), and is then made of length 1, unless ``normalize`` is
-False. A file that came of a folder of sentence-transformers may name a prompt, which is put before
-each text, and the longest text (``models/sentence.py``). Of a file that names no pooling
-(llama.cpp's type 0) the mean is taken, and ``Embedder.note`` says so.
+representation learning, arXiv 2205.13147). It is then scaled to length 1, unless ``normalize`` is
+False. A file converted from a sentence-transformers folder may name a prompt, which is prepended to
+each text, and a maximum text length (``models/sentence.py``). For a file that names no pooling
+(llama.cpp's type 0) the mean is used, and ``Embedder.note`` says so.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 Floats = np.ndarray
 Text = str | Sequence[int]
 T = TypeVar("T")
-EUCLIDEAN = 2  # llama.cpp's numbers for what a vector is divided by: the p of a p-norm,
-LARGEST = 0  # its largest value, which becomes 32760,
+EUCLIDEAN = 2  # divisors of a vector, by llama.cpp's numbers: the p of a p-norm,
+LARGEST = 0  # its largest absolute value, which becomes 32760,
 NOTHING = -1
 NO_POOLING = "the file names no pooling (pooling_type 0): a vector is the mean of all tokens"
 
 
 class EmbeddingModel(Protocol):
-    """What is asked of ``treadle.Model``."""
+    """The parts of ``treadle.Model`` that embeddings need."""
 
     config: Config
     engine: Engine
@@ -48,7 +48,7 @@ class EmbeddingModel(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The file's."""
+        """The file's tokenizer."""
 
     def _read(self, text: str) -> list[int]: ...
 
@@ -58,9 +58,9 @@ class EmbeddingModel(Protocol):
 
 
 class Embedder:
-    """Makes one kind of vectors. Raises TreadleError for ``dimensions`` that the model has not.
-    ``lora``: the adapters that texts are read with, None for those of new texts.
-    ``default_prompt``: whether the file's prompt, if it names one, goes before each text.
+    """Computes embeddings with fixed options. Raises TreadleError for invalid ``dimensions``.
+    ``lora``: the adapters to run with, None for those of new sequences. ``default_prompt``: whether
+    the file's prompt, if any, is prepended to each text.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Embedder:
             )
 
     def of(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
-        """Float32 ``[n_texts, n]``; errors as ``read``'s."""
+        """Return vectors, float32 ``[n_texts, n]``; raises the errors of ``read``."""
         return self.vectors(self.read(texts, truncate=truncate))
 
     def read(
@@ -99,17 +99,17 @@ class Embedder:
         *,
         truncate: bool = False,
     ) -> list[list[int]]:
-        """The ids of a text, or of several, which may be ids. Raises TreadleError for one without
-        tokens, ContextFullError for one that is too long, unless it is to be cut (``truncate``); of
-        several with its ``name``.
+        """Tokenize one text or several; a text may also be given as ids. Raises TreadleError for
+        one without tokens, ContextFullError for one that is too long, unless ``truncate``. With
+        several texts the error names the text by ``name``.
         """
         cut = flag("truncate", truncate)
         given = [texts] if isinstance(texts, str) else listed("texts", texts)
         return read_each(given, lambda text: self._read(text, cut), name)
 
     def cut(self, ids: list[int], n: int, *, whole: bool = True) -> list[int]:
-        """The first ``n`` of a text's ids. Of a ``whole`` text the last id is kept, where it is the
-        token that ends every text.
+        """Truncate a text's ids to ``n``. Of a ``whole`` text keep the last id if it is the end
+        token that every text gets.
         """
         ends = whole and (self._model.tokenizer.add_eos or self._model.tokenizer.add_sep)
         return [*ids[: n - 1], ids[-1]] if ends and len(ids) > n else ids[:n]
@@ -117,7 +117,7 @@ class Embedder:
     def _read(self, text: Text, cut: bool) -> list[int]:
         if isinstance(text, str):
             ids = self._model._read(self.prompt + text)
-        else:  # as they are; the only texts of a file without a vocabulary
+        else:  # as given; required for a file without a vocabulary
             if not hasattr(text, "__iter__"):
                 what = f"the text is {type(text).__name__}"
                 raise TreadleError(f"{what}: expected a str, or a list of token ids")
@@ -137,22 +137,24 @@ class Embedder:
         return ids
 
     def vectors(self, texts: Iterable[Sequence[int]]) -> Floats:
-        """Float32 ``[n_texts, n]`` of texts of any number, as ids. Raises ContextFullError."""
+        """Return vectors, float32 ``[n_texts, n]``, for any number of texts. Raises
+        ContextFullError.
+        """
         batches = self._model.engine.together(texts)
         made = [np.zeros((0, self.n), np.float32), *(self.run(batch) for batch in batches)]
         return np.concatenate(made)
 
     def run(self, batch: Sequence[Sequence[int]]) -> Floats:
-        """The same of a batch of ``Engine.together``. Texts in hand give way where there is no
-        room.
+        """Return the vectors of one batch of ``Engine.together``. Running requests are preempted if
+        there are not enough pages.
         """
         *_, made = self.runs(batch)
         assert made is not None
         return made
 
     def runs(self, batch: Sequence[Sequence[int]]) -> Generator[Floats | None, None, None]:
-        """The vectors of a batch, last; None behind each run before the last of a text that takes
-        several, as of ``Engine.embed_runs``.
+        """Yield the vectors of a batch last, and None after each earlier run of a text that takes
+        several, as ``Engine.embed_runs``.
         """
         pooled, made = self._whole and not self._dense, None
         each = self._model.engine.embed_runs(
@@ -166,8 +168,8 @@ class Embedder:
         yield self._behind(made, pooled)
 
     def token_runs(self, ids: Sequence[int]) -> Generator[Floats | None, None, None]:
-        """The normed states of each token of a text, ``[n_tokens, n_embd]``, last; None behind each
-        run before the last. Raises NotFiniteError.
+        """Yield the normed states of a text's tokens, ``[n_tokens, n_embd]``, last, and None after
+        each earlier run. Raises NotFiniteError.
         """
         engine, made = self._model.engine, list[Floats]()
         each = engine.states_runs(ids, self._lora)
@@ -179,9 +181,9 @@ class Embedder:
         yield _finite(np.concatenate(made))
 
     def _behind(self, made: Floats, pooled: bool) -> Floats:
-        """Vectors of what was pooled. Raises NotFiniteError."""
+        """Apply the dense matrices, cut and scale pooled states. Raises NotFiniteError."""
         engine = self._model.engine
-        for matrix in self._dense:  # of a row alone the bits are the same in every batch
+        for matrix in self._dense:  # row by row, results do not depend on the batch
             each = (matrix @ row for row in made)
             with np.errstate(over="ignore", invalid="ignore"):
                 made = np.stack([*each]) if engine.deterministic else made @ matrix.T
@@ -190,7 +192,7 @@ class Embedder:
 
 
 def _finite(vectors: Floats) -> Floats:
-    """``vectors``. Raises NotFiniteError."""
+    """Return ``vectors``. Raises NotFiniteError."""
     if not np.isfinite(vectors).all():
         raise NotFiniteError(
             "the model's vectors are not finite numbers: its weights are damaged, or too large"
@@ -199,13 +201,13 @@ def _finite(vectors: Floats) -> Floats:
 
 
 def scaled(vectors: Floats, by: int) -> Floats:
-    """Rows divided as llama.cpp's ``embd_normalize`` says, float32; a row of zeros stays."""
+    """Scale rows as llama.cpp's ``embd_normalize``, float32; rows of zeros stay."""
     x = np.abs(vectors.astype(np.float64))
     if by == NOTHING or not x.size:
         return vectors
     if by == LARGEST:
         size = x.max(1) / 32760.0
-    else:  # in units of the largest value: no power of it is out of range
+    else:  # relative to the largest value, so that powers stay in range
         top = np.maximum(x.max(1), np.finfo(np.float64).tiny)
         size = top * ((x / top[:, None]) ** by).sum(1) ** (1.0 / by)
     return np.asarray(vectors / np.where(size > 0.0, size, 1.0)[:, None], np.float32)

@@ -1,4 +1,4 @@
-"""What ``generate`` and ``chat`` return: a text that is written as somebody reads it."""
+"""``Generation``: the result of ``generate`` and ``chat``, produced while it is iterated."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ if TYPE_CHECKING:
     from treadle.scheduler.request import Request
     from treadle.scheduler.stepping import CooperativeStepper
 
-LOOK_AHEAD = 4  # pieces that are written before somebody takes the first of them
-AHEAD = 256  # texts that ``in_order`` asks for at once: more than run together
+LOOK_AHEAD = 4  # pieces written ahead of the reader
+AHEAD = 256  # requests of ``in_order`` in flight: more than run at once
 
 
 class Generation:
-    """An iterator over pieces of text, whole characters each; so far they make ``text``, of
-    ``ids``.
+    """An iterator over pieces of text, of whole characters; ``text`` and ``ids`` hold the output so
+    far.
 
-    ``finish_reason`` is "stop" (end of text, or a stop string), "length" (``max_tokens``) or
-    "context" (the context is full) once the iterator has ended, None before. ``logprobs``, where
-    asked for, has an entry for each of ``ids``: its logarithm of probability and the likeliest
-    others, by the model's own logits before any sampling setting or grammar.
+    ``finish_reason`` is None until the iterator has ended, then "stop" (end of text, or a stop
+    string), "length" (``max_tokens``) or "context" (the context is full). ``logprobs``, if
+    requested, has an entry for each of ``ids``: its log-probability and the likeliest alternatives,
+    by the model's own logits before sampling settings and grammars.
 
-    Nothing runs before the first piece is asked for. Texts that several threads, or one thread in
-    turns, ask for are written together; a piece that nobody asks for is at most a few ahead.
+    Nothing runs before the first piece is requested. Generations that are iterated by several
+    threads, or alternately by one, are batched together. Each runs at most a few pieces ahead of
+    its reader.
 
-    ``async for`` works too: each step runs in a thread. Cancelling it ends the text: the step in
-    hand is waited for, at most a token or one batch of the prompt, and the session is whole then.
+    ``async for`` works too: each step runs in a thread. Cancelling it ends the generation after the
+    current step (at most a token or one batch of the prompt), with the session consistent.
     """
 
     def __init__(self, request: Request, turns: CooperativeStepper) -> None:
@@ -43,16 +44,16 @@ class Generation:
         self.logprobs: list[TokenLogprob] | None = None if request.n_top is None else []
         self.timings = answer.timings
         self._request, self._answer, self._turns = request, answer, turns
-        self._one = UseLock()  # thread at a time
+        self._one = UseLock()  # one thread at a time
 
     _begun = _ended = False
 
     @property
     def request(self) -> Request:
-        """What the scheduler has of it: for a server, which steps the scheduler by itself."""
+        """The scheduler's request, for a server that steps the scheduler itself."""
         return self._request
 
-    def __reduce__(self) -> NoReturn:  # a copy's end would end the text
+    def __reduce__(self) -> NoReturn:  # the end of a copy would end the generation
         raise TypeError("a Generation cannot be pickled or copied: its text, ids and timings can")
 
     def __repr__(self) -> str:
@@ -77,7 +78,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> str:
-        import asyncio  # takes 30 ms, and few need it
+        import asyncio  # takes 30 ms, and is rarely needed
 
         step = asyncio.ensure_future(asyncio.to_thread(next, self, None))
         try:
@@ -92,19 +93,19 @@ class Generation:
         return piece
 
     def __del__(self) -> None:
-        if self._begun and not self._ended:  # nobody will read the rest
+        if self._begun and not self._ended:  # the rest will not be read
             self._turns.scheduler.cancel(self._request)
 
     def close(self) -> None:
-        """End the text here: the iterator gives no more. A prompt that another thread is reading
-        for it is left after the batch in hand.
+        """End the generation: the iterator yields no more. A prompt that another thread is
+        processing stops after the current batch.
         """
         self._ended = True
         self._turns.scheduler.cancel(self._request)
         self._turns.scheduler.settle()
 
     def finish(self) -> str:
-        """Generate to the end; the whole text."""
+        """Generate to the end; return the whole text."""
         with self._one:
             if not self._ended:
                 try:
@@ -116,14 +117,16 @@ class Generation:
         return self.text
 
     def begin(self, *, look_ahead: float) -> None:
-        """From now on others' steps write it too, up to so many pieces that nobody has taken."""
+        """Queue the request: from now on other callers' steps generate it too, up to ``look_ahead``
+        pieces that were not taken.
+        """
         self._request.look_ahead = look_ahead
         if not self._begun and not self._answer.done:
             self._begun = True
             self._turns.scheduler.add(self._request)
 
     def wait(self, enough: Callable[[], bool]) -> None:
-        """Until ``enough()``, or until the text is closed."""
+        """Step until ``enough()``, or until the generation is closed."""
         if not self._begun:
             self.begin(look_ahead=LOOK_AHEAD)
         try:
@@ -133,7 +136,7 @@ class Generation:
             raise
 
     def _take(self) -> str | None:
-        """The next piece, with its ids; None at the end, or where the text was closed."""
+        """Take the next piece and its ids; None at the end, or if closed."""
         answer = self._answer
         piece = answer.take()
         start, end = len(self.ids), len(answer.ids) if piece is None else answer.n_taken
@@ -144,7 +147,7 @@ class Generation:
             self.text += piece
         elif answer.over:
             self._ended, self.finish_reason = True, answer.finish_reason
-            if isinstance(answer.error, StopIteration):  # a sampler's: it would end the iteration
+            if isinstance(answer.error, StopIteration):  # a sampler's: would end the iteration
                 raise RuntimeError("a sampler raised StopIteration") from answer.error
             if answer.error is not None:
                 raise answer.error
@@ -152,12 +155,12 @@ class Generation:
 
 
 def in_order(texts: Iterable[Generation]) -> Iterator[Generation]:
-    """Each text once it is whole, in their order; AHEAD are written at a time, as far as there is
-    room. What the iteration of ``texts`` raises is raised when it is that one's turn.
+    """Yield generations in order, each once it is finished. Up to AHEAD are in flight, as far as
+    there are pages. An error raised by iterating ``texts`` is raised at its place in the order.
     """
     queue: deque[Generation] = deque()
     source = iter(texts)
-    failure: Exception | None = None  # a StopIteration, at its end
+    failure: Exception | None = None  # a StopIteration at the end of the source
 
     def room() -> bool:
         return failure is None and sum(not made._answer.done for made in queue) < AHEAD

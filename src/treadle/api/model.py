@@ -1,4 +1,4 @@
-"""A model as a library user sees it: text in, text out."""
+"""The model as library users see it: text in, text out."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan
     from treadle.tokenizer.tokenizer import Tokenizer
 
-CACHE_BYTES = 4 << 30  # of page files
+CACHE_BYTES = 4 << 30  # default size limit of page files
 Messages = Sequence[dict[str, Any]]
 Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
@@ -88,28 +88,28 @@ def load(
     progress: Progress | None = None,
 ) -> Model:
     """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
-    the small model inside the package.
+    the small model in the package.
 
-    The file is mapped, not read. ``threads``: None for as many as this machine has performance
-    cores to use; ``context``: tokens a sequence may hold, None for the model's own up to 4096 (or
-    ``kv_tokens``), of encoders 8192; ``deterministic``: results are the same to the bit whatever
-    else is in a batch and however a text is cut into runs, else but for rounding; ``kv``: keys and
-    values as "f16", "bf16", "f32", "q8_0" or "q4_0"; ``n_sequences``: full sequences to hold at
-    once; ``kv_bytes``: what their keys and values take at most, of all of them together, and
-    ``kv_tokens``: of how many, None for no other limit; ``cache_dir``: a folder where they outlive
-    the process, in files of ``cache_bytes`` at most; ``speculate``: look up what may come next in
-    the text itself, and check it in the same step, None for models with layers of their own that
-    predict further tokens; ``draft``: a smaller model with the same tokens, to guess it; ``lora``:
-    adapters, each a path or a path and a scale; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for
-    the second; ``isa``: an instruction set's name, None for the best here; ``progress(stage, done,
-    total)`` is called during long work.
+    The file is mapped, not read. ``threads``: None for the number of usable performance cores;
+    ``context``: maximum tokens of a sequence, None for the model's own up to 4096 (or
+    ``kv_tokens``), for encoders 8192; ``deterministic``: results are bit-identical whatever else is
+    in a batch and however a text is split into runs, otherwise equal up to rounding; ``kv``: type
+    of keys and values, "f16", "bf16", "f32", "q8_0" or "q4_0"; ``n_sequences``: full sequences that
+    fit at once; ``kv_bytes`` and ``kv_tokens``: limits on keys and values of all sequences
+    together, None for no other limit; ``cache_dir``: a folder where they outlive the process, in
+    files of ``cache_bytes`` at most; ``speculate``: draft from n-grams of the sequence itself and
+    check drafts in the same step, None: only for models with layers of their own that predict
+    further tokens; ``draft``: a smaller draft model with the same vocabulary; ``lora``: adapters,
+    each a path or a path and a scale; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
+    second; ``isa``: name of an instruction set, None for the best of this machine;
+    ``progress(stage, done, total)`` is called during long work.
 
-    Defaults of answers, over which a call's own settings win: ``chat_template``: a file, the name
-    of a built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``:
-    its variables; ``reasoning``: "on" or "off" by the variable that the template has for it, and
-    off by a budget where it has none, "auto" for what the template does; ``sampling``: a
-    ``Sampling``, or fields of it by name over what the file recommends; ``seed``: of every text;
-    ``max_tokens``: of an answer, None for the end of the context.
+    Defaults of answers, which settings of a call override: ``chat_template``: a file, the name of a
+    built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``: its
+    variables; ``reasoning``: "on" or "off", set by the template's variable for it or, without one,
+    off by a reasoning budget of 0, "auto" for the template's default; ``sampling``: a ``Sampling``,
+    or fields by name over the file's recommended ones; ``seed``: for every request; ``max_tokens``:
+    per answer, None for the end of the context.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -141,7 +141,7 @@ def load(
 
 
 def load_session(path: str | os.PathLike[str], model: Model) -> Session:
-    """What ``Session.save`` wrote, as a session of ``model``; see ``Model.load_session``."""
+    """Load a file of ``Session.save`` as a session of ``model``; see ``Model.load_session``."""
     if not isinstance(model, Model):
         raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
     return model.load_session(path)
@@ -183,7 +183,7 @@ class Model:
         guard_mappings()
         self.gguf = open_model(self.path, progress)
         self.config = load_config(self.gguf)
-        # Where a call says nothing.
+        # Defaults of calls.
         self.sampling = self.defaults.sampling_over(recommended(self.gguf.metadata))
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
@@ -220,42 +220,40 @@ class Model:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Compiled ones, of the last texts."""
+        """Compiled grammars, recently used ones."""
         from treadle.grammar.compiled_cache import Grammars
 
         return Grammars(self.tokenizer)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer, built when it is first needed."""
+        """The file's tokenizer, built on first use."""
         from treadle.tokenizer.tokenizer import load_tokenizer
 
         try:
             tokenizer = load_tokenizer(self.gguf)
         finally:
-            self.gguf.check()  # its own error, rather than what a tokenizer says of zeros
+            self.gguf.check()  # a damaged file's own error comes first
         tokenizer.warn_beyond(self.config.n_vocab)
         return tokenizer
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The chat template: the one that ``load`` was given, the file's, or the built-in one of
-        its family.
-        """
+        """The chat template: that of ``load``, the file's, or the built-in one of its family."""
         self.gguf.check()
         template = self.defaults.load_template(self.gguf, self.config.arch.name)
         template.prepare()
         return template
 
     def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
-        """A sequence of tokens of its own, ``lora`` as in ``generate``; ``close`` frees it."""
+        """Return a new session; ``lora`` as in ``generate``; ``close`` frees it."""
         return Session(self.engine, lora_scales(lora, self.engine))
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """A session as ``Session.save`` wrote it to a file: no token of it is read again.
+        """Load a session from a file of ``Session.save``, without recomputing any token.
 
         Raises FileError for a file that is damaged, of another model, or with keys and values of
-        another type (``load(kv=...)``); ContextFullError where its tokens do not fit.
+        another type (``load(kv=...)``); ContextFullError if its tokens do not fit.
         """
         from treadle.kvcache.disk.session_file import load_session
 
@@ -266,8 +264,8 @@ class Model:
     # -- text -----------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
-        """Token ids. ``bos`` None: as the file says; ``special``: names of control tokens in the
-        text become those tokens.
+        """Return token ids. ``bos``: None as the file says; ``special``: names of control tokens in
+        the text become those tokens.
         """
         if not isinstance(text, str):
             raise TreadleError(f"the text is {type(text).__name__}: expected a str")
@@ -275,7 +273,7 @@ class Model:
         return self.tokenizer.encode(text, bos=bos, special=flag("special", special))
 
     def detokenize(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Text of token ids; control tokens only with ``special``."""
+        """Return the text of token ids; control tokens only with ``special``."""
         try:
             return self.tokenizer.decode(token_ids(ids), special=flag("special", special))
         except IndexError as error:
@@ -298,21 +296,21 @@ class Model:
         cache_prompt: bool = True,
         **fields: Any,
     ) -> Generation:
-        """Complete a prompt: an iterator of pieces of text.
+        """Complete a prompt; return an iterator of pieces of text.
 
-        ``max_tokens``: None for what ``load`` was told, -1 for as many as the text has;
-        ``sampling``: how tokens are chosen, None for the model's defaults, and ``fields`` are
-        fields of it by name, which count before its own: ``temperature=0``; ``stop``: the text ends
-        before this, or before any of these; ``grammar``: GBNF text that the completion must follow;
-        ``json_schema``: a schema it must satisfy, as text, a dict or a pydantic class; ``regex``:
-        what all of it must match (Rust's syntax); ``constraint``: your own
-        ``treadle.sampling.Constraint``; ``session``: whose tokens and adapters to use;
-        ``logprobs``: how many alternatives to each token ``Generation.logprobs`` has, 0 for the
-        token alone; ``lora``: how much of each adapter, by name, in place of what ``load`` was
-        told; ``cache_prompt``: False to read the prompt anew.
+        ``max_tokens``: None for the default of ``load``, -1 for no limit; ``sampling``: None for
+        the model's defaults; ``fields``: its fields by name, such as ``temperature=0``, which
+        override it; ``stop``: a string or several, the output ends before the first that occurs;
+        ``grammar``: GBNF text that the output must follow; ``json_schema``: a schema it must
+        satisfy, as text, a dict or a pydantic class; ``regex``: a pattern that the whole output
+        must match (Rust's syntax); ``constraint``: your own ``treadle.sampling.TokenConstraint``;
+        ``session``: whose tokens and adapters to use; ``logprobs``: number of alternatives per
+        token in ``Generation.logprobs``, 0 for the token alone; ``lora``: scales of adapters by
+        name, in place of those of ``load``; ``cache_prompt``: False to recompute the whole prompt.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
-        TypeError for a name that is no setting, UnsupportedError for text without a vocabulary.
+        TypeError for a name that is no setting, UnsupportedError for text if the file has no
+        vocabulary.
         """
         check_session(session, self.engine)
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
@@ -336,14 +334,15 @@ class Model:
     def generate_many(
         self, prompts: Iterable[str | Sequence[int]], **settings: Any
     ) -> Iterator[Generation]:
-        """Complete many prompts together: an iterator of finished Generations, in their order.
+        """Complete many prompts in shared batches; return an iterator of finished Generations.
 
-        ``settings`` are those of ``generate`` but ``session`` and ``constraint``. As many are
-        written at once as there are pages for; when one ends, the next joins: ``prompts`` is read
-        as they are needed. Raises what ``generate`` does, of a prompt when it is its turn.
+        They come in the order of ``prompts``. ``settings``: those of ``generate`` except
+        ``session`` and ``constraint``. As many run at once as there are pages for; when one ends,
+        the next joins, and ``prompts`` is iterated on demand. Raises the errors of ``generate``,
+        each at its prompt's place.
         """
         each, settings = iterated("prompts", prompts), shared(settings)
-        self.generate([0], **settings)  # which says what is wrong with the settings
+        self.generate([0], **settings)  # raises for invalid settings
         return in_order(self.generate(prompt, **settings) for prompt in each)
 
     @overload
@@ -366,15 +365,15 @@ class Model:
         list of parts ``{"type": "text", "text"}``.
 
         ``settings`` are those of ``generate``; any other must be a variable that the chat template
-        reads, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name,
-        that it need not read. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
+        uses, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name
+        that it may ignore. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
         ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
-        place of what ``load`` was told; off, the answer is a ``Reply`` too, without reasoning. A
-        last message of the assistant is gone on with. Raises TemplateError too, and
-        UnsupportedError for parts that are no text.
+        place of the default of ``load``; off, the answer is a ``Reply`` too, without reasoning. A
+        final assistant message is continued. Also raises TemplateError, and UnsupportedError for
+        parts that are not text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
-        stop, tokenizer = self.template.stop, self.tokenizer  # one starts as the other is built
+        stop, tokenizer = self.template.stop, self.tokenizer  # building one starts the other
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
         given = {**settings, **(template or {})}
         if reasoning is not None:
@@ -401,15 +400,15 @@ class Model:
         template: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> str:
-        """The text that the model's template makes of a conversation; variables as in ``chat``."""
+        """Return the chat template's text of a conversation; variables as in ``chat``."""
         from treadle.api.tool_chat import prompt_of
 
         return prompt_of(self.template, messages, tools, template, variables, SETTINGS)
 
-    # -- numbers --------------------------------------------------------------------------------
+    # -- logits, states, vectors and scores --------------------------------------------------------
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each of ``ids``, float32 ``[n_tokens, n_vocab]``. ContextFullError."""
+        """Return logits after each id, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
         ids = token_ids(ids)
         with self.engine.lock:
             self._make_room(len(ids))
@@ -417,7 +416,9 @@ class Model:
                 return session.logits(ids)
 
     def states(self, ids: Sequence[int]) -> np.ndarray:
-        """The last layer's normed states, float32 ``[n_tokens, n_embd]``. ContextFullError."""
+        """Return the last normed states, float32 ``[n_tokens, n_embd]``. Raises
+        ContextFullError.
+        """
         ids = token_ids(ids)
         with self.engine.lock:
             self._make_room(len(ids))
@@ -432,8 +433,8 @@ class Model:
         default_prompt: bool = True,
         truncate: bool = False,
     ) -> np.ndarray:
-        """A vector for each text, or list of ids, float32 ``[n_texts, dimensions]``; see
-        ``embedding.py``. ``truncate``: read the beginning of a text that is too long.
+        """Return a vector for each text or list of ids, float32 ``[n_texts, dimensions]``; see
+        ``embedding.py``. ``truncate``: cut texts that are too long.
         """
         from treadle.api.embedding import Embedder
 
@@ -443,8 +444,8 @@ class Model:
         return embedder.of(texts, truncate=truncate)
 
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> np.ndarray:
-        """How well each document answers, float32 ``[n]``: larger is better. See ``rerank.py``.
-        ``truncate``: read the beginning of a document that is too long.
+        """Return a relevance score for each document, float32 ``[n]``; larger is better. See
+        ``rerank.py``. ``truncate``: cut documents that are too long.
         """
         from treadle.api.rerank import Reranker
 
@@ -457,12 +458,12 @@ class Model:
         return ids
 
     def _make_room(self, n_tokens: int) -> None:
-        """Texts that are being written give way, and are read again; see ``make_room``."""
+        """Preempt running requests until ``n_tokens`` fit; see ``make_room``."""
         self._turns.scheduler.make_room(n_tokens)
 
     def _with_room(self, n_tokens: int, runs: Generator[T, None, None]) -> Generator[T, None, None]:
-        """``runs``, the first of which finds room for ``n_tokens``. Others may use the engine
-        between them. Close it.
+        """Yield from ``runs``, making room for ``n_tokens`` before the first. Other threads may use
+        the engine between runs. Close the generator.
         """
         with closing(runs):
             with self.engine.lock:
@@ -472,13 +473,13 @@ class Model:
             yield from runs
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1) -> Plan:
-        """The steps that a batch of ``n_tokens`` runs, with logits of ``n_outputs`` of them."""
+        """Return the steps for a batch of ``n_tokens`` with logits of ``n_outputs`` of them."""
         self.gguf.check()
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         return self.engine.plan(n_tokens, ranged("n_outputs", n_outputs, 0, min(n_tokens, OUTPUTS)))
 
     def profile(self, n_tokens: int = 1, depth: int = 0) -> list[tuple[str, float]]:
-        """Seconds of each step, by label, of one run of ``n_tokens`` behind ``depth`` others."""
+        """Return each step's label and seconds, for a run of ``n_tokens`` at position ``depth``."""
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         depth = ranged("depth", depth, 0)
         with self.engine.lock:
@@ -489,7 +490,7 @@ class Model:
                 return self.engine.run_timed([BatchItem(session.seq, [0] * n_tokens)])
 
     def close(self) -> None:
-        """Stop the threads and let go of the file."""
+        """Stop the threads and close the file."""
         with self.gguf, suppress(ForkedError), self.engine.lock:  # another thread may be in a step
             self._turns.scheduler.drafting.close()
             self.engine.close()
@@ -501,4 +502,5 @@ class Model:
         self.close()
 
 
-SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)  # of generate, by name
+# parameters of ``generate``, by name
+SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)

@@ -1,4 +1,4 @@
-"""What callers hand in, checked where it enters: settings by name, sessions, adapters."""
+"""Checks of API arguments: settings by name, sessions, adapters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Given = TypeVar("Given")
-Scales = Mapping[Any, float] | None  # of adapters, by their names or numbers
+Scales = Mapping[Any, float] | None  # of adapters, by name or number
 USUAL_CONTEXT = 4096
-WHOLE_TEXT = 8192  # the same of models that read a text at once
+WHOLE_TEXT = 8192  # the same for non-causal models, which process a text at once
 SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
-RULES = ("grammar", "json_schema", "regex", "constraint")  # of which one may hold for an answer
+RULES = ("grammar", "json_schema", "regex", "constraint")  # at most one per request
 
 
 def read_sizes(
@@ -40,8 +40,8 @@ def read_sizes(
     n_sequences: int,
     cache_bytes: int,
 ) -> tuple[int | None, int | None, int | None, int | None, int, int]:
-    """Settings of ``load`` as Python's numbers: in numpy's an address would overflow. Raises
-    TreadleError for one that is no number above 0.
+    """Return size settings of ``load`` as Python ints: address arithmetic with numpy's would
+    overflow. Raises TreadleError for a value that is not a number above 0.
     """
     return (
         threads if threads is None else positive("threads", threads, 1024),
@@ -56,8 +56,8 @@ def read_sizes(
 def check_choices(
     deterministic: bool, speculate: bool | None, draft: Any, kv: str, isa: str | None
 ) -> None:
-    """Raise TreadleError for a setting of ``load`` that is no flag, or no name, and for a ``draft``
-    that is to write no drafts.
+    """Raise TreadleError for a setting of ``load`` that is not a flag or not a name, and for a
+    ``draft`` with ``speculate=False``.
     """
     flag("deterministic", deterministic)
     if speculate is not None and not flag("speculate", speculate) and draft is not None:
@@ -70,7 +70,7 @@ def check_choices(
 def read_each(
     texts: Sequence[Given], read: Callable[[Given], T], name: Callable[[int], str]
 ) -> list[T]:
-    """What ``read`` makes of each text. Where one of several is wrong, the error has its name."""
+    """Apply ``read`` to each text. If there are several, an error names the text."""
     made = []
     for i, text in enumerate(texts):
         try:
@@ -84,7 +84,7 @@ def read_each(
 
 
 def token_limit(max_tokens: int | None) -> int | None:
-    """``max_tokens`` as a number, or None where the text may run to its end: for None and -1."""
+    """Return ``max_tokens`` as an int, or None (no limit) for None and -1."""
     if max_tokens is None:
         return None
     limit = integer("max_tokens", max_tokens)
@@ -94,15 +94,15 @@ def token_limit(max_tokens: int | None) -> int | None:
 
 
 def alternatives(logprobs: int | None, n_vocab: int) -> int | None:
-    """``logprobs``: of how many alternatives to each token; None for no log-probabilities."""
+    """Return the number of alternatives per token, or None for no log-probabilities."""
     if logprobs is None:
         return None
     return ranged("logprobs", logprobs, 0, n_vocab)
 
 
 def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> int:
-    """Tokens that a sequence may hold where nobody says: the model's own, or the longest text that
-    it embeds, up to a bound. Above ``USUAL_CONTEXT`` none in which short texts are read otherwise.
+    """Default context in tokens: the model's own, or the longest text that it embeds, up to a
+    limit. Above ``USUAL_CONTEXT``, only lengths that do not change results of short texts.
     """
     own = max_seq_length(gguf) or config.n_ctx_train
     own = min(own, config.n_ctx_most or own, config.n_ctx_train)
@@ -117,9 +117,9 @@ def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> i
 def choose_context(
     asked: int | None, config: Config, gguf: GGUF, kv_tokens: int | None = None
 ) -> int:
-    """``asked``, or the default, up to ``kv_tokens`` if these are given. A warning says if short
-    texts are read otherwise for it: they are right in either, but not the same. TreadleError for a
-    length that the rope does not have.
+    """Return ``asked``, or the default, up to ``kv_tokens`` if given. Warns if this length changes
+    results of short texts; both results are valid. Raises TreadleError for a length that the rope
+    does not support.
     """
     usual = USUAL_CONTEXT if kv_tokens is None else kv_tokens
     n_ctx, name = asked or default_context(config, gguf, usual), gguf.path.name
@@ -142,14 +142,14 @@ def choose_context(
                 "texts of any length by its long factors, as llama.cpp does; transformers does so "
                 f"from {rope.n_ctx_orig + 1} tokens on. Shorter texts are as there with a context "
                 f"of {rope.n_ctx_orig}",
-                stacklevel=4,  # whoever called load
+                stacklevel=4,  # the caller of load
             )
             break
     return n_ctx
 
 
 def add_adapters(given: Adapters, engine: Engine) -> None:
-    """Load some for an engine that has run nothing; see ``convert.lora.load_adapters``."""
+    """Load adapters into an engine before its first run; see ``convert.lora.load_adapters``."""
     if isinstance(given, str | bytes | os.PathLike):
         given = [given]
     if each := [*given.items()] if isinstance(given, Mapping) else listed("lora", given):
@@ -159,8 +159,8 @@ def add_adapters(given: Adapters, engine: Engine) -> None:
 
 
 def shared(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for many texts: what can be read once becomes a list, or the first text would use it
-    up. Raises TreadleError for what only one text can have.
+    """Prepare settings for use by many requests: iterators become lists. Raises TreadleError for
+    settings that cannot be shared.
     """
     for name in ("session", "constraint"):
         if settings.get(name) is not None:
@@ -169,22 +169,22 @@ def shared(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_session(session: Session | None, engine: Engine) -> None:
-    """Raise TreadleError for a session of another engine, or what is none."""
+    """Raise TreadleError if ``session`` is not a session of this engine."""
     if session is not None and getattr(session, "engine", None) is not engine:
         raise TreadleError("the session is of another model")
 
 
 def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -> Lora:
-    """How much of each adapter of an engine's is wanted, by its name or its number; None: what a
-    ``session`` or new texts have. Raises TreadleError for one that was not loaded, for a scale that
-    is no number or too large, and where the session has others.
+    """Return the scales of an engine's adapters, given by name or number; None: those of the
+    ``session``, or the defaults. Raises TreadleError for an adapter that is not loaded, an invalid
+    scale, or a session with other adapters.
     """
     names = [adapter.name for adapter in engine.adapters]
     if given is None:
         return engine.cache.lora if session is None else session.seq.lora
     if not isinstance(given, Mapping):
         raise TreadleError(f"lora={given!r:.60}: expected a dict of adapters and their scales")
-    from treadle.models.lora import lora_scale  # which few texts need
+    from treadle.models.lora import lora_scale  # imported late: rarely needed
 
     found: dict[int, float] = {}
     for key, scale in given.items():
@@ -203,10 +203,10 @@ def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -
 def build_sampling(
     sampling: Sampling | None, usual: Sampling, given: Mapping[str, Any], known: Iterable[str]
 ) -> Sampling:
-    """``sampling``, or the ``usual``, with the fields ``given`` by name in the place of its own.
+    """Return ``sampling``, or ``usual``, with the fields ``given`` by name replaced.
 
-    Raises TypeError for a name that is no field, suggesting fields and the ``known`` others;
-    SamplingError for values out of range.
+    Raises TypeError for a name that is no field, with a suggestion from the fields and the other
+    ``known`` names; SamplingError for values out of range.
     """
     if not isinstance(sampling, Sampling | None):
         found = type(sampling).__name__
@@ -216,12 +216,12 @@ def build_sampling(
 
 
 def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) -> None:
-    """Raise TypeError for a name that is no field of ``Sampling``: the ``problem``, with the name
-    for {}, and the field or ``known`` other name that may have been meant.
+    """Raise TypeError for a name that is no field of ``Sampling``: ``problem`` with the name in
+    place of {}, and the most similar field or ``known`` name.
     """
     for name in names:
         if name not in SAMPLING_FIELDS:
-            from difflib import get_close_matches  # for a slip alone
+            from difflib import get_close_matches  # needed for errors only
 
             near = get_close_matches(str(name), [*SAMPLING_FIELDS, *known], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

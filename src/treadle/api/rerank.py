@@ -1,9 +1,9 @@
-"""Scores of pairs, a query and a document, by a model that was trained to give them.
+"""Reranking: relevance scores of query-document pairs, by a model trained for it.
 
-A cross-encoder reads both in one text, and its head makes a number of the state that is pooled:
+A cross-encoder processes both as one text, and its head turns the pooled state into a score:
 ``cls`` with tanh, then ``cls.output`` (BERT, RoBERTa); with GELU and a norm between (ModernBERT);
-with ReLU or GELU (DistilBERT, ELECTRA); or ``cls.output`` alone, of one row, or of two for "yes"
-and "no" (Qwen3).
+with ReLU or GELU (DistilBERT, ELECTRA); or ``cls.output`` alone, with one row, or with two for
+"yes" and "no" (Qwen3).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
 
 TEMPLATE = "tokenizer.chat_template.rerank"
-# The form that Qwen3's rerankers were trained with, and their default instruction.
+# The prompt that Qwen3's rerankers were trained with, and their default instruction.
 QWEN3 = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -40,12 +40,12 @@ QWEN3 = (
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
 Floats = np.ndarray
-Pair = tuple[list[int], int]  # ids, and where those of the second type begin
+Pair = tuple[list[int], int]  # ids, and the start of those with the second token type
 T = TypeVar("T")
 
 
 class RerankModel(Protocol):
-    """What is asked of ``treadle.Model``."""
+    """The parts of ``treadle.Model`` that reranking needs."""
 
     path: Path
     gguf: GGUF
@@ -54,7 +54,7 @@ class RerankModel(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The file's."""
+        """The file's tokenizer."""
 
     def _with_room(
         self, n_tokens: int, runs: Generator[T, None, None]
@@ -62,8 +62,8 @@ class RerankModel(Protocol):
 
 
 class Reranker:
-    """What a model says of pairs. Raises UnsupportedError for a model that says nothing, and for a
-    file that has lost what it would need. ``lora``: as an ``Embedder``'s.
+    """Scores query-document pairs. Raises UnsupportedError for a model that is not a reranker, and
+    for a file that lacks tensors of the head. ``lora``: as for ``Embedder``.
     """
 
     def __init__(self, model: RerankModel, lora: Lora | None = None) -> None:
@@ -90,8 +90,8 @@ class Reranker:
         self._activate = _activation(model.gguf, config, normed=self._norm is not None)
 
     def pair(self, query: str, document: str, most: int | None = None) -> Pair:
-        """The ids of both as the model reads them, and where those of the second type begin.
-        ``most``: tokens that they may be together; of the longer text the end is left out.
+        """Return the ids of a pair as model input, and the index where the second token type
+        begins. ``most``: maximum number of tokens; the longer text is cut at its end.
         """
         tokenizer = self._model.tokenizer
         if self._causal:
@@ -109,7 +109,7 @@ class Reranker:
         return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
 
     def _cut_prompt(self, query: str, document: str, most: int | None) -> list[int]:
-        """A decoder's, of the beginning of a document where it is too long."""
+        """Return a decoder's prompt, with the document cut to fit ``most`` tokens."""
         ids, tokenizer = self._prompt(query, document), self._model.tokenizer
         while most is not None and len(ids) > most and document:
             own = tokenizer.encode(document, bos=False)
@@ -119,14 +119,14 @@ class Reranker:
         return ids
 
     def _prompt(self, query: str, document: str) -> list[int]:
-        """A decoder's: the file's template, in which neither text spells a control token."""
+        """Return a decoder's prompt by the file's template; texts cannot spell control tokens."""
         tokenizer = self._model.tokenizer
         template = self._model.gguf.metadata.get(TEMPLATE, QWEN3)
         ids: list[int] = []
         for part in tokenizer.cut(str(template)):
             if isinstance(part, int):
                 ids.append(part)
-            else:  # the query is not looked through for "{document}"
+            else:  # "{document}" in the query is not replaced
                 sides = (side.replace("{query}", query) for side in part.split("{document}"))
                 ids += tokenizer.encode(document.join(sides), bos=False)
         return ids
@@ -139,9 +139,9 @@ class Reranker:
         *,
         truncate: bool = False,
     ) -> Floats:
-        """A number for each document, float32 ``[n]``, larger for what answers better. Raises
-        ContextFullError for a pair that is too long, unless it is to be cut (``truncate``); of
-        several with the document's ``name``.
+        """Return a score for each document, float32 ``[n]``; larger is better. Raises
+        ContextFullError for a pair that is too long, unless ``truncate``. With several documents
+        the error names the document by ``name``.
         """
         if not isinstance(query, str):
             raise TreadleError(f"query is {type(query).__name__}: expected a str")
@@ -160,21 +160,21 @@ class Reranker:
         return np.concatenate(made)
 
     def together(self, pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-        """``pairs`` in order, in lists that ``run`` takes."""
+        """Group ``pairs``, in order, into lists that ``run`` can take."""
         at = 0
         for batch in self._model.engine.together([ids for ids, _ in pairs]):
             yield list(pairs[at : at + len(batch)])
             at += len(batch)
 
     def run(self, pairs: Sequence[Pair]) -> Floats:
-        """Scores of pairs of one run. Texts in hand give way where there is no room."""
+        """Return the scores of one batch. Preempts running requests if pages are short."""
         *_, made = self.runs(pairs)
         assert made is not None
         return made
 
     def runs(self, pairs: Sequence[Pair]) -> Generator[Floats | None, None, None]:
-        """The scores of a batch, last; None behind each run before the last of a pair that takes
-        several, as of ``Engine.embed_runs``. Raises NotFiniteError.
+        """Yield the scores of a batch last, and None after each earlier run of a pair that takes
+        several, as ``Engine.embed_runs``. Raises NotFiniteError.
         """
         texts, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
         each = self._model.engine.embed_runs(texts, seconds, unit=False, lora=self._lora)
@@ -193,7 +193,9 @@ class Reranker:
         yield made
 
     def head(self, x: Floats) -> Floats:
-        """Scores float32 ``[n]`` of pooled states ``[n, n_embd]``; of two rows the share of one."""
+        """Return scores, float32 ``[n]``, of pooled states ``[n, n_embd]``; with two rows, the
+        probability of the first.
+        """
         if self._cls is not None:
             x = x @ self._cls.T + self._cls_bias
             x = self._activate(x)
@@ -213,7 +215,7 @@ class Reranker:
         return None if tensor is None else tensor.dequantize()
 
     def _vector(self, name: str, n: int) -> Any:
-        """A bias, ``[n]``; 0 where there is none."""
+        """Return a bias, ``[n]``, or 0 if the file has none."""
         found = self._tensor(name)
         if found is not None and found.shape != (n,):
             self._fail(name, found, f"[{n}]")
@@ -225,8 +227,8 @@ class Reranker:
 
 
 def _activation(gguf: GGUF, config: Config, *, normed: bool) -> Callable[[Floats], Floats]:
-    """What is between the head's matrices. llama.cpp's files do not say it; with positions and
-    without types they are DistilBERT's.
+    """Return the activation between the head's matrices. llama.cpp's files do not name it; a model
+    with learned positions and no token types is DistilBERT.
     """
     usual = "gelu_erf" if normed else "tanh"
     if config.n_positions and not config.n_types:

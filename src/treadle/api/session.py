@@ -1,4 +1,4 @@
-"""A conversation's tokens in the engine: fed, rewound, read again, saved."""
+"""Sessions: a conversation's tokens in the KV cache, fed, truncated, prefilled and saved."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One conversation's tokens: a sequence of the engine's cache, fed and rewound. Use it as a
-    context manager, or ``close`` it; one that nobody refers to any more is closed when there is
-    need of its room.
+    """One conversation's tokens: a sequence of the engine's cache that can be fed and truncated.
+    Use it as a context manager, or ``close`` it; an unreferenced session is closed when its room is
+    needed.
     """
 
     def __init__(self, engine: Engine, lora: Lora | None = None) -> None:
@@ -33,7 +33,7 @@ class Session:
         self.engine = engine
         self.seq = engine.cache.sequence((), lora)
         self._closed = False
-        self._holds = True  # pages, or may come to: a signal may end ``close`` before they are back
+        self._holds = True  # has pages, or may get some; stays set if a signal interrupts ``close``
 
     def __enter__(self) -> Session:
         return self
@@ -42,10 +42,10 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_holds", False):  # the lock may be in use by this very thread
+        if getattr(self, "_holds", False):  # this very thread may hold the lock
             self.engine.cache.left.append(self.seq)
 
-    def __reduce__(self) -> NoReturn:  # a copy's end would free the pages that both name
+    def __reduce__(self) -> NoReturn:  # the end of a copy would free the shared pages
         raise TypeError("a Session cannot be pickled or copied: save and load it")
 
     def __repr__(self) -> str:
@@ -54,12 +54,12 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more tokens."""
+        """Whether it is closed and takes no more tokens."""
         return self._closed
 
     @property
     def n_past(self) -> int:
-        """Tokens held."""
+        """Number of tokens held."""
         return len(self.seq)
 
     @property
@@ -68,19 +68,19 @@ class Session:
         return list(self.seq.ids)
 
     def feed(self, ids: Ids[int], *, between: Callable[[], None] | None = None) -> np.ndarray:
-        """Run ``ids`` behind what is held; logits of the last one, float32 ``[n_vocab]``.
+        """Append ``ids`` and run them. Return the logits of the last one, float32 ``[n_vocab]``.
 
-        ``between`` is called before each batch: what it raises leaves the session with those that
-        were run. Raises ContextFullError, before anything is run, when they do not fit.
+        ``between`` is called before each batch; if it raises, the session keeps the batches already
+        run. Raises ContextFullError before any run if they do not fit.
         """
         if between is not None and not callable(between):
             raise TreadleError(f"between is {type(between).__name__}: expected a function")
         return self._last(self._checked(ids), between)
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
-        """Run ``ids`` behind what is held; logits after each, float32 ``[len(ids), n_vocab]``.
+        """Append and run ``ids``. Return the logits after each, float32 ``[len(ids), n_vocab]``.
 
-        Raises ContextFullError, before anything is run, when they do not fit.
+        Raises ContextFullError before any run if they do not fit.
         """
         return self._run(self._checked(ids), min(OUTPUTS, self.engine.max_tokens), True)
 
@@ -107,16 +107,17 @@ class Session:
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def match(self, ids: Ids[int]) -> int:
-        """Keep the longest beginning of ``ids`` that is held or cached; its length.
+        """Keep the longest prefix of ``ids`` that is held or cached. Return its length.
 
         At least the last of ``ids`` is left for ``feed``.
         """
         return self.engine.match(self.seq, self._checked(ids))
 
     def prefill(self, ids: Ids[int]) -> np.ndarray:
-        """Make the session hold exactly ``ids``, keeping what it can; logits of the last one.
+        """Make the session hold exactly ``ids``, reusing the cached prefix. Return the logits of
+        the last one.
 
-        Raises ContextFullError, before anything is changed, when they do not fit.
+        Raises ContextFullError, before anything changes, if they do not fit.
         """
         ids = self._checked(ids)
         with self.engine.lock:
@@ -124,15 +125,15 @@ class Session:
             return self._last(ids[self.engine.match(self.seq, ids) :])
 
     def truncate(self, n: int) -> None:
-        """Forget all but the first ``n`` tokens."""
+        """Drop all but the first ``n`` tokens."""
         self.engine.truncate(self.seq, ranged("n", n, 0, self.n_past))
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Drop all tokens."""
         self.truncate(0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what is held to a file, for ``treadle.load_session``. Raises FileError."""
+        """Write the session to a file, for ``treadle.load_session``. Raises FileError."""
         from treadle.kvcache.disk.session_file import save_session
 
         self._check_open()
@@ -141,14 +142,16 @@ class Session:
         save_session(path, self.engine, self.seq)
 
     def close(self) -> None:
-        """Give the pages back. The session takes no more tokens."""
+        """Release the pages. The session takes no more tokens."""
         self._closed = True
         with suppress(ForkedError), self.engine.lock, interrupts_held():
             self.seq.close()
             self._holds = False
 
     def retire(self) -> None:
-        """The same, but what it holds stays for a text that begins alike, while there is room."""
+        """Close the session, but keep its pages cached for prompts with the same prefix, while
+        there is room.
+        """
         with self.engine.lock, interrupts_held():
             self._closed = True
             self.engine.cache.retire(self.seq)

@@ -1,4 +1,4 @@
-"""What a model says of itself where Python shows it: on one line, and as a table in a notebook."""
+"""``repr`` and the notebook table of a model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def one_line(path: Path, engine: Engine) -> str:
 
 
 def table(path: Path, engine: Engine) -> str:
-    """The same as HTML. Names come from files, so all of it is escaped."""
-    from html import escape  # 5 ms of every start, and notebooks alone want it
+    """Return the facts as an HTML table. Names come from files, so everything is escaped."""
+    from html import escape  # 5 ms, and only notebooks need it
 
     rows = "".join(
         f"<tr><th style='text-align:left'>{escape(key)}</th>"
@@ -41,7 +41,7 @@ def table(path: Path, engine: Engine) -> str:
 
 
 def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """Bytes of the tensors of each type, that of the most first."""
+    """Return the bytes of the tensors of each type, largest first."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         sizes[tensor.type_name] += tensor.n_bytes
@@ -49,12 +49,12 @@ def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
 
 
 def room(cache: KVCache) -> str:
-    """What keys and values take at most: ``f16, 88.0 MiB for 4096 tokens``."""
+    """Return the capacity of the KV cache: ``f16, 88.0 MiB for 4096 tokens``."""
     return f"{cache.kv}, {n_bytes(cache.n_bytes)} for {cache.n_tokens} tokens"
 
 
 def card(path: Path, engine: Engine) -> dict[str, str]:
-    """What a model is, in words: key to value."""
+    """Return a model's facts as text, by name."""
     facts, tensors = {"file": path.name}, engine.gguf.tensors.values()
     if not tensors:
         return facts | {"state": "closed"}

@@ -1,4 +1,6 @@
-"""Answers of a chat with tools or a budget of reasoning: told apart while they come."""
+"""Chat answers with tools or a reasoning budget, parsed into content, reasoning and tool calls
+while they are generated.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,21 @@ if TYPE_CHECKING:
 
 
 class ChatModel(Protocol):
-    """What is used of ``treadle.Model``."""
+    """The parts of ``treadle.Model`` that chats need."""
 
     @property
     def template(self) -> ChatTemplate:
-        """How it is talked to."""
+        """The chat template."""
 
     @property
     def grammars(self) -> Grammars:
-        """Compiled ones."""
+        """Compiled grammars."""
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
-        """A conversation as text."""
+        """Return a conversation as prompt text."""
 
     def generate(self, prompt: Sequence[int], **settings: Any) -> Generation:
-        """Go on from ids."""
+        """Complete a prompt of token ids."""
 
     def chat(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Generation:
         """Answer a conversation."""
@@ -59,10 +61,11 @@ Tool = Mapping[str, Any] | Function
 
 
 class Reply(Generation):
-    """A Generation whose pieces, and ``text``, are content alone.
+    """A Generation whose pieces, and ``text``, are the content only.
 
-    ``reasoning`` and ``calls`` are what else was said; ``warnings`` tells what of a schema is not
-    enforced. ``message()`` is the answer as a message, for the conversation to go on.
+    ``reasoning`` and ``calls`` hold the other parts of the answer; ``warnings`` lists the parts of
+    a schema that are not enforced. ``message()`` returns the answer as a message, to continue the
+    conversation.
     """
 
     def __init__(self, generation: Generation, planned: AnswerPlan) -> None:
@@ -72,7 +75,7 @@ class Reply(Generation):
         self.warnings = planned.warnings
         self._scanner = planned.speech.scanner()
         self._of_calls: list[OutputPiece] = []
-        self._n_given = 0  # characters of the text
+        self._n_given = 0  # characters of the text already yielded
 
     def __next__(self) -> str:
         with self._one:
@@ -100,7 +103,7 @@ class Reply(Generation):
         return piece
 
     def message(self) -> dict[str, Any]:
-        """What was said, as a message of the assistant."""
+        """Return the answer as an assistant message."""
         made: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             made["reasoning_content"] = self.reasoning
@@ -115,9 +118,9 @@ class Reply(Generation):
 def prompt_of(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
 ) -> str:
-    """``chat_prompt`` of a conversation. One with calls, results, later words of the system's or
-    reasoning is put in the template's form, and so is one on which the template raises; with tools
-    ``reply`` has done it.
+    """Return ``chat_prompt`` of a conversation. Messages with tool calls, tool results, later
+    system messages or reasoning are converted to the template's form, and so are messages for which
+    the template raises. With tools, ``reply`` has done this already.
     """
 
     def made(messages: Sequence[dict[str, Any]]) -> str:
@@ -145,9 +148,9 @@ def reply(
     template: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Reply:
-    """``ChatModel.chat`` with tools. ``tool_choice``: "auto", "required", "none" or a name;
-    ``parallel``: several calls in one answer; ``reasoning_budget``: its most tokens; ``own``:
-    settings of ``generate``, and ``variables`` of the template. Raises GrammarError too.
+    """Answer a chat with tools. ``tool_choice``: "auto", "required", "none" or a tool's name;
+    ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens;
+    ``own``: settings of ``generate``; ``variables``: of the template. Also raises GrammarError.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
@@ -189,8 +192,8 @@ def reply(
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
-    """Tools by name, as OpenAI's chat has them. Raises TreadleError for what is none, and for two
-    of one name.
+    """Return tools by name, in the format of OpenAI's chat API. Raises TreadleError for an invalid
+    tool, and for two of the same name.
     """
     made: dict[str, dict[str, Any]] = {}
     for tool in listed("tools", tools):
@@ -207,7 +210,7 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
 
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The tools of which one must be called; none for "auto" and "none". Raises TreadleError."""
+    """Return the tools of which one must be called. Raises TreadleError."""
     if not isinstance(choice, str):
         raise TreadleError(f"tool_choice={choice!r:.80}: expected a name")
     if choice in ("auto", "none"):
@@ -231,13 +234,13 @@ def run_tools(
     told: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Have a conversation answered by a model that may call functions: they are called with its
-    arguments, and it goes on from what they give, until it answers in words.
+    """Answer a conversation with a model that may call functions. Each call's result is sent back
+    to the model until it answers without calls.
 
-    The messages that were added, the last of which is the answer; ``told`` is given each as it
-    comes. ``most``: answers of the model; ``settings`` are those of ``ChatModel.chat``; a call that
-    ``tool_choice`` asks for is that of the first answer. What a function raises is told to the
-    model. Raises TreadleError where it still calls in its last answer.
+    Return the added messages, the last of which is the answer; ``told`` is called with each as it
+    comes. ``most``: maximum number of answers of the model; ``settings``: those of
+    ``ChatModel.chat``; ``tool_choice`` applies to the first answer only. An exception of a function
+    is reported to the model. Raises TreadleError if the last answer still calls.
     """
     if not callable(getattr(model, "chat", None)):
         raise TreadleError(f"model is {type(model).__name__}: expected a treadle.Model")
@@ -263,5 +266,5 @@ def run_tools(
             result = result_of(functions[call.name], call.arguments)
             add({"role": "tool", "tool_call_id": call.id, "content": result})
         if "tool_choice" in settings:
-            settings["tool_choice"] = "auto"  # or it could never answer in words
+            settings["tool_choice"] = "auto"  # a forced call would never end
     raise TreadleError(f"the model still calls functions after {most} answers")

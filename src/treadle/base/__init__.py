@@ -1,1 +1,1 @@
-"""Small things that every package may use; none knows of models."""
+"""Small helpers for all packages, independent of models."""

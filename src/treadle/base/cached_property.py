@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from functools import cached_property as cached_property
 else:
 
-    class cached_property:  # as functools spells it
-        """``functools.cached_property`` as it is from Python 3.12 on. Before, objects of a class
-        share a lock: whoever asks one waits for another one's, and a child that was forked
-        meanwhile waits for ever. Two threads may compute a value; all get the first.
+    class cached_property:  # lowercase as in functools
+        """``functools.cached_property`` as of Python 3.12. Earlier versions share one lock per
+        class: objects wait for each other, and a child forked meanwhile waits forever. Here two
+        threads may compute a value; all get the first.
         """
 
         def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -25,7 +25,7 @@ else:
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
             if instance is None:
                 return self
-            made = instance.__dict__  # looked at before this descriptor
+            made = instance.__dict__  # takes precedence over this descriptor
             return (
                 made[self.name]
                 if self.name in made

@@ -1,7 +1,7 @@
-"""Warnings about what a caller asked for, told to whoever serves that call.
+"""Warnings about a caller's request, routed to that caller.
 
-Python's warnings go to the process; a server has many callers at once, and each must be told of its
-own text. ``warnings_to`` says where those of this thread go; elsewhere they are Python's.
+Python's warnings go to the process, but a server has many concurrent callers, each with its own
+warnings. ``warnings_to`` redirects those of the current thread; by default they are Python's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOLD: ContextVar[Callable[[str], object] | None] = ContextVar(
 
 
 def warn(message: str) -> None:
-    """Tell a caller something that is no error."""
+    """Warn the current caller."""
     tell = _TOLD.get()
     if tell is None:
         warnings.warn(message, UserWarning, stacklevel=3)
@@ -27,7 +27,7 @@ def warn(message: str) -> None:
 
 @contextmanager
 def warnings_to(tell: Callable[[str], object]) -> Iterator[None]:
-    """Hand the warnings of this thread to ``tell``."""
+    """Pass warnings of this thread to ``tell``."""
     before = _TOLD.set(tell)
     try:
         yield

@@ -1,8 +1,8 @@
-"""``dataclass``: the standard library's, made in a third of the time.
+"""``dataclass``: the standard library's, created in a third of the time.
 
 Before Python 3.13 the standard decorator compiles up to seven functions for each class, one by one.
-Over 80 classes are made before a plain run has read its file; they took a sixth of its processor
-time. Here only ``__init__`` is compiled; what can be the same for all classes is shared.
+A plain run creates over 80 classes before it has read its file; they took a sixth of its CPU time.
+Here only ``__init__`` is compiled; the other methods are shared by all classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls=None, /, *, frozen=False, eq=True, kw_only=False):
-        """``dataclasses.dataclass``, with the options that this package uses: no ``InitVar``, and
+        """``dataclasses.dataclass`` with only the options used in this package: no ``InitVar``, and
         no ``field(init=False)``.
         """
 
@@ -29,8 +29,9 @@ else:
 
 def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     own = dict(cls.__dict__)
-    cls.__doc__ = cls.__doc__ or cls.__name__  # or the decorator asks for a signature, slowly
-    # A frozen class may inherit from frozen ones alone, so the standard decorator must be told.
+    # without one, the decorator computes a slow signature
+    cls.__doc__ = cls.__doc__ or cls.__name__
+    # A frozen class may only inherit from frozen ones, so the standard decorator must know.
     heir = frozen and any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])
     dataclasses.dataclass(init=False, repr=False, eq=False, frozen=heir, kw_only=kw_only)(cls)
     if frozen and not heir:
@@ -44,13 +45,13 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
         cls._compared = attrgetter(*names) if names else type
         if "__eq__" not in own:
             cls.__eq__ = _eq
-        if own.get("__hash__") is None:  # Python writes None where a class has an __eq__ alone
+        if own.get("__hash__") is None:  # Python sets None if a class defines only __eq__
             cls.__hash__ = _hash if frozen else None
     return cls
 
 
 class _Factory:
-    """The default of what a factory makes, for each object anew."""
+    """Marker for a default that is made by a factory for each object."""
 
     def __repr__(self) -> str:
         return "<factory>"
@@ -60,7 +61,7 @@ _FACTORY = _Factory()
 
 
 def _init(cls: Any, frozen: bool) -> Any:
-    """``__init__`` of a class whose fields are known."""
+    """Compile ``__init__`` for a class with its fields."""
     names: dict[str, Any] = {"_set": object.__setattr__, "_FACTORY": _FACTORY}
     positional, keyword, body = ["self"], list[str](), list[str]()
     for field in dataclasses.fields(cls):

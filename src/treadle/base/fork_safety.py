@@ -1,11 +1,11 @@
-"""Locks in a forked child. Only the thread that forked lives on there: a lock that another thread
-held is never given back, and what it guards may be half done.
+"""Locks in a forked child. Only the forking thread exists there: a lock held by another thread is
+never released, and the data that it guards may be inconsistent.
 """
 
 from __future__ import annotations
 
 import _imp
-import _signal  # type: ignore[import-not-found]  # what the module signal wraps
+import _signal  # the C module behind signal
 import _thread
 import sys
 import threading
@@ -28,7 +28,7 @@ LATER = 0.01
 
 
 class HasLocks(Protocol):
-    """Something with locks."""
+    """An object with locks."""
 
     def after_fork(self) -> None:
         """Called in a forked child."""
@@ -39,12 +39,12 @@ _LOCKS: WeakSet[threading.Lock] = WeakSet()
 
 
 def tell(owner: HasLocks) -> None:
-    """From now on its ``after_fork`` is called in every forked child, as long as it lives."""
+    """Register an object: its ``after_fork`` is called in every forked child, while it exists."""
     _TOLD.add(owner)
 
 
 def free_lock() -> threading.Lock:
-    """A lock that is free in a forked child: for what is whole wherever another thread stopped."""
+    """Return a lock that is free in a forked child, for data that is consistent at any point."""
     made = threading.Lock()
     _LOCKS.add(made)
     return made
@@ -54,13 +54,13 @@ uncut = free_lock()
 """Held in calls of libraries that keep locks of their own, which no child can make free."""
 
 
-class UseLock(_thread.RLock):  # type: ignore[misc]  # final to typeshed alone
-    """An RLock. In a forked child, if another thread held it at the fork, waiting for it raises
-    ForkedError. ``use`` and ``advice`` are for the message.
+class UseLock(_thread.RLock):  # final only in typeshed
+    """An RLock that raises ForkedError in a forked child if another thread held it at the fork.
+    ``use`` and ``advice`` are parts of the message.
 
-    ``with`` is RLock's own, in C: between taking the lock and the block, or the block and giving it
-    back, no signal's handler runs. In a Python ``__enter__`` one may, and what it raises there
-    leaves the lock taken for ever.
+    ``with`` uses RLock's own methods, in C: no signal handler runs between taking the lock and the
+    block, or between the block and the release. In a Python ``__enter__`` a handler could raise and
+    leave the lock taken forever.
     """
 
     def __new__(cls, *_: str) -> UseLock:
@@ -75,7 +75,7 @@ class UseLock(_thread.RLock):  # type: ignore[misc]  # final to typeshed alone
         tell(self)
 
     def lose(self) -> None:
-        """For an ``after_fork``: another thread was in the middle of something."""
+        """Mark the lock as lost, from an ``after_fork``: another thread's work is unfinished."""
         self.__class__ = _LostLock
 
     def after_fork(self) -> None:
@@ -84,7 +84,7 @@ class UseLock(_thread.RLock):  # type: ignore[misc]  # final to typeshed alone
 
 
 class _LostLock(UseLock):  # type: ignore[misc]
-    """One that nobody gets any more. Who holds it may give it back."""
+    """A lock that cannot be acquired any more. Its holder may release it."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if blocking:
@@ -95,7 +95,7 @@ class _LostLock(UseLock):  # type: ignore[misc]
 
 
 def is_held(lock: threading.Lock | threading.RLock) -> bool:
-    """For an ``after_fork``: whether a thread of the parent's held it."""
+    """Whether a thread of the parent held the lock; for use in an ``after_fork``."""
     if lock.acquire(blocking=False):
         lock.release()
         return False
@@ -104,7 +104,7 @@ def is_held(lock: threading.Lock | threading.RLock) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Fork:
-    """What the thread that forks has taken for it."""
+    """Locks and signal state that the forking thread holds during a fork."""
 
     signals: interrupts_held
     uncut: bool
@@ -114,17 +114,18 @@ _forking: dict[int, _Fork] = {}  # by thread
 
 
 def _before_fork() -> None:
-    """Others' imports come to their end, for a module in C that is half made cannot be imported
-    anew. A fork in the middle of an import does not wait: others may wait for that import.
+    """Wait for other threads' imports, because a half-initialised C module cannot be imported
+    again. A fork within an import does not wait: others may wait for that import.
 
-    What a signal's handler raised in here, or at the beginning of ``_forked``, Python would print
-    and drop, and the locks would never be given back: signals wait till the fork is over.
+    Python would print and drop an exception of a signal handler in here or at the start of
+    ``_forked``, and the locks would never be released. So signals are deferred until the fork is
+    over.
     """
     mine, signals = threading.get_ident(), interrupts_held()
     signals.__enter__()
     _forking[mine] = _Fork(signals, uncut.acquire(timeout=WAIT))
     end = time.monotonic() + WAIT
-    _imp.acquire_lock()  # no import begins
+    _imp.acquire_lock()  # no import can begin
     while (owners := _importing().values()) and mine not in owners and time.monotonic() < end:
         _imp.release_lock()
         time.sleep(0.001)
@@ -133,7 +134,7 @@ def _before_fork() -> None:
 
 def _forked() -> None:
     fork = _forking.pop(threading.get_ident(), None)
-    if fork is None:  # a handler that is not held raised before anything was taken
+    if fork is None:  # a handler of a signal that is not deferred raised before any lock was taken
         return
     _imp.release_lock()
     if fork.uncut:
@@ -145,18 +146,18 @@ def _forked() -> None:
 
 
 def _act(number: int) -> None:
-    """Behind other parts' hooks, in which the signal must not act either."""
+    """Raise the signal after other modules' fork hooks, which it must not interrupt."""
     time.sleep(LATER)
     _signal.raise_signal(number)
 
 
 def _after_fork() -> None:
-    with suppress(RuntimeError):  # some versions of Python free it
+    with suppress(RuntimeError):  # some Python versions have released it
         _imp.release_lock()
     fork = _forking.get(threading.get_ident())
     _forking.clear()
     for lock in _LOCKS:
-        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
+        lock._at_fork_reinit()  # as threading and logging do
     for owner in list(_TOLD):
         owner.after_fork()
     _forget_imports()
@@ -166,8 +167,8 @@ def _after_fork() -> None:
 
 
 def _forget_imports() -> None:
-    """Modules that another thread was still importing are imported anew: Python gives the lock of
-    the import back, and none of those of its modules.
+    """Drop modules that another thread was importing, so that they are imported again: Python
+    releases the import lock in a child, but not the module locks.
     """
     for name, owner in _importing().items():
         if owner != threading.get_ident():
@@ -177,7 +178,7 @@ def _forget_imports() -> None:
 
 
 def _importing() -> dict[str, int | None]:
-    """The thread that imports each of the modules whose locks are in use."""
+    """Return the importing thread of each module whose lock is in use."""
     return {name: getattr(there(), "owner", None) for name, there in [*_module_locks().items()]}
 
 

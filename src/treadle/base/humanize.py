@@ -1,11 +1,11 @@
-"""How messages write what all of them name: sizes, counts, and why the system refused a file."""
+"""Formatting for messages: sizes, counts, and reasons of file errors."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
 
-# What the system calls these helps nobody, or names no cure.
+# Replacements of system messages that do not help or suggest no fix.
 WHY = {
     errno.ELOOP: "a loop of symbolic links",
     errno.ENOSPC: "the disk is full",
@@ -17,14 +17,14 @@ WHY = {
 
 
 def why(error: OSError | ValueError) -> str:
-    """Why a file cannot be opened, read or written, without its path and the system's number."""
+    """Reason that a file cannot be opened, read or written, without its path and the errno."""
     if isinstance(error, OSError):
         return WHY.get(error.errno or 0) or error.strerror or str(error)
     return "its name holds a NUL byte" if "null byte" in str(error) else str(error)
 
 
 def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
-    """Write a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024 is Ki and Mi."""
+    """Format a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024: Ki, Mi."""
     prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
     power = 0
     while abs(number) >= base and power < len(prefixes) - 1:
@@ -35,23 +35,23 @@ def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Name at most ``most`` of them, and say how many more there are: ``a, b and 3 more``."""
+    """Join at most ``most`` names, with the number of the others: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def counted(n: int, what: str) -> str:
-    """``1 token``, ``2 tokens``."""
+    """Format a count: ``1 token``, ``2 tokens``."""
     return f"{n} {what}{'s' * (n != 1)}"
 
 
 def n_bytes(number: float) -> str:
-    """Write a size in bytes: ``1.1 GiB``."""
+    """Format a size in bytes: ``1.1 GiB``."""
     return scaled(number, "B", base=1024)
 
 
 def n_weights(number: float) -> str:
-    """Write a count of weights as models are named by it: ``293K``, ``1.1B``."""
+    """Format a number of weights as in model names: ``293K``, ``1.1B``."""
     for letter in ("", "K", "M", "B"):
         if abs(number) < 999.5 or letter == "B":
             break

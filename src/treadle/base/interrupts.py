@@ -1,19 +1,20 @@
-"""What happens as a whole or not at all, whatever signal arrives.
+"""Sections in which signal handlers are deferred, so that cache bookkeeping is atomic.
 
-Python runs a signal's handler between any two steps of its main thread, and what the handler raises
-(Ctrl-C's KeyboardInterrupt, a timeout's exception) is raised there: between a page and its count.
+Python runs a signal's handler between any two bytecodes of its main thread. An exception of the
+handler (Ctrl-C's KeyboardInterrupt, a timeout) is raised there: possibly between taking a page and
+counting it.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what the module signal wraps
+import _signal  # the C module behind signal
 import threading
 from typing import Any
 
-# _signal's functions and not signal's, which look every handler up in an enum and throw away an
-# exception each time: a tenth of what Python did for a token.
+# _signal instead of signal, whose functions look up each handler in an enum and discard an
+# exception each time: a tenth of Python's time per token.
 
-# Those whose handlers programs have raise: Ctrl-C, an end that is asked for, limits of time.
+# Signals whose handlers commonly raise: Ctrl-C, termination, timeouts.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 HELD = tuple(getattr(_signal, name) for name in _NAMES if hasattr(_signal, name))
 
@@ -21,8 +22,8 @@ Handlers = list[tuple[int, Any]]
 
 
 def in_main_interpreter() -> bool:
-    """Whether this is the interpreter that Python began with: signals cannot be held in others,
-    whose first thread ``threading`` calls the main one as well.
+    """Whether this is Python's main interpreter. Signals cannot be deferred in others, whose first
+    thread ``threading`` also calls the main one.
     """
     import ctypes
 
@@ -31,10 +32,10 @@ def in_main_interpreter() -> bool:
     return bool(here() == main())
 
 
-class interrupts_held:  # read as what a block says of itself
-    """Signals wait for the end of the block.
+class interrupts_held:  # lowercase: reads as a statement about a block
+    """A block that defers signals until its end.
 
-    ``let`` is for the places in it where they do no harm, ``allow`` for blocks within it.
+    ``let`` delivers them at safe points in it, ``allow`` within nested blocks.
     """
 
     __slots__ = ("_arrived", "_usual")
@@ -52,20 +53,20 @@ class interrupts_held:  # read as what a block says of itself
         self.release()
 
     def hold(self) -> None:
-        """Note signals from here on."""
+        """Defer signals from here on."""
         try:
             for number, _ in self._usual:
                 _signal.signal(number, self._note)
-        except BaseException:  # of a handler that was not held yet
+        except BaseException:  # from a handler that was not deferred yet
             self.release()
             raise
 
     def release(self) -> None:
-        """Give the handlers their signals back, and what has arrived. What one of them raises is
-        raised when all have theirs.
+        """Restore the handlers and deliver the deferred signals. An exception of a handler is
+        raised after all are restored.
         """
         i, raised, left = 0, None, len(self._usual)
-        for _ in range(2 * left):  # as often as something may be raised before all are done
+        for _ in range(2 * left):  # maximum number of exceptions until all are restored
             try:
                 while i < left:
                     _signal.signal(*self._usual[i])
@@ -77,34 +78,35 @@ class interrupts_held:  # read as what a block says of itself
             if raised is not None:
                 raise raised
         finally:
-            raised = None  # or error and frame would hold each other, and what callers' frames hold
+            # break the reference cycle of error and frame, which keeps callers' frames alive
+            raised = None
             if self._arrived:
                 self.let()
 
     def forget(self) -> list[int]:
-        """Signals that have arrived, which do not act any more."""
+        """Discard the deferred signals; return their numbers."""
         arrived, self._arrived = self._arrived, []
         return [number for number, _ in arrived]
 
     def let(self) -> None:
-        """Let signals act now, if any has arrived: mostly this raises an exception."""
+        """Deliver deferred signals now, if any; this usually raises an exception."""
         if self._arrived:
             number, frame = self._arrived.pop(0)
             try:
                 dict(self._usual)[number](number, frame)
-            finally:  # the next one's turn, whatever this one raises
+            finally:  # deliver the next one, even if this one raises
                 self.let()
 
     def allow(self) -> interrupts_allowed:
-        """A block in which signals act at once."""
+        """Return a block in which signals are delivered at once."""
         return interrupts_allowed(self)
 
     def _note(self, number: int, frame: Any) -> None:
         self._arrived.append((number, frame))
 
 
-class interrupts_allowed:  # as above
-    """Within ``interrupts_held``: a block in which they are not."""
+class interrupts_allowed:  # lowercase as above
+    """A block within ``interrupts_held`` that delivers signals."""
 
     __slots__ = ("_held",)
 

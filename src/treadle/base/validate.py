@@ -1,4 +1,4 @@
-"""Single values that callers hand in, checked where they enter: whole numbers, flags, lists."""
+"""Checks of single arguments: integers, flags, lists."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from treadle.errors import TreadleError
 
 
 def integer(name: str, value: object) -> int:
-    """``value``, which must be a whole number; numpy's are as good as Python's."""
+    """Return ``value`` as an int; numpy's integers are accepted. Raises TreadleError."""
     try:
-        if isinstance(value, bool):  # an int to Python, and a slip here
+        if isinstance(value, bool):  # an int to Python, but a mistake here
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -23,7 +23,7 @@ def integer(name: str, value: object) -> int:
 
 
 def ranged(name: str, value: object, least: int, most: float = inf) -> int:
-    """``value``, which must be a whole number from ``least`` on, up to ``most``."""
+    """Return ``value`` as an int from ``least`` to ``most``. Raises TreadleError."""
     number = integer(name, value)
     if not least <= number <= most:
         expected = f"at least {least}" if most == inf else f"{least} to {most}"
@@ -32,40 +32,40 @@ def ranged(name: str, value: object, least: int, most: float = inf) -> int:
 
 
 def positive(name: str, value: object, most: float = inf) -> int:
-    """``value``, which must be a whole number from 1 on, up to ``most``."""
+    """Return ``value`` as an int from 1 to ``most``. Raises TreadleError."""
     return ranged(name, value, 1, most)
 
 
 def flag(name: str, value: object) -> bool:
-    """``value``, which must be true or false: "false" is true to Python."""
+    """Return ``value`` as a bool. Raises TreadleError, also for strings such as "false"."""
     if not is_flag(value):
         raise TreadleError(f"{name}={value!r:.40}: expected True or False")
     return bool(value)
 
 
 def is_flag(value: object) -> bool:
-    """Whether it is True or False, or as good as that."""
+    """Whether it is True or False, or an integer 0 or 1."""
     return isinstance(value, bool | int | np.bool_ | np.integer) and value in (0, 1)
 
 
 def iterated(name: str, values: Any, expected: str = "a list") -> Iterator[Any]:
-    """What ``values`` has, one by one. Text and bytes are no lists: they were not meant so."""
+    """Iterate over ``values``. Raises TreadleError for text, bytes and mappings."""
     try:
         if isinstance(values, (str, bytes, bytearray, Mapping)):
             raise TypeError
-        return iter(values)  # numpy's arrays without an axis have the method, and it raises
+        return iter(values)  # numpy's 0-d arrays have the method, and it raises
     except TypeError:
         raise TreadleError(f"{name}: expected {expected}, found {type(values).__name__}") from None
 
 
 def listed(name: str, values: Any, expected: str = "a list") -> list[Any]:
-    """``values`` as a list; see ``iterated``."""
+    """Return ``values`` as a list; see ``iterated``."""
     return list(iterated(name, values, expected))
 
 
 def token_ids(values: Any) -> list[int]:
-    """``values`` as a list of token ids."""
+    """Return ``values`` as a list of token ids."""
     made = listed("token ids", values)
-    if all(type(value) is int for value in made):  # a prompt may have 100,000 of them
+    if all(type(value) is int for value in made):  # fast path: a prompt may have 100,000 ids
         return made
     return [integer("a token id", value) for value in made]

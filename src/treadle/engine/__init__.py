@@ -1,1 +1,1 @@
-"""Runs one batch on one device: its prepared plan, and the logits that come out."""
+"""The engine: runs a batch on a device by its prepared plan and returns logits."""

@@ -1,11 +1,11 @@
-"""One run's inputs: what the compiled steps read of it, in one block of memory.
+"""Inputs of one run, in one block of memory that the compiled steps read.
 
-A batch mixes chunks of prompts and single decoding tokens of any number of sequences; each part
-says of how many of its last tokens logits are wanted.
+A batch mixes prompt chunks and single decoding tokens of any number of sequences. Each part says
+for how many of its last tokens logits are needed.
 
-Between two tokens nothing else of treadle's runs in Python, with caches that the weights have just
-swept clean. So a plan's block is made once, and a batch is laid out by writing numbers into it,
-through memoryviews: numpy takes twice as long to put one number in its place.
+Hot path: between two tokens no other Python code of treadle runs, and the weights have just evicted
+the CPU caches. So each plan's block is allocated once, and a batch is written into it through
+memoryviews: numpy takes twice as long to store one number.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from treadle.kvcache.page_pool import Pool
     from treadle.plan.plan import Input, Plan, Storage
 
-ROPE_ROWS = 64  # positions that a table of rotations grows by
+ROPE_ROWS = 64  # a rotation table grows by this many positions
 NO_STATE = 0, 0
-NEVER = 1 << 62  # a position that no token has
-COUNTS = Struct("=4q")  # of RUN_STATE, at its beginning
+NEVER = 1 << 62  # a position beyond all tokens
+COUNTS = Struct("=4q")  # the head of RUN_STATE
 COUNT = Struct("=q")
 PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
     Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED, LORA)
@@ -41,9 +41,10 @@ PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
 
 
 class BatchItem(NamedTuple):
-    """``ids`` go behind what ``seq`` holds; logits of the last ``n_outputs`` of them are wanted,
-    and of each the largest, as each of ``looks`` says. Tokens at position ``second`` and behind it
-    are of the second type, in a model that has types.
+    """One sequence's share of a batch: ``ids`` are appended to ``seq``, and logits of the last
+    ``n_outputs`` of them are computed. ``looks``: the queries for the largest logits of each
+    output. Tokens at position ``second`` and after have the second token type, in a model
+    with token types.
     """
 
     seq: Sequence
@@ -54,8 +55,8 @@ class BatchItem(NamedTuple):
 
 
 def of_runs(pooled: Ids[np.ndarray], n: int, step: int, pooling: str, unit: bool) -> np.ndarray:
-    """The vector ``[1, n_embd]`` of a text of ``n`` tokens from what runs of ``step`` have pooled;
-    ``unit``: of length 1.
+    """Combine the pooled vectors of runs of ``step`` tokens to the vector ``[1, n_embd]`` of a text
+    of ``n`` tokens; ``unit``: normalised to length 1.
     """
     rows = [row.astype(np.float64) for row in pooled]
     mean = np.average(rows, 0, [min(step, n - at) for at in range(0, n, step)])
@@ -65,7 +66,7 @@ def of_runs(pooled: Ids[np.ndarray], n: int, step: int, pooling: str, unit: bool
 
 
 def in_runs(texts: Iterable[Ids[int]], max_tokens: int, max_texts: int) -> Iterator[list[Ids[int]]]:
-    """``texts`` in order, in lists of as many as a run takes; a longer text is alone in its own."""
+    """Group ``texts``, in order, into lists that fit one run; a longer text gets its own list."""
     batch: list[Ids[int]] = []
     for ids in texts:
         if batch and (sum(map(len, batch)) + len(ids) > max_tokens or len(batch) == max_texts):
@@ -77,8 +78,8 @@ def in_runs(texts: Iterable[Ids[int]], max_tokens: int, max_texts: int) -> Itera
 
 
 class RopeTable:
-    """Cosines and sines by position, computed when first reached; ``gains`` gives what they are
-    multiplied by beside ``factor``, of positions.
+    """Table of rotary cosines and sines by position, filled on demand. They are multiplied by
+    ``factor`` and by ``gains(positions)``.
     """
 
     def __init__(
@@ -89,11 +90,14 @@ class RopeTable:
         gains: Callable[[np.ndarray], np.ndarray] = np.ones_like,
     ) -> None:
         self._inverse, self._factor, self._gains = inverse, np.float32(factor), gains
-        self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)  # memory is used when written
+        # the OS allocates memory on first write
+        self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)
         self._filled = 0
 
     def upto(self, n: int) -> np.ndarray:
-        """The first ``n`` positions' at least: f32 ``[n, 2, rope_dims / 2]``, exact to f32."""
+        """Return the table, filled for at least ``n`` positions: f32 ``[n_ctx, 2, rope_dims / 2]``,
+        exact to f32.
+        """
         if n > self._filled:
             start = self._filled
             self._filled = min(-(-n // ROPE_ROWS) * ROPE_ROWS, len(self._rows))
@@ -106,7 +110,7 @@ class RopeTable:
 
 
 class Inputs:
-    """A block of inputs (uint8) as the numpy twins take them."""
+    """A run's input block (uint8) as numpy arrays, for the kernels' numpy references."""
 
     def __init__(self, block: np.ndarray) -> None:
         self.block = block
@@ -133,8 +137,8 @@ class Inputs:
         return self._array("output_rows", "n_outputs", "i4")
 
     def sampled(self, n_vocab: int) -> Iterator[tuple[int, np.ndarray | bool, bool, bool]]:
-        """Rows of the logits; what of each may be chosen, bool ``[n_vocab]`` or True for all; and
-        ``LogitsQuery.first``, ``LogitsQuery.total``.
+        """Yield, per query: the logits row; the allowed tokens, bool ``[n_vocab]`` or True for all;
+        ``LogitsQuery.first`` and ``LogitsQuery.total``.
         """
         for record in self._array("sampled", "n_sampled", SAMPLED):
             row, mask, first, total = map(int, record.tolist())
@@ -153,9 +157,7 @@ class Inputs:
         return self._array(numbered("kv_slots", pool), "n_tokens", "i8")
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
-        """A pool's attention items, those of parts of few tokens or of the others; each with its
-        sequence's pages.
-        """
+        """Return a pool's attention items, for parts with few tokens or the others, with pages."""
         field = "attn_few" if few else "attn_items"
         name, count = numbered(field, pool), numbered(f"n_{field}", pool)
         made = []
@@ -166,8 +168,8 @@ class Inputs:
 
     @property
     def loras(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Rows of a sequence: the first, how many, and their scales, f32 from that of the first
-        adapter on.
+        """Yield LoRA row groups: first row, number of rows, and the f32 scales, a view from the
+        first adapter's to the end of the block.
         """
         for i, record in enumerate(self._array("loras", "n_loras", LORA)):
             token, n, scales = record.tolist()
@@ -180,8 +182,8 @@ class Inputs:
 
 
 class RunInputs(Inputs):
-    """The inputs of a plan's runs: filled anew by each ``lay_out``. The run before is over by then;
-    a late thread discards what it read.
+    """The inputs of a plan's runs, rewritten by each ``lay_out``. The previous run is over by then;
+    a late worker discards what it read.
     """
 
     def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], storage: Storage) -> None:
@@ -193,7 +195,7 @@ class RunInputs(Inputs):
         assert self.memory.bytes is not None
         super().__init__(self.memory.bytes)
         self.n_outputs = 0
-        self.late: list[tuple[int, LateMask]] = []  # masks to come, and where they are written
+        self.late: list[tuple[int, LateMask]] = []  # masks still being computed, and their offsets
         self._bytes = self.block.data
         self._words, self._ints = self._bytes.cast("q"), self._bytes.cast("i")
         self._pages, self._masks = offsets.pop("pages") // 8, offsets.pop("masks", 0)
@@ -218,13 +220,13 @@ class RunInputs(Inputs):
         self._bytes[at : at + n] = mask[:n].ljust(n, b"\0")
 
     def write_late(self) -> None:
-        """Wait for the masks that were not there when the batch was laid out, and write them."""
+        """Wait for the late masks and write them."""
         for at, mask in self.late:
             self._write_mask(at, mask.wait())
 
     def lay_out(self, parts: Ids[BatchItem], starts: Ids[int]) -> None:
-        """Write down a batch: each part's tokens go behind the ``starts`` that its sequence had,
-        whose pages are there already.
+        """Write a batch. Each part's tokens follow the ``starts`` tokens of its sequence; their
+        pages are reserved already.
         """
         row, first, at_output = 0, self._tokens, self._outputs
         at_part, at_pages = self._parts, self._pages
@@ -273,7 +275,7 @@ class RunInputs(Inputs):
 
 
 class _Loras:
-    """How much of which adapter the rows of a batch want: parts that want none have no record."""
+    """Writes the LoRA scales of a batch's rows; parts without adapters get no record."""
 
     def __init__(
         self, block: memoryview, records: int, scales: int, inputs: Mapping[str, Input]
@@ -304,10 +306,10 @@ class _Loras:
 
 
 class _Pool:
-    """What one pool's layers are to do: where to write, and the attention items.
+    """Writes one KV pool's inputs: the slots to write to, and the attention items.
 
-    A part of few tokens has items of one query token and SPLIT keys at most; others of ``tile``
-    query tokens and all keys that these see.
+    Parts of few tokens have items of one query token and at most SPLIT keys; other parts have items
+    of ``tile`` query tokens and all their keys.
     """
 
     def __init__(
@@ -332,8 +334,8 @@ class _Pool:
         self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 
     def add(self, pages: array[int], table: int, token: int, start: int, n: int) -> None:
-        """``n`` tokens of one sequence, rows ``token`` and on of the batch, behind ``start``; its
-        pages are written down at ``table``, a byte offset.
+        """Add ``n`` tokens of one sequence at position ``start``, rows ``token`` and up of the
+        batch. The sequence's pages are at byte offset ``table``.
         """
         for position in range(start, start + n):
             page = pages[position // PAGE]
@@ -347,7 +349,7 @@ class _Pool:
         while position < end:
             last = min(position + tile, end)
             begin = max(0, position - window + 1) if window else 0
-            if chunk:  # no tile has queries of two
+            if chunk:  # no tile has queries of two chunks
                 begin = position // chunk * chunk
                 last = min(last, begin + chunk)
             ahead = min(end, last + window - 1) if window else end
@@ -359,9 +361,7 @@ class _Pool:
         self.n_items = (at - self._items) // ITEM_RECORD.size
 
     def _add_few(self, table: int, token: int, start: int, n: int) -> None:
-        """Each token's keys are split into runs that begin at multiples of SPLIT: where there is
-        more than one, a merge joins them.
-        """
+        """Split each token's keys at multiples of SPLIT; add a merge for several splits."""
         end, window, causal = start + n, self._window, self._causal
         block, at, chunk = self._bytes, self._few_items + self.n_few * ITEM_RECORD.size, self._chunk
         for position in range(start, end):
@@ -371,7 +371,7 @@ class _Pool:
             cut = begin // SPLIT * SPLIT
             n_cuts = -(-(seen - cut) // SPLIT)
             if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
-                n_cuts = 1  # as many items as could be wanted: the rest stay whole
+                n_cuts = 1  # no partials left: keep the remaining keys whole
                 cut = seen - SPLIT
             elif n_cuts > 1:
                 partial = self.n_partials

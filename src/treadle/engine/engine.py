@@ -1,4 +1,4 @@
-"""The engine: token ids in, logits out. It knows plans, pages and a device, and nothing of text."""
+"""The engine: token ids in, logits out. It handles plans, pages and a device, not text."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.lora import Adapter
 
-CHUNK = N_BATCH  # tokens of short texts that one run takes
-OUTPUTS = 128  # rows of logits that one run gives at most
-OF_ROWS = "logits", "ahead"  # outputs with a row for each that is wanted; others have texts'
+CHUNK = N_BATCH  # tokens of short texts per run
+OUTPUTS = 128  # maximum logits rows per run
+OF_ROWS = "logits", "ahead"  # outputs with a row for each requested token; others have one per part
 T = TypeVar("T")
 
 
 class Engine:
     """Runs batches of sequences through one model.
 
-    ``run([Part(seq, ids)])`` puts ids behind what each sequence holds and gives logits float32
-    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError when a part does
-    not fit, FileError when the model's file shrank or was written to; then no sequence has changed.
-    Several threads may call it: they take turns.
+    ``run([BatchItem(seq, ids)])`` appends ids to each sequence and returns logits, float32
+    ``[n_outputs, n_vocab]``, in the order of the parts. Raises ContextFullError if a part does not
+    fit, FileError if the model's file shrank or was written to; then no sequence has changed.
+    Thread-safe: threads take turns.
     """
 
     cache_type: ClassVar[type[KVCache]] = KVCache
-    has_states: ClassVar[bool] = True  # a run leaves its tokens' states where they can be read
+    has_states: ClassVar[bool] = True  # whether the hidden states of a run's tokens can be read
 
     def __init__(
         self,
@@ -74,20 +74,22 @@ class Engine:
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
         self.cache = self.cache_type(pools, device, n_ctx, kv, *limits)
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
-        self._adapted: Weights | None = None  # with what adapters add
+        self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
         self._ready: dict[tuple[int, int, str, bool], PreparedPlan] = {}
         self._arena, self._arena_bytes = device.memory(0), 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
-        self._closed, self.sampled = False, "logits"  # the output that ``sample`` runs
+        self._closed, self.sampled = False, "logits"  # ``sampled``: the output that ``sample`` runs
         self.watch: Callable[[Ids[BatchItem], PreparedPlan], None] | None = (
-            None  # sees each run of it
+            None  # called after each run of ``sample``
         )
-        self.beside: Callable[[], object] = int  # as a run begins, for Python to do meanwhile
-        self.lock = UseLock()  # for whoever must find the cache as they left it
+        # called at the start of each run, for Python work meanwhile
+        self.beside: Callable[[], object] = int
+        self.lock = UseLock()  # held while the cache must not change
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
-        self.max_tokens = min(n_batch, room) if config.causal else room  # which is one run
+        # non-causal: all in one run
+        self.max_tokens = min(n_batch, room) if config.causal else room
         sizes = batch_sizes(device.isa, self._weights.are_floats)
         self.few = [size for size in sizes if size < self.max_tokens]
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
@@ -95,15 +97,15 @@ class Engine:
     # -- plans ----------------------------------------------------------------------------------
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
-        """The plan that serves such batches and gives ``output``, or the graph's main one."""
+        """Return the plan for such batches with ``output``, by default the graph's main one."""
         made, adapted = output or main_output(self.config), bool(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted).plan
 
     def adapt(self, adapters: Ids[Adapter]) -> None:
-        """Let sequences be read with these (``Sequence.lora``); before anything is run. Batches
-        without any run the plans that they ran before, but for a ``deterministic`` engine's.
+        """Enable adapters for sequences (``Sequence.lora``); call before any run. Batches without
+        adapters keep their plans, except on a ``deterministic`` engine.
 
-        Raises UnsupportedError for a matrix that takes part in no plain product.
+        Raises UnsupportedError for a matrix that is used in no plain product.
         """
         self.adapters, ranks = tuple(adapters), [adapter.ranks for adapter in adapters]
         self._adapted = replace(self._weights, adapters=ranks)
@@ -116,7 +118,7 @@ class Engine:
     def plan_for(
         self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False
     ) -> PreparedPlan:
-        """The same, ready to run, with adapters or without."""
+        """Return the prepared plan, with adapters or without."""
         ready = self._ready.get((n_tokens, n_outputs, output, adapted))
         if ready is None:
             sizes = plan_sizes(n_tokens, n_outputs, self._sizes, (self.max_tokens, OUTPUTS), CHUNK)
@@ -136,7 +138,7 @@ class Engine:
             deterministic=self.deterministic,
             output=output,
         )
-        # One arena serves all plans; where one needs more, all are placed in a new one.
+        # One arena serves all plans; if a plan needs more, all are placed in a new one.
         if self._arena_bytes < plan.arena_bytes:
             self._arena, self._arena_bytes = device.memory(plan.arena_bytes), plan.arena_bytes
             for other in set(self._ready.values()):
@@ -150,15 +152,15 @@ class Engine:
     # -- runs -----------------------------------------------------------------------------------
 
     def run(self, parts: Ids[BatchItem]) -> np.ndarray:
-        """One pass over at most ``max_tokens`` tokens; see the class."""
+        """Run one batch of at most ``max_tokens`` tokens; see the class."""
         return self._run(parts, lambda ready: self._logits(ready)().copy())
 
     def sample(self, parts: Ids[BatchItem]) -> LogitsBatch:
-        """The same for samplers: of each output the largest logits, as its part's looks say."""
+        """Run a batch for samplers: return each output's largest logits, by its part's queries."""
         return self._run(parts, partial(self._read_rows, parts), None, self.sampled)
 
     def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
-        """The same, giving each step's label and seconds; of what writes no text, of a vector."""
+        """Run a batch's main output; return each step's label and seconds."""
         times: list[float] = []
         plan = self._run(parts, lambda ready: ready.plan, times, main_output(self.config))
         return list(zip([step.label for step in plan], times, strict=True))
@@ -166,9 +168,9 @@ class Engine:
     def run_reference(
         self, parts: Ids[BatchItem], until: str | None = None
     ) -> tuple[Plan, np.ndarray]:
-        """The same through the kernels' numpy twins, up to and with the step labelled ``until``.
+        """Run a batch by the kernels' numpy references, up to and including the step ``until``.
 
-        Gives the plan and its arena, to compare step by step.
+        Return the plan and its arena, to compare step by step.
         """
         with self.lock:
             ready = self._plan_of(parts)
@@ -179,7 +181,7 @@ class Engine:
             return ready.plan, arena
 
     def together(self, texts: Iterable[Ids[int]]) -> Iterator[list[Ids[int]]]:
-        """``texts`` in order, in lists that ``embed`` takes: of one run each."""
+        """Group ``texts``, in order, into lists that ``embed`` can take in one run."""
         return in_runs(texts, min(CHUNK, self.max_tokens), OUTPUTS)
 
     def embed(
@@ -190,12 +192,12 @@ class Engine:
         unit: bool = True,
         lora: Lora | None = None,
     ) -> np.ndarray:
-        """A vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states after
-        the output norm, pooled as ``config.pool`` says; without ``unit`` as pooled. Texts that fit
-        a run, or one text. ``seconds``: ``BatchItem.second`` of each; ``lora``: the adapters that
-        they are read with, None for those of new texts.
+        """Return a vector of length 1 for each text, float32 ``[n_texts, n_embd]``: its last states
+        after the output norm, pooled by ``config.pool``; without ``unit`` not normalised.
+        ``texts``: several that fit one run, or a single one. ``seconds``: ``BatchItem.second`` of
+        each; ``lora``: the adapters to run with, None for those of new sequences.
 
-        Raises ContextFullError when one does not fit, TreadleError for one without tokens.
+        Raises ContextFullError if a text does not fit, TreadleError for one without tokens.
         """
         with (
             self.lock,
@@ -213,8 +215,9 @@ class Engine:
         unit: bool = True,
         lora: Lora | None = None,
     ) -> Generator[np.ndarray | None, None, None]:
-        """The vectors of ``embed``, last; None behind each run before the last of a text that takes
-        several. Others may use the engine meanwhile. Close it: it holds pages.
+        """Yield the vectors of ``embed`` last, and None after each earlier run of a text that takes
+        several runs. Other threads may use the engine between runs. Close the generator: it holds
+        pages.
         """
         if not all(len(ids) for ids in texts):
             raise TreadleError("no tokens")
@@ -226,7 +229,7 @@ class Engine:
     def _embed_together(
         self, texts: Ids[Ids[int]], seconds: Ids[int], unit: bool, lora: Lora | None
     ) -> np.ndarray:
-        """Vectors of texts that fit a run; of each by itself where there is no room for all."""
+        """Embed texts that fit one run; one by one if there are not enough pages for all."""
 
         def run(seqs: Ids[Sequence]) -> np.ndarray:
             each = zip(seqs, texts, seconds, strict=True)
@@ -240,13 +243,13 @@ class Engine:
             except ContextFullError:
                 if len(texts) == 1:
                     raise
-            alone = zip(texts, seconds, strict=True)  # not all at once, then
+            alone = zip(texts, seconds, strict=True)  # too many at once
             rows = [self.embed([ids], [at], unit=unit, lora=lora) for ids, at in alone]
             return np.concatenate(rows)
 
     def states(self, ids: Ids[int]) -> np.ndarray:
-        """The last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises ContextFullError,
-        TreadleError for no tokens.
+        """Return the last layer's normed states, float32 ``[n_tokens, n_embd]``. Raises
+        ContextFullError, and TreadleError for no tokens.
         """
         with self.lock, closing(self.states_runs(ids)) as runs:
             return np.concatenate([*runs])
@@ -254,7 +257,9 @@ class Engine:
     def states_runs(
         self, ids: Ids[int], lora: Lora | None = None
     ) -> Generator[np.ndarray, None, None]:
-        """The same, run by run. Others may use the engine meanwhile. Close it: it holds pages."""
+        """Yield the states of ``states``, run by run. Other threads may use the engine between
+        runs. Close the generator: it holds pages.
+        """
         if not len(ids):
             raise TreadleError("no tokens")
         yield from self._in_runs(ids, partial(self._read, "states", "n_tokens"), "states", lora)
@@ -262,7 +267,9 @@ class Engine:
     def _embed_long(
         self, ids: Ids[int], unit: bool, lora: Lora | None
     ) -> Generator[np.ndarray | None, None, None]:
-        """The vector of a text that takes several runs, ``[1, n_embd]``, from what each pools."""
+        """Yield the vector ``[1, n_embd]`` of a text that takes several runs, and None after each
+        earlier run.
+        """
         read, step = partial(self._read, "pooled", "n_parts"), self.max_tokens
         pooled: list[np.ndarray] = []
         with closing(self._in_runs(ids, read, "embedding", lora)) as runs:
@@ -279,8 +286,8 @@ class Engine:
         output: str,
         lora: Lora | None = None,
     ) -> Generator[np.ndarray, None, None]:
-        """Read a text in as many runs as it takes, in a sequence of its own, whose pages are
-        reserved: what each run gives.
+        """Run a text in as many runs as needed, in a new sequence with its pages reserved. Yield
+        the result of each run.
         """
         with interrupts_held() as held:  # around all, as in ``_of_new``
             with self.lock:
@@ -298,8 +305,8 @@ class Engine:
                     seq.close()
 
     def _of_new(self, n: int, lora: Lora | None, use: Callable[[Ids[Sequence]], T]) -> T:
-        """What ``use`` makes of ``n`` new sequences, which are closed then, whatever it raises."""
-        with interrupts_held() as held:  # around all: behind ``use`` a signal would leave them open
+        """Call ``use`` with ``n`` new sequences, close them, and return its result."""
+        with interrupts_held() as held:  # around all: a signal after ``use`` would leave them open
             seqs = [self.cache.sequence(lora=lora) for _ in range(n)]
             try:
                 with held.allow():
@@ -309,7 +316,7 @@ class Engine:
                     seq.close()
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
-        """Make ``seq`` hold the longest beginning of ``ids`` that the cache and its files have; its
+        """Make ``seq`` hold the longest cached prefix of ``ids``, page files included; return its
         length.
         """
         with self.lock:
@@ -322,9 +329,9 @@ class Engine:
             return len(seq.ids)
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Make ``seq`` forget all but its first ``n`` tokens.
+        """Truncate ``seq`` to its first ``n`` tokens.
 
-        Where a layer's window no longer reaches back so far, they are read again.
+        Tokens that a layer's window no longer covers are recomputed.
         """
         with self.lock:
             again: list[int] = []
@@ -344,17 +351,17 @@ class Engine:
         output: str = "logits",
     ) -> T:
         with self.lock:
-            ready = self._plan_of(parts, output)  # compiling takes seconds, and may be interrupted
+            ready = self._plan_of(parts, output)  # compiling takes seconds and is interruptible
             with interrupts_held() as held:
                 starts = self._prepare(ready, parts)
                 try:
                     if not self._walk(ready, times, stoppable=True):
                         held.let()
-                        # No handler raised: the run is wanted, and now nothing stops it, or a
-                        # program with a signal every moment would never see its end.
+                        # No handler raised, so the run is wanted. The repeat is not stoppable: a
+                        # program with frequent signals would never finish.
                         self._walk(ready, times)
                     self.check_files()
-                # Ctrl-C, a file that shrank, a signal handler of the user's own.
+                # Ctrl-C, a file that shrank, or an error of the user's own signal handler.
                 except BaseException:
                     for part, start in zip(parts, starts, strict=True):
                         self.cache.truncate(part.seq, start)
@@ -366,8 +373,8 @@ class Engine:
     def _walk(
         self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
     ) -> bool:
-        """Do the steps of a plan; False where a signal stopped it. Masks that come late are waited
-        for when all is done that needs none.
+        """Run the steps of a plan; return False if a signal stopped it. Late masks are waited for
+        after all steps that do not depend on them.
         """
         run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
         self.beside()
@@ -380,9 +387,9 @@ class Engine:
         return run(range(first, end))
 
     def steps(self, parts: Ids[BatchItem]) -> tuple[Plan, RunInputs]:
-        """The plan for a batch, and its inputs laid out, for whoever runs a plan piece by piece:
-        hold ``lock``, and let the cache commit each sequence afterwards. It gives the logits
-        that a part wants, else the main output.
+        """Return a batch's plan and its inputs, for running the plan step by step. The caller holds
+        ``lock`` and commits each sequence to the cache afterwards. The plan computes logits if a
+        part needs any, else the main output.
         """
         wanted = any(part.n_outputs for part in parts)
         ready = self._plan_of(parts, "logits" if wanted else main_output(self.config))
@@ -391,11 +398,12 @@ class Engine:
         return ready.plan, ready.run
 
     def _plan_of(self, parts: Ids[BatchItem], output: str = "logits") -> PreparedPlan:
-        """The plan for a batch, once its sizes and ids are known to be sound."""
+        """Check a batch's sizes and ids; return its plan."""
         if self._closed:
             raise TreadleError("the model is closed")
         n_tokens, n_outputs, seqs = 0, 0, set()
-        adapted = self.deterministic and self._adapted is not None  # then always: its bits
+        # always with adapters, so that results are bit-identical
+        adapted = self.deterministic and self._adapted is not None
         for seq, ids, n_wanted, *_ in parts:
             n = len(ids)
             if not n:
@@ -417,17 +425,15 @@ class Engine:
         return self.plan_for(n_tokens, n_outputs, output, adapted)
 
     def check_ids(self, ids: Ids[int]) -> None:
-        """Raise TreadleError where one is no token of the model."""
+        """Raise TreadleError if an id is not a token of the model."""
         n_vocab = self.config.n_vocab
         if len(ids) and not (min(ids) >= 0 and max(ids) < n_vocab):
             raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
 
     def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
-        """Make room for a batch, all of it or nothing, and lay out what its steps read; gives how
-        many tokens each part's sequence held.
-        """
+        """Reserve pages for a batch (all or none), write its inputs, and return the old lengths."""
         if self._rows is not None and (rows := self._rows()) is not None:
-            rows.keep()  # somebody has not looked at all of the run before
+            rows.keep()  # the previous run's logits are still referenced
         starts = [len(part.seq) for part in parts]
         done: list[tuple[Sequence, int]] = []
         try:
@@ -435,14 +441,14 @@ class Engine:
                 self.cache.extend(part.seq, part.ids)
                 done.append((part.seq, start))
             ready.run.lay_out(parts, starts)
-        except BaseException:  # ids that are no whole numbers, say
+        except BaseException:  # for example, ids that are not integers
             for seq, start in done:
                 self.cache.truncate(seq, start)
             raise
         return starts
 
     def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
-        """Reads the logits of the last run, float32 ``[n_outputs, n_vocab]``."""
+        """Return a reader of the last run's logits, float32 ``[n_outputs, n_vocab]``."""
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
 
     def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
@@ -456,11 +462,11 @@ class Engine:
         return rows
 
     def _read(self, name: str, count: str, ready: PreparedPlan) -> np.ndarray:
-        """An output with a row of ``n_embd`` values for each of the run's ``count``."""
+        """Copy an output with a row of ``n_embd`` values for each of the run's ``count``."""
         return ready.rows(ready.plan.outputs[name], ready.run[count], self.config.n_embd).copy()
 
     def close(self) -> None:
-        """Stop the threads and let go of the weights. The engine may not run again."""
+        """Stop the threads and release the weights. The engine cannot run again."""
         with self.lock:
             if not self._closed and self.cache.store is not None:
                 self.cache.store.save()

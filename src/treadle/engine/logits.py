@@ -1,4 +1,4 @@
-"""What a run gives to samplers: of each output row its largest logits, and the rest when asked."""
+"""A run's logits for samplers: the largest of each output row, and the full row on demand."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")
 
 
 class TopLogits:
-    """The N_TOP largest logits of a row, the largest first, of equal ones the lowest id; there is a
-    NaN or an infinity among them if there is one in the row. Where a row has fewer, or where the
-    first alone was wanted, -infinity fills it up.
+    """The N_TOP largest logits of a row, descending; of equal ones the lowest id first. A NaN or
+    infinity in the row is always among them. Padded with -infinity if the row has fewer, or if only
+    the first was queried.
     """
 
     __slots__ = ("_at", "_data")
@@ -46,15 +46,15 @@ class TopLogits:
     @property
     def total(self) -> float:
         """The sum of ``exp(logit - largest)`` over the row, to a relative error of TOTAL_ERROR;
-        nothing where it was not wanted.
+        undefined if the query did not include it.
         """
         total: float = _TOTAL.unpack_from(self._data, self._at + TOTAL)[0]
         return total
 
 
 class LogitsRow:
-    """The logits of one output. ``top``: the largest as the last of its looks wanted them, None
-    where there was none; ``raw``: those without a mask, with their sum, where they were wanted.
+    """The logits of one output. ``top``: the result of its last query, None without queries;
+    ``raw``: the unmasked largest logits with their sum, if queried.
     """
 
     __slots__ = ("_index", "_rows", "raw", "top")
@@ -67,17 +67,17 @@ class LogitsRow:
         self.raw = tops[0] if tops and looks[0].total and looks[0].mask is None else None
 
     def logits(self) -> npt.NDArray[np.float32]:
-        """All of them, ``[n_vocab]``: a copy."""
+        """Return all logits, ``[n_vocab]``, as a copy."""
         return self._rows.copy(self._index, slice(None))
 
     def take(self, ids: Tokens) -> npt.NDArray[np.float32]:
-        """Those of some tokens."""
+        """Return the logits of some tokens."""
         return self._rows.copy(self._index, ids)
 
 
 class LogitsBatch:
-    """The rows of one run, in order. The whole ones lie where the run has left them, until the
-    engine's next run: it has them copied if somebody still holds this.
+    """The logits rows of one run, in order. Full rows stay in the run's buffer until the engine's
+    next run, which copies them if this object is still referenced.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class LogitsBatch:
             at += len(looks) * RESULT.itemsize
 
     def copy(self, row: int, columns: slice | Tokens) -> npt.NDArray[np.float32]:
-        """Some logits of a row. Waits for a run of somebody else's that is going on."""
+        """Return a copy of some logits of a row. Blocks while another thread runs the engine."""
         if self._kept is None:
             with self._lock:
                 if self._kept is None:
@@ -107,6 +107,6 @@ class LogitsBatch:
         return self._kept[row, columns].copy()
 
     def keep(self) -> None:
-        """Copy them: the next run is about to write over them. The caller holds the lock."""
+        """Copy the logits, before the next run overwrites them. The caller holds the lock."""
         if self._kept is None:
             self._kept = self._read().copy()

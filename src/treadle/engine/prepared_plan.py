@@ -1,4 +1,4 @@
-"""A plan that is compiled and has its memory."""
+"""A prepared plan: kernels compiled, buffers allocated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PreparedPlan:
-    """A plan of one engine, and the inputs of its runs."""
+    """A prepared plan of one engine, with the inputs of its runs."""
 
     def __init__(self, plan: Plan, run: RunInputs) -> None:
         self.plan, self.run = plan, run
@@ -24,15 +24,17 @@ class PreparedPlan:
         self.first_masked = next(masked, len(plan.steps))
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
-        """Let its buffers be in ``arena`` from now on."""
+        """Place the plan's buffers in ``arena``."""
         self.program, self.arena = device.ready(self.plan, arena, self.run.memory), arena
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
-        """The first rows of a buffer, float32 ``[n, columns]``; see ``DeviceMemory.read``."""
+        """Return a buffer's first rows, float32 ``[n, columns]``; see ``DeviceMemory.read``."""
         return self.reader(buffer, n, columns)()
 
     def reader(self, buffer: Buffer, n: int, columns: int) -> Callable[[], np.ndarray]:
-        """The same for later, though the plan may have another arena by then."""
+        """Return a function that reads the same later, even if the plan is moved to another
+        arena.
+        """
         arena, at, row_bytes = self.arena, self.plan.offsets[buffer], buffer.row_bytes
         return lambda: np.ndarray(
             (n, columns), np.float32, arena.read(at, n * row_bytes), 0, (row_bytes, 4)
@@ -42,9 +44,9 @@ class PreparedPlan:
 def plan_sizes(
     n_tokens: int, n_outputs: int, sizes: Sequence[int], limits: tuple[int, int], many: int
 ) -> tuple[int, int]:
-    """Tokens and outputs of the plan that serves such a batch: each the next of ``sizes``, or its
-    limit. Of fewer tokens than ``many`` one is an output, or all may be: a server makes the plans
-    that it may need before it begins.
+    """Return the token and output counts of the plan that serves such a batch: each is the next of
+    ``sizes``, or its limit. Below ``many`` tokens a plan has one output or as many as tokens, so
+    that a server can prepare all plans it may need at start.
     """
 
     def enough(n: int, most: int) -> int:

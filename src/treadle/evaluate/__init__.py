@@ -1,4 +1,4 @@
-"""How well a model predicts a text, and how far its predictions are from another's."""
+"""Evaluation: perplexity of a text, and divergence of a model's predictions from a reference's."""
 
 from __future__ import annotations
 

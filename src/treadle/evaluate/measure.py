@@ -1,4 +1,4 @@
-"""Running the windows of a text through a model, and through a reference beside it."""
+"""Runs the windows of a text through a model, and optionally through a reference model."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.kvcache.cache import Sequence
 
-N_SEQUENCES = 2  # windows that are in the cache at once: load the model with as many
+N_SEQUENCES = 2  # windows in the cache at once: load the model with as many
 
 
 class Reference(Protocol):
-    """Whose predictions are the standard: `SavedLogits`, or `ReferenceModel`."""
+    """The reference predictions: `SavedLogits` or `ReferenceModel`."""
 
-    cut_off: bool  # predictions are log-probabilities that end at a floor, else logits
+    cut_off: bool  # predictions are log-probabilities cut off at a floor, else logits
 
     n_vocab: int  # columns of ``read``
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Scored predictions ``begin`` to ``end`` of a window, in the order of ``schedule``."""
+        """Return scored predictions ``begin`` to ``end`` of a window, in ``schedule``'s order."""
         ...
 
 
 class ReferenceModel:
-    """Another model, run on the same windows side by side with the one that is measured."""
+    """Another model, run on the same windows as the measured one."""
 
     cut_off = False
 
@@ -53,7 +53,7 @@ class ReferenceModel:
         self._runs = _runs(engine, windows)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Run on to these predictions, and give their logits."""
+        """Run up to these predictions, and return their logits."""
         for piece, _, logits in self._runs:
             if piece is not None:
                 found = piece.window, piece.start - self._first, piece.end - self._first
@@ -65,13 +65,13 @@ class ReferenceModel:
 
 @dataclass(eq=False)
 class Scores:
-    """What has been scored so far."""
+    """The scores so far."""
 
     nll: list[Doubles] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
 
     def summary(self) -> Summary:
-        """Over all of it."""
+        """Return the summary of all scores."""
         if self.compared:
             joined = Comparison.join(self.compared)
             return summarize(joined.nll, joined)
@@ -79,7 +79,7 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """The running estimate."""
+        """The perplexity so far."""
         return float(np.exp(np.mean(np.concatenate(self.nll))))
 
 
@@ -95,13 +95,14 @@ def measure(
     progress: Progress | None = None,
     as_written: bool = False,
 ) -> Scores:
-    """Score ``windows`` with ``engine``; ``against`` is whose predictions to compare with;
-    ``as_written``: scored tokens are run one by one, by the kernels that write a text.
+    """Score ``windows`` with ``engine``. ``against``: reference to compare with; ``as_written``:
+    run scored tokens one by one, with the kernels of decoding.
 
-    Engines must hold N_SEQUENCES sequences of ``windows.n_ctx`` tokens each. Predictions of at most
-    OUTPUTS tokens are in memory at once, of both. ``progress(done, total, so_far)`` counts tokens.
+    Engines must hold N_SEQUENCES sequences of ``windows.n_ctx`` tokens each. Logits of at most
+    OUTPUTS tokens are in memory at once, for each of the two. ``progress(done, total, so_far)``
+    counts tokens.
 
-    Raises TreadleError for a reference with another vocabulary, or a logit that is no number.
+    Raises TreadleError for a reference with another vocabulary, or a logit that is not finite.
     """
     n_vocab = engine.config.n_vocab
     if against is not None and against.n_vocab != n_vocab:
@@ -147,7 +148,7 @@ def _score(
 def _runs(
     engine: Engine, windows: TokenWindows, *, as_written: bool = False
 ) -> Iterator[tuple[WindowChunk | None, int, Floats | None]]:
-    """Run the windows: of each run the scored piece, how many tokens, and the piece's logits."""
+    """Run the windows. Yield each run's scored chunk, number of tokens, and the chunk's logits."""
     held: dict[int, Sequence] = {}  # by window
     ids: dict[int, list[int]] = {}
     try:
@@ -170,9 +171,7 @@ def _runs(
 
 
 def _written(engine: Engine, parts: list[BatchItem]) -> Floats:
-    """The logits of the last part, whose tokens are run one by one; the others are read as usual,
-    as prompts are.
-    """
+    """Return the last part's logits, with its tokens run one by one; prefill the other parts."""
     *others, scored = parts
     if others:
         engine.run(others)

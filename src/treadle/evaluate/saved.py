@@ -1,9 +1,8 @@
-"""Predictions kept in a file, in the layout that llama.cpp's program writes and reads.
+"""Saved predictions, in the file layout of llama.cpp's perplexity program.
 
 ``_logits_``, then int32 ``n_ctx, n_vocab, n_windows``, the tokens int32 ``[n_windows, n_ctx]``, and
-for each scored prediction a row: float32 ``scale, low``, then uint16 codes (an even number of
-them); a log-probability is ``scale * code + low``. What is more than 16 below the likeliest has
-code 0.
+one row per scored prediction: float32 ``scale, low``, then uint16 codes (an even number of them). A
+log-probability is ``scale * code + low``. Values more than 16 below the likeliest have code 0.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TOP = 65535
 
 
 def is_saved(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as saved logits do."""
+    """Whether a file has the magic number of saved logits."""
     try:
         with open(path, "rb") as f:
             return f.read(len(MAGIC)) == MAGIC
@@ -42,7 +41,7 @@ def _row_bytes(n_vocab: int) -> int:
 
 
 class SavedLogits(MappedReader):
-    """A file of saved predictions, mapped. Raises FileError for a file that is not sound."""
+    """A memory-mapped file of saved predictions. Raises FileError for an invalid file."""
 
     cut_off = True
 
@@ -70,7 +69,7 @@ class SavedLogits(MappedReader):
         self._rows = self.file[start:].reshape(shape)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
-        """Log-probabilities of scored predictions ``begin`` to ``end`` of a window, float32
+        """Return log-probabilities of scored predictions ``begin`` to ``end`` of a window, float32
         ``[end - begin, n_vocab]``. Raises FileError.
         """
         rows = np.array(self._rows[window, begin:end])
@@ -87,9 +86,9 @@ class SavedLogits(MappedReader):
 def save_logits(
     path: str | os.PathLike[str], windows: TokenWindows, n_vocab: int
 ) -> Iterator[Callable[[Floats], None]]:
-    """Write such a file: gives what appends predictions, float32 ``[n, n_vocab]``.
+    """Write such a file; yield a function that appends predictions, float32 ``[n, n_vocab]``.
 
-    The file is there when ``with`` ends without an error. Raises FileError.
+    The file appears when ``with`` ends without an error. Raises FileError.
     """
     path = Path(path)
     check_target(path, force=True)
@@ -105,7 +104,7 @@ def save_logits(
 
 
 def encode(logits: Floats) -> bytes:
-    """Rows of the file for logits float32 ``[n, n_vocab]``."""
+    """Encode logits, float32 ``[n, n_vocab]``, as rows of the file."""
     n, n_vocab = logits.shape
     top = logits.max(-1, keepdims=True)
     low = np.maximum(logits.min(-1, keepdims=True), top - DEPTH)

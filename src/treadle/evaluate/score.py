@@ -1,7 +1,7 @@
-"""What logits are worth: surprise at the true token, and the distance between two predictions.
+"""Scores of logits: surprise at the true token, and divergence between two predictions.
 
-All sums are taken in float64; exponentials in float32, after the largest logit is subtracted. So a
-value is right to about 1e-7, and comparing logits with themselves gives exactly 0.
+All sums are in float64; exponentials in float32, after subtracting the largest logit. So values are
+accurate to about 1e-7, and comparing logits with themselves gives exactly 0.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
 
-TASK_LOGITS = 1 << 18  # logits a thread takes at a time
-FLOOR = -16.0  # log-probabilities that saved logits hold no better than "less than this"
+TASK_LOGITS = 1 << 18  # logits per task of a thread
+FLOOR = -16.0  # saved log-probabilities at this floor only mean "less than this"
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -24,16 +24,16 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Of each scored prediction, float64 ``[n]`` (``same_top``: bool)."""
+    """Scores of each prediction, float64 ``[n]`` (``same_top``: bool)."""
 
     nll: Doubles  # -ln p(true token)
     base_nll: Doubles  # the reference's
     kl: Doubles  # KL(reference || model), nats
-    same_top: npt.NDArray[np.bool_]  # whether both find the same token likeliest
+    same_top: npt.NDArray[np.bool_]  # whether both have the same likeliest token
 
     @staticmethod
     def join(parts: list[Comparison]) -> Comparison:
-        """One after the other."""
+        """Concatenate comparisons."""
         return Comparison(
             *(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Comparison))
         )
@@ -54,22 +54,22 @@ def compare(
 ) -> Comparison:
     """Compare predictions with a reference's, row by row.
 
-    ``base`` holds logits or, if ``cut_off``, log-probabilities that end at a floor: those below
-    FLOOR are left out of the divergence, as in llama.cpp's program.
+    ``base`` holds logits or, if ``cut_off``, log-probabilities that end at a floor: those at or
+    below FLOOR are left out of the divergence, as in llama.cpp's program.
     """
 
     def strip(begin: int, end: int) -> Comparison:
         q, p, true = logits[begin:end], base[begin:end], targets[begin:end]
         q_norm = normalizer(q)
         top = np.zeros(len(p), np.float32) if cut_off else p.max(-1)
-        share = np.exp(p - top[:, None])  # of the probabilities, up to a factor
+        share = np.exp(p - top[:, None])  # probabilities, up to a factor
         if cut_off:
             share[p <= FLOOR] = 0.0
         total = share.sum(-1, dtype=np.float64)
         p_norm = np.zeros(len(p)) if cut_off else top + np.log(total)
         mass = total if cut_off else np.ones(len(p))
         # sum p (ln p - ln q), where ln p - ln q = (p's logit - q's) - (p's norm - q's): the
-        # difference of like logits is exact, so nothing is lost where the two are close.
+        # difference of similar logits is exact, so no precision is lost if the two are close.
         cross = np.einsum("ij,ij->i", share, p - q, dtype=np.float64) * (mass / total)
         return Comparison(
             nll=q_norm - _pick(q, true),
@@ -115,10 +115,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``n`` scored predictions come to. Without a reference the fields of one are None."""
+    """Summary of ``n`` scored predictions. Without a reference, its fields are None."""
 
     n: int
-    perplexity: Estimate  # e to the mean surprise
+    perplexity: Estimate  # exp of the mean surprise
     base_perplexity: Estimate | None = None
     ratio: Estimate | None = None  # of the perplexities
     kl: Estimate | None = None
@@ -132,7 +132,7 @@ class Summary:
 
 
 def summarize(nll: Doubles, comparison: Comparison | None = None) -> Summary:
-    """Means, errors and percentiles."""
+    """Compute means, standard errors and percentiles."""
     if comparison is None:
         return Summary(len(nll), _exp(_mean(nll)))
     c = comparison
@@ -142,7 +142,7 @@ def summarize(nll: Doubles, comparison: Comparison | None = None) -> Summary:
         n=len(c.nll),
         perplexity=_exp(_mean(c.nll)),
         base_perplexity=_exp(_mean(c.base_nll)),
-        ratio=_exp(_mean(c.nll - c.base_nll)),  # paired: far less noise than each by itself
+        ratio=_exp(_mean(c.nll - c.base_nll)),  # paired: far less noise than each alone
         kl=_mean(c.kl),
         kl_median=float(p50),
         kl_p99=float(p99),
@@ -160,7 +160,7 @@ def _mean(x: Doubles) -> Estimate:
 
 
 def _exp(log: Estimate) -> Estimate:
-    """e to an estimate, its error by the derivative."""
+    """exp of an estimate, with its error by the derivative."""
     with np.errstate(over="ignore"):
         value = float(np.exp(log.value))
     return Estimate(value, value * log.error)

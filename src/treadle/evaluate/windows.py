@@ -1,7 +1,7 @@
-"""A text cut into windows of one context each, and the order in which their tokens are run.
+"""A text cut into context-sized windows, and the order in which their tokens are run.
 
-As in llama.cpp's program: of each window the second half is scored, so that every prediction has
-half a context at least before it, and the first token is BOS where the model wants one.
+As in llama.cpp's program, the second half of each window is scored, so that every prediction has at
+least half a context before it. The first token is BOS if the model uses one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MIN_CONTEXT = 4
 @dataclass(frozen=True, eq=False)
 class TokenWindows:
     """Tokens, int32 ``[n_windows, n_ctx]``. The predictions after tokens ``first`` to ``n_ctx - 2``
-    of each window are scored: what they predict is in it.
+    of each window are scored, since the window has their targets.
     """
 
     tokens: npt.NDArray[np.int32]
     first: int
-    bos: int | None = None  # what each window's first token is replaced by, when it is run
+    bos: int | None = None  # replaces each window's first token when it is run
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -36,14 +36,14 @@ class TokenWindows:
         return int(self.tokens.shape[1])
 
     def run_ids(self, window: int) -> list[int]:
-        """What is run of a window: all but its last token, whose prediction nobody can score."""
+        """Return the tokens of a window to run: all but the last, for which no target exists."""
         ids: list[int] = self.tokens[window, :-1].tolist()
         if self.bos is not None:
             ids[0] = self.bos
         return ids
 
     def targets(self, window: int) -> npt.NDArray[np.int32]:
-        """The tokens that the scored predictions should have predicted, int32."""
+        """Return the target tokens of the scored predictions, int32."""
         return self.tokens[window, self.first + 1 :]
 
 
@@ -57,10 +57,10 @@ def cut(
 ) -> TokenWindows:
     """Cut a text into windows.
 
-    Without ``stride`` they lie side by side, and of each the second half is scored. With it they
-    begin ``stride`` tokens apart, and of each the last ``stride`` tokens are scored: more context
-    for each prediction, and ``n_ctx / stride`` times the work. What is left at the end, less than a
-    window, is not used.
+    Without ``stride`` they are contiguous, and the second half of each is scored. With it they
+    begin ``stride`` tokens apart, and the last ``stride`` tokens of each are scored: more context
+    for each prediction, at ``n_ctx / stride`` times the work. A remainder shorter than a window is
+    not used.
 
     Raises TreadleError for a text shorter than a window, or sizes out of range.
     """
@@ -82,7 +82,7 @@ def cut(
 
 @dataclass(frozen=True)
 class WindowChunk:
-    """Some of a window's tokens, as one part of a run: from ``start`` on; ``scored`` or not."""
+    """Tokens ``start`` to ``end`` of a window, as one part of a run; ``scored`` or not."""
 
     window: int
     start: int
@@ -93,17 +93,17 @@ class WindowChunk:
 def schedule(
     windows: TokenWindows, max_tokens: int, max_outputs: int
 ) -> Iterator[tuple[WindowChunk | None, list[WindowChunk]]]:
-    """The runs that score all windows: at most one piece whose logits are wanted, and before it
-    in the list pieces that are only read.
+    """Yield the runs that score all windows: at most one scored chunk, and a list of chunks that
+    are only prefilled.
 
-    A run gives few rows of logits, and is the quicker the more tokens it has: so beside the scored
-    piece of one window the next window's beginning is read.
+    A run returns few rows of logits, and throughput grows with its tokens: so the scored chunk of
+    one window runs together with the prefill of the next.
     """
     n_run, first = windows.n_ctx - 1, windows.first
     per = min(max_outputs, max_tokens)
     n_pieces = -(-(n_run - first) // per)
     beside = min(-(-first // n_pieces), max_tokens - per)  # tokens of the next window in each run
-    ready = 0  # tokens read of the window in hand
+    ready = 0  # tokens of the current window already run
     for window in range(len(windows)):
         while ready < first:
             end = min(first, ready + max_tokens)

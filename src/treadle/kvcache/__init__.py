@@ -1,1 +1,1 @@
-"""Keys and values of all sequences, in pages that sequences with one prefix share."""
+"""The KV cache: pages of keys and values that sequences with the same prefix share."""

@@ -1,13 +1,13 @@
-"""Pages of keys and values: who holds which, and what may be shared.
+"""The paged KV cache: sequences, their pages, and prefix sharing.
 
-Layers that are alike have a pool (``models/cache_spec.py``). A sequence holds a list of pages per
-pool, one for every PAGE tokens; in a pool with a window it gives back those that no later token can
-see. A page that is full never changes, so sequences with the same beginning share it: a tree of
-such pages (``prefix_tree.py``) is searched by tokens, and a finished sequence's pages stay in it
-until somebody needs the room.
+Layers of the same kind share a pool (``models/cache_spec.py``). A sequence has a list of pages per
+pool, one page for every PAGE tokens; in a pool with a window it frees the pages that no later token
+can see. A full page never changes, so sequences with the same prefix share it: full pages form a
+tree (``prefix_tree.py``) that is searched by tokens. The pages of a finished sequence stay in the
+tree until their room is needed.
 
-Layers with a state have slots instead (``state_slots.py``). A state goes back to a checkpoint
-alone, and some nodes of the tree have one.
+Layers with a recurrent state have slots instead (``state_slots.py``). A state can only be rolled
+back to a checkpoint, which some nodes of the tree have.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from treadle.models.config import N_BATCH
 if TYPE_CHECKING:
     from treadle.plan.plan import Storage
 
-N_TEXTS = 128  # that a run reads side by side where tokens see each other: a part page of each
-TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens where no layer sees everything
+N_TEXTS = 128  # texts per run in non-causal models: one partial page each
+TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens if every layer has a window
 
 
 class KVCache:
-    """The pools of one model. ``n_ctx`` tokens a sequence, room for ``n_sequences`` full ones, at
-    most ``kv_tokens`` in all, in ``kv_bytes``; ``n_batch`` are written before pages go back.
+    """The pools of one model: at most ``n_ctx`` tokens per sequence, room for ``n_sequences`` full
+    ones, ``kv_tokens`` in all, and ``kv_bytes``. A run writes up to ``n_batch`` tokens before pages
+    are freed.
     """
 
     def __init__(
@@ -56,16 +57,17 @@ class KVCache:
         if all(spec.window for spec in pools):
             pools.append(TEXT)
         if all(spec.causal for spec in pools):
-            most = n_sequences - -(kv_tokens or 1 << 40) // PAGE  # one not full of each
+            most = n_sequences - -(kv_tokens or 1 << 40) // PAGE  # one partial page per sequence
             n_pages = [min(self._n_pages(spec.window) * n_sequences, most) for spec in pools]
-        else:  # nothing is given back before a text ends
+        else:  # no page is freed before its text ends
             n_pages = [self._n_pages(0) * n_sequences + N_TEXTS for _ in pools]
         if kv_bytes is not None:
             n_pages = pages_within(kv_bytes, n_pages, [page_bytes(spec, kv) for spec in pools])
         sized = enumerate(zip(pools, n_pages, strict=True))
         self.pools = [Pool(device, spec, index, kv, n) for index, (spec, n) in sized]
         self.windows = [pool for pool in self.pools if pool.window]
-        # Pools without a window fill alike: what is left in one is left in all.
+        # All full-attention pools have the same number of free pages; keep one as the
+        # representative.
         self._whole = next(pool for pool in self.pools if not pool.window)
         stateful = [spec for spec in specs if isinstance(spec, StateSpec)]
         self.slots = StateSlots(n_sequences, n_saved(sum(map(state_bytes, stateful))))
@@ -75,48 +77,48 @@ class KVCache:
         self._retired: Sequence | None = None
         self.left = AbandonedSequences()
         self.tree = PageTree(self.pools, self.slots if self.states else None)
-        self.store: PageStoreLike | None = None  # full pages in files
-        self.lora: Lora = ()  # of new sequences
+        self.store: PageStoreLike | None = None  # full pages on disk
+        self.lora: Lora = ()  # default of new sequences
 
     def _n_pages(self, window: int) -> int:
-        """Pages that a full sequence needs; with a window: it, a batch, and one more for reuse."""
+        """Pages of a full sequence; with a window: one window, one batch, one window for reuse."""
         most = -(-self.n_ctx // PAGE) + 1
         return min(most, -(-(2 * window + self.n_batch) // PAGE) + 2) if window else most
 
     def pool_of(self, layer: int) -> Pool:
-        """Where a layer's keys and values are."""
+        """Return the pool with a layer's keys and values."""
         return self._pool_of[layer]
 
     def states_of(self, layer: int) -> StatePool:
-        """Where a layer's states are."""
+        """Return the pool with a layer's states."""
         return self._states_of[layer]
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that all sequences together may hold."""
+        """Maximum number of tokens of all sequences together."""
         return min(self._whole.n_pages * PAGE, self.kv_tokens or self.n_sequences * self.n_ctx)
 
     @property
     def n_bytes(self) -> int:
-        """Memory reserved; only pages that were written take any."""
+        """Bytes reserved; the OS allocates only pages that were written."""
         return sum(cells.n_bytes for cells in (*self.pools, *self.states))
 
     def max_partials(self, n_tokens: int, window: int) -> int:
-        """Attention items of a batch of ``n_tokens`` whose long histories are split, at most."""
+        """Maximum number of split attention items in a batch of ``n_tokens``."""
         return most_partials(n_tokens, min(self.n_ctx, window or self.n_ctx))
 
-    # -- beginnings that are known --------------------------------------------------------------
+    # -- prefix reuse ------------------------------------------------------------------------------
 
     def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
-        """A new sequence, with the longest known beginning of ``ids`` (``len``, whole pages)."""
+        """Return a new sequence with the longest cached prefix of ``ids`` (whole pages)."""
         made = Sequence(self, [], [array("q") for _ in self.pools], promised=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
         self.match(made, ids)
         return made
 
     def retire(self, seq: Sequence) -> None:
-        """Nobody goes on with ``seq``. What it holds stays, the last page too, for a text that
-        begins alike: until another one retires, or there is need of the room.
+        """Retire a finished sequence. Its pages, the partial last one included, stay cached for
+        prompts with the same prefix, until another sequence retires or the room is needed.
         """
         self.let_go(seq)
         if self._retired is not None:
@@ -124,14 +126,14 @@ class KVCache:
         self._retired = seq
 
     def let_go(self, seq: Sequence) -> None:
-        """Nobody writes in ``seq`` for now: keep no pages for it, and let others find its own."""
+        """Release the reserved pages of an idle sequence, and let others find its full pages."""
         self.reserve(seq, 0)
         if seq.alone:
             seq.alone = False
             self._enter(seq, len(seq.ids))
 
     def revive(self, lora: Lora | None = None) -> Sequence:
-        """The sequence that has retired, or a new one; one with these adapters, where given."""
+        """Return the retired sequence if its adapters match, else a new one."""
         self.left.close()
         if self._retired is None or lora not in (None, self._retired.lora):
             return self.sequence((), lora)
@@ -139,9 +141,9 @@ class KVCache:
         return seq
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
-        """Make ``seq`` hold the longest beginning of ``ids`` that it or the cache has; its length.
+        """Make ``seq`` hold the longest prefix of ``ids`` that it or the cache has.
 
-        At least the last token is left to be computed, so that there are logits.
+        Return its length. At least the last token is left to compute, so that there are logits.
         """
         limit, own = len(ids) - 1, 0
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
@@ -157,8 +159,8 @@ class KVCache:
         return len(seq.ids)
 
     def visible(self, seq: Sequence, n: int) -> int:
-        """``n``, or how many fewer where ``seq`` cannot go back to ``n`` tokens: to the last
-        checkpoint where there is a state, to 0 where pages of a window are gone.
+        """Return the largest length up to ``n`` to which ``seq`` can be truncated: the last
+        checkpoint if there is a state, 0 if pages of a window are gone.
         """
         if n == len(seq.ids):
             return n
@@ -170,11 +172,11 @@ class KVCache:
         return n
 
     def known(self, ids: Ids[int], lora: Lora = ()) -> int:
-        """Tokens that ``match`` would find in the tree."""
+        """Number of tokens that ``match`` would find in the tree."""
         return len(self.tree.find(ids, len(ids) - 1, lora)) * PAGE
 
     def _may_adopt(self, seq: Sequence, chain: list[PageNode]) -> bool:
-        """Whether a chain's idle pages are not reserved by others, and a state may be had."""
+        """Whether a chain's idle pages are not reserved by others, and a state slot is free."""
         return self._may_have_state(seq) and (
             not any(pool.promised for pool in self.pools)
             or all(
@@ -185,7 +187,7 @@ class KVCache:
         )
 
     def _adopt(self, seq: Sequence, chain: list[PageNode]) -> None:
-        """Make ``seq`` hold the pages of ``chain`` instead of its own."""
+        """Replace the pages of ``seq`` by those of ``chain``."""
         seq.n_changes += 1
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             old, first = list(pages), pool.first_seen(len(chain) * PAGE)
@@ -204,9 +206,9 @@ class KVCache:
         seq.nodes[:], seq.n_state = chain, len(seq.ids)
 
     def commit(self, seq: Sequence) -> None:
-        """After a run: enter full pages in the tree, give back those before a window, and let the
-        state that was written be the sequence's. For now without what may be taken back: a state
-        that has seen some of it waits for the next call, or for ``truncate`` to ``n_state``.
+        """Finish a run: enter full pages in the tree, free pages before the window, and make the
+        written state the sequence's. Drafted tokens are excluded for now: a state that includes
+        some waits for the next call, or for ``truncate`` to ``n_state``.
         """
         n = len(seq.ids) - seq.n_drafted
         if not seq.alone:
@@ -225,7 +227,7 @@ class KVCache:
             seq.n_state = n
 
     def _enter(self, seq: Sequence, n: int) -> None:
-        """Let others find the full pages of the first ``n`` tokens."""
+        """Enter the full pages of the first ``n`` tokens in the tree."""
         for p in range(len(seq.nodes), n // PAGE):
             ids = tuple(seq.ids[p * PAGE : (p + 1) * PAGE])
             node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids, seq.lora)
@@ -235,8 +237,10 @@ class KVCache:
                 self.store.keep(node, p, seq.began_ns)
 
     def cut(self, seq: Sequence, ids: Ids[int]) -> int:
-        """How many of the next ``ids`` are for one run: with a state up to the last page's edge,
-        or to one that another text has passed, where a later text may begin."""
+        """Return how many of the next ``ids`` to put in one run. With a state: up to the last page
+        edge, or to the edge where another sequence branched off, so that later prompts find a
+        checkpoint there.
+        """
         if not self.states or seq.alone:
             return len(ids)
         start, saved, held = len(seq.ids), last_saved(seq.nodes), len(seq.nodes) * PAGE
@@ -246,10 +250,10 @@ class KVCache:
             return met - start
         return last - start if last - saved >= WORTH else len(ids)
 
-    # -- room -----------------------------------------------------------------------------------
+    # -- room --------------------------------------------------------------------------------------
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Forget all but the first ``n`` tokens; see ``visible``."""
+        """Drop all but the first ``n`` tokens; see ``visible``."""
         seq.n_changes += 1
         keep = -(-n // PAGE)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
@@ -265,7 +269,9 @@ class KVCache:
         seq.n_state = n
 
     def fork(self, seq: Sequence) -> Sequence:
-        """A second sequence with the same history; who first writes to the last page copies it."""
+        """Return a second sequence with the same tokens; the first writer to the last page copies
+        it.
+        """
         if seq.slots and not self._has_state_room():
             raise self._no_room(self.states[0])
         slots = self.slots.fork(seq.slots) if seq.slots else []
@@ -285,20 +291,19 @@ class KVCache:
             )
 
     def room(self) -> list[int]:
-        """Pages of each pool that are free or idle in the tree, and not reserved by a sequence."""
+        """Return, per pool, the pages that are free or idle in the tree and not reserved."""
         return [pool.room for pool in self.pools]
 
     def check_room(self, seq: Sequence, n: int) -> None:
-        """Raise ContextFullError if ``n`` tokens more do not fit the context, NoRoomError if there
-        are no pages for them now. What has retired gives way.
+        """Raise ContextFullError if ``n`` more tokens do not fit the context, NoRoomError if there
+        are no pages for them now. Evicts the retired sequence if necessary.
         """
         self.check_context(len(seq.ids) + n)
         self._check_wanted(seq, self._wanted(seq, n, min(n, self.n_batch)))
 
     def reserve(self, seq: Sequence, n: int) -> None:
-        """Keep pages for ``n`` tokens more of ``seq``, in place of what was kept for it before, so
-        that nobody else takes them; in a pool with a window for one batch. Raises NoRoomError, with
-        nothing changed.
+        """Reserve pages for ``n`` more tokens of ``seq``, in a pool with a window for one batch.
+        Replaces its previous reservation. Raises NoRoomError, with nothing changed.
         """
         wanted = [0] * len(self.pools)
         if n:
@@ -311,8 +316,8 @@ class KVCache:
         seq.promised = wanted
 
     def _wanted(self, seq: Sequence, n: int, n_window: int, first: Ids[int] = ()) -> list[int]:
-        """Pages of each pool that ``n`` tokens more take, ``n_window`` where there is a window;
-        from page ``first`` of each pool on alone.
+        """Pages that ``n`` more tokens need in each pool, or ``n_window`` in one with a window;
+        ``first``: ignore pages of each pool before this one.
         """
         old, wanted = len(seq.ids), []
         for which, (pool, pages) in enumerate(zip(self.pools, seq.pages, strict=True)):
@@ -332,11 +337,11 @@ class KVCache:
             raise self._no_room(self.states[0])
 
     def _may_have_state(self, seq: Sequence) -> bool:
-        """Whether ``seq`` has a state, or may have one."""
+        """Whether ``seq`` has a state, or can get one."""
         return not self.states or bool(seq.slots) or self._has_state_room()
 
     def _has_state_room(self) -> bool:
-        """Whether one more sequence may have a state. What has retired gives way."""
+        """Whether one more sequence can have a state. Evicts the retired sequence if necessary."""
         if not self.slots.room:
             self.revive().close()
         return self.slots.room > 0
@@ -352,15 +357,15 @@ class KVCache:
         )
 
     def extend(self, seq: Sequence, ids: Ids[int], first: Ids[int] = ()) -> None:
-        """Make room for ``ids`` behind ``seq``'s tokens and count them in; ``first``, where given:
-        each pool's first page that there is to be room for.
+        """Append ``ids`` to ``seq``, with pages for them. ``first``: each pool's first page to
+        allocate; earlier ones are marked GONE.
 
-        Raises ContextFullError or NoRoomError, with nothing changed, where they do not fit.
+        Raises ContextFullError or NoRoomError, with nothing changed, if they do not fit.
         """
         n, new = len(ids), len(seq.ids) + len(ids)
         self.check_context(new)
         wanted = self._wanted(seq, n, n, first)
-        if any(wanted) or not seq.ids:  # most ids go where others of the same page are
+        if any(wanted) or not seq.ids:  # usually the last page has room
             self._check_wanted(seq, wanted)
             self._own_last_page(seq)
             if self.states and not seq.slots:
@@ -376,7 +381,7 @@ class KVCache:
         seq.n_changes += 1
 
     def _own_last_page(self, seq: Sequence) -> None:
-        """Before writing into a page that others hold too, get a copy of it."""
+        """Copy the last page before writing to it, if it is shared."""
         last, place = divmod(len(seq.ids), PAGE)
         if not place:
             return
@@ -388,8 +393,8 @@ class KVCache:
                 pool.drop(page)
 
     def _take(self, pool: Pool) -> int:
-        """A free page, held once; if need be one of the tree's that was not used for the longest
-        time. The caller knows that there is one.
+        """Take a free page, with one holder, evicting the tree's least recently used one if
+        necessary. The caller has checked that one is available.
         """
         if not pool.free:
             self.tree.evict(pool)
@@ -398,7 +403,7 @@ class KVCache:
         return page
 
     def forget(self) -> None:
-        """Drop every page that no sequence holds which is in use."""
+        """Evict all pages and checkpoints that no sequence in use holds."""
         self.revive().close()
         self.slots.forget_all()
         for pool in reversed(self.pools):

@@ -1,4 +1,4 @@
-"""Memory of what a model's layers remember: pages of keys and values, and states."""
+"""Memory pools of the KV cache: pages of keys and values, and recurrent states."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-GONE = -1  # in a list of pages: given back, because it lies before the window
+GONE = -1  # page list entry: freed, because it lies before the window
 
 
 class Cells:
-    """``n`` cells of one size, each with a part for every layer. Memory is reserved at once, and
-    used when first written.
+    """``n`` cells of one size, each with a part for every layer. Memory is reserved at once; the OS
+    allocates it on first write.
     """
 
     what: str  # for messages
@@ -35,7 +35,7 @@ class Cells:
         self.n_bytes = n * self.cell_bytes
         try:
             memory = device.memory(self.n_bytes)
-        except (MemoryError, ValueError) as error:  # too much for this machine, or for any
+        except (MemoryError, ValueError) as error:  # too large for this machine, or for any
             why = f" ({error})" if isinstance(error, NoMemoryError) else ""
             raise TreadleError(
                 f"no memory for {self.n_bytes >> 20} MiB of {self.what} ({name}){why}: "
@@ -44,11 +44,11 @@ class Cells:
         self.const = Const(name, memory, memory.bytes)
 
     def layer_off(self, layer: int) -> int:
-        """Byte offset of a layer's part in a cell."""
+        """Return the byte offset of a layer's part in a cell."""
         return self.layers.index(layer) * self._layer_bytes
 
     def read(self, i: int) -> np.ndarray:
-        """A cell's bytes, uint8 ``[cell_bytes]``; see ``DeviceMemory.read``."""
+        """Return a cell's bytes, uint8 ``[cell_bytes]``; see ``DeviceMemory.read``."""
         return self.const.memory.read(i * self.cell_bytes, self.cell_bytes)
 
     def write(self, i: int, data: np.ndarray) -> None:
@@ -62,27 +62,27 @@ class Cells:
 
 
 def page_bytes(spec: PoolSpec, kv: str) -> int:
-    """Of one page: a part for every layer."""
+    """Bytes of one page, over all layers."""
     return layout_of(spec, kv).layer_bytes * len(spec.layers)
 
 
 def state_bytes(spec: StateSpec) -> int:
-    """Of one state: a part for every layer."""
+    """Bytes of one state, over all layers."""
     return round_up(4 * spec.n_values, ALIGN) * len(spec.layers)
 
 
 def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
-    """Of one layer's part of a page."""
+    """Layout of one layer's part of a page."""
     sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
     return PageLayout(kv, *sizes, spec.latent)
 
 
 def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """How many pages pools of ``full`` pages, of ``sizes`` bytes each, have room for in
-    ``n_bytes``: for as many tokens as there can be, whichever sequences these belong to. What
-    tokens take in a pool without a window they take in one with a window at most.
+    """Return how many pages each pool gets within ``n_bytes``, given the pools' maximum pages
+    ``full`` and page ``sizes`` in bytes. All pools have room for the same number of tokens, up to
+    their maximum: tokens need no more pages in a pool with a window than in one without.
 
-    Raises TreadleError where there is no room for a page of each.
+    Raises TreadleError if there is no room for a page of each.
     """
 
     def pages(most: int) -> list[int]:
@@ -101,7 +101,7 @@ def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> lis
 
 
 class Pool(Cells):
-    """Pages: cells that sequences may share."""
+    """A pool of pages that sequences may share."""
 
     what, cell_name = "keys and values", "page of keys and values"
 
@@ -114,16 +114,16 @@ class Pool(Cells):
         self.free = list(range(n_pages - 1, -1, -1))
         self.holders = [0] * n_pages
         self._in_tree = [False] * n_pages  # whether the tree is one of a page's holders
-        self.idle = 0  # pages that only the tree holds: given up when room is needed
-        self.promised = 0  # pages that sequences have reserved and not yet taken
+        self.idle = 0  # pages that only the tree holds: evicted when room is needed
+        self.promised = 0  # pages reserved by sequences and not yet taken
 
     def first_seen(self, n: int) -> int:
-        """The first page that a token behind ``n`` others may see."""
+        """Return the index of the first page visible to a token at position ``n``."""
         return max(0, n - self.window) // PAGE if self.window else 0
 
     @property
     def room(self) -> int:
-        """Pages that nobody holds or has reserved; to take one may cost a page of the tree."""
+        """Pages that can be taken: free or idle, and not reserved. Taking one may evict a page."""
         return len(self.free) + self.idle - self.promised
 
     def is_idle(self, page: int) -> bool:
@@ -131,13 +131,13 @@ class Pool(Cells):
         return self.holders[page] == 1 and self._in_tree[page]
 
     def hold(self, page: int) -> None:
-        """One holder more; a page that is GONE has none."""
+        """Add a holder to a page, unless it is GONE."""
         if page != GONE:
             self.idle -= self.is_idle(page)
             self.holders[page] += 1
 
     def drop(self, page: int) -> None:
-        """One holder less; a page without any is free."""
+        """Remove a holder from a page; one without holders is free."""
         if page != GONE:
             self.holders[page] -= 1
             if not self.holders[page]:
@@ -145,13 +145,13 @@ class Pool(Cells):
             self.idle += self.is_idle(page)
 
     def keep(self, page: int) -> None:
-        """The tree becomes a holder of a page that a sequence holds."""
+        """Make the tree a holder of a page that a sequence holds."""
         if page != GONE:
             self.holders[page] += 1
             self._in_tree[page] = True
 
     def give_up(self, page: int) -> None:
-        """The tree is no holder of a page any more."""
+        """Remove the tree as a holder of a page."""
         if page != GONE:
             self.idle -= self.is_idle(page)
             self._in_tree[page] = False
@@ -159,7 +159,7 @@ class Pool(Cells):
 
 
 class StatePool(Cells):
-    """States of fixed size, in slots that ``kvstates.Slots`` deals out."""
+    """A pool of fixed-size states, in slots managed by ``StateSlots``."""
 
     what, cell_name = "states", "state"
 

@@ -1,4 +1,4 @@
-"""What a prompt found in the cache, and where and why it left it."""
+"""Prefix-cache hit report: how many prompt tokens were reused, and why reuse stopped."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ WHY = {
 
 @dataclass
 class PrefixHit:
-    """Tokens of a prompt that were found, and where it left the cache: the position, the token
-    there, and why, a key of WHY.
+    """Reused tokens of a prompt, from memory and from page files, and the end of reuse: its
+    position, the token there, and the reason, a key of WHY.
 
-    Positions are those of pages, but within a text of one's own: or a stranger could find out
-    token by token what others have said.
+    Positions are multiples of the page size, except within the caller's own sequence: otherwise a
+    stranger could discover other users' texts token by token.
     """
 
     memory: int = 0
@@ -43,8 +43,8 @@ class PrefixHit:
 
 
 def why_left(cache: KVCache, seq: Sequence, ids: Ids[int]) -> str:
-    """Why ``seq`` holds no more of ``ids``; a key of WHY. Behind ``KVCache.match`` and
-    ``PageStore.fetch``.
+    """Return the reason, a key of WHY, that ``seq`` holds no more of ``ids``, after
+    ``KVCache.match`` and ``PageStore.fetch``.
     """
     p, store = len(seq.ids) // PAGE, cache.store
     page = tuple(ids[p * PAGE : (p + 1) * PAGE])

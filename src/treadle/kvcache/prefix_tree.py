@@ -1,4 +1,4 @@
-"""The tree of full pages: which beginnings of texts are held, found by their tokens."""
+"""The prefix tree of full pages, searched by tokens."""
 
 from __future__ import annotations
 
@@ -13,70 +13,68 @@ from treadle.kernels.attention.page_layout import PAGE
 from treadle.kvcache.page_pool import GONE, Pool
 from treadle.kvcache.state_slots import NONE, StateSlots
 
-Lora = tuple[tuple[int, float], ...]  # adapters by number, in order, and how much of each
-EVICTED = 1 << 16  # texts that are known to have been held
+Lora = tuple[tuple[int, float], ...]  # adapters by number, ascending, each with its scale
+EVICTED = 1 << 16  # evicted nodes that are remembered
 
 
 @dataclass(eq=False)
 class PageNode:
-    """A full page of every pool, found from the page before it by its own tokens."""
+    """A full page in every pool, keyed in its parent's ``next`` by its tokens."""
 
     parent: PageNode | None
     ids: tuple[int, ...]
-    pages: list[int]  # per pool; in one with a window GONE once its room was needed
+    pages: list[int]  # per pool; GONE in one with a window once its room was needed
     next: dict[tuple[int, ...], PageNode] = field(default_factory=dict)
-    state: int = NONE  # the slot of the state at its end, where that is kept (``state_slots.py``)
+    state: int = NONE  # the slot of its state checkpoint, if kept (``state_slots.py``)
     key: int = 0  # a hash of all tokens up to its end
-    # A digest of all tokens up to its end, once it was asked for (``kvcache/disk/page_store.py``).
+    # A digest of all tokens up to its end, set on first use (``kvcache/disk/page_store.py``).
     chain: bytes = b""
 
 
 class PageStoreLike(Protocol):
-    """Full pages in files (``kvcache/disk/page_store.py``); ``seq`` is a sequence of the same
-    cache.
-    """
+    """Page files of a cache (``kvcache/disk/page_store.py``); ``seq`` is one of its sequences."""
 
-    left_for: str  # why the last ``fetch`` gave nothing, where a file was there
+    left_for: str  # why the last ``fetch`` gave nothing although a file exists
 
     def keep(self, node: PageNode, depth: int, began_ns: int) -> object:
-        """Write a node's pages, the ``depth``-th of a text that was begun at ``began_ns``."""
+        """Write a node's pages; ``depth``: its index in a sequence begun at ``began_ns``."""
 
     def use(self, seq: Any) -> None:
-        """A text is begun with the pages that ``seq`` has."""
+        """Mark the files of a sequence's pages as used."""
 
     def fetch(self, seq: Any, ids: Ids[int]) -> int:
-        """Put more of ``ids`` behind what ``seq`` holds of them; how many tokens."""
+        """Extend ``seq`` by pages of ``ids`` from files. Return the number of tokens added."""
 
     def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
-        """Whether another model has a page of these tokens behind ``parent``."""
+        """Whether another model has a page of these tokens after ``parent``."""
 
     def save(self) -> None:
-        """Write all of the tree that has no file."""
+        """Write the tree's pages that have no file."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the queued files."""
 
 
 class PageTree:
-    """Pages that are kept as long as there is room, over the pools of one cache."""
+    """The cached pages of all pools, kept while there is room."""
 
     def __init__(self, pools: list[Pool], slots: StateSlots | None = None) -> None:
-        self.slots = slots  # of states: without one at its end a chain is of no use
+        self.slots = slots  # of states: a chain is usable only if its end has one
         self.pools, self.windows = pools, [pool for pool in pools if pool.window]
         self.root = PageNode(None, (), [])
         self.roots: dict[Lora, PageNode] = {(): self.root}  # keys and values differ with adapters
         self.marks: tuple[bytes, ...] = ()  # digests of the adapters
-        # The least recently used first.
+        # least recently used first
         self.leaves: OrderedDict[PageNode, None] = OrderedDict()
         self.kept: dict[
             Pool, OrderedDict[PageNode, None]
-        ] = {  # nodes with a page before the window
+        ] = {  # nodes with a page of this windowed pool
             pool: OrderedDict() for pool in self.windows
         }
-        self._evicted: OrderedDict[int, None] = OrderedDict()  # keys, the last one at the end
+        self._evicted: OrderedDict[int, None] = OrderedDict()  # node keys, the newest last
 
     def root_of(self, lora: Lora) -> PageNode:
-        """Where texts begin that are read with these adapters; kept once a page is behind it."""
+        """Return the root for sequences with these adapters; it is stored once it has a child."""
         root = self.roots.get(lora)
         if root is None:
             from hashlib import sha256
@@ -86,8 +84,8 @@ class PageTree:
         return root
 
     def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[PageNode]:
-        """The longest chain of nodes for ``ids[:limit]`` whose windows are whole, and whose end has
-        a state where layers keep some.
+        """Return the longest chain of nodes for ``ids[:limit]`` that has all pages of its windows
+        and, if layers keep a state, a checkpoint at its end.
         """
         node = self.roots.get(lora)
         chain: list[PageNode] = []
@@ -106,21 +104,21 @@ class PageTree:
         return chain[:usable]
 
     def n_behind(self, nodes: list[PageNode], ids: Ids[int], lora: Lora) -> int:
-        """How many pages of ``ids`` stand behind a chain of nodes, whatever is left of them."""
+        """Return how many pages of ``ids`` follow a chain of nodes, even if their data is gone."""
         node, n = nodes[-1] if nodes else self.root_of(lora), 0
         while (after := node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))) is not None:
             node, n = after, n + 1
         return n
 
     def touch(self, pool: Pool, nodes: list[PageNode]) -> None:
-        """Their pages in a pool were used just now."""
+        """Mark the nodes' pages in a pool as just used."""
         recent = self.kept.get(pool, self.leaves)
         for node in nodes:
             if node in recent:
                 recent.move_to_end(node)
 
     def enter(self, parent: PageNode | None, ids: tuple[int, ...], lora: Lora = ()) -> PageNode:
-        """The node of a page's tokens behind ``parent``'s; None: at the beginning."""
+        """Return the node of a page's tokens after ``parent`` (None: the root), new if absent."""
         parent = parent or self.roots.setdefault(lora, self.root_of(lora))
         node = parent.next.get(ids)
         if node is None:
@@ -132,15 +130,15 @@ class PageTree:
         return node
 
     def keep(self, node: PageNode, pool: Pool, page: int) -> None:
-        """The node holds a page of a pool from now on."""
+        """Make the node hold a page of a pool."""
         node.pages[pool.index] = page
         pool.keep(page)
         if pool.window and page != GONE:
             self.kept[pool][node] = None
 
     def share(self, node: PageNode, pages: Ids[array[int]], p: int) -> None:
-        """A node and the ``p``-th pages of a sequence, which has ``pages`` in each pool, keep one
-        between them: the node's, or if it has none the other.
+        """Share page ``p`` between a node and a sequence with ``pages`` per pool: both use the
+        node's page, or the sequence's if the node has none.
         """
         for pool, own in zip(self.pools, pages, strict=True):
             held = node.pages[pool.index]
@@ -152,9 +150,9 @@ class PageTree:
                 own[p] = held
 
     def evict(self, pool: Pool) -> bool:
-        """Free a page that only the tree holds, and say whether there was one.
+        """Evict one page that only the tree holds. Return whether there was one.
 
-        A chain goes from its end; in a pool with a window from its beginning, and the rest stays.
+        A chain is evicted from its end; in a pool with a window from its start, and the rest stays.
         """
         which, nodes = pool.index, self.kept.get(pool, self.leaves)
         node = next((n for n in nodes if pool.is_idle(n.pages[which])), None)
@@ -169,7 +167,7 @@ class PageTree:
         return True
 
     def erase(self, ids: Ids[int], lora: Lora = ()) -> None:
-        """Free the pages of a text, from its end up to one that other texts go on from, or hold."""
+        """Free a sequence's cached pages, from its end back to the first that others use."""
         node, p = self.root_of(lora), 0
         while (after := node.next.get(tuple(ids[p * PAGE : (p + 1) * PAGE]))) is not None:
             node, p = after, p + 1
@@ -185,7 +183,7 @@ class PageTree:
         )
 
     def _remove(self, node: PageNode) -> None:
-        """Forget a node that is no leaf any more, nor has one behind it."""
+        """Remove a node that has no children and is no longer in ``leaves``."""
         for kept in self.kept.values():
             kept.pop(node, None)
         for each, page in zip(self.pools, node.pages, strict=True):
@@ -207,5 +205,5 @@ class PageTree:
             self.leaves.move_to_end(parent, last=False)
 
     def has_evicted(self, parent: PageNode, ids: tuple[int, ...]) -> bool:
-        """Whether a page of these tokens behind ``parent`` was held and gave way."""
+        """Whether a page of these tokens after ``parent`` was cached and evicted."""
         return hash((parent.key, ids)) in self._evicted

@@ -1,4 +1,4 @@
-"""One text's place in the cache (``cache.py``)."""
+"""A sequence: the KV cache entry of one request or session (``cache.py``)."""
 
 from __future__ import annotations
 
@@ -14,50 +14,48 @@ from treadle.kvcache.prefix_tree import Lora, PageNode
 
 
 class Cache(Protocol):
-    """What a sequence asks of its cache."""
+    """The cache operations that a sequence needs."""
 
     pools: list[Pool]
     states: list[StatePool]
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Forget all but the first ``n`` tokens."""
+        """Drop all but the first ``n`` tokens."""
 
     def reserve(self, seq: Sequence, n: int) -> None:
-        """Keep room for ``n`` tokens more."""
+        """Reserve room for ``n`` more tokens."""
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One text's place in the cache: its tokens so far, and its pages in each pool."""
+    """The tokens of one request or session in the KV cache, with its pages in each pool."""
 
     cache: Cache
-    ids: list[int] = field(default_factory=list)  # tokens whose keys and values are held
+    ids: list[int] = field(default_factory=list)  # tokens with keys and values
     pages: list[array[int]] = field(default_factory=list)  # per pool, i64
-    slots: list[int] = field(default_factory=list)  # of its state, and of the next one
-    n_state: int = 0  # of ids: those that its state has seen
-    nodes: list[PageNode] = field(
-        default_factory=list
-    )  # its full pages in the tree, from the root on
+    slots: list[int] = field(default_factory=list)  # of its state: current, and to be written next
+    n_state: int = 0  # number of ids that its state includes
+    nodes: list[PageNode] = field(default_factory=list)  # full pages in the tree, from the root
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
-    lora: Lora = ()  # the adapters it is read with
-    n_drafted: int = 0  # of ids: the last ones of a run, which may be taken back
-    alone: bool = False  # takes no pages that others wrote; they find its own once it retires
-    n_changes: int = 0  # of ids: an unchanged counter means unchanged ids
-    began_ns: int = field(default_factory=time_ns)  # when its text was begun, or last looked up
+    lora: Lora = ()  # its adapters
+    n_drafted: int = 0  # drafted ids at the end, which may be dropped
+    alone: bool = False  # uses no other sequence's pages; its own are shared once it retires
+    n_changes: int = 0  # counter of changes to ids: an unchanged counter means unchanged ids
+    began_ns: int = field(default_factory=time_ns)  # time of its start or last lookup
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def close(self) -> None:
-        """Give the pages back; full ones stay findable until their room is needed."""
+        """Release the pages; full ones stay in the tree until their room is needed."""
         self.cache.truncate(self, 0)
         self.cache.reserve(self, 0)
 
 
 class AbandonedSequences(deque[Sequence]):
-    """Sequences whose sessions were forgotten unclosed, by the garbage collector in any thread."""
+    """Sequences of sessions that were garbage-collected (in any thread) without being closed."""
 
     def close(self) -> None:
-        """Give their pages back; under the engine's lock."""
+        """Release their pages; called under the engine's lock."""
         while self:
             self.popleft().close()

@@ -1,1 +1,1 @@
-"""What this machine has: cores, caches and memory."""
+"""Facts about this machine: cores, caches and memory."""

@@ -1,8 +1,8 @@
-"""How much memory this process may still take, and what says so.
+"""Memory available to this process, and the limit that determines it.
 
-A container shares its host's ``/proc``, so the host's free memory says nothing about the limit that
-ends a process there. Every limit is read: the host's memory, each control group around the process,
-and the process's own limits (``ulimit``).
+A container shares its host's ``/proc``, so the host's free memory says nothing about the limit at
+which a process in it is killed. All limits are read: the host's memory, each control group around
+the process, and the process's own limits (``ulimit``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treadle.machine.topology import CGROUP, PROC
 from treadle.system import SYSTEM
 
 NO_LIMIT = 1 << 60  # bytes: cgroup v1 writes "no limit" as nearly 2**63
-# Of a process's own limits: the line of /proc/self/limits, what is in use in /proc/self/status.
+# A process's own limits: the line of /proc/self/limits, and the usage in /proc/self/status.
 OWN_LIMITS = (
     ("Max address space", "VmSize", "address space", "ulimit -v"),
     ("Max data size", "VmData", "data", "ulimit -d"),
@@ -24,8 +24,8 @@ OWN_LIMITS = (
 
 
 class MemoryBound(NamedTuple):
-    """One limit: bytes that it still leaves, bytes that it allows in all, its name and its cure;
-    and bytes of files in use, which it counts as taken though they could be given up.
+    """One limit: bytes left, bytes allowed in all, its name and its fix; and bytes of active file
+    pages, which count as used although the kernel could reclaim them.
     """
 
     free_bytes: int
@@ -36,27 +36,27 @@ class MemoryBound(NamedTuple):
 
 
 def usable_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> MemoryBound | None:
-    """What this process may still take without swapping or being killed: the bound that leaves
-    least. None where the system tells nothing.
+    """Return the tightest bound on what this process may still allocate without swapping or being
+    killed; None if the system reports nothing.
     """
     bounds = memory_bounds(cgroup, proc)
     return min(bounds, key=lambda bound: bound.free_bytes, default=None)
 
 
 def memory_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
-    """The host's free memory, then all that limits this process further."""
+    """Return the host's free memory, then all other limits of this process."""
     return [*page_bounds(cgroup, proc), *_of_process(proc)]
 
 
 def page_bounds(cgroup: Path = CGROUP, proc: Path = PROC) -> list[MemoryBound]:
-    """Those that pages of files count for: not the process's own, of what it may map."""
+    """Return the bounds that count file pages: all except the process's own limits."""
     total, available = host_memory(proc)
     host = MemoryBound(available, total, "the machine's free memory", "stop other programs")
     return [*([host] if available else ()), *_of_groups(cgroup, proc)]
 
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
-    """Bytes of memory in all, and bytes that could be had without swapping; 0 for unknown."""
+    """Return the total bytes of memory, and those available without swapping; 0 for unknown."""
     sizes = _fields(proc / "meminfo")  # kB
     if not sizes:
         return SYSTEM.memory()
@@ -64,15 +64,15 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 
 
 def memory_limit(cgroup: Path = CGROUP, proc: Path = PROC) -> int | None:
-    """Bytes that this process may have in all below the host's memory; None for no limit."""
+    """Return this process's memory limit in bytes, besides the host's memory; None without one."""
     limits = [*_of_groups(cgroup, proc), *_of_process(proc)]
     return min((bound.limit_bytes for bound in limits), default=None)
 
 
 def _of_groups(root: Path, proc: Path) -> Iterator[MemoryBound]:
-    """Of this process's control group and of each around it: v2's two limits, then v1's.
+    """Yield limits of this process's control group and of each around it: v2's two, then v1's.
 
-    Above ``memory.high`` nobody is killed, but the kernel holds the process up to get memory back.
+    Above ``memory.high`` no process is killed, but the kernel throttles it to reclaim memory.
     """
     places = [("", "memory.max", "memory.current", "")]
     places += [("", "memory.high", "memory.current", "")]
@@ -83,7 +83,7 @@ def _of_groups(root: Path, proc: Path) -> Iterator[MemoryBound]:
             if not limit.isdigit() or int(limit) >= NO_LIMIT:
                 continue
             used = topology.read_text(folder / used_name)
-            # Pages of files that nobody uses are given up when room is needed.
+            # Inactive file pages are reclaimed when memory is needed.
             stat = _fields(folder / "memory.stat")
             idle = stat.get(f"{prefix}inactive_file", 0)
             in_use = max(0, int(used) - idle) if used.isdigit() else 0
@@ -109,7 +109,7 @@ def _of_process(proc: Path) -> Iterator[MemoryBound]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """``name number`` and ``name: number kB`` lines."""
+    """Parse ``name number`` and ``name: number kB`` lines."""
     found = {}
     for line in topology.read_text(path).splitlines():
         words = line.split()

@@ -1,7 +1,7 @@
-"""What this machine is: processors that may be used and why, clocks, caches.
+"""The machine's topology: usable processors and their limits, clocks, caches.
 
-Linux tells in files; elsewhere the system is asked for a few numbers, and much stays unknown.
-Functions take the folders they read, so that tests can hand them another machine's.
+Linux has these in files; other systems report a few numbers, and much stays unknown. Functions take
+the folders they read, so that tests can pass another machine's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CGROUP, CPUS = SYS / "fs/cgroup", SYS / "devices/system/cpu"
 
 Bound = tuple[int, str]
 
-ENOUGH = 0.9  # a share above this is not worth a warning
+ENOUGH = 0.9  # no warning above this share
 
 
 def busy(shares: Sequence[float], so: str) -> str | None:
-    """What to say of threads that got only these shares of the processor time that they asked for;
-    None where that is enough.
+    """Return a warning if threads got only these shares of the processor time that they requested;
+    None if that is enough.
     """
     if min(shares, default=1.0) >= ENOUGH:
         return None
@@ -34,18 +34,18 @@ def busy(shares: Sequence[float], so: str) -> str | None:
 
 
 def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Bound:
-    """Threads worth starting, and which bound it was: the smallest of ``thread_bounds``."""
+    """Return the threads worth starting and the bound: the smallest of ``thread_bounds``."""
     return min(thread_bounds(affinity(), cpus, cgroup), key=lambda bound: bound[0])
 
 
 def thread_bounds(
     allowed: list[int], cpus: Path = CPUS, cgroup: Path = CGROUP, proc: Path = PROC
 ) -> list[Bound]:
-    """What limits the threads worth starting.
+    """Return the limits on threads worth starting.
 
-    Processors this process may run on; the control group's quota; physical cores among those
-    processors; performance cores, where some are slower by design. A second thread on a core, or
-    one on an efficiency core, makes the others wait for it.
+    The processors this process may run on; the control group's quota; physical cores among those
+    processors; performance cores, if some are slower by design. A second thread on a core, or one
+    on an efficiency core, makes the others wait for it.
     """
     bounds = [(len(allowed), "the processors this process may run on")]
     quota = cgroup_quota(cgroup, proc)
@@ -64,12 +64,12 @@ def thread_bounds(
 
 
 def affinity() -> list[int]:
-    """The processors that this process may run on."""
+    """Return the processors that this process may run on."""
     return SYSTEM.affinity()
 
 
 def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
-    """Processors' worth of time that the control group (v2, else v1) allows; None for no limit."""
+    """Return the control group's CPU quota (v2, else v1) in processors; None for no limit."""
     pairs = [tuple(read_text(folder / "cpu.max").split()) for folder in groups("", root, proc)]
     pairs += [
         (read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
@@ -84,9 +84,10 @@ def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
 
 
 def groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
-    """The folders of this process's group and of every group around it, for each may limit.
+    """Yield the folders of this process's control group and of every group around it, as each may
+    have a limit.
 
-    ``controller``: of v1's, which have a tree each; empty for v2, which has one for all.
+    ``controller``: of v1, which has a tree for each; empty for v2, which has one for all.
     """
     root = root / controller
     group = ""
@@ -102,7 +103,7 @@ def groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
 
 
 def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]]:
-    """Cores among the allowed processors, each by its first one; empty where nobody says."""
+    """Return the cores among the allowed processors, keyed by their first one; empty if unknown."""
     cores: dict[tuple[str, str], list[int]] = {}
     for cpu in allowed:
         topology = cpus / f"cpu{cpu}" / "topology"
@@ -114,24 +115,24 @@ def physical_cores(allowed: list[int], cpus: Path = CPUS) -> dict[int, list[int]
 
 
 def fast_cores(cores: list[int], cpus: Path = CPUS) -> list[int]:
-    """Of a hybrid processor's cores those of the fast kind; all of them elsewhere.
+    """Return the performance cores of a hybrid processor; all cores of any other.
 
-    Linux gives an Arm core's capacity; on x86 the top frequencies of the kinds differ by far more
-    than those of one kind's favoured cores (a tenth).
+    Linux reports an Arm core's capacity. On x86 the maximum frequencies of the kinds differ by far
+    more than those of one kind's favoured cores (a tenth).
     """
     power = {}
     for cpu in cores:
         capacity = read_text(cpus / f"cpu{cpu}" / "cpu_capacity")
         frequency = read_text(cpus / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq")
         power[cpu] = int(capacity or frequency or 0)
-    if not all(power.values()):  # of some nobody says
+    if not all(power.values()):  # unknown for some core
         return cores
     top = max(power.values(), default=0)
     return [cpu for cpu in cores if power[cpu] >= 0.8 * top]
 
 
 def read_text(path: Path) -> str:
-    """A file of /sys or /proc without the space around; empty where it cannot be read."""
+    """Return the stripped text of a file in /sys or /proc; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
@@ -139,10 +140,10 @@ def read_text(path: Path) -> str:
 
 
 def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
-    """What keeps a processor below its top clock, each with its cure; nothing if nobody says."""
+    """Return the reasons that keep a processor below its top clock, each with a fix."""
     folder, limits = cpus / f"cpu{cpu}" / "cpufreq", []
     cure = "cpupower frequency-set -g performance"
-    # These drivers choose the clock by a preference; their "powersave" is the usual governor.
+    # Drivers that choose the clock by a preference; their usual governor is "powersave".
     by_preference = read_text(folder / "scaling_driver") in ("intel_pstate", "amd-pstate-epp")
     governor, preference = (
         governor_of(cpu, cpus),
@@ -164,7 +165,7 @@ def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
 
 
 def power_limits(sys_root: Path = SYS) -> list[str]:
-    """What saves power for the whole machine, each with its cure; nothing if nobody says."""
+    """Return machine-wide power-saving settings, each with a fix; empty if unknown."""
     limits = []
     profile = read_text(sys_root / "firmware/acpi/platform_profile")
     if profile in ("low-power", "quiet", "cool"):
@@ -178,29 +179,29 @@ def power_limits(sys_root: Path = SYS) -> list[str]:
 
 
 def governor_of(cpu: int = 0, cpus: Path = CPUS) -> str | None:
-    """The frequency governor; None where there is none, as in most virtual machines."""
+    """Return the frequency governor; None without one, as in most virtual machines."""
     return read_text(cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor") or None
 
 
 def memory_nodes(sys_root: Path = SYS) -> int:
-    """Parts of the memory that some processors reach sooner than others; 1 if nobody says."""
+    """Return the number of NUMA nodes with memory; 1 if unknown."""
     return max(1, len(_numbers(read_text(sys_root / "devices/system/node/has_memory"))))
 
 
 def huge_pages(sys_root: Path = SYS) -> str | None:
-    """The kernel's setting of transparent huge pages: always, madvise or never."""
+    """Return the kernel's setting of transparent huge pages: always, madvise or never."""
     words = read_text(sys_root / "kernel/mm/transparent_hugepage/enabled").split()
     return next((word.strip("[]") for word in words if word.startswith("[")), None)
 
 
 def load_average(proc: Path = PROC) -> float | None:
-    """Threads that ran or wanted to run in the last minute, this process's and others'."""
+    """Return the average number of running or runnable threads in the last minute."""
     words = read_text(proc / "loadavg").split()
     return float(words[0]) if words else None
 
 
 def stolen_share(proc: Path = PROC) -> float:
-    """Of this virtual machine's working time since its start, the share its host gave others."""
+    """Return the share of this virtual machine's busy time that the host gave to others."""
     words = read_text(proc / "stat").split("\n")[0].split()
     times = [int(word) for word in words[1:9]]  # user nice system idle iowait irq softirq steal
     if len(times) < 8:
@@ -210,7 +211,7 @@ def stolen_share(proc: Path = PROC) -> float:
 
 
 def cache_bytes(cpus: Path = CPUS) -> int:
-    """Size of the largest cache that processor 0 reaches; 0 where the system does not say."""
+    """Return the size of the largest cache of processor 0; 0 if unknown."""
     units = {"K": 1 << 10, "M": 1 << 20}
     sizes = [read_text(path) for path in cpus.glob("cpu0/cache/index*/size")]
     found = [int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units]
@@ -218,12 +219,12 @@ def cache_bytes(cpus: Path = CPUS) -> int:
 
 
 def online(cpus: Path = CPUS) -> list[int]:
-    """The processors that are switched on."""
+    """Return the online processors."""
     return _numbers(read_text(cpus / "online")) or list(range(os.cpu_count() or 1))
 
 
 def _numbers(text: str) -> list[int]:
-    """``0-2,5`` as numbers."""
+    """Parse ``0-2,5``."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -233,14 +234,14 @@ def _numbers(text: str) -> list[int]:
 
 
 def is_virtual(proc: Path = PROC) -> bool:
-    """Tell whether the processor says that it is a virtual machine's."""
+    """Whether the processor's flags include "hypervisor": a virtual machine."""
     lines = read_text(proc / "cpuinfo").splitlines()
     flags = next((line for line in lines if line.startswith("flags")), "")
     return "hypervisor" in flags.split()
 
 
 def cpu_name(proc: Path = PROC) -> str:
-    """The processor's own name."""
+    """Return the processor's model name."""
     for line in read_text(proc / "cpuinfo").splitlines():
         if line.startswith(("model name", "Model")):
             return line.partition(":")[2].strip()

@@ -1,9 +1,8 @@
-"""What the largest logits of a row decide, though nothing is known of the others but that they are
-no larger.
+"""Sampling from the N_TOP largest logits of a row; the others are only known to be no larger.
 
-A chain mostly drops all but a few tokens in its first stages. As long as what stays is sure to be
-among the largest, the result is the whole row's, bit for bit; where it is not sure (``None``), the
-chain runs on the whole row instead.
+A chain usually drops all but a few tokens in its first stages. While the remaining tokens are
+certain to be among the largest, the result is bit-identical to the whole row's. If that is not
+certain (``None``), the chain runs on the whole row instead.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from treadle.sampling.truncation import min_p
 
 
 class TopLogitsLike(Protocol):
-    """A row's N_TOP largest logits, as they were asked for; see
-    ``treadle.engine.logits.TopLogits``.
-    """
+    """The N_TOP largest logits of a row, as queried; see ``treadle.engine.logits.TopLogits``."""
 
     @property
     def first(self) -> tuple[float, int]:
-        """The largest, and its token."""
+        """The largest logit, and its token."""
 
     @property
     def values(self) -> Floats:
-        """All, the largest first."""
+        """All values, descending."""
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
@@ -49,19 +46,17 @@ class LogitsRowLike(Protocol):
 
     @property
     def top(self) -> TopLogitsLike | None:
-        """The largest, through the mask that was asked for."""
+        """The largest logits, after the queried mask."""
 
     def logits(self) -> Floats:
-        """All, [n_vocab]."""
+        """All logits, [n_vocab]."""
 
     def take(self, ids: Ints, /) -> Floats:
-        """Those of some tokens."""
+        """The logits of some tokens."""
 
 
 class BestCandidates:
-    """Candidates in the order of their ids, as those of a whole row are. All others have a logit of
-    ``floor`` at most.
-    """
+    """Candidates sorted by token id. All other tokens have a logit of at most ``floor``."""
 
     __slots__ = ("c", "exact", "floor", "peak", "rest", "slack")
 
@@ -69,24 +64,24 @@ class BestCandidates:
         self, c: Candidates, floor: np.float32, peak: float, rest: float, *, exact: bool
     ) -> None:
         self.c, self.floor = c, floor
-        self.exact = exact  # no other comes before one of these, though their logits be equal
-        self.peak = peak  # what the row's sum is relative to
-        self.rest = rest  # sum of exp(logit - peak) over the others; NaN where it is not known
-        self.slack = 0.0  # by so much less it may be
+        self.exact = exact  # no other token precedes one of these, even with equal logits
+        self.peak = peak  # the row's sum is relative to this logit
+        self.rest = rest  # sum of exp(logit - peak) over the other tokens; NaN if unknown
+        self.slack = 0.0  # maximum amount by which ``rest`` is too large
 
     @property
     def n_sure(self) -> int:
-        """How many of them are the row's largest."""
+        """Number of these candidates that are certainly the row's largest."""
         return len(self.c.logits) if self.exact else int((self.c.logits > self.floor).sum())
 
     def now(self, c: Candidates, n_lower: int) -> BestCandidates:
-        """The same tokens with other logits. Those of up to ``n_lower`` others are lower too."""
+        """Replace the logits. Up to ``n_lower`` other tokens were lowered too."""
         made = BestCandidates(c, self.floor, self.peak, self.rest, exact=False)
         made.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
         return made
 
     def biased(self, tokens: Ints, amounts: Floats) -> BestCandidates:
-        """With ``amounts`` added to the logits of ``tokens``, which are sorted."""
+        """Add ``amounts`` to the logits of ``tokens``, which are sorted."""
         c = self.c
         assert c.ids is not None
         at = np.flatnonzero(np.isin(c.ids, tokens))
@@ -96,7 +91,7 @@ class BestCandidates:
 
 
 def best_of(row: LogitsRowLike, top: TopLogitsLike, raised: Ints) -> BestCandidates:
-    """A row's largest, and with them the tokens ``raised``, whose logits will be."""
+    """Return a row's largest candidates, together with the tokens ``raised`` by a bias."""
     values, ids = top.values, top.ids.astype(np.intp)
     peak, floor, exact = float(values[0]), values[-1], True
     other = np.setdiff1d(raised, ids) if len(raised) else raised
@@ -108,14 +103,15 @@ def best_of(row: LogitsRowLike, top: TopLogitsLike, raised: Ints) -> BestCandida
     return BestCandidates(Candidates(values[order], ids[order]), floor, peak, rest, exact=exact)
 
 
-# --- the stages that may run on them: a Best if others may still matter, Candidates if not
+# --- stages on the largest candidates: BestCandidates if other tokens may still matter, else
+# Candidates
 
 Stage = Callable[..., Candidates]
 Opening = Callable[[BestCandidates, Stage, Sequence[int]], "BestCandidates | Candidates | None"]
 
 
 def _lower(n_back: int) -> Opening:
-    """A stage that lowers logits of the last ``n_back`` tokens, of all if that is below 0."""
+    """Build a stage that lowers logits of the last ``n_back`` tokens, or of all if negative."""
 
     def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> BestCandidates:
         return best.now(stage(best.c, ids, None), len(ids) if n_back < 0 else n_back)
@@ -134,12 +130,12 @@ def _top_k(k: int) -> Opening:
 
 def _top_p(p: float, min_keep: int) -> Opening:
     def run(best: BestCandidates, stage: Stage, ids: Sequence[int]) -> Candidates | None:
-        # Where edits have moved the peak far, the sum's error is as good as everything, or nothing.
+        # After large edits of the peak, the error of the sum is useless.
         if math.isnan(best.rest) or not abs(best.c.peak - best.peak) < 80:
             return None
         order = largest(best.c.logits, len(best.c.logits))
         cumulated = np.cumsum(np.exp(best.c.logits[order].astype(np.float64) - best.peak))
-        # The sum over the row has an error: where that decides, the row is asked.
+        # The row's sum is approximate: if its error decides the result, use the whole row.
         error = TOTAL_ERROR * (cumulated[-1] + max(best.rest, 0.0) + 1)
         low, high = (
             int(np.searchsorted(cumulated, p * (cumulated[-1] + best.rest + by)))
@@ -191,8 +187,8 @@ _LAST = {"top_k", "top_p", "min_p"}
 
 
 def openings(s: Sampling, names: Sequence[str], n_vocab: int) -> list[Opening] | None:
-    """For the first of a chain's stages what runs in their place, up to the one that leaves a few
-    tokens; None where some stage wants the whole row.
+    """Return the replacements of a chain's first stages, up to the one that leaves few tokens; None
+    if a stage needs the whole row.
     """
     if n_vocab <= N_TOP or (s.custom and "custom" not in s.samplers):
         return None

@@ -1,4 +1,4 @@
-"""The tokens still in play, and the exact selection of the k largest that keeps sampling cheap."""
+"""Candidate tokens, and the exact selection of the k largest that keeps sampling cheap."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-_STACK = 64  # logits that share one maximum in `largest`: both of its passes are then short
+_STACK = 64  # rows of the grid in `largest`: makes both of its passes short
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Tokens and their logits; a stage of the chain takes one and returns another.
 
-    A logit of -inf rules its token out: such a token counts for nothing (not in an entropy, not
-    among the k best) and leaves with the first stage that drops any.
+    A logit of -inf rules its token out: it is ignored (in entropies and among the k best) and
+    removed by the first stage that drops any token.
     """
 
     logits: Floats  # [n]
@@ -48,22 +48,22 @@ class Candidates:
         return int(at if self.ids is None else self.ids[at])
 
     def alive(self) -> Candidates:
-        """The candidates without those ruled out."""
+        """The candidates with a logit above -inf."""
         if self.logits.min() > -np.inf:
             return self
         return self.take(np.flatnonzero(self.logits > -np.inf), descending=self.descending)
 
 
 def largest(keys: npt.NDArray[Any], k: int) -> Ints:
-    """The positions of the k largest of ``keys`` [n], largest first; of equals, the first first.
+    """The positions of the k largest of ``keys`` [n], descending; of equals, the first comes first.
 
-    Fewer than k where -inf keys leave fewer. Exact. The keys are seen as a grid of 64 rows, so that
-    every column has one maximum: the k-th largest of these is a floor that at least k keys reach,
-    and only columns whose maximum reaches it can hold one of the k. Sorting is left to those.
+    Exact; fewer than k if -inf keys leave fewer. The keys are viewed as a grid of 64 rows. The k-th
+    largest of the column maxima is a floor that at least k keys reach, and only columns whose
+    maximum reaches it can hold one of the k. Only those are sorted.
     """
     n = len(keys)
     k = min(k, n)
-    lowest = np.finfo(keys.dtype).min  # a floor of -inf would let in what is ruled out
+    lowest = np.finfo(keys.dtype).min  # a floor of -inf would admit tokens that are ruled out
     n_columns = n // _STACK
     if k <= 0:
         return np.empty(0, np.intp)
@@ -85,7 +85,7 @@ def largest(keys: npt.NDArray[Any], k: int) -> Ints:
 
 
 def weights(logits: Floats) -> Doubles:
-    """``exp(logit - highest)`` [n]: probabilities before they are divided by their sum."""
+    """``exp(logit - highest)`` [n]: unnormalised probabilities."""
     w = logits.astype(np.float64)
     peak = w.max(initial=-np.inf)
     if not np.isfinite(peak):

@@ -1,4 +1,4 @@
-"""The sampler chain: which stages run, in which order, over the logits of one sequence."""
+"""The sampler chain: its stages and their order, over the logits of one sequence."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p
 
 
 class TokenConstraint(Protocol):
-    """A grammar, as the chain sees it."""
+    """A grammar or other constraint on the next token."""
 
     def mask(self, logits: Floats, /) -> npt.NDArray[np.float32] | None:
-        """Put -inf where a token cannot follow: in ``logits`` [n_vocab], or in what it returns.
+        """Set -inf for tokens that cannot follow: in ``logits`` [n_vocab], or in a returned array.
 
-        One that also has ``later()`` is applied as the model runs: it gives a ``LateMask`` of a bit
-        for each token, set where it may follow, the lowest first; where none is set, ``mask`` is
-        asked for the reason. One with ``forced()`` tells which ids come next, where it knows: they
-        are tried first, and chosen like any other.
+        A constraint with ``later()`` is applied while the model runs: it returns a ``LateMask``
+        with one bit per token, lowest first, set if the token may follow; if none is set, ``mask``
+        is called for the reason. A constraint with ``forced()`` returns the ids that must come
+        next, if known: they are drafted, and sampled like any other.
         """
 
     def accept(self, id: int, /) -> object:
-        """Step past the token that was chosen."""
+        """Advance past the sampled token."""
 
 
 class Sampler:
-    """Chooses the tokens of one sequence.
+    """Samples the tokens of one sequence.
 
-    ``settings`` for a vocabulary of ``n_vocab``. ``eog``: the ids that end a text (ignore_eos
-    forbids them). ``tokenizer``: needed by DRY, for its sequence breakers, and by infill alone.
-    ``constraint``: masks the logits before each choice and is told of it (``accept``) after.
+    ``settings`` for a vocabulary of ``n_vocab``. ``eog``: the ids that end a text (forbidden by
+    ignore_eos). ``tokenizer``: needed only by DRY, for its sequence breakers, and by infill.
+    ``constraint``: masks the logits before each choice, and gets the sampled token (``accept``)
+    after it.
 
-    ``sample`` takes a whole row of logits. ``choose`` takes one as the engine gives it, and mostly
-    needs its largest alone, as ``look`` has asked for them before the run.
+    ``sample`` takes a whole row of logits. ``choose`` takes an engine's row, and usually needs only
+    its largest logits, which ``look`` has queried before the run.
 
-    The order: custom samplers, logit bias, constraint, then the stages of ``settings.samplers``,
-    then the choice. Raises SamplingError for settings that do not fit the vocabulary, and for what
-    is no constraint.
+    The order: custom samplers, logit bias, constraint, the stages of ``settings.samplers``, the
+    selection. Raises SamplingError for settings that do not fit the vocabulary, and for an invalid
+    constraint.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Sampler:
         self._raised = np.zeros(0, np.intp)
         if self._bias is not None:
             self._raised = self._bias[0][self._bias[1] > 0]
-            if constraint is not None and len(self._raised):  # which of them it rules out?
+            if constraint is not None and len(self._raised):  # unknown which of them it rules out
                 self._openings = None
         self._later: Callable[[], LateMask] | None = getattr(constraint, "later", None)
         self._forced: Callable[[], list[int]] | None = getattr(constraint, "forced", None)
@@ -78,26 +79,27 @@ class Sampler:
         self.reset()
         names, bare = [name for name, _ in self._stages], not len(self._raised)
         self._alone = bare and not names and settings.greedy  # the largest logit is the token
-        self._head = settings.top_k if bare and names[:1] == ["top_k"] else 0  # so many stay
-        # Where others are lowered, what is larger stays larger.
+        # number of tokens that stay
+        self._head = settings.top_k if bare and names[:1] == ["top_k"] else 0
+        # Lowering others does not change which of the rest are largest.
         self._lowered = frozenset(() if self._bias is None else self._bias[0].tolist())
         needs_total = "top_p" in names[: len(self._openings or ())]
         self._look = LogitsQuery(None, self._alone and not self._lowered, needs_total)
 
     def reset(self) -> None:
-        """Forget what was sampled: the seed, mirostat and adaptive-p start over."""
-        self.ended = False  # the grammar's text is whole, and no token may follow, not its end
+        """Reset the state: seed, mirostat and adaptive-p start over."""
+        self.ended = False  # the grammar is complete, and no token may follow, not even its end
         self._uniforms = Uniforms(self.settings.seed)
         self._select = _selector(self.settings, self.n_vocab)
 
     @property
     def seed(self) -> int:
-        """The seed in use; give it to Sampling to get the same text again."""
+        """The seed in use; pass it to Sampling to reproduce the output."""
         return self._uniforms.seed
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """The names of what runs, in order; a stage whose setting switches it off is absent."""
+        """The names of the active stages, in order; a stage whose setting disables it is absent."""
         first = ["custom"] * (bool(self._custom) and "custom" not in self.settings.samplers)
         first += ["logit_bias"] * (self._bias is not None)
         first += ["constraint"] * (self._constraint is not None)
@@ -105,36 +107,35 @@ class Sampler:
         return (*first, *(name for name, _ in self._stages), last)
 
     def sample(self, logits: npt.NDArray[np.floating[Any]], ids: list[int]) -> int:
-        """The next token id, from ``logits`` [n_vocab] (not changed) after the tokens ``ids``.
+        """Sample the next token id from ``logits`` [n_vocab] (unchanged) after the tokens ``ids``.
 
-        ``ids`` is everything so far, the prompt included: the penalties look at it. Raises
-        SamplingError for logits of the wrong shape, and where every token is ruled out (``ended``:
-        after a whole text of the grammar); NotFiniteError for NaN or +inf among them, and for -inf
-        alone.
+        ``ids`` are all tokens so far, the prompt included, for the penalties. Raises SamplingError
+        for logits of the wrong shape, and if every token is ruled out (``ended``: after a complete
+        text of the grammar); NotFiniteError for NaN or +inf among them, or only -inf.
         """
         return self._finish(Candidates(self._prepare(logits, ids)), ids, 0)
 
     def forced(self) -> list[int]:
-        """Ids that come next by the constraint, as far as it knows. ``look`` comes after it."""
+        """Return the ids that the constraint forces next, if known. Call ``look`` after it."""
         return self._forced() if self._forced is not None else []
 
     def look(self, n_rows: int = 1) -> LogitsQuery | None:
-        """How it wants the largest logits of the next rows; None if it wants whole rows."""
+        """Return the query for the largest logits of the next rows; None to get whole rows."""
         self._asks = self._openings is not None
         if not self._asks or self._constraint is None:
             return self._look if self._asks else None
-        if self._later is not None and n_rows == 1:  # a mask is of one place
+        if self._later is not None and n_rows == 1:  # a mask is for one position
             return self._look._replace(mask=self._later())
         self._asks = False
         return None
 
     def choose(self, row: LogitsRowLike, ids: list[int]) -> int:
-        """What ``sample`` makes of a row, from its largest logits where they decide it."""
+        """Sample from a row as ``sample`` does, using only its largest logits if they decide."""
         top = row.top if self._asks else None
         if top is None:
             return self.sample(row.logits(), ids)
         highest, token = top.first
-        if not -math.inf < highest < math.inf:  # which is said of the whole row
+        if not -math.inf < highest < math.inf:  # the whole row gives the error
             return self.sample(row.logits(), ids)
         if self._alone and token not in self._lowered:
             if self._constraint is not None:
@@ -149,7 +150,7 @@ class Sampler:
         return self.sample(row.logits(), ids) if found is None else found
 
     def _open(self, best: BestCandidates, ids: list[int]) -> int | None:
-        """The token, where a few of the largest logits decide it."""
+        """Return the token if a few of the largest logits decide it, else None."""
         assert self._openings is not None
         if self._bias is not None:
             best = best.biased(*self._bias)
@@ -165,7 +166,7 @@ class Sampler:
         return self._finish(best.c, ids, len(self._openings)) if best.n_sure else None
 
     def _finish(self, c: Candidates, ids: list[int], at: int) -> int:
-        """The stages from ``at`` on, and the choice."""
+        """Run the stages from ``at`` on, and select a token."""
         for _, stage in self._stages[at:]:
             c = stage(c, ids, self._uniforms)
         token = self._select(c, ids, self._uniforms)
@@ -194,7 +195,7 @@ class Sampler:
         return x
 
     def _run_custom(self, c: Candidates, ids: list[int]) -> Candidates:
-        """The custom samplers within the chain: what earlier stages ruled out stays so."""
+        """Run the custom samplers within the chain; tokens ruled out before stay so."""
         for custom in self._custom:
             x = np.full(self.n_vocab, -np.inf, np.float32)
             at = slice(None) if c.ids is None else c.ids
@@ -213,7 +214,7 @@ class Sampler:
 
 
 def _check_constraint(given: object) -> None:
-    """Refuse what could not be asked once a text is written."""
+    """Raise SamplingError for an invalid constraint, before any token is generated."""
     asked = (getattr(given, name, None) for name in ("mask", "accept"))
     if given is not None and (isinstance(given, type) or not all(map(callable, asked))):
         raise SamplingError(
@@ -227,8 +228,8 @@ def _checked(
     source: str,
     no_number: type[TreadleError] = SamplingError,
 ) -> Floats:
-    """``values`` as float32 [n_vocab]; one pass finds NaN, +inf and nothing but -inf, for which
-    ``no_number`` is raised.
+    """Return ``values`` as float32 [n_vocab]. One pass finds NaN, +inf or only -inf, for which it
+    raises ``no_number``.
     """
     x = np.asarray(values)
     if x.shape != (n_vocab,) or x.dtype.kind not in "fiu":
@@ -238,7 +239,7 @@ def _checked(
     if x.dtype != np.float32:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
-    at = int(x.argmax())  # of the first NaN, if there is one
+    at = int(x.argmax())  # the first NaN, if any
     peak = float(x[at])
     if math.isnan(peak):
         raise no_number(f"{source}: NaN at token {at}")
@@ -269,7 +270,7 @@ def _bias(
     return np.array(tokens, np.intp), np.array([biases[token] for token in tokens], np.float32)
 
 
-# --- the stages, one row each: from the settings to what runs, or None where they switch it off
+# --- stages: built from the settings, or None if disabled
 
 Stage = Callable[[Candidates, list[int], Uniforms], Candidates]
 
@@ -338,7 +339,7 @@ _STAGES: dict[str, Callable[[Sampling, Sampler], Stage | None]] = {
     "custom": lambda s, sampler: (
         None if not s.custom else lambda c, ids, u: sampler._run_custom(c, ids)
     ),
-    "adaptive_p": lambda s, _: None,  # it takes the last step: see _selector
+    "adaptive_p": lambda s, _: None,  # runs as the selection: see _selector
 }
 _KEEP_THE_BEST = {"top_n_sigma", "top_k", "top_p", "min_p"}
 
@@ -347,11 +348,11 @@ def _plan(s: Sampling, sampler: Sampler) -> list[tuple[str, Stage]]:
     names = tuple(s.samplers)
     if s.mirostat:
         names = (*(["custom"] if "custom" in names else []), "temperature")
-    if s.greedy:  # temperature leaves one token, so no stage matters from there on
+    if s.greedy:  # temperature leaves one token, so later stages have no effect
         names = names[: names.index("temperature")] if "temperature" in names else names
     stages = [(name, stage) for name in names if (stage := _STAGES[name](s, sampler))]
     while s.greedy and stages and stages[-1][0] in _KEEP_THE_BEST:
-        stages.pop()  # what they would keep, the argmax finds in one pass
+        stages.pop()  # they always keep the argmax
     return stages
 
 

@@ -1,4 +1,4 @@
-"""How likely the model itself found each token of a text, and what else it might have been."""
+"""Log-probabilities of output tokens and of their alternatives, by the model's own logits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from treadle.engine.logits import LogitsRow
     from treadle.tokenizer.tokenizer import Tokenizer
 
-Octets = bytes  # a field below has the name of the type
+Octets = bytes  # a field below shadows the type's name
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token, and the natural logarithm of its probability. Names are those of OpenAI's API."""
+    """A token and its log-probability (natural). Names are those of OpenAI's API."""
 
     id: int
     token: str  # its text; U+FFFD for bytes that are only part of a character
@@ -33,7 +33,7 @@ class Logprob:
     logprob: float
 
     def as_dict(self) -> dict[str, Any]:
-        """As OpenAI's API writes it in JSON: ``bytes`` as a list of numbers; ``id`` is added."""
+        """Return the JSON of OpenAI's API, with ``bytes`` as a list of numbers, plus ``id``."""
         return {
             "id": self.id,
             "token": self.token,
@@ -44,8 +44,8 @@ class Logprob:
 
 @dataclass(frozen=True)
 class TokenLogprob(Logprob):
-    """A token of a text, with the likeliest tokens in its place, the most likely first: its own
-    among them if it is one of those.
+    """An output token with the likeliest tokens at its position, best first. It is itself one of
+    them if likely enough.
     """
 
     top_logprobs: tuple[Logprob, ...] = ()
@@ -56,8 +56,8 @@ class TokenLogprob(Logprob):
 
 
 def token_logprob(row: LogitsRow, token: int, n_top: int, tokenizer: Tokenizer) -> TokenLogprob:
-    """``token`` and its ``n_top`` alternatives under the softmax of a row. Those that cannot be are
-    none.
+    """Return ``token`` and its ``n_top`` alternatives under the softmax of a row, without tokens
+    that are ruled out.
     """
     found, log_total = _likeliest(row, n_top)
     own = found[token] if token in found else float(row.take([token])[0])
@@ -73,15 +73,15 @@ def token_logprob(row: LogitsRow, token: int, n_top: int, tokenizer: Tokenizer) 
 def row_logprobs(
     logits: np.ndarray, ids: Sequence[int], n_top: int, tokenizer: Tokenizer
 ) -> list[TokenLogprob]:
-    """Of the tokens ``ids``, each with the row of ``logits`` [n, n_vocab] before it."""
+    """Return log-probabilities of ``ids``, each by its row of ``logits`` [n, n_vocab]."""
     rows = LogitsBatch(lambda: logits, b"", [()] * len(ids), nullcontext())
     pairs = zip(rows, ids, strict=True)
     return [token_logprob(row, id, n_top, tokenizer) for row, id in pairs]
 
 
 def _likeliest(row: LogitsRow, n: int) -> tuple[dict[int, float], float]:
-    """The ``n`` likeliest tokens or more, with their logits, in order; and the logarithm of the sum
-    of all exponentials, to an absolute error of TOTAL_ERROR
+    """Return the ``n`` likeliest tokens or more, with their logits, in order; and the log of the
+    sum of all exponentials, to an absolute error of TOTAL_ERROR
     (``kernels/elementwise/top_logits.py``), 4e-6.
     """
     if row.raw is not None and n <= N_TOP:

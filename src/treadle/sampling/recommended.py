@@ -1,4 +1,4 @@
-"""The sampling that the makers of a model recommend, as its files hold it."""
+"""Sampling settings that a model's files recommend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from treadle.errors import SamplingError
 from treadle.sampling.settings import Sampling
 
-# Keys behind "general.sampling.", by the field that each one is.
+# Keys after "general.sampling.", by field.
 KEYS = {
     "temperature": "temp",
     "repeat_last_n": "penalty_last_n",
@@ -17,13 +17,13 @@ KEYS = {
     **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
     **{name: name for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
 }
-# Names in Hugging Face's generation_config.json that are not the fields'.
+# Names in Hugging Face's generation_config.json that differ from the fields'.
 _THEIRS = {"repeat_penalty": "repetition_penalty"}
 
 
 def read_generation(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generation_config.json recommends, as ``general.sampling.*``; nothing where it wants
-    the likeliest token. A value that is out of range is left out.
+    """Convert the recommendations of a generation_config.json to ``general.sampling.*``; empty if
+    it sets ``do_sample`` to false. Values out of range are dropped.
     """
     if said.get("do_sample") is False:
         return {}
@@ -32,15 +32,15 @@ def read_generation(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recommended(metadata: Mapping[str, Any]) -> Sampling:
-    """What a GGUF's ``metadata`` recommends (``general.sampling.*``); for the rest llama.cpp's
-    values. A value that is out of range is left out: no file may make every answer an error.
+    """Return the settings in a GGUF's ``metadata`` (``general.sampling.*``), and llama.cpp's values
+    for the rest. Values out of range are dropped, so that a file cannot make every answer fail.
     """
     said = {name: metadata.get(f"general.sampling.{key}") for name, key in KEYS.items()}
     return Sampling(**_within_range(said))
 
 
 def _within_range(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are numbers such as `Sampling` takes."""
+    """Keep the numbers that `Sampling` accepts."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, int | float):

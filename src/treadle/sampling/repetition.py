@@ -1,4 +1,4 @@
-"""Samplers that look back: repeat, frequency and presence penalties; DRY and its breakers."""
+"""Repetition samplers: repeat, frequency and presence penalties; DRY and its sequence breakers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LONGEST_TAIL = 20  # tokens of a breaker after its first; more would be compare
 
 
 class Vocabulary(Protocol):
-    """What DRY needs of a tokenizer to find its sequence breakers."""
+    """The tokenizer methods that DRY needs to find its sequence breakers."""
 
     @property
     def n_vocab(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
 
     def token_bytes(self, id: int, /) -> bytes:
         """The text of one token."""
@@ -38,9 +38,9 @@ def penalties(
 ) -> Candidates:
     """Lower the logits of the tokens in ``window``.
 
-    A positive logit is divided by ``repeat`` and another multiplied by it (dividing alone, as in
-    Keskar et al. 2019, would favour tokens with negative logits); then ``count * frequency +
-    presence`` is taken off.
+    A positive logit is divided by ``repeat``, any other multiplied by it (dividing all, as in
+    Keskar et al. 2019, would favour tokens with negative logits). Then ``count * frequency +
+    presence`` is subtracted.
     """
     tokens, counts = np.unique(np.asarray(window, np.intp), return_counts=True)
     at, which = _find(c, tokens)
@@ -57,16 +57,16 @@ def dry(
     allowed_length: int,
     breakers: Breakers,
 ) -> Candidates:
-    """Take ``multiplier * base ** (L - allowed_length)`` off tokens that continue a repetition.
+    """Subtract ``multiplier * base ** (L - allowed_length)`` from tokens that repeat a sequence.
 
     L is the length of the longest sequence, at least ``allowed_length``, that ends ``window``,
-    occurs in it before, and was followed there by the token; it does not reach across a breaker.
+    occurs in it before, and was followed there by the token; it does not cross a breaker.
     """
     n = len(window)
     limit = _since_breaker(window, breakers)
     if n <= allowed_length or limit < allowed_length:
         return c
-    # Longer repetitions than this cost no more: base ** exponent ends below float32's maximum.
+    # Cap on the exponent, so that base ** exponent stays below float32's maximum.
     exponent_max = int(math.log(_FLOAT32_MAX) / math.log(base)) if base > 1.000001 else 0
     history = np.asarray(window, np.intp)
     lengths = _repeats(history, min(limit, allowed_length + exponent_max))
@@ -83,7 +83,7 @@ def dry(
 
 
 def _repeats(history: Ints, cap: int) -> Ints:
-    """How many tokens up to each position but the last equal the end of history; cap at most.
+    """Return how many tokens up to each position but the last equal the history's end, up to cap.
 
     All positions advance together, and drop out at their first difference.
     """
@@ -100,7 +100,7 @@ def _repeats(history: Ints, cap: int) -> Ints:
 
 
 def _since_breaker(window: Sequence[int], breakers: Breakers) -> int:
-    """How many tokens follow the last breaker in ``window``; all of them if it has none."""
+    """Number of tokens after the last breaker in ``window``; all of them without one."""
     n = len(window)
     for back in range(n) if breakers else ():
         tails = breakers.get(window[n - 1 - back], ())
@@ -112,7 +112,7 @@ def _since_breaker(window: Sequence[int], breakers: Breakers) -> int:
 
 
 def _find(c: Candidates, tokens: Ints) -> tuple[Ints, Ints]:
-    """Where the ``tokens`` (sorted) are among the candidates: positions, and index of the token."""
+    """Find ``tokens`` (sorted) among the candidates: positions, and indices into ``tokens``."""
     if c.ids is None:
         which = np.flatnonzero((tokens >= 0) & (tokens < len(c.logits)))
         return tokens[which], which
@@ -129,15 +129,15 @@ def _replace(c: Candidates, at: Ints, new: Doubles | npt.NDArray[np.float32]) ->
 
 _Heads = dict[int, Set[tuple[int, ...]]]
 _FOUND: WeakKeyDictionary[Vocabulary, dict[str, _Heads]] = WeakKeyDictionary()
-_MOST_FOUND = 128  # texts; clients of a server can make up more
+_MOST_FOUND = 128  # texts; limited, because clients of a server choose them
 _WHOLE: Set[tuple[int, ...]] = frozenset([()])
 
 
 def find_breakers(vocabulary: Vocabulary, texts: Sequence[str]) -> Breakers:
-    """The token sequences that contain one of ``texts``: first token to the possible rests.
+    """Return the token sequences that contain one of ``texts``: first token to the possible rests.
 
-    A token that contains the text has an empty rest; one that ends as the text begins needs the
-    tokens of what is missing. The work, about 2 us a token, is done once for a vocabulary and text.
+    A token that contains the text has an empty rest; one that ends with the text's beginning needs
+    the tokens of the remainder. This takes about 2 us per token, once per vocabulary and text.
     """
     kept = _FOUND.setdefault(vocabulary, {})
     found = {text: kept[text] for text in texts if text in kept}
@@ -159,7 +159,7 @@ def _heads(vocabulary: Vocabulary, pieces: Sequence[bytes], text: bytes) -> _Hea
     for n in range(1, len(text)):
         rest = text[n:].decode(errors="ignore")
         if rest.encode() != text[n:]:
-            continue  # within a character: no tokenizer could be asked for the rest
+            continue  # within a character: the rest cannot be tokenized
         tail: tuple[int, ...] | None = None
         for token, piece in enumerate(pieces):
             if piece.endswith(text[:n]) and text not in piece:

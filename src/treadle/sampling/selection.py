@@ -1,4 +1,4 @@
-"""The end of the chain: one token out of the candidates. And the random numbers it takes."""
+"""Selection of one token from the candidates, and the random numbers for it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from treadle.sampling.candidates import Candidates, Doubles, largest, probabilit
 class Uniforms:
     """Random numbers in [0, 1) from a seed, the same on every machine and with every numpy.
 
-    Philox is a counter through a fixed cipher; numpy keeps its raw 64-bit stream for ever but may
-    change how it makes floats of it, so that is done here. ``seed``: 0 to 2**64 - 1, None: any.
+    Philox encrypts a counter. numpy guarantees its raw 64-bit stream but not the conversion to
+    floats, so that is done here. ``seed``: 0 to 2**64 - 1, None: any.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -25,19 +25,19 @@ class Uniforms:
         self._stream = np.random.Philox(key=self.seed)
 
     def next(self) -> float:
-        """The next number: 53 random bits."""
+        """Return the next number, with 53 random bits."""
         return float(int(self._stream.random_raw()) >> 11) * 2.0**-53
 
 
 class Selector(Protocol):
-    """Takes the last step, and may remember what it did."""
+    """Selects the token at the end of the chain; may keep state."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """The token id; ``ids`` are the tokens so far."""
+        """Return the token id; ``ids`` are the tokens so far."""
 
 
 def draw(w: Doubles, u: float) -> int:
-    """A position of ``w`` [n], each as likely as its weight, for a random number u in [0, 1)."""
+    """Draw a position of ``w`` [n], with probability by weight; u is random in [0, 1)."""
     cumulated = np.cumsum(w)
     if not 0 < cumulated[-1] < math.inf:
         raise SamplingError("the samplers ruled out every token")
@@ -49,20 +49,20 @@ class Greedy:
     """The most likely token; of equals, the first."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """The token id."""
+        """Return the token id."""
         return c.token(int(c.logits.argmax()))
 
 
 class Dist:
-    """A token drawn from the distribution."""
+    """A token drawn at random by probability."""
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """The token id."""
+        """Return the token id."""
         return c.token(draw(weights(c.logits), uniforms.next()))
 
 
 class Mirostat:
-    """Hold the surprise near ``tau`` bits: mu, twice tau at first, falls by eta times the excess.
+    """Keep the surprise near ``tau`` bits: mu, initially twice tau, falls by eta times the excess.
 
     Basu et al., Mirostat, 2020. Version 1 estimates the Zipf exponent from the best 100 tokens and
     keeps as many as should give surprise mu; version 2 keeps the tokens with a surprise up to mu.
@@ -74,7 +74,7 @@ class Mirostat:
         self.mu = 2 * tau
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """The token id."""
+        """Return the token id."""
         c = self._keep(c.alive())
         p = probabilities(c.logits)
         at = draw(p, uniforms.next())
@@ -96,12 +96,13 @@ class Mirostat:
 
 
 def _zipf_count(s: float, mu: float, n_vocab: int) -> int:
-    """How many tokens to keep for surprise mu, if the r-th likeliest has probability ~ r**-s.
+    """Number of tokens to keep for surprise mu, if the r-th likeliest has probability ~ r**-s.
 
-    ``((s - 1) * 2**mu / (1 - n_vocab**(1 - s))) ** (1 / s)``, in logarithms; at s = 1 its limit.
+    ``((s - 1) * 2**mu / (1 - n_vocab**(1 - s))) ** (1 / s)``, computed by logarithms; at s = 1 its
+    limit.
     """
     e, log_n = s - 1, math.log(max(n_vocab, 2))
-    if s <= 1e-6:  # as good as flat: the base is below or above 1, and its power 0 or infinite
+    if s <= 1e-6:  # nearly flat: the base is below or above 1, and its power 0 or infinite
         return n_vocab if 2.0 ** min(mu, 64.0) > n_vocab - 1 else 1
     ratio = 1 / log_n if abs(e) < 1e-9 else e / -math.expm1(-e * log_n)
     log_k = (math.log(ratio) + mu * math.log(2)) / s
@@ -109,35 +110,35 @@ def _zipf_count(s: float, mu: float, n_vocab: int) -> int:
 
 
 class AdaptiveP:
-    """Prefer tokens near a probability, and correct for what the last tokens' average was.
+    """Prefer tokens near a target probability, correcting for the average of recent tokens.
 
     llama.cpp's adaptive-p. With p a token's probability and a = 2 * target - (the decaying average
-    of the chosen tokens' p), clipped to [0, 1], the new logit is 5 - 10 d² / (1 + d),
-    d = |p - a| / 0.3. A negative target: a plain draw.
+    of the selected tokens' p), clipped to [0, 1], the new logit is 5 - 10 d² / (1 + d), d = |p - a|
+    / 0.3. A negative target: a plain draw.
     """
 
     def __init__(self, target: float, decay: float) -> None:
         self._target, self._decay = target, decay
-        self._sum = target / (1 - decay)  # as though the past had been on target
+        self._sum = target / (1 - decay)  # start as if past tokens had been on target
         self._weight = 1 / (1 - decay)
         self._pending: tuple[int, float] | None = None
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
-        """The token id."""
+        """Return the token id."""
         p = probabilities(c.logits)
         if self._target < 0:
             return c.token(draw(p, uniforms.next()))
         self._learn(ids)
         aim = min(max(2 * self._target - self._sum / self._weight, 0.0), 1.0)
         d = np.abs(p - aim) / 0.3
-        w = np.exp(-10 * d * d / (1 + d))  # the constant 5 falls out of every ratio
+        w = np.exp(-10 * d * d / (1 + d))  # the constant 5 cancels
         w[c.logits == -np.inf] = 0
         at = draw(w, uniforms.next())
         self._pending = (c.token(at), float(p[at]))
         return c.token(at)
 
     def _learn(self, ids: Sequence[int]) -> None:
-        """Count the last token drawn, if the sequence indeed went on with it."""
+        """Add the last drawn token to the average, if the sequence continued with it."""
         if self._pending and ids and ids[-1] == self._pending[0]:
             self._sum = self._pending[1] + self._decay * self._sum
             self._weight = 1 + self._decay * self._weight

@@ -1,4 +1,4 @@
-"""Every knob of the sampler chain, under the names that llama.cpp's server gives them."""
+"""All settings of the sampler chain, with the names of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ NAMES = (*DEFAULT_ORDER, "infill", "adaptive_p", "custom")
 _OTHER_NAMES = {"nucleus": "top_p", "typ": "typ_p", "typical": "typ_p", "typical_p": "typ_p"} | {
     "temp": "temperature"
 }
-MOST_NAMES = 64  # samplers in an order, and breakers
-# As llama.cpp's --sampler-seq has them, and its server in a string.
+MOST_NAMES = 64  # samplers in an order, and DRY breakers
+# Letters of llama.cpp's --sampler-seq, also accepted by its server as a string.
 _LETTERS = dict(zip("edskypmxtia", (*DEFAULT_ORDER, "infill", "adaptive_p"), strict=True))
 
 
 def _ranged(default: float, low: float = -math.inf, high: float = math.inf) -> Any:
-    """A field whose value lies from ``low`` to ``high``, both allowed."""
+    """Field with a value from ``low`` to ``high``, both included."""
     return field(default=default, metadata={"range": (low, high)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen. Names and defaults are those of llama.cpp.
+    """Sampling settings. Names and defaults are those of llama.cpp.
 
-    Raises :class:`~treadle.errors.SamplingError` for a value out of range, a number that is no
-    number, or a sampler that does not exist.
+    Raises :class:`~treadle.errors.SamplingError` for a value out of range, a NaN, or an unknown
+    sampler.
     """
 
     seed: int | None = None
@@ -126,11 +126,11 @@ class Sampling:
                 self._set(name, read(getattr(self, name)))
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # the one place that normalises a frozen field
+        object.__setattr__(self, name, value)  # the only place that normalises a frozen field
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken each time."""
+        """Whether the most likely token is always selected."""
         return self.temperature <= 0
 
 
@@ -211,13 +211,13 @@ def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_many(name: str, given: Sequence[str]) -> None:
-    """A sampler takes its time for each token, a breaker for the whole vocabulary."""
+    """Limit the count: a sampler costs time per token, a breaker per vocabulary entry."""
     if len(given) > MOST_NAMES:
         raise SamplingError(f"{name} may be {MOST_NAMES} at most")
 
 
 def _n_bytes(text: str) -> int:
-    """In UTF-8; 0 for what it has not, such as half a surrogate pair."""
+    """Length in UTF-8; 0 if it cannot be encoded, such as half a surrogate pair."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Temperature: how sharp the distribution is, fixed or steered by its entropy."""
+"""Temperature: scales the distribution's sharpness, fixed or steered by entropy."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ _FLOAT32 = np.finfo(np.float32)
 
 
 def temperature(c: Candidates, t: float) -> Candidates:
-    """Every logit divided by t. At 0 or below (or so small that a logit overflows) one is left."""
+    """Divide logits by t. For t <= 0, or so small that a logit overflows, keep only the largest."""
     if t == 1:
         return c
     if t <= max(abs(c.peak) / float(_FLOAT32.max), float(_FLOAT32.tiny)):
         return c.take(np.array([int(c.logits.argmax())]), descending=True)
-    with np.errstate(over="ignore"):  # far below the peak, -inf is what is meant
+    with np.errstate(over="ignore"):  # -inf is intended far below the peak
         return Candidates(c.logits / np.float32(t), c.ids, c.descending)
 
 
 def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float) -> Candidates:
-    """Temperature from t - spread (sure) to t + spread (all candidates equally likely).
+    """Temperature between t - spread (certain) and t + spread (all candidates equally likely).
 
-    ``low + (high - low) * (H / H_max) ** exponent``, H the entropy, H_max that of equal chances.
+    ``low + (high - low) * (H / H_max) ** exponent``, with H the entropy, H_max that of equal
+    probabilities.
     """
     c = c.alive()
     n = len(c.logits)

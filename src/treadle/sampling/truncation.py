@@ -1,6 +1,4 @@
-"""Samplers that decide which tokens stay: top-n-sigma, top-k, typical, top-p, min-p, XTC and
-infill.
-"""
+"""Truncation samplers: top-n-sigma, top-k, typical, top-p, min-p, XTC and infill."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 
 def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The fewest candidates whose surprise is nearest the entropy and that sum to more than p.
+    """The fewest candidates, by surprise nearest to the entropy, that sum to more than p.
 
     Meister et al., Locally Typical Sampling, 2022.
     """
@@ -57,17 +55,18 @@ def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
     return c.take(_leaders(-np.abs(-log_p - entropy), mass, p, min_keep, above=True))
 
 
-_FEW = 256  # most distributions put p into fewer tokens; sorting them is nothing
-_BINS, _NATS = 4096, 32  # beyond 32 nats below the best key, less than 1e-13 of a chance is left
+_FEW = 256  # usually fewer tokens reach p; sorting them is cheap
+# beyond 32 nats below the best key, less than 1e-13 of the probability is left
+_BINS, _NATS = 4096, 32
 
 
 def _leaders(
     keys: npt.NDArray[np.float32] | Doubles, mass: Doubles, p: float, min_keep: int, *, above: bool
 ) -> Ints:
-    """Positions by falling key until their mass reaches p, or exceeds it if ``above``.
+    """Positions by descending key until their mass reaches p, or exceeds it if ``above``.
 
-    Where the first few do not suffice, a histogram of the mass tells in which bin of keys the limit
-    falls. Positions in better bins stay unsorted; only those of that one bin are put in order.
+    If the first few do not suffice, a histogram of the mass finds the bin of keys with the limit.
+    Positions in better bins stay unsorted; only those of that bin are sorted.
     """
     side: Literal["left", "right"] = "right" if above else "left"
     order = largest(keys, max(_FEW, min_keep))
@@ -86,7 +85,7 @@ def _leaders(
 
 
 def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
-    """The candidates at least p times as likely as the likeliest (which always stays)."""
+    """The candidates at least p times as likely as the likeliest, which always stays."""
     if p <= 0:
         return c
     at = np.flatnonzero(c.logits >= c.peak + math.log(p))
@@ -109,9 +108,9 @@ def top_n_sigma(c: Candidates, n: float) -> Candidates:
 
 
 def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
-    """Exclude top choices: of the candidates at or above threshold, only the least likely stays.
+    """Exclude top choices: of the candidates at or above threshold, keep only the least likely.
 
-    One such candidate, or none: nothing changes. How often this happens is the chain's to decide.
+    With fewer than two such candidates, nothing changes. The chain decides how often this runs.
     """
     p = probabilities(c.logits)
     top = np.flatnonzero(p >= threshold)
@@ -122,17 +121,18 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
     return c.take(np.flatnonzero(stays), descending=c.descending)
 
 
-_LOOKED_AT, _LIKELY = 256, 0.2  # candidates of infill, and how likely one of them must be
+# candidates that infill considers, and the probability that one of them must have
+_LOOKED_AT, _LIKELY = 256, 0.2
 
 
 def infill(
     c: Candidates, spelt: Callable[[int], bytes], eog: Collection[int], end: int | None
 ) -> Candidates:
-    """What is sure enough to be put between two texts, as llama.cpp's sampler of this name has it.
+    """Keep tokens likely enough to fill a gap between two texts, as llama.cpp's infill sampler.
 
-    The text ends where ``eog`` is likely. Of tokens that begin alike, the likelier stays and has
-    the other's probability; then those stay that are likely enough. Where none is, there is ``end``
-    alone; without one, the likeliest.
+    If ``eog`` tokens are likely, only they stay. Of two tokens with a common prefix, the likelier
+    stays and gets the other's probability; then tokens below a probability limit are dropped. If
+    none is left, only ``end`` remains, or the likeliest token if there is no ``end``.
     """
     c = c.take(largest(c.logits, _LOOKED_AT), descending=True)
     p = probabilities(c.logits)

@@ -81,8 +81,8 @@ class BatchBuilder:
         return batch
 
     def _until(self) -> float:
-        """Deadline for fetching pages from files: one target step time while a request decodes,
-        else none.
+        """Deadline for fetching pages from files: the target step time while requests decode, else
+        none.
         """
         queue = self._admission
         writing = any(request.answer.ids and not request.paused for request in queue.running)

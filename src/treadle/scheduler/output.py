@@ -1,6 +1,6 @@
-"""What one request writes: ids are pushed, pieces of text come out.
+"""Output of one request: token ids are pushed, pieces of text are taken.
 
-An answer knows no engine and no lock. One thread pushes, another may take.
+An output knows no engine and has no lock. One thread pushes; another may take.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Timings:
-    """Where the time of one generation went."""
+    """Times and token counts of one generation."""
 
     n_prompt: int = 0  # tokens of the prompt
-    n_cached: int = 0  # of them, found in the cache
+    n_cached: int = 0  # of these, found in the KV cache
     prefill_s: float = 0.0
     n_generated: int = 0
     decode_s: float = 0.0
     load_s: float = 0.0
-    compile_s: float = 0.0  # compiling kernels, or finding them in the cache; in no other number
-    n_drafted: int = 0  # tokens that were looked up and checked
-    n_accepted: int = 0  # of them, those that were right
-    n_drafts: int = 0  # runs that checked some
-    accepted_at: list[int] = field(default_factory=list)  # drafts that were right up to each place
-    cache: PrefixHit = field(default_factory=PrefixHit)  # where the prompt left the cache, and why
+    compile_s: float = 0.0  # loading or compiling kernels; in no other field
+    n_drafted: int = 0  # draft tokens that were checked
+    n_accepted: int = 0  # of these, accepted
+    n_drafts: int = 0  # runs that checked a draft
+    accepted_at: list[int] = field(default_factory=list)  # [i]: drafts that accepted more than i
+    cache: PrefixHit = field(default_factory=PrefixHit)  # where and why prefix reuse stopped
 
     def note_draft(self, n_drafted: int, n_accepted: int) -> None:
-        """A draft was checked: so many of its tokens were right, from the first on."""
+        """Count one checked draft, whose first ``n_accepted`` tokens were right."""
         self.n_drafts += 1
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
@@ -55,7 +55,7 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens per second after the first, which comes out of the prefill; sampling included."""
+        """Tokens per second after the first token (a result of prefill); sampling included."""
         return (
             (self.n_generated - 1) / self.decode_s
             if self.decode_s and self.n_generated > 1
@@ -64,11 +64,11 @@ class Timings:
 
 
 class RequestOutput:
-    """The text of one request, as it grows.
+    """The growing output of one request.
 
-    ``push`` takes each id; ``take`` gives the pieces, whole characters each, with what may be the
-    beginning of a stop string held back. ``max_tokens`` ends it with "length", ``n_ctx`` tokens of
-    prompt and text with "context"; an id that ends a text, or a stop string, with "stop".
+    ``push`` takes each token id; ``take`` returns pieces of whole characters. Text that may begin a
+    stop string is held back. Finish reasons: "length" at ``max_tokens``, "context" at ``n_ctx``
+    tokens of prompt and output, "stop" at an end-of-generation token or a stop string.
     """
 
     def __init__(
@@ -81,24 +81,24 @@ class RequestOutput:
         stop: str | Iterable[str] | None = None,
     ) -> None:
         self.ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []  # of each id, where they are pushed with it
-        self.starts: list[int] = []  # where each id's text begins, in characters
+        self.logprobs: list[TokenLogprob] = []  # of each id, if ``push`` was given them
+        self.starts: list[int] = []  # offset of each id's text, in characters
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.timings = Timings(n_prompt=len(prompt_ids))
-        self.pieces: deque[tuple[str, int]] = deque()  # to be taken; and the ids up to there
-        self.n_taken = 0  # ids whose text was taken, at least a part of it
-        self._n_given = 0  # characters of all pieces
+        self.pieces: deque[tuple[str, int]] = deque()  # not taken: text, ids up to its end
+        self.n_taken = 0  # ids whose text was taken, at least in part
+        self._n_given = 0  # characters in all pieces so far
         self.tokenizer, self._prompt_ids = tokenizer, prompt_ids
         self._decoder: StreamDecoder | None = None
         self.stop = stop_strings(stop)
-        self._held = self._heard = ""  # text that is held back; and as stop strings are looked for
-        self.stopped_by = ""  # the stop string that ended the text, if one did
-        self.shown: Container[int] = ()  # control tokens that the text spells
-        self.ear: StopMatcher | None = None  # for what stop strings are looked for in; else all
-        self.lines: IndentStop | None = None  # where its lines end it
-        self.ends: frozenset[int] = frozenset()  # tokens that end it, beside the vocabulary's own
-        self.keeps_stop = False  # whether the stop string that ends it is shown
+        self._held = self._heard = ""  # text held back; the part of it that stop strings may match
+        self.stopped_by = ""  # the stop string that ended the output, if any
+        self.shown: Container[int] = ()  # control tokens that are spelled out in the text
+        self.ear: StopMatcher | None = None  # selects what stop strings match; None: all
+        self.lines: IndentStop | None = None  # stops by indentation or time
+        self.ends: frozenset[int] = frozenset()  # end tokens in addition to the vocabulary's
+        self.keeps_stop = False  # whether the final stop string is part of the output
         room = n_ctx - len(prompt_ids)
         self._most, self._at_most = room, "context"
         if max_tokens is not None and max_tokens <= room:
@@ -108,16 +108,16 @@ class RequestOutput:
 
     @property
     def n_left(self) -> int:
-        """Ids that it may still have."""
+        """Number of tokens that may still be generated."""
         return self._most - len(self.ids)
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is to be pushed."""
+        """Whether the output is complete: no more tokens are accepted."""
         return self.finish_reason is not None or self.error is not None
 
     def push(self, token: int | None, logprob: TokenLogprob | None = None) -> None:
-        """The next id; None where none may follow, as at the end of a grammar's text."""
+        """Append the next token; None ends the output, as at the end of a grammar."""
         if self._decoder is None:
             self._decoder = self._decode()
         if token is None or self.is_end(token):
@@ -137,15 +137,15 @@ class RequestOutput:
             self._end(self._decoder, self._at_most)
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the text, and is no part of it."""
+        """Whether a token ends the output; it is then not part of the output."""
         return token in self.tokenizer.eog or token in self.ends
 
     def fail(self, error: BaseException) -> None:
-        """End without a reason: what was pushed is still given, then the error."""
+        """End with an error and no finish reason. Pieces pushed before can still be taken."""
         self.error = error
 
     def take(self) -> str | None:
-        """The next piece; None where there is none, for now or for good (``over``)."""
+        """Return the next piece; None if there is none, for now or (``over``) for good."""
         if self.pieces:
             piece, self.n_taken = self.pieces.popleft()
             return piece
@@ -154,39 +154,39 @@ class RequestOutput:
         return None
 
     def has_news(self) -> bool:
-        """Whether there is a piece to take, or an end to see."""
+        """Whether a piece can be taken, or the output has ended."""
         return bool(self.pieces) or self.finish_reason is not None or self.error is not None
 
     @property
     def over(self) -> bool:
-        """Whether everything was taken. The last piece is there before ``done`` is true."""
+        """Whether everything was taken. The last piece is appended before ``done`` becomes true."""
         return self.done and not self.pieces
 
     @property
     def n_shown(self) -> int:
-        """Of an answer that is done, ids up to the stop string that ended it."""
+        """Number of tokens of a finished output, up to the stop string that ended it."""
         return self._n_begun() if self.stopped_by else len(self.ids)
 
     def _n_begun(self) -> int:
-        """Ids whose text begins within what was given."""
+        """Number of tokens whose text begins within the pieces so far."""
         return bisect_left(self.starts, self._n_given)
 
     def _decode(self) -> StreamDecoder:
         from treadle.tokenizer.tokenizer import StreamDecoder
 
-        begins = all(map(self.tokenizer.is_control, self._prompt_ids))  # nothing but a <bos>
+        begins = all(map(self.tokenizer.is_control, self._prompt_ids))  # at most a <bos>
         return StreamDecoder(self.tokenizer, shown=self.shown, start=begins)
 
     def _end(self, decoder: StreamDecoder, reason: str) -> None:
-        """What is held back comes out, unless it completes a stop string. Bytes of a character that
-        a limit has cut are left out; those that the model ended with become U+FFFD.
+        """Finish: emit the text held back, unless it completes a stop string. Bytes of a character
+        cut by a limit are dropped; bytes that the model ended with become U+FFFD.
         """
         rest = decoder.flush() if reason == "stop" else ""
         stopped = self._give(rest, last=True)
         self.finish_reason = "stop" if stopped else reason
 
     def _give(self, new: str, *, last: bool = False) -> bool:
-        """Show what of the held and new text may be shown; whether a stop string ended it."""
+        """Emit the part of held and new text that may be shown; whether a stop string ended it."""
         text, stopped, keep = self._held + new, False, 0
         heard = self._heard + (new if self.ear is None else self.ear.feed(new, last=last))
         found = [(at, stop) for stop in self.stop if (at := heard.find(stop)) >= 0]
@@ -205,16 +205,16 @@ class RequestOutput:
 
 
 class StopMatcher(Protocol):
-    """Knows what of a text is said."""
+    """Selects the text that stop strings may match."""
 
     def feed(self, text: str, *, last: bool) -> str:
-        """As many characters as are known of, those that are not said as others."""
+        """Return the characters decided so far; those that must not match are replaced."""
 
 
 class IndentStop:
-    """Where a text's lines end it: at one behind the first that has fewer than ``n_indent`` blanks
-    before it, and at the end of one that comes more than ``most_ms`` after the first token, where
-    that is above 0.
+    """Indentation stop, for code completion. Ends the output at the first later line that is
+    indented by fewer than ``n_indent`` blanks. If ``most_ms`` is above 0, also at the end of the
+    first line that ends more than ``most_ms`` after the first token.
     """
 
     def __init__(
@@ -223,10 +223,10 @@ class IndentStop:
         self._n_indent, self._clock = n_indent, clock
         self._most_s = most_ms / 1e3 if most_ms > 0 else math.inf
         self._began: float | None = None
-        self._blanks: int | None = None  # of the line so far; None behind its first letter
+        self._blanks: int | None = None  # indentation so far; None after it
 
     def end(self, new: str) -> int | None:
-        """Of a text's next piece, where the text ends; None where it goes on."""
+        """Return the index in ``new``, the next piece, at which the output ends, or None."""
         now = self._clock()
         began = self._began = now if self._began is None else self._began
         for at, letter in enumerate(new):
@@ -245,7 +245,7 @@ class IndentStop:
 
 
 class TextModel(Protocol):
-    """What is asked of a model here."""
+    """The model attributes that outputs need."""
 
     gguf: Any
     config: Any
@@ -255,8 +255,8 @@ class TextModel(Protocol):
 
 
 def speller(model: TextModel, stop: list[str]) -> Tokenizer:
-    """What gives ids their text: the file's tokenizer, or, of a file without a vocabulary and where
-    nothing but ids is wanted, what gives them none.
+    """Return the model's tokenizer. For a file without a vocabulary and a request for ids only (no
+    stop strings), return a stand-in that decodes ids to no text.
     """
     from treadle.tokenizer.ids_only import NoVocabulary, has_vocabulary
 
@@ -266,7 +266,7 @@ def speller(model: TextModel, stop: list[str]) -> Tokenizer:
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """What a caller gave as ``stop``: one text, several, or none."""
+    """Return the caller's ``stop`` as a list without empty strings. Raises TreadleError."""
     stop = () if stop is None else stop
     expected = "a str or a list of them"
     given = [stop] if isinstance(stop, str) else listed("stop", stop, expected)
@@ -277,6 +277,6 @@ def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,8 +1,8 @@
-"""Who runs: requests come in, wait, and run as soon as there are pages for their whole prompts.
+"""Request queue and admission: a request waits until its whole prompt fits, then runs.
 
-A request that runs has a sequence. Where pages run out, the last in rank gives its own back and
-waits again. The lists and the cache change under the engine's lock alone; only ``inbox`` takes
-from any thread.
+A running request has a sequence. If pages run out, the running request of the lowest priority gives
+up its pages and waits again. The lists and the cache change only under the engine's lock; any
+thread may append to ``inbox``.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.kvcache.cache import Sequence
 
-AGE_S = 2.0  # waiting so long counts as much as one step of priority
-CONSIDERED = 32  # waiting requests whose beginnings are looked up in the cache
+AGE_S = 2.0  # waiting this long raises the priority by one step
+CONSIDERED = 32  # waiting requests whose prefixes are looked up in the cache
 
 
 class RequestQueue:
-    """The requests before one engine. ``clock`` gives seconds."""
+    """The requests of one engine. ``clock`` returns seconds."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self.engine, self.clock = engine, clock
-        self.inbox: deque[Request] = deque()  # that came, and that are to go
+        self.inbox: deque[Request] = deque()  # new requests, and requests to remove
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # by rank; each has a sequence
-        self._failed: list[Request] = []  # that nobody has been told of
+        self._failed: list[Request] = []  # not yet reported by ``told``
         self._n_added = 0
-        self._turns: dict[Hashable, int] = {}  # of each key the last that was let in
-        self._served: dict[Hashable, float] = {}  # and when that was
-        self.n_preempted = 0  # since the start: requests that gave their pages to others
+        self._turns: dict[Hashable, int] = {}  # by key: sequence number of its last admission
+        self._served: dict[Hashable, float] = {}  # by key: time of its last admission
+        self.n_preempted = 0  # requests preempted since the start
 
-    # -- in and out -------------------------------------------------------------------------------
+    # -- arrival and removal -----------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take in what came, and let go what ended or was cancelled."""
+        """Queue the new requests of ``inbox``; remove those that ended or were cancelled."""
         while self.inbox:
             request = self.inbox.popleft()
             if request.cancelled or request.answer.done:
@@ -64,12 +64,12 @@ class RequestQueue:
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """Forget a request. What its sequence holds stays, for a text that begins alike."""
+        """Remove a request. Its sequence stays cached for prompts with the same prefix."""
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)
         seq, request.seq = request.seq, None
-        # Whoever keeps the request, its caller or a drafter, is not to keep the session alive.
+        # A caller or drafter that keeps the request must not keep the session alive.
         session, request.session = request.session, None
         if seq is None:
             return
@@ -78,22 +78,22 @@ class RequestQueue:
             return cache.retire(seq)
         cache.let_go(seq)
         if request.cancelled and answer.pieces and seq.n_changes == request.seen:
-            # Of what was written ahead nobody knows.
+            # Tokens beyond this point were never shown to the caller: drop them from the cache.
             n = len(request.ids) - len(answer.ids) + answer.n_taken - 1
             if n < len(seq) and cache.visible(seq, n) == n:
                 cache.truncate(seq, n)
 
     def told(self) -> list[Request]:
-        """Those that have failed since this was last asked."""
+        """Return the requests that failed since the last call."""
         failed, self._failed = self._failed, []
         return failed
 
-    # -- who runs -------------------------------------------------------------------------------
+    # -- admission ---------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Let waiting requests run: by priority, which grows with age, keys taking turns; then
-        those of whose text the cache has most; then as they came. The first that has no room stops
-        those behind it.
+        """Admit waiting requests. Order: priority (grows with age), round-robin over keys, longest
+        cached prefix, arrival. Stop at the first request that does not fit, so that large prompts
+        are not starved.
         """
         now = self.clock()
         for at, request in enumerate(self.waiting):
@@ -112,9 +112,10 @@ class RequestQueue:
                 break
 
     def _take_turns(self, now: float) -> None:
-        """A key is as urgent as what is most urgent of it, and ages from when it was last served:
-        so one with hundreds that have waited long does not hold up another's first. Its second
-        stands one step behind its first, and so on.
+        """Set the levels of requests that have a key. A key has the priority of its most urgent
+        request and ages since it was last served, so hundreds of old requests of one key do not
+        delay another key's first. Each request of a key, running ones
+        included, moves its next one back by one level.
         """
         of_key: dict[Hashable, list[Request]] = {}
         for request in sorted(self.waiting, key=lambda request: (request.level, request.number)):
@@ -128,15 +129,15 @@ class RequestQueue:
                 request.level, ahead = level + ahead, ahead + 1
 
     def closed(self, request: Request) -> bool:
-        """Whether its session is closed: then it has failed."""
+        """Fail a request whose session is closed. Return whether it was."""
         if request.session is None or not request.session.closed:
             return False
         self.fail(request, TreadleError("the session is closed"))
         return True
 
     def _follows(self, request: Request) -> bool:
-        """Whether another one is about to read what this one would read next: so that N equal
-        prompts are read once.
+        """Whether a running request is about to prefill the same next page, so that N equal prompts
+        are read once.
         """
         if not self.running or not request.reuse:
             return False
@@ -147,7 +148,7 @@ class RequestQueue:
             and any(
                 len(other.seq or ()) < end <= len(other.ids)
                 and other.lora == request.lora
-                and other.reuse  # or its pages are found only when it has ended
+                and other.reuse  # without reuse, its pages can be found only after it has ended
                 and not other.paused
                 and not other.looked_at
                 and other.ids[n:end] == ids[n:end]
@@ -157,13 +158,15 @@ class RequestQueue:
         )
 
     def _start(self, request: Request) -> bool:
-        """Give it a sequence with what is known of it, and reserve pages for the rest."""
+        """Give the request a sequence with its cached prefix and reserve pages for the rest. Return
+        whether there was room.
+        """
         session = request.session
-        if session is None:  # what it saw was another sequence's: counts of changes may be equal
+        if session is None:  # ``seen`` counted another sequence's changes
             request.seen = min(request.seen, 0)
         request.seq = seq = self._place(request)
         if not any(other.seq is seq for other in self.running):
-            # Those who write beside others soon need a page more.
+            # While others run, reserve one more page for the tokens this request will decode.
             spare = min(PAGE, self.engine.n_ctx - len(request.ids)) if self.running else 0
             if not self.secure(request, self.resume(request) + spare, by_rank=False):
                 request.seq = None
@@ -181,7 +184,7 @@ class RequestQueue:
         return True
 
     def _place(self, request: Request) -> Sequence:
-        """The sequence that it is to be written in."""
+        """Return the sequence that the request will use."""
         session, cache = request.session, self.engine.cache
         if session is None and request.reuse:
             return cache.revive(request.lora)
@@ -192,10 +195,10 @@ class RequestQueue:
         return seq
 
     def resume(self, request: Request) -> int:
-        """Make the request's sequence hold a beginning of its ids; how many are left, at least 1.
+        """Make the request's sequence hold a prefix of its ids. Return the number left (>= 1).
 
-        It may not be as the last step left it: somebody else used the session, or a signal came
-        when the batch had run and its logits were not looked at.
+        The sequence may differ from what the last step left: another request may have used the
+        session, or a signal may have come after the batch ran and before its logits were used.
         """
         seq, ids = request.seq, request.ids
         assert seq is not None
@@ -208,8 +211,8 @@ class RequestQueue:
         return len(ids) - len(seq.ids)
 
     def recall(self, request: Request, until: float) -> bool:
-        """Put what page files have of the request's text behind what its sequence holds; whether
-        that was done by ``until``. The first time say where it left the cache.
+        """Append the request's pages from page files to its sequence. Return whether that was
+        finished by ``until``. The first time, also record where and why prefix reuse stopped.
         """
         seq, cache, ids = request.seq, self.engine.cache, request.ids
         assert seq is not None
@@ -231,8 +234,8 @@ class RequestQueue:
         return True
 
     def secure(self, request: Request, n: int, *, by_rank: bool = True) -> bool:
-        """Reserve pages for ``n`` tokens more, if need be at the price of those behind it in rank,
-        and unless ``by_rank`` in priority too.
+        """Reserve pages for ``n`` more tokens. If necessary, preempt running requests of lower
+        rank; unless ``by_rank``, only those of lower priority too.
         """
         assert request.seq is not None
 
@@ -251,8 +254,9 @@ class RequestQueue:
                     return False
 
     def take_pages(self, may: Callable[[Request], bool]) -> bool:
-        """Take those of one request, if there is one. It waits again; what the cache has forgotten
-        of it by then is read again. Who is paused goes first, then the last of those that ``may``.
+        """Preempt one request, if any: a paused one first, else the lowest-ranked for which ``may``
+        is true. It waits again and recomputes what the cache has evicted by then. Return whether
+        one was found.
         """
         own = [r for r in self.running if r.session is None and (r.paused or may(r))]
         if not own:
@@ -267,7 +271,9 @@ class RequestQueue:
         return True
 
     def refuse(self) -> None:
-        """Nothing can run, so nothing will ever end and make room: tell the first that lacks it."""
+        """Deadlock: no request can run, and none will free pages. Fail the first that lacks
+        some.
+        """
         for request in (*self.running, *self.waiting):
             if request.short is not None and not request.paused:
                 self.fail(request, request.short)

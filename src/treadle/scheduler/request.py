@@ -1,4 +1,4 @@
-"""One text to be written, as the scheduler sees it."""
+"""A generation request, as the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ MEASURED = LogitsQuery(total=True)  # for log-probabilities
 
 
 class Request:
-    """One text to be written. ``priority``: lower ones first; requests of one ``client`` share its
-    turn, None is a client of its own; with a ``session`` the text is written in its sequence.
-    Without ``reuse`` its prompt is read anew, whatever session, cache and page files have of it.
+    """One generation request.
+
+    ``priority``: lower runs first. Requests of one ``client`` share its turn; None: a client of its
+    own. With a ``session``, tokens go to the session's sequence. Without ``reuse`` the whole prompt
+    is computed, whatever session, cache and page files hold.
     """
 
     def __init__(
@@ -45,66 +47,68 @@ class Request:
         lora: Lora = (),
         reuse: bool = True,
     ) -> None:
-        self.ids = list(ids)  # of the prompt and the text
+        self.ids = list(ids)  # prompt and output
         self.sampler, self.answer, self.n_top, self.session = sampler, answer, logprobs, session
         self.priority, self.client = priority, self if client is None else client
-        self.key: Hashable = None  # whose clients take turns with those of other keys
-        self.look_ahead = look_ahead  # pieces written before somebody takes the first of them
-        self.lora = lora if session is None else session.seq.lora  # adapters it is read with
+        self.key: Hashable = None  # clients of one key take turns with those of other keys
+        self.look_ahead = look_ahead  # pieces written ahead of the caller before the request pauses
+        self.lora = lora if session is None else session.seq.lora  # adapters to run with
         self.reuse = reuse
         self.lookup = Lookup() if speculate else None
         self.tracks: dict[str, AcceptanceTracker] = {}  # by source of its drafts
-        self.n_accepted = 0  # of its last draft
+        self.n_accepted = 0  # tokens accepted of its last draft
         self.cancelled = False
         self.arrived, self.number = 0.0, 0
-        self.started = 0.0  # when it was let in first
-        self.place = 0  # in the queue, 1 is the next; 0: it runs, or nobody knows it yet
-        self.level = priority  # its priority, as its age has made it
-        self.n_known = -1  # tokens of it that the cache has; -1: to be looked up
-        self.seq: Sequence | None = None  # while it runs
-        self.seen = -1  # the sequence's count of changes, as the last step left it
-        self.looked_at = False  # its logits are there, and its next id is being chosen
-        self.short: NoRoomError | None = None  # why it does not run
+        self.started = 0.0  # time of its first admission
+        self.place = 0  # position in the queue from 1; 0: running, or not queued yet
+        self.level = priority  # priority adjusted by age
+        self.n_known = -1  # tokens that the cache has; -1: not looked up
+        self.seq: Sequence | None = None  # set while it runs
+        self.seen = -1  # ``n_changes`` of the sequence after the last step
+        self.looked_at = False  # its logits are computed, and its next token is being sampled
+        self.short: NoRoomError | None = None  # why it cannot run
 
     @property
     def paused(self) -> bool:
-        """Whether nobody takes what was written."""
+        """Whether it waits for the caller to take pieces."""
         return len(self.answer.pieces) >= self.look_ahead
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody takes its pieces as they come."""
+        """Whether the caller takes pieces as they are produced."""
         return self.look_ahead < inf
 
     @property
     def n_read(self) -> int:
-        """Tokens of its prompt that need not be read any more."""
-        seq = self.seq  # another thread may take it away
+        """Number of prompt tokens that are already computed."""
+        seq = self.seq  # read once: another thread may clear it
         n = max(self.n_known, 0) if seq is None else len(seq.ids)
         return min(n, self.answer.timings.n_prompt)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The lower runs, where there is no room for both."""
+        """Sort key: if there is no room for both, the lower one runs."""
         return self.level, self.number
 
     def look_up(self, cache: KVCache) -> int:
-        """Tokens of it to be had from the cache. The answer holds until ``n_known`` is -1 again."""
+        """Return how many of its tokens the cache has; looked up again only after ``n_known`` is
+        set to -1.
+        """
         if self.n_known < 0:
             self.n_known = cache.known(self.ids, self.lora) if self.reuse else 0
         return self.n_known
 
     def looks(self, n_rows: int = 1) -> tuple[LogitsQuery, ...]:
-        """How the largest logits of the next rows are wanted."""
+        """Return the queries for the largest logits of the next rows."""
         look = self.sampler.look(n_rows)
         if self.n_top is not None and self.n_top <= N_TOP:
             if look is None or look.mask is None:
                 return (MEASURED,)
-            return MEASURED, look  # a grammar's text, measured without the grammar
+            return MEASURED, look  # with a grammar: log-probabilities are measured without its mask
         return () if look is None else (look,)
 
     def guess(self) -> Draft | None:
-        """Ids that may come behind its last one, by its grammar or by what it has said before."""
+        """Return draft tokens from its grammar or from repetition in its own tokens, or None."""
         room = self.room
         if self.lookup is None or room <= 0:
             return None
@@ -120,15 +124,15 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Ids of a draft that fit its page and its length; 0 where it is to have none."""
+        """Number of draft tokens that fit the page and the token limit; 0: no draft."""
         if self.lookup is None or self.seq is None:
             return 0
         n, again = len(self.ids) - 1, len(self.ids) - 1 - len(self.seq.ids)
         return min(PAGE - 1 - n % PAGE, self.answer.n_left - 1, MOST - again)
 
     def goes_on(self, left: int) -> bool:
-        """Whether it is written, and the ``left`` ids that its sequence lacks are its last one, and
-        what a state has to read again because of a draft.
+        """Whether it decodes, and the ``left`` ids missing from its sequence are the last one plus
+        those that a layer state must recompute because of a draft.
         """
         if left == 1 or not self.answer.ids:
             return bool(self.answer.ids)
@@ -136,11 +140,11 @@ class Request:
         return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST + 1
 
     def track(self, source: str) -> AcceptanceTracker:
-        """How good a source's guesses were in this text."""
+        """Return the acceptance tracker of a draft source for this request."""
         return self.tracks.setdefault(source, AcceptanceTracker())
 
     def take(self, rows: Ids[LogitsRow], draft: Ids[int]) -> None:
-        """The next ids: one from each row, up to the first that is not as it was drafted."""
+        """Sample a token from each row up to the first that differs from the draft."""
         assert len(rows) == 1 + len(draft)
         n = len(self.ids)
         for row, expected in zip(rows, (*draft, None), strict=True):
@@ -152,7 +156,7 @@ class Request:
             self.answer.timings.note_draft(len(draft), self.n_accepted)
 
     def choose(self, row: LogitsRow) -> None:
-        """The next id, from the logits behind the last one."""
+        """Sample the next token from the logits of the last one."""
         token, measured = self._sample(row), None
         if token is not None and not self.answer.is_end(token):
             self.ids.append(token)
@@ -163,7 +167,7 @@ class Request:
         self.answer.push(token, measured)
 
     def _sample(self, row: LogitsRow) -> int | None:
-        """None where a grammar's text is whole, and its end is ruled out."""
+        """Sample a token; None if the grammar is complete and its end token is banned."""
         try:
             return self.sampler.choose(row, self.ids)
         except SamplingError:

@@ -1,12 +1,12 @@
-"""One step after another: a batch is made (``batch_builder.py``) of the requests that were let in
-(``queue.py``), goes to the engine, and the ids that come of it go to their answers.
+"""The scheduler's step: a batch is built (``batch_builder.py``) of admitted requests
+(``queue.py``), run by the engine, and the sampled tokens are pushed to the requests' outputs.
 
-There are no phases. A request has ids, and its sequence holds some of them; a step runs what is
-missing: the last id of those that decode, and as much of the prompts as the step has time for. The
-logits behind a request's last id give it one more.
+There are no phases. A request has ids, and its sequence holds some of them. A step runs missing
+ones: the last id of decoding requests, and as much of the prompts as the budget allows. The logits
+of a request's last id give its next token.
 
-``add`` and ``cancel`` may be called by any thread. ``step`` is called by one at a time, and only
-that one calls the engine. The lists of requests and the cache change under the engine's lock.
+Any thread may call ``add`` and ``cancel``. One thread at a time calls ``step``, and only that one
+calls the engine. The lists of requests and the cache change under the engine's lock.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Allow = Callable[[], AbstractContextManager[object]]
 
 
 class Scheduler:
-    """The queue before one engine. ``clock`` gives seconds; ``target_s``: how long a step may take
-    where somebody waits for a next token.
+    """Scheduler of one engine. ``clock`` returns seconds; ``target_s``: the longest a step should
+    take while a caller waits for a next token.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Scheduler:
         self.n_tokens = 0  # of the last step
 
     def add(self, request: Request) -> None:
-        """From the next step on it runs, as soon as there is room. Any thread may call this."""
+        """Queue a request for the next step that has room. Any thread may call this."""
         self.admission.inbox.append(request)
 
     def cancel(self, request: Request) -> None:
-        """End it: no step after the one in hand computes for it. Any thread may call this, and the
-        garbage collector in the middle of anything: so nothing is locked.
+        """Cancel a request: no step after the current one computes for it. Any thread may call
+        this, and so may the garbage collector at any point, so it takes no lock.
         """
         request.cancelled = True
         self.admission.inbox.append(request)
 
     def settle(self) -> None:
-        """Take in what came and let go what ended, unless a step is about to."""
+        """Process the inbox, unless a step is running and will do so."""
         with interrupts_held():
             if self.engine.lock.acquire(blocking=False):
                 try:
@@ -70,9 +70,9 @@ class Scheduler:
                     self.engine.lock.release()
 
     def make_room(self, n: int) -> None:
-        """Take pages from requests, which will read their texts again, until a new sequence has
-        room for ``n`` tokens or there is nothing more to take. Raises ContextFullError where
-        ``n`` is too many. The caller holds the engine's lock until the room is used.
+        """Preempt requests, which will recompute their tokens, until a new sequence has room for
+        ``n`` tokens or no more can be preempted. Raises ContextFullError if ``n`` is too many. The
+        caller holds the engine's lock until the room is used.
         """
         cache = self.engine.cache
         cache.check_context(n)
@@ -93,20 +93,20 @@ class Scheduler:
 
     @property
     def token_s(self) -> float:
-        """Seconds that steps have taken lately for each token of a prompt; 0: nothing is known."""
+        """Seconds of recent steps per prompt token; 0: not measured."""
         return self._pace.token_s
 
     # -- a step ---------------------------------------------------------------------------------
 
     def step(self, own: Request | None = None, allow: Allow = nullcontext) -> list[Request]:
-        """Run one batch. The requests that have an id more, or an end, because of it.
+        """Run one batch. Return the requests that got a token or an end from it.
 
-        A caller that waits for a request of its ``own`` and may be interrupted gives ``allow``, in
-        which that may happen: while the batch runs, and while the own id is chosen, which is last.
-        All others are whole then.
+        A caller that waits for its ``own`` request gives ``allow``, a context in which it may be
+        interrupted: while the batch runs, and while the own token is sampled, last of all. All
+        other requests are consistent then.
         """
         began, engine = self._clock(), self.engine
-        while not engine.lock.acquire(timeout=0.1):  # somebody may feed a session for seconds
+        while not engine.lock.acquire(timeout=0.1):  # feeding a session may hold it for seconds
             with allow():
                 pass
         try:
@@ -120,7 +120,7 @@ class Scheduler:
                 self._take_back(batch)
                 if not isinstance(error, TreadleError):
                     raise
-                # The model's file shrank, say: nobody can go on.
+                # for example, the model's file shrank: no request can continue
                 for request, _ in batch:
                     self.admission.fail(request, copy.copy(error))
                 batch, rows = [], iter(())
@@ -128,7 +128,7 @@ class Scheduler:
             run = self._clock() - ready - compiled
             decoding, n_read = self._note(batch, ready - began, run, compiled)
             drafted = any(part.n_outputs > 1 for _, part in batch)
-            if drafted:  # what a sequence holds of them is nobody's to see
+            if drafted:  # other threads must not see drafted tokens in a sequence
                 engine.lock.acquire()
         finally:
             engine.lock.release()
@@ -156,7 +156,7 @@ class Scheduler:
         return self.admission.told() + chosen
 
     def _run(self, parts: list[BatchItem]) -> Iterator[LogitsRow]:
-        """The rows of all parts, in order; in several runs where one cannot take them."""
+        """Return the logits rows of all parts, in order; several runs if one cannot take them."""
         if len(parts) == 1:
             return iter(self.engine.sample(parts))
         most = n_tokens = n_outputs = self.engine.max_tokens
@@ -172,8 +172,8 @@ class Scheduler:
     def _note(
         self, batch: Batch, waited: float, run: float, compiled: float
     ) -> tuple[list[Request], int]:
-        """Count the seconds of a run; who decodes, of the batch, and how many tokens the others
-        have read.
+        """Record the seconds of a run. Return the batch's decoding requests and the number of
+        prompt tokens processed.
         """
         decoding, n_read, context = [], 0, 0
         self.n_tokens = sum(len(part.ids) for _, part in batch)
@@ -191,7 +191,7 @@ class Scheduler:
             context += len(ids) * len(seq.ids)
         if n_read:
             for request in self.admission.waiting:
-                request.n_known = -1  # the cache may know more of it now
+                request.n_known = -1  # the cache may have more of it now
             if not compiled:
                 self.drafting.gate.read(run)
         if batch and not compiled:
@@ -199,8 +199,8 @@ class Scheduler:
         return decoding, n_read
 
     def _take_back(self, batch: Batch) -> None:
-        """Let sequences hold what their texts have, without drafts that were wrong. A state that
-        has seen one is not taken: then the run's tokens are read again.
+        """Truncate sequences to their requests' tokens, without rejected drafts. A layer state that
+        includes rejected tokens is not kept: the run's tokens are recomputed.
         """
         for request, (seq, _, n_outputs, *_) in batch:
             if n_outputs > 1:
@@ -214,7 +214,7 @@ class Scheduler:
                     request.seen = seq.n_changes
 
     def _weigh(self, batch: Batch, seconds: float) -> None:
-        """Tell what drafts have cost and brought, of a step that read no prompt."""
+        """Report the cost and gain of drafts to the controller, for a step without prompts."""
         writing = any(request.lookup is not None for request, _ in batch)
         if writing and all(part.n_outputs for _, part in batch):
             n_drafted = sum(len(part.ids) - 1 for _, part in batch)
@@ -225,7 +225,7 @@ class Scheduler:
     def _choose(
         self, batch: Batch, rows: Iterator[LogitsRow], own: Request | None, allow: Allow
     ) -> None:
-        """The next ids of each. An error of a sampler is its own request's."""
+        """Sample the next tokens of each request. A sampler's error fails only its own request."""
         mine = None
         for request, part in batch:
             if not part.n_outputs:

@@ -1,4 +1,4 @@
-"""How much of the waiting prompts one step reads: a budget of time, and whose turn it is."""
+"""Chunked-prefill budget: prompt tokens per step (time target), and fair sharing of them."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-TARGET_S = 0.12  # a step's length where somebody waits for a next token
-LONGEST = 1.5  # times that: a step that is longer for good reason; see ``StepCostModel.tokens``
-LEAST = 4  # tokens of prompts beside decoding ones, however slow the machine: none must starve
-TILE = 8  # a step's tokens fill tiles of products: a ninth would cost as much as four
-QUANTUM = 128  # tokens that a client may read before it is another one's turn
-MEASURED = 64  # steps that a fit looks back on
-REMEMBERED = 256  # steps after which one is forgotten: what once took long is tried again
-MOST_REMEMBERED = 16 * REMEMBERED  # of a plan that takes too long each time that it is tried
-MANY = 0  # the plan for all numbers of tokens that have none of their own
+TARGET_S = 0.12  # target length of a step while a caller waits for a next token
+LONGEST = 1.5  # times TARGET_S: longest step allowed for throughput; see ``StepCostModel.tokens``
+LEAST = 4  # minimum prompt tokens next to decoding ones, so that prompts are not starved
+TILE = 8  # product tiles hold this many tokens: a ninth would cost as much as four
+QUANTUM = 128  # prompt tokens per turn of a client
+MEASURED = 64  # recent steps per fit
+REMEMBERED = 256  # steps after which one is forgotten, so that a slow size is tried again
+MOST_REMEMBERED = 16 * REMEMBERED  # the same for a plan that is too slow each time it is tried
+MANY = 0  # key of the plan for all token counts without a plan of their own
 T = TypeVar("T")
-# When it was, 1, the three numbers, seconds.
+# Step number, 1, prefill, decode, context, seconds.
 Step: TypeAlias = "tuple[float, float, float, float, float, float]"
 
 
 class StepCost:
-    """What steps of one plan take beside decoding texts: ``a + b prefill + c decode + d context``
-    seconds, fitted as they run. ``prefill`` and ``decode`` are tokens; ``context`` is the sum over
-    all tokens of how many stand before each.
+    """Cost model of the steps of one plan with decoding requests: ``a + b prefill + c decode + d
+    context`` seconds, fitted to measured steps. ``prefill`` and ``decode`` are tokens; ``context``
+    is the sum, over all tokens, of the number of tokens before each.
     """
 
     def __init__(self) -> None:
-        # Of steps that read prompts and of others, which are more: they must not push those out.
+        # Steps without and with prompts, apart: the former are more and would push out the latter.
         self._steps: tuple[deque[Step], deque[Step]] = (
             deque(maxlen=MEASURED),
             deque(maxlen=MEASURED),
         )
         self._fit: np.ndarray | None = None
         self._kept = REMEMBERED  # steps
-        self.most = 0  # tokens of the largest step that was fitted
+        self.most = 0  # tokens of the largest step in the fit
 
     def note(
         self, at: int, prefill: int, decode: int, context: int, seconds: float, reads: bool
     ) -> None:
-        """One step that has run, the ``at``-th of all; ``reads``: a prompt."""
-        seconds = max(seconds, 1e-6)  # a clock may stand still, and relative errors are weighed
+        """Record step number ``at``; ``reads``: whether it processed prompt tokens."""
+        seconds = max(seconds, 1e-6)  # a clock may stand still; relative errors divide by it
         self._steps[reads].append((at, 1.0, prefill, decode, context, seconds))
         self._fit = None
 
     def keep(self, *, is_long: bool) -> None:
-        """Forget steps twice as late as before if this one took too long, else as usual."""
+        """Keep steps twice as long as before if this one was too long, else as long as usual."""
         self._kept = min(2 * self._kept, MOST_REMEMBERED) if is_long else REMEMBERED
 
     def forget(self, at: int) -> None:
-        """Steps that are too long ago at the ``at``-th."""
+        """Drop the steps that are too old at step ``at``."""
         for steps in self._steps:
             while steps and steps[0][0] < at - self._kept:
                 steps.popleft()
                 self._fit = None
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
-        """What a step will take; None where nothing is known."""
+        """Predicted seconds of a step; None before any measurement."""
         if self._fit is None:
             steps = [*self._steps[False], *self._steps[True]]
             if not steps:
@@ -71,8 +71,8 @@ class StepCost:
 
 
 class StepCostModel:
-    """What steps cost, by the plan that serves them. ``sizes``: of plans for few tokens, ascending;
-    all other steps are of one plan.
+    """Predicts step times by plan. ``sizes``: the token counts of the plans for few tokens,
+    ascending; one plan serves all larger steps.
     """
 
     def __init__(self, target_s: float = TARGET_S, sizes: Iterable[int] = ()) -> None:
@@ -80,15 +80,15 @@ class StepCostModel:
         self._costs = {size: StepCost() for size in (*self._sizes, MANY)}
         self._read: deque[tuple[int, float]] = deque(maxlen=MEASURED)
         self._n_steps = 0
-        self.token_s = 0.0  # of steps, for each token of a prompt that they read; any thread asks
+        self.token_s = 0.0  # seconds per prompt token of recent steps; read by any thread
 
     def cost(self, n_tokens: int) -> StepCost:
-        """Of the plan that serves so many."""
+        """Return the cost model of the plan that serves ``n_tokens``."""
         return self._costs[next((size for size in self._sizes if n_tokens <= size), MANY)]
 
     def note(self, prefill: int, decode: int, context: int, seconds: float) -> None:
-        """One step that has run. What prompts take alone says nothing of steps beside others: those
-        are shorter, and a fit of long ones only would promise them too long a time, unseen.
+        """Record one step. Steps of prompts alone are not fitted: steps with decoding requests are
+        shorter, and a fit of long ones only would allow them too much time.
         """
         n = prefill + decode
         if prefill:
@@ -103,28 +103,28 @@ class StepCostModel:
                 cost.forget(self._n_steps)
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
-        """Tokens of prompts, up to ``most``, that a step may read beside ``decode`` others, which
-        have ``context`` tokens before them; the prompts' tokens have about ``before``. All together
-        are a multiple of TILE.
+        """Number of prompt tokens, up to ``most``, for a step with ``decode`` decoding tokens.
+        These have ``context`` tokens before them in all; each prompt token has about ``before``.
+        The step's total is a multiple of TILE.
 
-        The number that reads most a second within the target. A step may take up to LONGEST times
-        the target if it then reads more than the square of the time says: on a slow machine 16
-        tokens may take 1.5 times as long as 8, and a prompt is read in less time. As long as
-        nothing is known, as few as may be; then at most about twice as many as were measured
-        together in that plan, or in the next smaller one where it has no measures: a guess from few
-        steps must not cost a long one.
+        The result has the highest prefill throughput within the target time. A step may take up to
+        LONGEST times the target if throughput then grows more than time squared: on a slow machine
+        16 tokens may take 1.5 times as long as 8, and the prompt is finished sooner. Without
+        measurements the result is the minimum. It is at most about twice the largest step measured
+        in that plan, or in the next smaller one if it has none, so that a guess from few steps does
+        not cause a long one.
         """
         least = LEAST - (decode + LEAST) % -TILE
         none = self._alone(decode, context)
         if none is None:
             return min(least, most)
-        limit = max(self.target_s, 1.5 * none)  # they alone may take as long, or longer
+        limit = max(self.target_s, 1.5 * none)  # decode alone may already exceed the target
         longest = max(limit, LONGEST * self.target_s)
         best, best_s, last, known = least, inf, none, decode - decode % -TILE
         for n in self._numbers(decode, context, before, limit, least):
             cost = self.cost(decode + n)
             took = cost.seconds(n, decode, context + n * before)
-            if took is not None:  # else it is worth a try, if what is known would fit
+            if took is not None:  # else try it, if the last known time fits
                 last, known = took, cost.most
             power = 1 if last <= limit else 2
             better = n / last**power >= best / best_s**power
@@ -133,7 +133,7 @@ class StepCostModel:
         return min(best, most)
 
     def _alone(self, decode: int, context: int) -> float | None:
-        """Seconds of a step that only decodes: of its plan, or of the next larger one known."""
+        """Seconds of a decode-only step, by its plan or the next larger one with measurements."""
         plans = [size for size in self._sizes if size >= decode]
         known = (self._costs[p].seconds(-decode % TILE, decode, context) for p in (*plans, MANY))
         return next((seconds for seconds in known if seconds is not None), None)
@@ -141,8 +141,8 @@ class StepCostModel:
     def _numbers(
         self, decode: int, context: int, before: int, limit: float, least: int
     ) -> Iterator[int]:
-        """Tokens beside ``decode`` others that are worth a look, the fewest first: each number that
-        is about as large as plans for few, then the most that take ``limit`` seconds.
+        """Yield candidate prompt-token counts, ascending: those that fit the plans for few tokens,
+        then the most that take ``limit`` seconds.
         """
         end = max(self._sizes, default=0) - decode + 1
         yield from range(least, end, TILE)
@@ -150,7 +150,7 @@ class StepCostModel:
         none, one = (many.seconds(n, decode, context + n * before) for n in (0, 1))
         if none is None or one is None:
             yield least + max(0, -(-(end - least) // TILE)) * TILE
-        elif one > none:  # else noise: more work cannot take less time
+        elif one > none:  # else noise: more tokens cannot take less time
             n = min(int((limit - none) / (one - none)), 2 * many.most)
             n -= (decode + n) % TILE
             if n >= max(end, least):
@@ -158,10 +158,10 @@ class StepCostModel:
 
 
 def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Coefficients, none below 0, of the least squares of relative errors.
+    """Non-negative least-squares coefficients, by relative error.
 
-    What the rows cannot tell apart is given to all alike, by a little weight on small numbers. A
-    coefficient that comes out negative is dropped, and the others are fitted again.
+    A small ridge term splits evenly between columns that the measurements cannot separate. A
+    negative coefficient is dropped, and the rest is fitted again.
     """
     scale = rows.max(0)
     a, y = rows / np.where(scale > 0, scale, 1.0) / times[:, None], np.ones(len(times))
@@ -178,15 +178,15 @@ def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 class Shares:
-    """Whose prompts are read: deficit round robin by client."""
+    """Deficit round robin over clients for prompt tokens."""
 
     def __init__(self) -> None:
-        self._order: deque[Hashable] = deque()  # clients with something to read, the next first
-        self._credit: dict[Hashable, int] = {}  # tokens left of a client's turn
+        self._order: deque[Hashable] = deque()  # clients with pending prompts, the next first
+        self._credit: dict[Hashable, int] = {}  # tokens left in a client's turn
 
     def split(self, wanted: Iterable[tuple[Hashable, T, int]], budget: int) -> list[tuple[T, int]]:
-        """Divide ``budget`` tokens among what is ``wanted`` (client, what, tokens), a client's own
-        in the order given. Whoever's turn the budget cuts short goes on with it next time.
+        """Divide ``budget`` tokens among ``wanted`` (client, item, tokens), each client's items in
+        the given order. A turn cut short by the budget continues at the next call.
         """
         queues: dict[Hashable, deque[tuple[T, int]]] = {}
         for client, what, n in wanted:
@@ -216,7 +216,7 @@ class Shares:
 
 
 class KeyShares:
-    """Whose prompts are read: keys take turns, and within a key its clients."""
+    """Round robin over keys, and over clients within each key, for prompt tokens."""
 
     def __init__(self) -> None:
         self._keys, self._clients = Shares(), dict[Hashable, Shares]()
@@ -224,7 +224,7 @@ class KeyShares:
     def split(
         self, wanted: Iterable[tuple[Hashable, Hashable, T, int]], budget: int
     ) -> list[tuple[T, int]]:
-        """Divide ``budget`` tokens among what is ``wanted`` (key, client, what, tokens)."""
+        """Divide ``budget`` tokens among ``wanted`` (key, client, item, tokens)."""
         of_key: dict[Hashable, list[tuple[Hashable, T, int]]] = {}
         for key, client, what, n in wanted:
             of_key.setdefault(key, []).append((client, what, n))

@@ -1,8 +1,9 @@
-"""Threads that wait for answers, and which of them calls the engine: no thread is made for it.
+"""Cooperative stepping: one of the threads that wait for output steps the scheduler for all; there
+is no engine thread.
 
-Whoever waits and finds nobody at work steps the scheduler, for everybody; the others sleep until
-their own answers have something, or until it is their turn to step. So a lone caller never changes
-threads between two tokens, and many share their batches.
+A waiting thread steps if no other does. The others sleep until their own output has something or it
+is their turn to step. So a single caller never switches threads between two tokens, and concurrent
+callers share batches.
 """
 
 from __future__ import annotations
@@ -23,38 +24,40 @@ Enough = Callable[[], bool]
 
 
 class CooperativeStepper:
-    """``until(enough, own)`` returns when ``enough()``, which some step makes true, or when the
-    request ``own`` is cancelled. Raises TreadleError where a sampler waits for what this step is
-    about to write.
+    """Steps the scheduler in the threads that wait for output.
 
-    Ctrl-C in a thread that steps undoes the run in hand and is raised in this thread alone. All
-    requests but its own are whole, and another thread goes on with them.
+    ``until(enough, own)`` returns when a step has made ``enough()`` true, or when the request
+    ``own`` is cancelled. Raises TreadleError if a sampler waits for a token of the step that called
+    it.
+
+    Ctrl-C in the stepping thread undoes the current run and is raised in that thread only. All
+    requests except its own stay consistent, and another thread continues with them.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._turn = threading.Lock()
-        self._at_work = 0  # the thread whose turn it is
+        self._at_work = 0  # id of the stepping thread
         self._sleepers: dict[threading.Lock, Enough] = {}  # each waits for its lock
         tell(self)
 
     def after_fork(self) -> None:
-        """In a forked child: the others' texts may be half a step further."""
+        """Reset in a forked child, where other threads' requests may be half a step further."""
         if self._at_work != threading.get_ident() and (is_held(self._turn) or self._sleepers):
             self._turn, self._at_work = threading.Lock(), 0
             self._sleepers.clear()
             self.scheduler.engine.lock.lose()
 
     def until(self, enough: Enough, own: Request) -> None:
-        """Step, or wait for others to. What a step or a signal's handler raises comes out."""
+        """Step, or wait for other threads to. Errors of a step or a signal handler propagate."""
 
         def over() -> bool:
             return own.cancelled or enough()
 
         try:
             while not over():
-                if self._at_work == threading.get_ident():  # a sampler that asks the model
-                    if own.looked_at:  # no step gives it an id before this sampler has returned
+                if self._at_work == threading.get_ident():  # a sampler called the model
+                    if own.looked_at:  # its token comes only after this sampler has returned
                         raise TreadleError("a sampler waits for a text that waits for the sampler")
                     with interrupts_held() as held:
                         self.scheduler.step(own, held.allow)
@@ -69,8 +72,8 @@ class CooperativeStepper:
             self._wake(successor=True)
 
     def step(self) -> tuple[list[Request], bool]:
-        """One step by a thread that waits for no text of its own, such as a server's: what the
-        scheduler has fed, and whether others have stepped meanwhile.
+        """Run one step from a thread without a request of its own, such as a server's. Return the
+        requests that got output, and whether other threads stepped in the meantime.
         """
         others = not self._turn.acquire(blocking=False)
         if others:
@@ -83,7 +86,7 @@ class CooperativeStepper:
                 self._wake(successor=True)
 
     def _step(self, over: Enough, own: Request) -> bool:
-        """Step until it is over, if nobody else does so."""
+        """Step until ``over()``, unless another thread is stepping. Return whether it did."""
         with interrupts_held() as held:
             if not self._turn.acquire(blocking=False):
                 return False
@@ -104,14 +107,14 @@ class CooperativeStepper:
         bell.acquire()
         self._sleepers[bell] = over
         try:
-            # Whoever gives the turn back looks for sleepers afterwards: so none is forgotten.
+            # Releasing the turn is followed by waking sleepers, so none is missed.
             if self._turn.locked() and not over():
                 bell.acquire()
         finally:
             self._sleepers.pop(bell, None)
 
     def _wake(self, *, successor: bool = False) -> None:
-        """Wake those for whom it is over; and one for whom it is not, to step."""
+        """Wake the threads whose wait is over and, if ``successor``, one other thread to step."""
         for bell, over in list(self._sleepers.items()):
             done = over()
             if done or successor:

@@ -1,10 +1,10 @@
-"""A second, smaller model that writes ahead: what it says is checked by the first, like any draft.
+"""Drafter with a second, smaller model; its drafts are checked by the first model like any others.
 
-It reads the texts for which there is no better guess. It need not have read a text from its
-beginning: what it says is a guess. So where a long text would take longer to read than drafts may
-cost, it reads the end of it.
+It prefills the requests for which there is no better draft. It need not process a request from the
+start, because drafts are guesses: if prefilling a long request would cost more time than drafts
+may, it processes only the end.
 
-Whoever calls it holds the lock of the first model's engine.
+The caller holds the lock of the first model's engine.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from treadle.engine.logits import LogitsBatch
     from treadle.files.gguf import GGUF
 
-LEAST = 32  # tokens of a text that it reads at a time, at least; and before anything was measured
-STEP_S = 0.06  # that it reads for at a time: others wait for it
-BEFORE = 0.25  # of the first model's step, that its own takes, before that was measured
+LEAST = 32  # tokens per chunk: minimum, and the size before anything was measured
+STEP_S = 0.06  # seconds per chunk: other requests wait for it
+BEFORE = 0.25  # its step time as a share of the first model's, before it was measured
 FIRST_LOOK = LogitsQuery(first=True)
 K = TypeVar("K", bound=Hashable)
 
 
 class DraftSequence:
-    """What it has of one text: ``seq`` holds ids from ``start`` on, ``n`` of which are the text's;
-    what is behind them was drafted.
+    """The drafter's sequence of one request: ``seq`` holds ids from ``start`` on; the first ``n``
+    are the request's, the rest were drafted.
     """
 
     def __init__(self, seq: Sequence, start: int) -> None:
         self.seq, self.start, self.n = seq, start, 0
 
     def settle(self, ids: Ids[int]) -> int:
-        """Drop what was drafted and is not in the text; how many of its ids are to be read, the
-        last one included.
+        """Drop drafted ids that are not the request's. Return how many of its ids are still to be
+        processed, the last one included.
         """
         seq, end = self.seq, len(ids) - 1 - self.start
         while self.n < min(len(seq), end) and seq.ids[self.n] == ids[self.start + self.n]:
@@ -56,8 +56,8 @@ class DraftSequence:
 
 
 class Drafter:
-    """Writes ahead with ``engine``, which shares its device with that of the first model, of
-    ``n_vocab`` tokens.
+    """Drafts with ``engine``, which shares its device with the engine of the first model, whose
+    vocabulary has ``n_vocab`` tokens.
     """
 
     def __init__(
@@ -66,24 +66,24 @@ class Drafter:
         self._clock, self._before = clock, BEFORE
         self.engine, self._n_vocab = engine, min(n_vocab, engine.config.n_vocab)
         self._texts: dict[Hashable, DraftSequence] = {}
-        self._steps = StepTimes()  # of texts that go on by one token
-        self._token_s = 0.0  # of what it reads
+        self._steps = StepTimes()  # of one-token steps
+        self._token_s = 0.0  # prefill seconds per token
 
     def keep(self, owners: Collection[Hashable]) -> None:
-        """Forget the texts of all others."""
+        """Drop the sequences of all other owners."""
         for owner in [owner for owner in self._texts if owner not in owners]:
             self._texts.pop(owner).seq.close()
 
     def seconds(self, n_texts: int, n_ids: int, step_s: float) -> float:
-        """What ``n_ids`` behind each of so many texts will take, where the first model's step takes
-        ``step_s``.
+        """Predicted seconds to draft ``n_ids`` for each of ``n_texts`` requests, where a step of
+        the first model takes ``step_s``.
         """
         if not self._steps:
             return n_ids * self._before * step_s
         return n_ids * self._steps.predicted(n_texts)
 
     def knows(self, owner: Hashable, ids: Ids[int]) -> bool:
-        """Whether it has read a text, but for at most the last LEAST ids."""
+        """Whether it has processed a request's ids, except for at most the last LEAST."""
         text = self._texts.get(owner)
         return (
             text is not None
@@ -93,8 +93,8 @@ class Drafter:
         )
 
     def read(self, owner: Hashable, ids: Ids[int], within_s: float) -> None:
-        """Read what it lacks of a text, or the first part of that. Where all of it takes longer
-        than ``within_s``, it begins nearer to the end.
+        """Prefill a chunk of the missing ids. If all would take longer than ``within_s``, start
+        closer to the end.
         """
         text, most = self._texts.get(owner), self.engine.n_ctx // 2
         may = min(int(within_s / self._token_s), most) if self._token_s else LEAST
@@ -116,15 +116,15 @@ class Drafter:
         began = self._now()
         try:
             self._read(owner, text, part)
-        except ContextFullError:  # others hold its pages
+        except ContextFullError:  # no free pages
             self._texts.pop(owner).seq.close()
         else:
             text.n += len(part)
             self._token_s = (self._now() - began) / len(part)
 
     def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
-        """What it thinks comes next: of each owner its text, which it ``knows``, and how many ids
-        are wanted behind.
+        """Draft for owners it ``knows``. ``wanted``: each owner's ids and number of draft
+        tokens.
         """
         made: dict[K, list[int]] = {owner: [] for owner in wanted}
         for i in range(max((n for _, n in wanted.values()), default=0)):
@@ -135,7 +135,7 @@ class Drafter:
             began = self._now()
             try:
                 rows = self._sample(going, parts)
-            except ContextFullError:  # others hold its pages
+            except ContextFullError:  # no free pages
                 break
             if all(len(part.ids) == 1 for part in parts):
                 self._steps.note(len(parts), self._now() - began)
@@ -147,37 +147,37 @@ class Drafter:
         return made
 
     def _first(self, owner: Hashable) -> int:
-        """Where in a text it may begin to read."""
+        """Return the first index at which it may start."""
         return 0
 
     def _read(self, owner: Hashable, text: DraftSequence, ids: Ids[int]) -> None:
-        """Read what comes next in a text."""
+        """Prefill the next ids of a request."""
         self.engine.run([BatchItem(text.seq, ids, 0)])
 
     def _sample(self, owners: Ids[Hashable], parts: list[BatchItem]) -> LogitsBatch:
-        """What comes behind each of these texts' parts."""
+        """Run the parts and return their logits."""
         return self.engine.sample(parts)
 
     def _part(self, owner: Hashable, ids: Ids[int], behind: list[int]) -> BatchItem:
         text = self._texts[owner]
-        text.seq.n_drafted = len(behind)  # nobody is to find a page with these
+        text.seq.n_drafted = len(behind)  # drafted tokens must not enter the prefix cache
         return BatchItem(text.seq, behind[-1:] or ids[text.start + text.n :], 1, (FIRST_LOOK,))
 
     def _now(self) -> float:
-        """Seconds, but for those that kernels were compiled in."""
+        """Seconds of the clock, without kernel compilation."""
         return self._clock() - self.engine.kernels.seconds
 
     def close(self) -> None:
-        """Let go of the second model."""
+        """Close the second model."""
         self.keep(())
         self.engine.close()
         self.engine.gguf.close()
 
 
 def check_vocabularies(model: GGUF, draft: GGUF) -> None:
-    """Raise UnsupportedError, with the first difference, where ids of one are not those of the
-    other. Ids that one alone has must be unused: files are padded differently. Where neither file
-    has a vocabulary there is nothing to compare, and a draft is checked as any other.
+    """Raise UnsupportedError, with the first difference, if token ids differ. Ids that only one
+    file has must be unused: files are padded differently. If neither file has a vocabulary, nothing
+    is compared.
     """
     lacking = [file for file in (model, draft) if not has_vocabulary(file)]
     if len(lacking) == 2:
@@ -205,8 +205,8 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
 
 
 def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
-    """A drafter for ``engine``, on its device. Raises UnsupportedError where ``draft`` cannot go
-    back to an earlier token, has another vocabulary, or writes no text.
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` cannot
+    roll back to an earlier token, has another vocabulary, or has no logits.
     """
     from treadle.models.graphs import GRAPHS
     from treadle.models.load import load_config

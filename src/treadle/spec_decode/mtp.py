@@ -1,9 +1,9 @@
-"""A model's own drafts, by the layer behind its last that predicts the token after the next (MTP).
+"""Drafter with a model's own MTP layer, which predicts the token after the next one.
 
-It reads the model's states: of a token the state behind the last layer, and the token that came
-next. So it knows a text from where the model has run it since the layer was there, and a text that
-was found in the cache from its first new token on. That costs it no id that is wrong: what it says
-is checked.
+The layer follows the model's last one. Its input is the model's hidden state of each token after
+the last layer, and the next token. So it can draft for a request only from the first token that the
+model ran with the layer loaded; for a cached prefix, from the first new token on. Less context
+makes drafts worse, never the output: drafts are checked.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from treadle.engine.prepared_plan import PreparedPlan
     from treadle.kvcache.cache import Sequence
 
-KEPT = 512  # states of a text that were not read yet
+KEPT = 512  # hidden states kept per request until processed
 AHEAD = "ahead"
 
 
 class HiddenStates:
-    """The model's states of a text's tokens from ``start`` on, f32 ``[n, n_embd]``, and which
-    tokens these are.
+    """The model's hidden states of a request's tokens from ``start`` on, f32 ``[n, n_embd]``, with
+    the token ids.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class HiddenStates:
         return self.start + len(self.ids)
 
     def put(self, at: int, ids: Ids[int], rows: np.ndarray) -> None:
-        """Those of ``ids``, which the model has run behind ``at`` others."""
+        """Store the states of ``ids``, which the model ran at positions ``at`` and up."""
         keep = min(max(at - self.start, 0), len(self.ids))
         if not keep or at > self.end:
             self.start, self.ids, self.rows = at, list(ids), rows.copy()
@@ -52,12 +52,12 @@ class HiddenStates:
         self.drop(self.end - KEPT)
 
     def drop(self, before: int) -> None:
-        """Forget those of tokens ``before`` a place."""
+        """Drop the states of tokens before position ``before``."""
         n = max(before - self.start, 0)
         self.start, self.ids, self.rows = self.start + n, self.ids[n:], self.rows[n:]
 
     def settle(self, ids: Ids[int]) -> None:
-        """Forget those of tokens that are not the text's."""
+        """Drop states from the first token that differs from the request's."""
         mine, its = self.ids, ids[self.start : self.end]
         pairs = enumerate(zip(mine, its, strict=False))
         n = next((i for i, (a, b) in pairs if a != b), len(its))
@@ -66,7 +66,7 @@ class HiddenStates:
 
 
 class NextnEngine(Engine):
-    """Runs the layer alone. ``given``: the states of the next run's tokens, f32 ``[n, n_embd]``."""
+    """Engine of the MTP layer. ``given``: the next run's hidden states, f32 ``[n, n_embd]``."""
 
     given: np.ndarray
 
@@ -79,7 +79,7 @@ class NextnEngine(Engine):
 
 
 class NextnDrafter(Drafter):
-    """Writes ahead for the texts of ``engine``. Owners have a sequence of it, ``seq``."""
+    """MTP drafter for ``engine``. Owners have one of its sequences, ``seq``."""
 
     engine: NextnEngine
 
@@ -87,7 +87,7 @@ class NextnDrafter(Drafter):
         super().__init__(made, engine.config.n_vocab, **given)
         self._before = _share(made, engine)
         self._states: WeakKeyDictionary[Sequence, HiddenStates] = WeakKeyDictionary()
-        self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states, of what it drafts
+        self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
         self._model = engine
         engine.sampled, engine.watch, made.sampled, made.watch = AHEAD, self._seen, AHEAD, self._own
         self._rows = np.zeros((0, 0), np.float32)
@@ -107,7 +107,7 @@ class NextnDrafter(Drafter):
         buffer, n = ready.plan.outputs[AHEAD], ready.run["n_tokens"]
         return ready.rows(buffer, n, self.engine.config.n_embd)
 
-    # -- a text here is one without its first token: each stands beside the state before it --------
+    # -- sequences are shifted by one: token i is paired with the hidden state of token i - 1 ------
 
     def keep(self, owners: Collection[Any]) -> None:
         """See ``Drafter``."""
@@ -129,15 +129,16 @@ class NextnDrafter(Drafter):
         """See ``Drafter``."""
         self._last.clear()
         made = super().write({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})
-        for owner, (ids, _) in wanted.items():  # what it drafted is read anew, beside the model's
+        # drafted tokens are recomputed with the model's own states
+        for owner, (ids, _) in wanted.items():
             text = self._texts[owner]
             text.n, text.seq.n_drafted = min(len(ids) - 1 - text.start, len(text.seq)), 0
             self.engine.cache.truncate(text.seq, text.n)
         return made
 
     def _settle(self, owner: Any, ids: Ids[int]) -> bool:
-        """Whether the states of all tokens but the last are there, from where it goes on to read
-        the text, or from anywhere.
+        """Whether the states reach the last token but one. Drop the drafter's sequence if its next
+        token precedes them.
         """
         states, text = self._states.get(owner.seq), self._texts.get(owner)
         if states is None:
@@ -180,7 +181,7 @@ class NextnDrafter(Drafter):
         return states.rows[at - states.start :][:n]
 
     def close(self) -> None:
-        """Let go of what it holds; the model's file stays open."""
+        """Close the layer's engine; the model's file stays open."""
         self.keep(())
         self.engine.close()
         self.engine.gguf.tensors = {}
@@ -188,14 +189,14 @@ class NextnDrafter(Drafter):
 
 
 def _share(made: Engine, engine: Engine) -> float:
-    """The layer's bytes of all that a step of the model reads."""
+    """The layer's bytes as a share of those that a step of the model reads."""
     n = sum(tensor.n_bytes for tensor in made.gguf.tensors.values())
     return min(n / max(sum(tensor.n_bytes for tensor in engine.gguf.tensors.values()), 1), 1.0)
 
 
 def open_nextn(engine: Engine) -> NextnDrafter:
-    """A drafter of the file's own layer, on the device of ``engine``. Raises FileError where a
-    tensor of the layer is missing or has another shape.
+    """Return a drafter of the file's own MTP layer, on the device of ``engine``. Raises FileError
+    if a tensor of the layer is missing or has another shape.
     """
     gguf, config = nextn_model(engine.gguf, engine.config)
     cache = engine.cache

@@ -1,5 +1,5 @@
-"""Which texts of a step have a draft, and from where: what a grammar forces and what the text has
-said before cost nothing; a second model writes for the others, where that pays.
+"""Chooses each step's drafts. Grammar-forced and n-gram drafts cost nothing; a second model or an
+MTP layer drafts for the other requests, if that pays.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from treadle.scheduler.request import Request
     from treadle.spec_decode.draft_model import Drafter
 
-MODEL = "model"  # the source of what the second model writes
+MODEL = "model"  # source of the second model's drafts
 
 Drafts = dict["Request", list[int]]
 
 
 class Drafting:
-    """Makes the drafts of steps of at most ``max_tokens``. ``clock`` gives seconds; ``cost`` is how
-    many the last drafts took to make.
+    """Makes drafts for steps of at most ``max_tokens``. ``clock`` returns seconds; ``cost``:
+    seconds that the last drafts took to make.
     """
 
     def __init__(self, max_tokens: int, clock: Callable[[], float]) -> None:
         self.gate, self._most, self._clock = DraftController(), max_tokens, clock
         self.drafter: Drafter | None = None
-        self._opened: Drafter | None = None  # kept where it has failed
+        self._opened: Drafter | None = None  # kept after a failure, to be closed
         self.cost = 0.0
 
     def open(
@@ -39,16 +39,16 @@ class Drafting:
         engine: Engine,
         speculate: bool | None,
     ) -> bool:
-        """Take the model at ``path``, if there is one, for a second one beside that of ``engine``;
-        else a layer of its own file that predicts further tokens, unless ``speculate`` is False.
-        Whether texts are to have drafts: None leaves that to the file.
+        """Open the draft model at ``path``. Without a path, open the file's own MTP layer, if it
+        has one and ``speculate`` is not False. Return whether requests should have drafts; with
+        ``speculate`` None, the file decides.
 
         Raises FileError, UnsupportedError.
         """
         if path is None:
             own = (speculate is None or bool(speculate)) and self._open_own(engine)
             return own or bool(speculate)
-        from treadle.convert.open import open_model  # few have a second model
+        from treadle.convert.open import open_model  # imported late: rarely used
         from treadle.files.target import file_name
         from treadle.spec_decode.draft_model import open_drafter
 
@@ -65,7 +65,7 @@ class Drafting:
             from treadle.models.graphs.nextn import has_nextn
 
             if has_nextn(engine.gguf, engine.config):
-                from treadle.spec_decode.mtp import open_nextn  # few files have one
+                from treadle.spec_decode.mtp import open_nextn  # imported late: rarely used
 
                 try:
                     self.drafter = self._opened = open_nextn(engine)
@@ -74,13 +74,13 @@ class Drafting:
         return self.drafter is not None
 
     def close(self) -> None:
-        """Let go of the second model. The caller holds the engine's lock."""
+        """Close the second model. The caller holds the engine's lock."""
         self.drafter = None
         if self._opened is not None:
             self._opened.close()
 
     def make(self, decoding: list[Request], running: list[Request]) -> Drafts:
-        """Ids to be checked behind the last one of texts, those ``decoding`` of the ``running``."""
+        """Return draft ids for the ``decoding`` requests, which are some of ``running``."""
         self.cost = 0.0
         if self.drafter is not None:
             self.drafter.keep(running)
@@ -91,14 +91,15 @@ class Drafting:
             drafter = self.drafter
             try:
                 drafts |= self._written(drafter, len(decoding), left, drafts, right)
-            except TreadleError as error:  # its file shrank, say: texts go on without it
+            # for example, its file shrank: requests continue without it
+            except TreadleError as error:
                 self.drafter = None
                 warnings.warn(f"no more drafts: {error}", stacklevel=2)
             self.cost = self._clock() - began - (drafter.engine.kernels.seconds - compiled)
         return drafts
 
     def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
-        """Those that cost nothing, and how many ids of them will be right."""
+        """Return the drafts that cost nothing, and the expected number of right ids among them."""
         gate, found = self.gate, []
         for request in decoding:
             for source, track in request.tracks.items():
@@ -115,7 +116,7 @@ class Drafting:
     def _written(
         self, drafter: Drafter, n: int, left: list[Request], drafts: Drafts, right: float
     ) -> Drafts:
-        """Those of the second model, of the texts that are ``left`` in a step of ``n``."""
+        """Return the second model's drafts for the requests ``left`` in a step of ``n``."""
         gate, promised = self.gate, []
         for request in left:
             track = request.track(MODEL)
@@ -125,7 +126,7 @@ class Drafting:
         n_drafted, step_s = sum(map(len, drafts.values())), gate.times.predicted(n)
         if not promised or n + n_drafted >= self._most:
             return {}
-        # As many as are worth most together; else one id, to see whether it pays by now.
+        # As many as gain most together; else one id, to measure whether drafting pays by now.
         best, top, ids, longest = 0, max(gate.gain(n, n_drafted, right), 0.0), n_drafted, 0
         for i, (more, length, _) in enumerate(promised, 1):
             ids, right, longest = ids + length, right + more, max(longest, length)
@@ -137,7 +138,7 @@ class Drafting:
             chosen = {promised[0][2]: 1}
         known = {r: (r.ids, length) for r, length in chosen.items() if drafter.knows(r, r.ids)}
         for request in chosen:
-            if request not in known:  # one in a step
+            if request not in known:  # one per step
                 drafter.read(request, request.ids, gate.left)
                 break
         made = drafter.write(known)
@@ -145,7 +146,7 @@ class Drafting:
 
 
 def _usable(request: Request, ids: list[int]) -> list[int]:
-    """A draft up to what would end the text: that is chosen, or not, before it is run."""
+    """Cut a draft before its first end token: ending is decided by the sampler, not the draft."""
     eog = request.answer.tokenizer.eog
     end = next((i for i, token in enumerate(ids) if token in eog), len(ids))
     if end:

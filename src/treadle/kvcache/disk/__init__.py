@@ -1,1 +1,1 @@
-"""Pages and sessions in files."""
+"""KV pages and sessions in files."""

@@ -1,8 +1,9 @@
-"""A folder of small files with a bound on their bytes: the least recently used go first.
+"""A folder of small files with a size limit; the least recently used files are removed first.
 
-Several processes may use one folder. A file appears whole or not at all, under a name that its
-writer makes of digests, and is only ever replaced by the same bytes. What cannot be read is not
-there; what cannot be written is left out, and ``problem`` says why. Files are the user's alone.
+Several processes may use one folder. A file is written atomically, under a name made of digests by
+the writer, and is only ever replaced by the same bytes. An unreadable file counts as missing; a
+file that cannot be written is skipped, and ``problem`` has the reason. Only the user can access the
+files.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from treadle.errors import FileError
 from treadle.jit.cache import write_whole
 from treadle.system import SYSTEM
 
-N_CHAIN, N_VARIANT = 40, 24  # digits of a name
+N_CHAIN, N_VARIANT = 40, 24  # hex digits in a name
 NAME = re.compile(rf"[0-9a-f]{{{N_CHAIN}}}-[0-9a-f]{{{N_VARIANT}}}\.\w{{1,40}}\.page", re.ASCII)
-PART = re.compile(r"\.new-\w+", re.ASCII)  # of ``write_whole``
-STALE_S = 600.0  # a file that was not whole by then never will be
-QUEUE_BYTES = 64 << 20  # that wait for the disk
-TOUCHES = 10_000  # entries of the queue behind which a use is not noted
-RETRY_S = 30.0  # after the disk has refused a file
-KEEP = 15 / 16  # of the bound, when files have to go
-LOOK_AGAIN = 64  # what others wrote is counted after this fraction of the bound
+PART = re.compile(r"\.new-\w+", re.ASCII)  # temporary files of ``write_whole``
+STALE_S = 600.0  # age at which a temporary file is abandoned
+QUEUE_BYTES = 64 << 20  # waiting to be written
+TOUCHES = 10_000  # queue length beyond which uses are not recorded
+RETRY_S = 30.0  # pause after a failed write
+KEEP = 15 / 16  # share of the limit to keep when files are removed
+LOOK_AGAIN = 64  # rescan after writing this fraction of the limit: other processes write too
 OPEN = os.O_RDONLY | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-Head = Callable[[bytes], bytes]  # of a file, from the bytes behind it
+Head = Callable[[bytes], bytes]  # makes a file's header from its data
 
 
 class Folder:
-    """``n_bytes`` of files in ``path``, which is made if absent. A thread of its own writes.
+    """Up to ``n_bytes`` of files in ``path``, created if absent; a background thread writes.
 
     Raises FileError for a folder that cannot be used, or that others may write to.
     """
@@ -44,10 +45,10 @@ class Folder:
     def __init__(self, path: Path, n_bytes: int) -> None:
         self.path, self.bound = path.absolute(), n_bytes
         _check(path)
-        self.problem = ""  # why the last file was not written
+        self.problem = ""  # why the last write failed
         self.n_written = self.n_left_out = self.n_removed = 0  # files
-        self.n_bytes = 0  # in the folder, as far as is known
-        self.names: frozenset[str] = frozenset()  # of the files, as last seen
+        self.n_bytes = 0  # in the folder, as far as known
+        self.names: frozenset[str] = frozenset()  # of the files, at the last scan
         self._since_seen = 0
         self._queue: deque[tuple[str, bytes, Head | None, int]] = deque()
         self._queued = 0  # bytes
@@ -60,8 +61,8 @@ class Folder:
 
     @property
     def _is_forked(self) -> bool:
-        """Whether this is a child of the process that writes: there is no thread here, and the lock
-        may be held by nobody. What is there is read, and nothing is written.
+        """Whether this is a forked child of the writer. It has no thread, and the lock may never be
+        released, so it only reads.
         """
         return os.getpid() != self._process
 
@@ -74,7 +75,7 @@ class Folder:
         return stat.S_ISREG(info.st_mode) and info.st_size == size
 
     def read(self, name: str, size: int) -> bytes | None:
-        """A file's bytes; None where there is none of ``size`` bytes to be read."""
+        """Return a file's bytes, or None if there is no readable file of ``size`` bytes."""
         try:
             handle = os.open(self.path / name, OPEN)
             with os.fdopen(handle, "rb", buffering=0) as file:
@@ -86,15 +87,15 @@ class Folder:
             return None
 
     def remove(self, name: str) -> None:
-        """Nobody will read it: it is damaged."""
+        """Remove a file, because it is damaged."""
         with suppress(OSError):
             os.unlink(self.path / name)
 
     def put(
         self, name: str, data: bytes, head: Head, stamp_ns: int, *, wait_s: float = 0.0
     ) -> bool:
-        """Have a file written, ``head(data)`` and ``data``, that counts as used at ``stamp_ns``.
-        False where the disk is too slow for that, also after ``wait_s``, or refuses.
+        """Queue a file ``head(data)`` + ``data`` for writing, with the time of use ``stamp_ns``.
+        Return False if the queue is full, even after ``wait_s``, or the disk refused writes.
         """
         size = len(data)
         if self._is_forked:
@@ -117,7 +118,7 @@ class Folder:
         return True
 
     def touch(self, names: Iterable[tuple[str, int]]) -> None:
-        """These were used, each at its ``stamp_ns``."""
+        """Record uses of files, each at its ``stamp_ns``."""
         if self._is_forked:
             return
         with self._some:
@@ -126,17 +127,18 @@ class Folder:
                 self._some.notify_all()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until what was put is written; whether it was."""
+        """Wait until everything queued is written. Return whether it was."""
         if self._is_forked:
             return False
         with self._some:
             return self._some.wait_for(lambda: self._seen and not self._queue, timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Write what is left, and end the thread. Idempotent."""
+        """Write everything queued and end the thread. Idempotent."""
         if self._is_forked:
             return
-        if threading.current_thread() is self._thread:  # the garbage collector, in its middle
+        # called by the garbage collector within the thread
+        if threading.current_thread() is self._thread:
             self._closed = True
             return
         self.flush(timeout_s)
@@ -161,7 +163,7 @@ class Folder:
             with self._some:
                 self._queue.popleft()
                 self._queued -= len(data)
-                if problem:  # what waits is left out too, and later it is tried again
+                if problem:  # skip the queue; retry later
                     if problem != self.problem:
                         _warn("%s: until it can, texts are read anew after a restart", problem)
                     self.problem, self._retry_at = problem, time.monotonic() + RETRY_S
@@ -170,7 +172,7 @@ class Folder:
                     self._queued = 0
 
     def _do(self, name: str, data: bytes, head: Head | None, stamp: int) -> str:
-        """Write a file, or without ``head`` touch it; what kept it from being written."""
+        """Write a file, or without ``head`` update its time of use. Return the problem, or ""."""
         try:
             if head is not None:
                 self._write(name, head(data), data)
@@ -183,7 +185,7 @@ class Folder:
         return ""
 
     def _is_folder(self, name: str) -> bool:
-        """Whether a folder stands where a file was to be: that one is left out, and no other."""
+        """Whether a directory has the file's name: then only this file is skipped."""
         path = self.path / name
         if path.is_symlink() or not path.is_dir():
             return False
@@ -207,7 +209,7 @@ class Folder:
         self._since_seen += size
 
     def _look(self, need: int = 0) -> None:
-        """Count what is there. Where ``need`` more bytes are too many, the oldest go."""
+        """Scan the folder. If ``need`` more bytes exceed the limit, remove the oldest files."""
         found: list[tuple[int, int, str]] = []
         late = time.time() - STALE_S
         with suppress(OSError), os.scandir(self.path) as entries:
@@ -231,14 +233,14 @@ class Folder:
 
 
 def _warn(message: str, what: object) -> None:
-    from logging import getLogger  # which takes its time to import, and mostly is not needed
+    from logging import getLogger  # slow to import and rarely needed
 
     getLogger("treadle").warning(message, what)
 
 
 def _check(path: Path) -> None:
-    """Make the folder. Raises FileError where its files would not be the user's alone: who may
-    write here could put words into a model's mouth.
+    """Create the folder. Raises FileError if others could write to it: they could inject text into
+    a model's context.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

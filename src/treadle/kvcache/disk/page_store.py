@@ -1,4 +1,4 @@
-"""Full pages in files: what the cache knows outlives the process, and several may share it.
+"""Full KV pages in files: a prefix cache that outlives the process and can be shared by several.
 
 A file holds one page of one pool, as ``session_file.py`` writes tensors (a safetensors file of
 one)::
@@ -6,12 +6,13 @@ one)::
     __metadata__   format, version, treadle; model, kv, page; chain, variant; sha256.NAME
     kv_global      U8 [1, bytes]
 
-Its name is ``CHAIN-VARIANT.POOL.page``. CHAIN is a digest of all tokens up to the page's end, from
-the page before and its own; VARIANT one of all that decides what the bytes must be: the model, the
-type of keys and values, the layout, the kernels. No token is in a file or in its name.
+Its name is ``CHAIN-VARIANT.POOL.page``. CHAIN is a digest of all tokens up to the page's end,
+computed from the previous page's digest and the page's tokens. VARIANT is a digest of all that
+determines the bytes: the model, the type of keys and values, the layout, the kernels. No token is
+in a file or in its name.
 
-A file is believed if its header is, byte for byte, the one that would be written for the bytes
-behind it. Everything else is a miss.
+A file is valid if its header equals, byte for byte, the one that would be written for its data.
+Anything else is a miss.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
     from treadle.kvcache.cache import Sequence
 
 FORMAT, VERSION = "treadle page", "1"
-AT_ONCE = 16  # pages that one call fetches: about as long a text as one run reads
-LAST_S = 30.0  # for what is not yet written when the model is closed
-DEEPER_NS = 1000  # a page counts as used so much before the one that it follows
+AT_ONCE = 16  # pages per call: about as many tokens as one run
+LAST_S = 30.0  # time to finish writing when the model is closed
+DEEPER_NS = 1000  # time-of-use offset per page, so that later pages of a chain are removed first
 
 
 class PageStore:
-    """The page files of one engine's cache, in ``folder``, at most ``n_bytes`` of them.
+    """The page files of one engine's cache, in ``folder``, at most ``n_bytes``.
 
-    All but ``close`` are called under the engine's lock. Raises FileError for a folder that cannot
-    be used, UnsupportedError for a model whose layers keep a state.
+    All methods except ``close`` are called under the engine's lock. Raises FileError for a folder
+    that cannot be used, UnsupportedError for a model whose layers keep a state.
     """
 
     def __init__(self, engine: Engine, folder: Path, n_bytes: int) -> None:
@@ -56,29 +57,29 @@ class PageStore:
             what = "its layers keep a state, which page files do not hold"
             raise UnsupportedError(f"{engine.gguf.path}: {what}: leave out cache_dir (--cache-dir)")
         self.cache = engine.cache
-        # A pool of no layers only counts.
+        # A pool without layers only counts tokens.
         self._pools = [pool for pool in self.cache.pools if pool.layers]
         self._whole = [pool for pool in self._pools if not pool.window]
         self._windows = [pool for pool in self._pools if pool.window]
         more = {"variant": hashlib.sha256(_variant(engine).encode()).hexdigest()}
         self._about = about_of(engine, FORMAT, VERSION) | more
-        # Who wrote a file changes nothing, unless it has other kernels: that is in the variant.
+        # All metadata, the treadle version included, determines the name.
         known = "\0".join(f"{key}={value}" for key, value in sorted(self._about.items()))
         self._variant = hashlib.sha256(known.encode()).hexdigest()[:N_VARIANT]
         self._sizes = {
             pool: len(self._header(pool, "", b"")) + pool.cell_bytes for pool in self._pools
         }
         self.n_damaged = 0
-        self.left_for = ""  # why the last ``fetch`` gave nothing, where a file was there
+        self.left_for = ""  # why the last ``fetch`` gave nothing although a file exists
         self.folder = Folder(folder, n_bytes)
-        weakref.finalize(self, self.folder.close)  # at the program's end too
+        weakref.finalize(self, self.folder.close)  # also at interpreter exit
         self._names: frozenset[str] = frozenset()
         self._foreign: set[str] = set()
 
     # -- names and contents ---------------------------------------------------------------------
 
     def chain(self, node: PageNode) -> bytes:
-        """The digest of all tokens up to a node's end."""
+        """Return the digest of all tokens up to a node's end."""
         unnamed = []
         while not node.chain and node.parent is not None:
             unnamed.append(node)
@@ -92,13 +93,13 @@ class PageStore:
         return f"{chain.hex()[:N_CHAIN]}-{self._variant}.{pool.const.name}.page"
 
     def _header(self, pool: Pool, chain: str, data: bytes) -> bytes:
-        """A file's, whose length does not depend on what is in it."""
+        """Build a file's header; its length does not depend on the data."""
         size = pool.cell_bytes
         tensor = SessionTensor(BYTES, [1, size], size, lambda: [np.frombuffer(data, np.uint8)])
         return build_header(self._about | {"chain": f"{chain:64}"}, {pool.const.name: tensor})
 
     def _read(self, chain: bytes, pool: Pool) -> np.ndarray | None:
-        """A page's bytes; None where there is no sound file of it."""
+        """Return a page's bytes, or None if there is no valid file."""
         name = self._name(chain, pool)
         raw = self.folder.read(name, self._sizes[pool])
         if raw is None:
@@ -112,14 +113,14 @@ class PageStore:
             return None
         return np.frombuffer(data, np.uint8)
 
-    # -- into files -----------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def keep(self, node: PageNode, depth: int, began_ns: int, wait_s: float = 0.0) -> int:
-        """Have a node's pages written, the ``depth``-th of a text that was begun at ``began_ns``;
-        gives their bytes.
+        """Queue a node's pages for writing; ``depth``: its index in a sequence begun at
+        ``began_ns``. Return their bytes.
 
-        They are copied here, and written by another thread. Where the disk is too slow they are
-        left out; ``save`` tries again.
+        The pages are copied here and written by another thread. If the disk is too slow they are
+        skipped; ``save`` tries again.
         """
         n_bytes = 0
         for pool in self._pools:
@@ -133,9 +134,7 @@ class PageStore:
         return n_bytes
 
     def use(self, seq: Sequence, start: int = 0) -> None:
-        """A text is begun with the pages that ``seq`` has, from ``start`` on: their files are used
-        too.
-        """
+        """Update the times of use of the files of a sequence's pages, from page ``start`` on."""
         if not start:
             seq.began_ns = time.time_ns()
         self.folder.touch(
@@ -146,9 +145,7 @@ class PageStore:
         )
 
     def save(self, timeout_s: float = LAST_S) -> None:
-        """Have all of the tree written that has no file, as far as the bound and time allow; the
-        youngest texts first.
-        """
+        """Write the tree's pages that have no file, newest first, within limit and time."""
         until, now, left = time.monotonic() + timeout_s, time.time_ns(), self.folder.bound
         roots = self.cache.tree.roots.values()
         waiting = [(node, 0) for root in roots for node in root.next.values()]
@@ -158,14 +155,14 @@ class PageStore:
             waiting += ((child, depth + 1) for child in node.next.values())
 
     def close(self) -> None:
-        """Write what is left, within LAST_S, and end the thread. Idempotent."""
+        """Write the queued files, within LAST_S, and end the thread. Idempotent."""
         self.folder.close(LAST_S)
 
-    # -- and back -------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def fetch(self, seq: Sequence, ids: Ids[int]) -> int:
-        """Tokens of ``ids`` that files have put behind what ``seq`` holds of them, AT_ONCE pages at
-        most; at least the last of ``ids`` is left.
+        """Extend ``seq`` by pages of ``ids`` from files, at most AT_ONCE. Leave at least the last
+        id. Return the number of tokens added.
         """
         cache, self.left_for = self.cache, ""
         start, rest = divmod(len(seq.ids), PAGE)
@@ -178,7 +175,7 @@ class PageStore:
         if end == start:
             return 0
         held = len(seq.ids)
-        if rest:  # its own part of a page gives way to the whole page
+        if rest:  # a partial page of its own is replaced by the whole page
             if cache.visible(seq, start * PAGE) < start * PAGE:
                 return 0
             cache.truncate(seq, start * PAGE)
@@ -198,8 +195,8 @@ class PageStore:
     def _find(
         self, start: int, chains: Ids[bytes]
     ) -> tuple[int, dict[tuple[int, Pool], np.ndarray]]:
-        """The end of the longest text from page ``start`` on that files have all of, and its pages
-        by place and pool.
+        """Return the end of the longest run of pages from ``start`` on that files have in full, and
+        its page data by (page, pool).
         """
         found: dict[tuple[int, Pool], np.ndarray] = {}
 
@@ -227,8 +224,8 @@ class PageStore:
         return end, {(p, pool): data for (p, pool), data in found.items() if p < end}
 
     def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
-        """Whether the folder had a page of these tokens behind ``parent``, when it was last looked
-        through, for another model, type or version.
+        """Whether the last scan of the folder found a page of these tokens after ``parent`` for
+        another model, type or version.
         """
         if self.folder.names is not self._names:
             self._names, own = self.folder.names, f"-{self._variant}."
@@ -239,7 +236,7 @@ class PageStore:
 
 
 def _link(chain: bytes, ids: Ids[int]) -> bytes:
-    """The digest of a page's tokens behind those of ``chain``."""
+    """Return the digest of a page's tokens after ``chain``."""
     return hashlib.sha256(chain + array("i", ids).tobytes()).digest()
 
 

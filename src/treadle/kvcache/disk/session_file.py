@@ -1,19 +1,19 @@
-"""A session in a file: its tokens, keys and values as safetensors, which many programs read.
+"""Session files: a session's tokens, keys and values as safetensors.
 
 ::
 
-    __metadata__   format, version: what the file is; treadle: which one wrote it
-                   model: a fingerprint of the model; kv, page: how keys and values are held
+    __metadata__   format, version: what the file is; treadle: the version that wrote it
+                   model: a fingerprint of the model; kv, page: type and page size
                    sha256.NAME: of each tensor's bytes
-                   lora: where adapters read the text, [{name, mark, scale}] as JSON; version 3
+                   lora: adapters of the session, [{name, mark, scale}] as JSON; version 3 only
     ids            I32 [n]             the tokens
-    kv_global      U8 [pages, bytes]   pages of the layers that see everything
-    kv_local       U8 [pages, bytes]   of the layers with a window, the last pages alone
-    mamba2         U8 [1, bytes]       states of layers that keep some: one name a kind of them
+    kv_global      U8 [pages, bytes]   pages of the full-attention layers
+    kv_local       U8 [pages, bytes]   of the layers with a window, the last pages only
+    mamba2         U8 [1, bytes]       states of recurrent layers, one name for each kind
 
-A page is laid out as ``kernels/attention/page_layout.py`` says, the layers of its pool one behind
-another. In the last page, what no token of the session has written is zero: it may be left of
-somebody else's text.
+A page has the layout of ``kernels/attention/page_layout.py``, with the layers of its pool one after
+another. In the last page, positions without a token of the session are zeroed: they may contain
+another request's data.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
 
 FORMAT, VERSION = "treadle session", "2"
-ADAPTED = "3"  # with adapters: who knows of none would read on without them
-IDS, BYTES = "I32", "U8"  # types of safetensors
-SAMPLE = 64  # bytes of each tensor at its start, middle and end that the fingerprint reads
+ADAPTED = "3"  # format version for sessions with adapters, so that older readers refuse the file
+IDS, BYTES = "I32", "U8"  # safetensors types
+SAMPLE = 64  # bytes of each tensor, at start, middle and end, in the fingerprint
 Octets = np.ndarray  # uint8
 
 
 @dataclass(frozen=True)
 class SessionTensor:
-    """One tensor to be written, in pieces of a page."""
+    """One tensor to write, as pieces of one page."""
 
     dtype: str
     shape: list[int]
@@ -71,10 +71,9 @@ class SessionTensor:
 def save_session(
     path: str | os.PathLike[str], engine: Engine, seq: Sequence, mode: int = 0o666
 ) -> None:
-    """Write the file, beside its place first, so that it is there whole or not at all; ``mode``:
-    who may read and write it, as far as the process' own mask lets them.
+    """Write a session file atomically. ``mode``: its permissions, limited by the process's umask.
 
-    Raises FileError where it cannot be written, or would replace a file of the model.
+    Raises FileError if it cannot be written, or would replace a file of the model.
     """
     path = file_name(path)
     check_target(path, engine.gguf.paths, force=True)
@@ -104,12 +103,14 @@ def _tensors_of(seq: Sequence) -> dict[str, SessionTensor]:
 
 
 def _paged(seq: Sequence) -> list[tuple[Pool, Ids[int]]]:
-    """The pools with something in their pages, and the sequence's pages there."""
+    """The pools that have layers, each with the sequence's pages."""
     return [both for both in zip(seq.cache.pools, seq.pages, strict=True) if both[0].layers]
 
 
 def _pieces(pool: Pool, pages: Ids[int], n_last: int) -> Iterator[Octets]:
-    """``pages`` one by one; of the last the first ``n_last`` tokens, 0 for all."""
+    """Yield the contents of ``pages``; of the last one only the first ``n_last`` tokens (0: all),
+    the rest zeroed.
+    """
     for page in pages[:-1] if n_last else pages:
         yield pool.read(page)
     if n_last:
@@ -123,7 +124,7 @@ def _state(states: StatePool, slot: int) -> Iterator[Octets]:
 
 
 def build_header(about: dict[str, str], tensors: dict[str, SessionTensor]) -> bytes:
-    """The beginning of a safetensors file, with a digest of each tensor's bytes."""
+    """Build a safetensors header, with a digest of each tensor's bytes."""
     about = about | {f"sha256.{name}": tensor.digest() for name, tensor in tensors.items()}
     entries: dict[str, Any] = {"__metadata__": about}
     end = 0
@@ -136,7 +137,7 @@ def build_header(about: dict[str, str], tensors: dict[str, SessionTensor]) -> by
 
 
 def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict[str, str]:
-    """What a file must say of itself to fit this model."""
+    """Return the metadata that a file must have to fit this model."""
     return {
         "format": kind,
         "version": version,
@@ -148,7 +149,7 @@ def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict
 
 
 def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
-    """The same of a text, and which adapters read it; a mark is a digest of one's numbers."""
+    """Return the metadata of a session with its adapters; a mark is a digest of adapter weights."""
     if not seq.lora:
         return about_of(engine)
     each = ((engine.adapters[i], scale) for i, scale in seq.lora)
@@ -157,8 +158,8 @@ def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
 
 
 def _fingerprint(engine: Engine) -> str:
-    """A digest of what keys and values depend on: the model's numbers, its tensors' names, shapes
-    and types, and some bytes of each, for reading all of a large model would take seconds.
+    """Digest of all that keys and values depend on: the hyperparameters, and the tensors' names,
+    shapes, types and some of their bytes. Reading all bytes of a large model would take seconds.
     """
     gguf, config = engine.gguf, engine.config
     if not gguf.tensors:
@@ -167,7 +168,7 @@ def _fingerprint(engine: Engine) -> str:
     for field in fields(config):
         if field.name not in ("arch", "optional", "factors", "ignored", "n_ctx_train"):
             numbers.append((field.name, getattr(config, field.name)))
-    # Which of two sets of factors turned the keys.
+    # the set of rope factors that rotated the keys
     numbers += (rope.factors_in(engine.n_ctx) for rope in config.ropes if rope.long_factors)
     state = hashlib.sha256(repr(numbers).encode())
     for name, tensor in sorted(gguf.tensors.items()):
@@ -182,11 +183,11 @@ def _fingerprint(engine: Engine) -> str:
 def load_session(
     path: str | os.PathLike[str], engine: Engine, seq: Sequence, make_room: Callable[[int], None]
 ) -> None:
-    """Make ``seq``, which is empty, hold what ``save_session`` wrote; ``make_room`` is told how
-    many tokens that is before pages are taken.
+    """Load a session file into the empty sequence ``seq``. ``make_room`` is called with the number
+    of tokens before pages are taken.
 
-    Raises FileError, with the byte offset, for a file that is damaged, something else or of another
-    model; ContextFullError where its tokens do not fit. Then the sequence is closed.
+    Raises FileError, with the byte offset, for a file that is damaged, not a session, or of another
+    model; ContextFullError if its tokens do not fit. The sequence is closed then.
     """
     try:
         _load(file_name(path), engine, seq, make_room)
@@ -243,7 +244,7 @@ def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
 
 
 def _read_lora(file: SafeTensors, engine: Engine) -> Lora:
-    """The adapters that read the text, by their numbers in this model."""
+    """Return the session's adapters by index in this model."""
     if "lora" not in file.metadata:
         return ()
     found: dict[int, float] = {}
@@ -287,7 +288,7 @@ def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
 
 
 def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
-    """The first page that each pool has, once every pool's tensor has the right shape."""
+    """Check the shapes of the pools' tensors. Return the first stored page of each pool."""
     n_pages, first = -(-n // PAGE), [0] * len(seq.pages)
     for pool, _ in _paged(seq):
         tensor = file.tensors[pool.const.name]
@@ -308,7 +309,7 @@ def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
 
 
 def _read(tensor: SafeTensor, size: int, about: dict[str, str]) -> Iterator[Octets]:
-    """The tensor's bytes, ``size`` at a time. Read, not mapped: a file that shrinks is an error."""
+    """Yield the tensor's bytes, ``size`` at a time. Not mapped: a shrunken file is an error."""
     state = hashlib.sha256()
     try:
         with tensor.path.open("rb") as file:
