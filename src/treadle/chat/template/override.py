@@ -1,4 +1,4 @@
-"""User-chosen chat template that replaces the model file's own: a built-in name, a file or source."""
+"""Chat template chosen in place of a model file's own: a built-in name, a file or source."""
 
 from __future__ import annotations
 

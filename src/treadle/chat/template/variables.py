@@ -38,7 +38,7 @@ class Template(Protocol):
 
 
 def reasoning_said(variables: Mapping[str, Any]) -> str | None:
-    """Return whether these variables ask for reasoning: "on", "off", or None if they do not tell."""
+    """Return whether these variables ask for reasoning: "on", "off", or None if unsaid."""
     said = [
         any(_same(variables[name], word) for word in (off, *_ALSO_OFF.get(name, ())))
         for name, (_, off) in SWITCHES.items()

@@ -1,4 +1,4 @@
-"""Grammars of tool calls in llguidance's notation, from a row (call format) and the tools' schemas."""
+"""Grammars of tool calls in llguidance's notation, from a call format and the tools' schemas."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def whole_answer(
     begun: bool,
     schema: Schema | None = None,
 ) -> str:
-    """Return the grammar of an answer that is only calls; with a ``schema``, calls or JSON of it."""
+    """Return the grammar of an answer of calls only; with a ``schema``, calls or JSON of it."""
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
@@ -142,7 +142,7 @@ def _wrapped(rules: GrammarRules, row: ToolCallFormat, one: str, *, parallel: bo
 
 
 def _in_words(rules: GrammarRules, row: ToolCallFormat) -> str:
-    """Return a call of ``row.content`` followed by the answer; otherwise there would be no answer."""
+    """Return a call of ``row.content`` and the answer; otherwise there would be no answer."""
     call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
     return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"
 
@@ -244,7 +244,7 @@ def _parameters(
 
 
 def _value(rules: GrammarRules, value: Any, schema: Mapping[str, Any]) -> str:
-    """Return the JSON rule of a parameter's schema; its references point into the whole ``schema``."""
+    """Return the JSON rule of a parameter; its references point into the whole ``schema``."""
     return rules.add(inline_schema(_alone(value, schema), lenient=True))
 
 

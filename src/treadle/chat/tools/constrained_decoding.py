@@ -175,7 +175,7 @@ class ConstraintPlan:
 
     @cached_property
     def unended(self) -> bytes:
-        """A mask without tokens that end the output: a required answer cannot end inside reasoning."""
+        """Mask without tokens that end the output: a required answer cannot end inside reasoning."""
         return self._bits_but(list(self.tokenizer.eog))
 
     def _bits_but(self, missing: Sequence[int]) -> bytes:
@@ -185,7 +185,7 @@ class ConstraintPlan:
 
 
 class ConstrainedDecoder:
-    """Decoding state of one output in its ``ConstraintPlan``; a ``TokenConstraint`` of the sampler."""
+    """State of one output in its ``ConstraintPlan``; a ``TokenConstraint`` of the sampler."""
 
     def __init__(self, plan: ConstraintPlan) -> None:
         self._plan = plan
@@ -352,7 +352,7 @@ class ConstrainedDecoder:
             self._watch()
 
     def _drafts(self, token: int, said: bytes) -> None:
-        """Match a possible call inside reasoning; once it is one, the grammar holds from here on."""
+        """Match a possible call inside reasoning; once it is one, the grammar holds."""
         plan = self._plan
         if self._draft is not None:
             try:

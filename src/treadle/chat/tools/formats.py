@@ -251,7 +251,7 @@ def core_of(mark: str) -> tuple[str, str]:
 
 
 def find_mark(text: str, mark: str) -> tuple[int, str] | None:
-    """Return the offset of a mark of calls in a text, and its spelling there; None if it is absent."""
+    """Return the offset of a mark of calls in a text, and its spelling there, or None."""
     found = _spaced(mark).search(text)
     return None if found is None else (found.start(), found.group())
 

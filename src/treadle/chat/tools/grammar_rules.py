@@ -27,7 +27,7 @@ class GrammarRules:
         return name
 
     def place(self) -> str:
-        """Return the name of a rule whose body is set later by ``fill`` and may contain the name."""
+        """Return the name of a rule whose body follows by ``fill`` and may contain the name."""
         return self.add("")
 
     def fill(self, name: str, body: str) -> None:
@@ -35,7 +35,7 @@ class GrammarRules:
         self._bodies[name] = f"{name}: {body}"
 
     def literal(self, text: str) -> str:
-        """Return an expression for exactly this text; control tokens spelt in it are those tokens."""
+        """Return an expression for this text; control tokens spelt in it are those tokens."""
         return self.around(text, "")
 
     def around(self, before: str, text: str, behind: str = "") -> str:

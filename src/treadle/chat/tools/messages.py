@@ -273,7 +273,7 @@ def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]
 
 
 def _whole(function: Mapping[str, Any], manner: TemplateDialect) -> dict[str, Any]:
-    """Return a function with everything that templates read: Hermes' raises without a description."""
+    """Return a function with all that templates read: Hermes' raises without a description."""
     made = {key: value for key, value in function.items() if value is not None}
     made.setdefault("description", "")
     made.setdefault("parameters", {"type": "object", "properties": {}})
@@ -408,7 +408,7 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
 def _with_prompt(
     messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], manner: TemplateDialect
 ) -> list[dict[str, Any]]:
-    """Add the tools to the system message, or to the first user message if the template has none."""
+    """Add the tools to the system message, or to the first user one if the template has none."""
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     call = manner.row.write(("NAME", {"ARGUMENT": "VALUE"}))
     words = _PROMPT.format(tools=shown, call=call)

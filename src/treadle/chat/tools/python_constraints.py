@@ -44,7 +44,7 @@ _HELD = ("strict", "allow_inf_nan")  # enforced by JSON and ``value_of`` in any 
 
 
 def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[str, Any]:
-    """Return a schema with these constraints. Raises TreadleError for what no schema can express."""
+    """Return a schema with these constraints. Raises TreadleError for what none can express."""
     said: dict[str, Any] = {}
     for note in notes:
         if is_field(note) and not note.is_required():

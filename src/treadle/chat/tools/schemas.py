@@ -67,7 +67,7 @@ def _followed(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
 
 
 def _has_never(schema: Any, parts: ReferencedSchemas) -> bool:
-    """Whether a schema, an alternative of it, or one that they refer to explicitly allows nothing."""
+    """Whether a schema, an alternative of it, or a referenced one explicitly allows nothing."""
     if not isinstance(schema, Mapping) or is_never(schema):
         return is_never(schema)
     ref = schema.get("$ref")
@@ -164,7 +164,7 @@ def fully(schema: Any) -> Any:
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
-    """Return the names of required properties. Raises GrammarError if this is not a list of names."""
+    """Return the names of required properties. Raises GrammarError for other values."""
     found = schema.get("required", ())
     if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
         raise GrammarError(f"its 'required' is {found!r:.60}: expected a list of names")

@@ -117,7 +117,7 @@ class StreamParser:
         call = ("aside", "head", "between", *(() if sure else ("arguments", "tail", "close")))
         return False, None if self._state in call else 0
 
-    # -- beside calls ---------------------------------------------------------------------------
+    # -- outside calls --------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[OutputPiece]:
         """Next to a mark: drop line breaks."""

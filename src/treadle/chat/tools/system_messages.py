@@ -12,7 +12,7 @@ SYSTEM = ("system", "developer")
 
 
 def is_text(content: Any) -> bool:
-    """Whether a content can be joined as text; other content is refused when the template reads it."""
+    """Whether a content can be joined as text; other content is refused at rendering."""
     if isinstance(content, list):
         return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
     return content is None or isinstance(content, str)

@@ -1,4 +1,4 @@
-"""Grammars of values between tags: strings as they are, others as JSON or as templates print them."""
+"""Grammars of values between tags: plain strings, others as JSON or as templates print them."""
 
 from __future__ import annotations
 
