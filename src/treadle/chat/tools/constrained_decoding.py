@@ -175,7 +175,7 @@ class ConstraintPlan:
 
     @cached_property
     def unended(self) -> bytes:
-        """Mask without tokens that end the output: a required answer cannot end inside reasoning."""
+        """Mask without tokens that end the output: a required answer cannot end in reasoning."""
         return self._bits_but(list(self.tokenizer.eog))
 
     def _bits_but(self, missing: Sequence[int]) -> bytes:

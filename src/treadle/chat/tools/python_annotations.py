@@ -92,7 +92,7 @@ class Schemas:
         raise TreadleError(f"{where} is {kind}: no type of JSON")
 
     def _alias(self, kind: Any, where: str) -> dict[str, Any]:
-        """Return the schema of ``type X = ...``: in place, or by reference if it contains itself."""
+        """Return the schema of ``type X = ...``: in place, or a reference if it contains itself."""
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
             self._recursive.add(kind)
@@ -112,7 +112,7 @@ class Schemas:
         return ref
 
     def _object(self, kind: Any, named: _TypedProperties, where: str) -> dict[str, Any]:
-        """Return the schema of a class: in place, or as a reference if it contains itself."""
+        """Return the schema of a class: in place, or a reference if it contains itself."""
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
             self._recursive.add(kind)
