@@ -36,7 +36,7 @@ WORDS = "words"  # white space is dropped, and each word is split by itself
 WHOLE = "whole"  # a piece may span a space mark
 PREPENDS = ("always", "first", "never")
 NORMALIZERS = (CHARSMAP, *STRIPS, *REPLACES, *FORMS)
-BETWEEN: tuple[list[str], ...] = ([], [WORDS], [WHOLE], [WORDS, WHOLE])  # allowed before the last word
+BETWEEN: tuple[list[str], ...] = ([], [WORDS], [WHOLE], [WORDS, WHOLE])  # before the last word
 
 
 def usual_steps(charsmap: bool, removes: bool, adds: bool) -> list[str]:

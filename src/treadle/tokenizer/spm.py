@@ -55,7 +55,7 @@ class SpmTokenizer(Tokenizer):
         prepend = vocab.text(SPACES, "")
         self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
         self.begins_anew = prepend != "first"
-        self._kept = (" ", MARK) if prepend else ()  # before these no space is put
+        self._kept = (" ", MARK) if prepend else ()  # text that begins so gets no space
         types = vocab.types.copy()
         self._byte_of = self._byte_pieces(types)
         # All 256 or none: sentencepiece refuses an incomplete set, which could not spell every
