@@ -113,9 +113,7 @@ def tagged(offers: Iterable[RepositoryModel], tag: str) -> list[RepositoryModel]
 
 
 def one_model(offers: list[RepositoryModel], repo: str) -> list[RepositoryModel]:
-    """Return the models of the one that a repository is named for; empty if it holds several
-    others.
-    """
+    """Return the offers of a repository's only model, or of the one it is named for; else none."""
     stems = {offer.stem for offer in offers}
     if len(stems) > 1:
         name = PurePosixPath(repo).name.lower()
