@@ -1,1 +1,1 @@
-"""Conversations: templates that write prompts, and parsers that read answers."""
+"""Chat templates that write prompts, and parsers of model output."""

@@ -1,4 +1,4 @@
-"""Masks of grammars, computed beside the model."""
+"""Grammar masks, computed by a thread while the model runs."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from treadle.errors import ForkedError, GrammarError
 
 
 class MaskSource(Protocol):
-    """Of a ``Matcher``: which tokens may come next."""
+    """The part of ``Matcher`` that tells which tokens may come next."""
 
     def bits(self) -> bytes: ...
 
 
 class LateBits:
-    """What may come next in an answer. A thread of its own computes it; who needs it before that
-    thread has come to it does so himself.
+    """Mask of the next token, computed by a background thread. A caller that needs it before the
+    thread has come to it computes it itself.
     """
 
     __slots__ = ("_lock", "_made", "_matcher", "_process")
 
     def __init__(self, matcher: MaskSource) -> None:
-        self._matcher: MaskSource | None = matcher  # until that is done
+        self._matcher: MaskSource | None = matcher  # until its bits are computed
         self._lock = threading.Lock()
         self._made: bytes | None = None
         self._process = os.getpid()
         _queue().put(self)
 
     def wait(self) -> bytes:
-        """The bits; none set where the grammar cannot go on, which ``mask`` gives the reason of."""
+        """Return the bits; empty where the grammar cannot go on, for which ``mask`` gives the
+        reason.
+        """
         if self._made is not None:
             return self._made
         if self._lock.locked() and self._process != os.getpid():
@@ -54,7 +56,9 @@ _QUEUES: dict[int, SimpleQueue[LateBits]] = {}  # by process: a forked one has n
 
 
 def _queue() -> SimpleQueue[LateBits]:
-    """What a thread works off, beside the model: llguidance drops the GIL."""
+    """Return the queue of this process's mask thread, started at first use. llguidance drops the
+    GIL.
+    """
     found = _QUEUES.get(os.getpid())
     if found is None:
         found = SimpleQueue()

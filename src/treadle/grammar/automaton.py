@@ -1,10 +1,10 @@
 """Rules of a grammar as finite automata that call each other.
 
-A state is what may still follow: a regular expression over characters and calls of rules. Its edges
-are Brzozowski's derivatives, and equal expressions are one state.
+A state is a regular expression, over characters and calls of rules, of what may still follow. Its
+edges are Brzozowski derivatives, and equal expressions are one state.
 
-A rule that only ends in another one (``s ::= "a" s | ""``) needs no call: its automaton goes on in
-the other's states. So a grammar whose recursion is at the right is one automaton without calls.
+A rule that only ends in another one (``s ::= "a" s | ""``) needs no call: its automaton continues
+in the other's states. So a right-recursive grammar is one automaton without calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_REGEXES = 100_000  # of all states and their parts
 
 @dataclass
 class Automaton:
-    """One rule. State 0 is its beginning; all lists are by state.
+    """Automaton of one rule. State 0 is its beginning; all lists are by state.
 
     ``chars``: (characters, next state), at most one for a character; ``calls``: (rule or special
     token, next state), at most one for a name; ``accepts``: whether the rule may end here.
@@ -48,9 +48,10 @@ class Automaton:
 
 
 def build_automata(rules: GbnfRules) -> tuple[dict[str, Automaton], Alphabet]:
-    """An automaton for ``root`` and each rule that is called. Raises TooLargeError.
+    """Return an automaton for ``root`` and each called rule, and their alphabet. Raises
+    TooLargeError.
 
-    A rule that can never be finished is not among them, nor is any call of one.
+    A rule that can never be completed has no automaton, and no automaton calls it.
     """
     bodies = unrolled(reachable(rules.body))
     alphabet = Alphabet(bodies.values())
@@ -67,7 +68,7 @@ def build_automata(rules: GbnfRules) -> tuple[dict[str, Automaton], Alphabet]:
 
 
 class _Builder:
-    """The regular expressions of all rules that can be finished, and the automata of them."""
+    """Builds the regular expressions and automata of all rules that can be completed."""
 
     def __init__(self, bodies: dict[str, Node], alphabet: Alphabet) -> None:
         self._alphabet = alphabet
@@ -76,7 +77,7 @@ class _Builder:
         self.rules: dict[str, int] = {}
         for part in components({name: refs(body) for name, body in bodies.items()}):
             n_known = -1
-            while len(self.rules) > n_known:  # once more when all are known that can be finished
+            while len(self.rules) > n_known:  # repeat until no further rule can be completed
                 n_known = len(self.rules)
                 found = {name: self._regex(bodies[name]) for name in part}
                 self.rules |= {name: regex for name, regex in found.items() if regex is not None}
@@ -100,7 +101,7 @@ class _Builder:
                 return store.repeat(self._regex(item), least, ENDLESS if most is None else most)
 
     def automaton(self, name: str) -> Automaton:
-        """Of one rule."""
+        """Return the automaton of one rule."""
         found = Automaton()
         numbers: dict[int, int] = {}
         states: list[int] = []
@@ -126,13 +127,13 @@ class _Builder:
         return found
 
     def _edges(self, state: int) -> tuple[dict[int | Call, set[int]], bool]:
-        """What may follow each character or call that may come next, and whether nothing need come.
+        """Return what may follow each next character or call, and whether the text may end here.
 
-        A rule at the end is gone into instead of called.
+        A rule at the end is entered instead of called.
         """
         found: dict[int | Call, set[int]] = {}
         opened = [state]
-        for regex in opened:  # which grows
+        for regex in opened:  # grows in the loop
             for first, rest in self._store.ways(regex):
                 if isinstance(first, str) and rest == EMPTY_TEXT:
                     opened += [self.rules[first]] * (self.rules[first] not in opened)
@@ -142,7 +143,7 @@ class _Builder:
 
 
 def _disjoint(edges: dict[int, set[int]]) -> list[tuple[int, set[int]]]:
-    """What follows characters that may overlap, as (characters, what follows) apart."""
+    """Split edges of overlapping characters into disjoint ones: (characters, what follows)."""
     parts: list[tuple[int, set[int]]] = []
     for mask, rests in edges.items():
         split: list[tuple[int, set[int]]] = []

@@ -1,4 +1,4 @@
-"""Compiled grammars that are kept: many texts follow the same one."""
+"""Cache of compiled grammars, for requests that use the same one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treadle.grammar.grammar import Grammar, Matcher
 from treadle.grammar.json_schema import Schema, schema_text
 from treadle.tokenizer.tokenizer import Tokenizer
 
-MOST_BYTES = 256 << 20  # of all that are kept, as ``Grammar.n_bytes`` has them
+MOST_BYTES = 256 << 20  # of all cached grammars, as in ``Grammar.n_bytes``
 
 
 def check_one(*given: object) -> None:
@@ -22,7 +22,9 @@ def check_one(*given: object) -> None:
 
 
 class Grammars:
-    """The last of one tokenizer, by the hash of their sources. Threads may come here together."""
+    """Least-recently-used cache of a tokenizer's grammars, by the hash of their sources.
+    Thread-safe.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -31,11 +33,11 @@ class Grammars:
         tell(self)
 
     def after_fork(self) -> None:
-        """In a forked child: another thread may have been inside of one."""
+        """Clear the cache in a forked child: another thread may have been inside a grammar."""
         self._kept.clear()
 
     def get(self, kind: str, source: str, build: Callable[[], Grammar]) -> Grammar:
-        """The grammar of a source, built where it is not kept. Raises what ``build`` does."""
+        """Return the grammar of a source, built if not cached. Raises what ``build`` raises."""
         key = kind, hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             made = self._kept.get(key)
@@ -47,7 +49,9 @@ class Grammars:
         return made
 
     def _bound(self) -> None:
-        """First lexers go, oldest first, which are soon made again; then whole grammars."""
+        """Free memory above the bound: first lexers, oldest first, as they are soon rebuilt; then
+        grammars.
+        """
         left = sum(each.n_bytes for each in self._kept.values())
         for each in self._kept.values():
             if left > MOST_BYTES:
@@ -59,14 +63,16 @@ class Grammars:
 
     @of_setting("grammar")
     def gbnf(self, grammar: str) -> Grammar:
-        """llama.cpp's notation. Raises GrammarError."""
+        """Return a grammar in llama.cpp's notation. Raises GrammarError."""
         if not isinstance(grammar, str):
             raise GrammarError(f"the grammar is {type(grammar).__name__}: expected a str")
         return self.get("gbnf", grammar, lambda: Grammar.from_gbnf(grammar, self.tokenizer))
 
     @of_setting("json_schema")
     def schema(self, schema: Schema, *, lenient: bool = False) -> Grammar:
-        """JSON of a schema; ``lenient`` as in ``Grammar.from_json_schema``. Raises GrammarError."""
+        """Return the grammar of a schema; ``lenient`` as in ``Grammar.from_json_schema``. Raises
+        GrammarError.
+        """
         text = schema_text(schema)
         return self.get(
             f"schema {lenient}",
@@ -76,7 +82,7 @@ class Grammars:
 
     @of_setting("regex")
     def regex(self, pattern: str) -> Grammar:
-        """A whole answer that matches. Raises GrammarError."""
+        """Return the grammar of answers that match as a whole. Raises GrammarError."""
         if not isinstance(pattern, str):
             raise GrammarError(f"the regex is {type(pattern).__name__}: expected a str")
         try:
@@ -86,7 +92,9 @@ class Grammars:
         return self.get("regex", pattern, lambda: Grammar.from_regex(pattern, self.tokenizer))
 
     def lark(self, source: str) -> Grammar:
-        """llguidance's notation; what it cannot enforce of schemas is a warning."""
+        """Return a grammar in llguidance's notation; schema parts that it cannot enforce are
+        warnings.
+        """
         return self.get(
             "lark", source, lambda: Grammar.from_lark(source, self.tokenizer, lenient=True)
         )
@@ -94,8 +102,8 @@ class Grammars:
     def matcher(
         self, grammar: str | None, schema: Schema | None, regex: str | None, own: object = None
     ) -> Matcher | None:
-        """Of the one that is given, if one is; ``own``: a constraint of the caller's. Raises
-        GrammarError.
+        """Return a matcher of the one that is given, or None; ``own``: a constraint of the
+        caller's. Raises GrammarError.
         """
         check_one(grammar, schema, regex, own)
         if grammar is not None:

@@ -1,6 +1,6 @@
-"""GBNF, llama.cpp's grammar notation: text into rules.
+"""Parser of GBNF, llama.cpp's grammar notation.
 
-A rule's body is a tree of five kinds of node. Character classes are sorted ranges of code points.
+A rule's body is a tree of ``Node`` objects. Character classes are sorted ranges of code points.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import GrammarError
 
 MAX_SOURCE = 1 << 20  # characters
-MAX_DEPTH = 100  # parentheses inside each other
-MAX_ITEMS = 50_000  # characters, classes and names of rules; llguidance has 65,536 symbols
+MAX_DEPTH = 100  # nesting of parentheses
+MAX_ITEMS = 50_000  # characters, classes and rule names; llguidance has 65,536 symbols
 MAX_COUNT = 1 << 30  # of a repetition; llguidance counts in 32 bits
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -24,47 +24,47 @@ _COUNTS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 
-Ranges = tuple[tuple[int, int], ...]  # first and last code point of each, sorted, apart
+Ranges = tuple[tuple[int, int], ...]  # first and last code point of each; sorted, disjoint
 
 
 @dataclass(frozen=True)
 class Chars:
-    """One character out of these."""
+    """One character of these ranges."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True)
 class Special:
-    """One token by its name or number, as llguidance writes it: ``<name>``, ``<[12]>``."""
+    """One token, by name or number as llguidance writes it: ``<name>``, ``<[12]>``."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class RuleRef:
-    """A rule by its name."""
+    """A reference to a rule."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Concatenation:
-    """One after the other; without items, the empty text."""
+    """Items in sequence; without items, the empty text."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """One of these."""
+    """One of several items."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """``least`` to ``most`` times, None for any number."""
+    """``least`` to ``most`` repetitions of an item; None is any number."""
 
     item: Node
     least: int
@@ -77,19 +77,19 @@ EMPTY = Concatenation(())
 
 @dataclass(frozen=True)
 class GbnfRules:
-    """A grammar that begins at rule ``root``: body and line of each rule, by name."""
+    """Parsed grammar that begins at rule ``root``: body and line of each rule, by name."""
 
     body: dict[str, Node]
     line: dict[str, int]
 
 
 def parse_gbnf(source: str) -> GbnfRules:
-    """Read a grammar. Raises GrammarError with line and column."""
+    """Parse a grammar. Raises GrammarError with line and column."""
     return _Parser(source).grammar()
 
 
 def normalized(ranges: list[tuple[int, int]], *, negated: bool = False) -> Ranges:
-    """Sorted ranges that do not touch, without the surrogates, which no text has."""
+    """Return sorted ranges that do not touch, without surrogates, which no text contains."""
     if negated:
         ends = [-1, *(x for pair in normalized(ranges) for x in pair), 0x110000]
         gaps = zip(ends[::2], ends[1::2], strict=True)
@@ -112,7 +112,7 @@ ANY = Chars(normalized([(0, 0x10FFFF)]))
 
 
 class _Parser:
-    """Recursive descent."""
+    """Recursive-descent parser."""
 
     def __init__(self, source: str) -> None:
         self._text = source
@@ -121,7 +121,7 @@ class _Parser:
         self._n_items = 0
         self._rules: dict[str, Node] = {}
         self._line: dict[str, int] = {}
-        self._used: dict[str, int] = {}  # where each name was first used
+        self._used: dict[str, int] = {}  # offset of each name's first use
         if len(source) > MAX_SOURCE:
             self._fail(f"the grammar has {len(source)} characters (at most {MAX_SOURCE})")
 
@@ -161,7 +161,7 @@ class _Parser:
         return Alternatives(tuple(found)) if len(found) > 1 else found[0]
 
     def _bar(self, nested: bool) -> bool:
-        """Take the next '|'; it may also begin the line after, which no rule can."""
+        """Take the next '|'; it may also begin the next line, as no rule does."""
         at = self._at
         self._skip(_BLANK_LINES)
         if self._take("|"):

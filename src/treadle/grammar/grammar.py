@@ -1,7 +1,7 @@
 """Grammars that an answer must obey: GBNF, JSON schema, regular expressions and Lark.
 
-``llguidance`` does the parsing. Nothing that it cannot honour is let through: a schema with a
-keyword that it lacks is an error, and so is a token that the grammar has no place for.
+``llguidance`` does the parsing. Whatever it cannot enforce is an error: a schema keyword that it
+lacks, or a token that the grammar does not allow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
 
 
-# What follows in angle brackets is a dump of the parser, for its authors.
+# In angle brackets follows the parser's debug dump.
 _DUMP = re.compile(r"\n<(?:state|backtrace|non-verbose)/?>")
 _LIMIT = re.compile(
     r"Too many items \([^)]*\)|Current row has \d+ items; max is \d+"
@@ -38,18 +38,18 @@ LEXER_BYTES = 20 << 20  # of a lexer with as many states as ``_limits`` allows: 
 _BYTE = re.compile(r"byte .* fails")
 _LARK_LINE = re.compile(r"^(?:at )?\d+\(\d+\): |\s*(?<!\S)\d+ \| .*", re.S)
 _SCHEMA = re.compile(r".*failed to compile JSON schema: (.*?)\n", re.S)  # in a rule
-_ENDLESS = "NoExtensionBias"  # llguidance's word for a start that needs itself first
+_ENDLESS = "NoExtensionBias"  # llguidance's message: the start rule needs itself first
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A checked grammar over a vocabulary, for any number of answers.
+    """Checked grammar over a vocabulary, for any number of answers.
 
-    ``source`` is in llguidance's notation; ``hard`` names the rules that take it the most time;
-    ``warnings`` tells what of a schema is not enforced, where that was asked for.
+    ``source``: the grammar in llguidance's notation. ``hard``: the slowest rules, for messages.
+    ``warnings``: schema parts that are not enforced, where that is allowed.
 
-    Every ``from_`` raises GrammarError with the place when the grammar is broken or asks for
-    something that cannot be enforced.
+    Every ``from_`` method raises GrammarError, with the place, for a grammar that is broken or
+    cannot be enforced.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Grammar:
 
     @classmethod
     def from_gbnf(cls, text: str, tokenizer: Tokenizer) -> Grammar:
-        """llama.cpp's notation, matched from its rule ``root``."""
+        """Return a grammar in llama.cpp's notation, matched from its rule ``root``."""
         try:
             rules = parse_gbnf(text)
             for name, line in special_tokens(rules):
@@ -75,7 +75,7 @@ class Grammar:
                         return made
         except RecursionError:
             raise GrammarError("grammar: too deeply nested") from None
-        # What it says is about a line of its own notation, which nobody has seen.
+        # llguidance's message is about a line of its own notation, which the user has not seen.
         raise GrammarError(
             f"grammar: too large or too deeply nested ({_LARK_LINE.sub('', message)})"
         )
@@ -84,9 +84,9 @@ class Grammar:
     def from_json_schema(
         cls, schema: Schema, tokenizer: Tokenizer, *, lenient: bool = False
     ) -> Grammar:
-        """JSON that is valid by a schema: text, the parsed object, or a class or object with
-        ``model_json_schema``, such as pydantic's. ``lenient``: what cannot be enforced is left out,
-        and is in ``warnings``.
+        """Return the grammar of JSON that is valid by a schema: JSON text, the parsed object, or a
+        class or object with ``model_json_schema``, such as pydantic's. ``lenient``: parts that
+        cannot be enforced are left out and listed in ``warnings``.
 
         Between two tokens of the JSON there is at most a space, or a line break and 20 characters.
         """
@@ -96,15 +96,17 @@ class Grammar:
 
     @classmethod
     def from_regex(cls, pattern: str, tokenizer: Tokenizer) -> Grammar:
-        """A whole answer that matches a regular expression (Rust's syntax, no look-around)."""
+        """Return the grammar of answers that match a regular expression as a whole (Rust's syntax,
+        no look-around).
+        """
         from llguidance import LLMatcher
 
         return cls._checked(LLMatcher.grammar_from_regex(pattern), tokenizer, large="regex")
 
     @classmethod
     def from_lark(cls, text: str, tokenizer: Tokenizer, *, lenient: bool = False) -> Grammar:
-        """llguidance's own notation, from its rule ``start``; terminals are lexed greedily.
-        ``lenient``: what is said of its schemas is a warning.
+        """Return a grammar in llguidance's notation, from its rule ``start``; terminals are lexed
+        greedily. ``lenient``: messages about its schemas are warnings.
         """
         return cls._checked(_lark(text), tokenizer, lenient=lenient)
 
@@ -130,11 +132,11 @@ class Grammar:
         return made
 
     def _too_large(self) -> str:
-        """The limit that the first two tokens reach, or nothing. llguidance finds how long a fixed
-        text is only when a token is accepted.
+        """Return the limit that the first two tokens exceed, or "". llguidance finds the length of
+        a fixed text only when a token is accepted.
         """
         try:
-            matcher = Matcher(self)  # whose lexer is not kept: many schemas are only checked
+            matcher = Matcher(self)  # its lexer is not kept: many schemas are only checked
             for _ in range(2):
                 bits = np.unpackbits(np.frombuffer(matcher.bits(), np.uint8), bitorder="little")
                 if not bits.any() or matcher.done:
@@ -146,8 +148,8 @@ class Grammar:
         return ""
 
     def matcher(self) -> Matcher:
-        """A matcher at the beginning of an answer: a copy, as building one takes milliseconds. It
-        goes on with the lexer's states that other answers have found.
+        """Return a matcher at the beginning of an answer: a copy, as building one takes
+        milliseconds. It shares the lexer states that other answers have found.
         """
         with _COPYING:
             made = self._first.copy()
@@ -156,13 +158,13 @@ class Grammar:
 
     @property
     def n_bytes(self) -> int:
-        """The most that it takes in memory, as measured: 330 to 70 bytes for each character of the
-        source of schemas, and a full lexer once there are matchers, which all share that.
+        """Most bytes of memory that it takes, as measured: 330 to 70 for each character of a
+        schema's source, and, once there are matchers, one full lexer that all share.
         """
         return 200_000 + 100 * len(self.source) + LEXER_BYTES * ("_first" in self.__dict__)
 
     def forget(self) -> None:
-        """Let the lexer go that matchers share: the next one begins with an empty one."""
+        """Drop the lexer that matchers share; the next matcher begins with an empty one."""
         with _COPYING:
             self.__dict__.pop("_first", None)
 
@@ -172,13 +174,13 @@ class Grammar:
 
 
 class Matcher:
-    """Where one answer stands in its grammar.
+    """State of one answer in its grammar.
 
-    For each token: ``mask`` the logits, choose, ``accept`` the choice. At the end of the
-    grammar only tokens that end generation are left.
+    For each token: ``mask`` the logits, choose, ``accept`` the choice. At the end of the grammar
+    only tokens that end generation are left.
 
-    Ctrl-C waits for the end of a call: llguidance asks the tokenizer, in Python, and what is raised
-    there is an error of the grammar's to it.
+    Ctrl-C is deferred to the end of a call: llguidance calls the tokenizer, in Python, and would
+    take an exception there for an error of the grammar.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -187,17 +189,17 @@ class Matcher:
         vocabulary = vocabulary_of(grammar.tokenizer)
         self._n: int = vocabulary.vocab_size
         self._grammar = grammar
-        self._ids: list[int] = []  # what has been accepted
+        self._ids: list[int] = []  # accepted tokens
         self._late: LateBits | None = None
-        self.shares = False  # its lexer with other answers
+        self.shares = False  # whether it shares its lexer with other answers
         self._matcher = LLMatcher(vocabulary, grammar.source, log_level=0, limits=_limits())
         self._check()
 
     def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
         """Set the logits [n_vocab] of every token that may not come next to -inf, in place.
 
-        Logits past the vocabulary (padding rows of a model) are never allowed. Raises
-        GrammarError when nothing may come next and the text is not whole.
+        Logits past the vocabulary (padding rows of a model) are never allowed. Raises GrammarError
+        when no token may come next and the answer is incomplete.
         """
         bits = np.frombuffer(self.bits(), np.uint8)
         allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little")
@@ -207,22 +209,22 @@ class Matcher:
         logits[len(allowed) :] = -np.inf
 
     def bits(self) -> bytes:
-        """Which tokens may come next: a bit for each, the lowest first. Raises GrammarError."""
+        """Return a bit for each token that may come next, the lowest first. Raises GrammarError."""
         with interrupts_held():
             made = self._matcher.compute_bitmask()
             if self._begins_anew():
                 made = self._matcher.compute_bitmask()
-        self._check()  # in its state of error the matcher allows the end of the text
+        self._check()  # in its error state the matcher allows the end of the text
         return bytes(made)
 
     def later(self) -> LateBits:
-        """``bits``, computed by another thread. ``accept`` and the others must wait for it."""
+        """Return ``bits``, computed by another thread. ``accept`` and others must wait for it."""
         self._late = LateBits(self)
         return self._late
 
     def forced(self) -> list[int]:
-        """Ids of the text that is the only one to go on with. A guess: it may be split otherwise,
-        and nothing is accepted by this.
+        """Return the ids of text that must come next. A guess: the text may be split into other
+        tokens, and nothing is accepted.
         """
         if self._late is not None:  # of a run that was stopped, perhaps
             self._late.wait()
@@ -230,7 +232,7 @@ class Matcher:
             return list(self._matcher.compute_ff_tokens())
 
     def accept(self, token: int) -> None:
-        """Go on with ``token``. Raises GrammarError when the grammar has no place for it."""
+        """Advance by ``token``. Raises GrammarError if the grammar does not allow it."""
         with interrupts_held():
             fits = 0 <= token < self._n and self._matcher.consume_token(token)
             if not fits and not (self._begins_anew() and self._matcher.consume_token(token)):
@@ -240,12 +242,12 @@ class Matcher:
 
     @property
     def accepting(self) -> bool:
-        """Whether the answer so far is whole; it may be possible to go on."""
+        """Whether the answer so far is complete; more may still follow."""
         return bool(self._matcher.is_accepting())
 
     @property
     def done(self) -> bool:
-        """Whether the answer is whole and nothing but its end can follow."""
+        """Whether the answer is complete and only its end can follow."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def rollback(self, n: int) -> None:
@@ -257,7 +259,7 @@ class Matcher:
             del self._ids[-n:]
 
     def copy(self) -> Matcher:
-        """A second matcher in the same state, to try something out."""
+        """Return a second matcher in the same state, to try something out."""
         other = object.__new__(Matcher)
         other._n, other._matcher = self._n, self._matcher.deep_copy()
         other._grammar, other._ids, other._late = self._grammar, list(self._ids), None
@@ -265,8 +267,8 @@ class Matcher:
         return other
 
     def _begins_anew(self) -> bool:
-        """Whether the answer so far was read again with a lexer of its own, because the shared one
-        is full of states: those of other answers may not end this one.
+        """Read the answer so far again with a lexer of its own if the shared one is full of states:
+        those of other answers must not end this one. Return whether that was done.
         """
         if not (self.shares and self._matcher.is_error()):
             return False
@@ -277,7 +279,7 @@ class Matcher:
         return not self._ids or bool(self._matcher.consume_tokens(self._ids))
 
     def _check(self, token: int | None = None) -> None:
-        """Raise what went wrong: with ``token``, if there is one, else at this place."""
+        """Raise the matcher's error, if any: about ``token`` if given, else about this place."""
         if not self._matcher.is_error():
             return
         message = _in_words(str(self._matcher.get_error()))
@@ -296,7 +298,7 @@ class Matcher:
 
     @property
     def _place(self) -> str:
-        """How far the answer is, and the end of it."""
+        """Number of tokens so far and the end of their text, for messages."""
         if not self._ids:
             return "at the beginning: "
         ids = [id for id in self._ids[-32:] if id < self._grammar.tokenizer.n_vocab]
@@ -309,12 +311,12 @@ class Matcher:
 
 
 def _limits() -> Any:
-    """What one token may take on a vocabulary of 128,000: 20 ms for a fixed text or an object of
-    1000 properties, 0.2 s for ambiguous recursion.
+    """Return the limits of one token on a vocabulary of 128,000: 20 ms for a fixed text or an
+    object of 1000 properties, 0.2 s for ambiguous recursion.
 
-    ``step_max_items`` and ``max_items_in_row`` are above llguidance's own, which refuse the first
-    token of many grammars: they count for all tokens together. ``initial_lexer_fuel`` is below: it
-    bounds a text that leaves no choice, which is found, and cut into tokens, for every mask.
+    ``step_max_items`` and ``max_items_in_row`` are above llguidance's defaults, which count for all
+    tokens together and so refuse the first token of many grammars. ``initial_lexer_fuel`` is below:
+    it bounds text that leaves no choice, which is found and tokenized for every mask.
     ``max_lexer_states`` bounds memory: a state takes about 1 kB.
     """
     from llguidance import LLParserLimits
@@ -337,7 +339,7 @@ def _lark(text: str) -> str:
 
 
 def _complaints(source: str, tokenizer: Tokenizer) -> tuple[bool, list[str]]:
-    """Whether a grammar is broken, and what llguidance says of it. A warning is about something
+    """Return whether a grammar is broken, and llguidance's messages. A warning is about something
     that would not be enforced.
     """
     from llguidance import LLMatcher
@@ -349,14 +351,14 @@ def _complaints(source: str, tokenizer: Tokenizer) -> tuple[bool, list[str]]:
 
 
 def _has_token(name: str, tokenizer: Tokenizer) -> bool:
-    """Whether ``<name>`` or ``<[12]>`` is a special token that a grammar may ask for."""
+    """Whether ``<name>`` or ``<[12]>`` is a special token that a grammar may use."""
     if name.startswith("<["):
         return int(name[2:-2][:20]) < tokenizer.n_vocab
     return tokenizer.token_id(name) is not None
 
 
 def _in_words(message: str) -> str:
-    """llguidance's message in one line, without the marks that point into another."""
+    """Return llguidance's message in one line, without marks that point into another line."""
     message = _SCHEMA.sub(r"JSON schema: \1\n", _DUMP.split(message)[0]).split("\n   1 |")[0]
     if message == _ENDLESS:
         return "rule root (of a schema, its $ref) only leads back to itself: no text fulfils it"

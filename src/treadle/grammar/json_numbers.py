@@ -1,8 +1,8 @@
-"""JSON whose numbers llguidance reads as they are.
+"""JSON in which llguidance reads numbers exactly.
 
-It reads digits as a whole number, converts that to float64, and multiplies or divides it by a power
-of ten: each step rounds, so a number of 17 digits may come out at its neighbour. Then other digits
-are written, which come out right.
+llguidance reads digits as a whole number, converts it to float64, and multiplies or divides it by a
+power of ten. Each step rounds, so a number of 17 digits may become its neighbour. Such a number is
+written with other digits, which are read exactly.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-MOST = 2**64  # of the whole number
+MOST = 2**64  # bound of the whole number
 LARGEST_POWER = 308  # of ten, in one step
-_NEXT = 3  # floats beside the whole number that are tried
+_NEXT = 3  # neighbouring floats of the whole number that are tried
 _PARTS = re.compile(r"(-?)(\d+)(?:\.(\d+))?(?:e([+-]?\d+))?")
-_MARK = secrets.token_hex(16)  # which stands in no text of a schema's
+_MARK = secrets.token_hex(16)  # occurs in no string of a schema
 _MARKED = re.compile(rf'"{_MARK}([^"]*)"')
 
 
 def dump(value: Any) -> str:
-    """JSON of a value. Numbers that have no exact spelling are as Python writes them."""
+    """Return the JSON of a value. Numbers without an exact spelling are written as in Python."""
     return _MARKED.sub(r"\1", json.dumps(_marked(value)))
 
 
 def _marked(value: Any) -> Any:
-    """A value whose floats that need it are texts, until these are JSON."""
+    """Return a value with floats that need another spelling as marked strings."""
     if isinstance(value, Mapping):
         return {key: _marked(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -42,7 +42,7 @@ def _marked(value: Any) -> Any:
 
 @lru_cache(4096)
 def spelling(x: float) -> str | None:
-    """Digits that are read as ``x``; None where none were found."""
+    """Return digits that llguidance reads as ``x``; None if none were found."""
     if not math.isfinite(x):
         return None
     return next((text for text in _spellings(x) if read(text) == x), None)
@@ -61,13 +61,13 @@ def _spellings(x: float) -> Iterator[str]:
 
 
 def read(text: str) -> float:
-    """What llguidance, which is serde_json, reads: infinity for what is too large."""
+    """Return the number that llguidance (serde_json) reads: infinity if it is too large."""
     found = _PARTS.fullmatch(text)
     assert found is not None
     sign, before, behind = found[1], found[2], found[3] or ""
     power, digits = int(found[4] or 0), 0
     for place, digit in enumerate(before + behind):
-        if digits * 10 + int(digit) >= MOST:  # what does not fit is dropped
+        if digits * 10 + int(digit) >= MOST:  # digits that do not fit are dropped
             power += max(0, len(before) - place)
             break
         digits = digits * 10 + int(digit)

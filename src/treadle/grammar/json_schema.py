@@ -1,7 +1,7 @@
-"""JSON schemas for ``llguidance``: what is stricter here than there.
+"""JSON schemas for ``llguidance``, made stricter.
 
-White space is what llama.cpp's grammars allow between two tokens: a space, or a line break and its
-indentation. Otherwise a model may write white space until its length is used up.
+White space between two tokens is limited as in llama.cpp's grammars: a space, or a line break and
+its indentation. Otherwise a model may write white space until the length limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from treadle.grammar.llguidance_limits import (
 from treadle.grammar.schema_closed import MAPS, VALUES, ClosedObjects, in_other_words
 from treadle.grammar.schema_impossible import ImpossibleParts
 
-MAX_BYTES = 1 << 20  # llguidance takes far less, and 25 s to say so of 5 MiB
+MAX_BYTES = 1 << 20  # llguidance takes far less, and 25 s to refuse 5 MiB
 WHITESPACE = r" |\n[ \t]{0,20}"
 
 _LEAP = (
@@ -36,19 +36,20 @@ _DATE = (
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
     f"|{_LEAP}-02-29)"
 )
-# Without second 60: which minutes have one is not known before they come. Nine digits of a second
-# are nanoseconds; a model could go on with digits for ever.
+# No second 60: minutes that have one are not known in advance. Nine digits of a second are
+# nanoseconds; without a limit a model could write digits for ever.
 _TIME = (
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
     "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 )
-_N = "[0-9]{1,6}"  # not a model's digits for ever
+_N = "[0-9]{1,6}"  # limited: a model could write digits for ever
 _SPAN = f"(?:{_N}D|{_N}M(?:{_N}D)?|[0-9]{{1,4}}Y(?:{_N}M(?:{_N}D)?)?)"  # RFC 3339's appendix
 _HOURS = f"T(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 
-# Formats whose regular expression in llguidance takes too much: each must match all of these.
+# Formats for which llguidance's regular expression accepts too much: values must match all of
+# these.
 FORMATS: dict[str, tuple[str, ...]] = {
     "date": (f"^{_DATE}$",),
     "time": (f"^{_TIME}$",),
@@ -61,20 +62,21 @@ FORMATS: dict[str, tuple[str, ...]] = {
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """What a pydantic class is, for one: something that can tell its schema."""
+    """An object that has a schema, such as a pydantic class."""
 
     def model_json_schema(self) -> Any:
-        """The schema as an object of JSON."""
+        """Return the schema as a JSON object."""
 
 
 Schema = str | Mapping[str, Any] | bool | HasSchema
 
 
 def schema_source(schema: Schema, *, lenient: bool = False) -> tuple[str, tuple[str, ...]]:
-    """llguidance's grammar of a schema: text, a parsed object, or a pydantic class; and what of it
-    is left out. ``lenient``: what llguidance has not built is left out too, and it warns of that.
+    """Return llguidance's grammar of a schema (text, a parsed object, or a pydantic class), and
+    messages about parts left out. ``lenient``: keywords that llguidance lacks are left out too,
+    with its warning.
 
-    Raises GrammarError for what is no JSON, and for what cannot be enforced unless ``lenient``.
+    Raises GrammarError for invalid JSON and, unless ``lenient``, for parts that cannot be enforced.
     """
     from llguidance import LLMatcher
 
@@ -86,12 +88,12 @@ def schema_source(schema: Schema, *, lenient: bool = False) -> tuple[str, tuple[
 
 
 def inline_schema(schema: Schema, *, lenient: bool = False) -> str:
-    """A schema as a part of a rule in llguidance's notation. Raises GrammarError."""
+    """Return a schema as a part of a rule in llguidance's notation. Raises GrammarError."""
     return f"%json {_source(_enforced(_value(schema)), lenient)}"
 
 
 def is_possible(schema: Schema) -> bool:
-    """Whether anything fulfils a schema, as far as llguidance knows. Raises GrammarError."""
+    """Whether any value satisfies a schema, as far as llguidance knows. Raises GrammarError."""
     from llguidance import LLMatcher
 
     source, _ = schema_source(schema, lenient=True)
@@ -99,37 +101,37 @@ def is_possible(schema: Schema) -> bool:
 
 
 def _source(value: Any, lenient: bool) -> str:
-    """The JSON of a schema. llguidance would add these options too, and write it anew: numbers
-    would be read twice.
+    """Return the JSON of a schema with its options. llguidance would add these too, but write the
+    schema again, and numbers would be read twice.
     """
     options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
     return dump({**options, **value} if value is not False else False)
 
 
 def schema_text(schema: Schema) -> str:
-    """A schema as JSON. Raises GrammarError."""
+    """Return a schema as JSON. Raises GrammarError."""
     return json.dumps(_value(schema))
 
 
 def enforced_schema(schema: Schema) -> Any:
-    """A schema as it is enforced. Raises GrammarError for what cannot be."""
+    """Return a schema as it is enforced. Raises GrammarError for parts that cannot be."""
     return _enforced(_value(schema))
 
 
 def kept_schema(schema: Schema) -> tuple[Any, tuple[str, ...]]:
-    """A schema without the patterns, references and formats that nothing can enforce, and what
-    those were. Raises GrammarError for what is no schema.
+    """Return a schema without patterns, references and formats that cannot be enforced, and
+    messages about these. Raises GrammarError for an invalid schema.
     """
     left_out: list[str] = []
     return _enforced(_value(schema), left_out), tuple(dict.fromkeys(left_out))
 
 
 def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
-    """A schema as an object, or false, which nothing fulfils."""
+    """Return a schema as an object, or False, which allows nothing."""
     if isinstance(schema, HasSchema):
         try:
             schema = schema.model_json_schema()
-        except Exception as e:  # whatever that library raises: its class has no schema
+        except Exception as e:  # any error of that library: its class has no schema
             raise GrammarError(f"JSON schema: {type(e).__name__}: {e}") from e
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
@@ -156,13 +158,13 @@ def _enforced(value: dict[str, Any] | Literal[False], left_out: list[str] | None
 
 
 class _EnforcedSchema:
-    """The schema with the formats above as patterns. What nothing can enforce is an error that
-    names the keyword, or goes into ``left_out``.
+    """Rewriter of a schema: the formats above become patterns. A part that cannot be enforced is an
+    error that names the keyword, or is left out with a message in ``left_out``.
     """
 
     def __init__(self, root: Mapping[str, Any], left_out: list[str] | None) -> None:
         self._left_out, self._parts, self._numbers = left_out, ReferencedSchemas(root), Numbers()
-        self._path: list[str] = []  # of the part that is read, from the root
+        self._path: list[str] = []  # of the current part, from the root
         if (depth := self._parts.depth()) > MAX_DEPTH:
             raise GrammarError(
                 f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
@@ -171,7 +173,7 @@ class _EnforcedSchema:
         self._closed, self._never = ClosedObjects(root, self._parts), ImpossibleParts(self._parts)
 
     def schema(self, schema: Any, *, is_map: bool = False) -> Any:
-        """A part of it; ``is_map``: its keys are names."""
+        """Return a part of the schema, rewritten; ``is_map``: its keys are names."""
         if isinstance(schema, list | tuple):
             return [self._inner(str(i), item) for i, item in enumerate(schema)]
         if not isinstance(schema, Mapping):
@@ -189,7 +191,7 @@ class _EnforcedSchema:
                 for pattern, value in patterns.items()
                 if self._keeps("pattern", pattern, "patternProperties")
             }
-            if len(fine) < len(patterns):  # it would refuse the names that are left out
+            if len(fine) < len(patterns):  # it would refuse names of the patterns left out
                 kept.pop("additionalProperties", None)
         found = {
             key: value if key in VALUES else self._part(key, value, kept.get("type"))
@@ -210,11 +212,11 @@ class _EnforcedSchema:
         return found
 
     def _part(self, key: str, value: Any, kind: Any) -> Any:
-        """What a keyword says of values of type ``kind``."""
+        """Return a keyword's value, rewritten, for values of type ``kind``."""
         return self._inner(key, within(key, value, kind), is_map=key in MAPS)
 
     def _inner(self, step: str, schema: Any, *, is_map: bool = False) -> Any:
-        """``schema`` of a part that is one step further from the root."""
+        """Return ``schema`` of a part one step further from the root."""
         self._path.append(step)
         try:
             return self.schema(schema, is_map=is_map)
@@ -223,12 +225,14 @@ class _EnforcedSchema:
 
     @property
     def _where(self) -> str:
-        """The place of the part that is read, as a reference; nothing at the root."""
+        """The place of the current part, as a reference; "" at the root."""
         steps = (step.replace("~", "~0").replace("/", "~1") for step in self._path)
         return f" (at #/{'/'.join(steps):.200})" if self._path else ""
 
     def _keeps(self, key: str, value: Any, shown: str = "") -> bool:
-        """Whether a keyword can be enforced, where it is one of those that are looked at here."""
+        """Whether a keyword can be enforced; keywords that are not checked here count as
+        enforceable.
+        """
         fault = self._fault(key, value)
         if fault:
             message = (
@@ -242,7 +246,7 @@ class _EnforcedSchema:
     def _fault(self, key: str, value: Any) -> str:
         if key in COUNTS or not isinstance(value, str):
             return self._numbers.fault(key, value)
-        if key == "format" and value == "unknown":  # of this name llguidance has one that takes all
+        if key == "format" and value == "unknown":  # llguidance has one that accepts anything
             return "is no format that can be enforced"
         if key == "pattern":
             return _pattern_fault(value)
@@ -253,7 +257,7 @@ class _EnforcedSchema:
 
 @lru_cache(1024)
 def _pattern_fault(pattern: str) -> str:
-    """Why a pattern cannot be enforced, or nothing."""
+    """Return why a pattern cannot be enforced, or ""."""
     from llguidance import LLMatcher
 
     try:

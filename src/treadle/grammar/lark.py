@@ -1,6 +1,6 @@
 """Grammars in the Lark notation of ``llguidance``.
 
-Names in capitals are terminals: regular expressions, of which the lexer takes the longest text.
+Names in capitals are terminals: regular expressions, of which the lexer takes the longest match.
 Other names are rules, which the parser tries in every way.
 """
 
@@ -21,8 +21,8 @@ from treadle.grammar.gbnf import (
     Special,
 )
 
-MAX_LEAD = 300  # names that lead into each other; llguidance's own stack ends at some 1,500
-MAX_NESTED = 8  # parentheses inside each other; llguidance has 30, at about 4 steps for each
+MAX_LEAD = 300  # names in a chain of references; llguidance's own stack ends at some 1,500
+MAX_NESTED = 8  # nesting of parentheses; llguidance has 30, at about 4 steps for each
 
 _TEXTS = re.compile(r'/(?:[^/\\]|\\.)*/|"[^"]*"|<[^>]*>')
 _NAMES = re.compile(r"[A-Za-z]\w*")
@@ -40,14 +40,14 @@ class LarkWriter:
         self._bodies[name] = " | ".join(alternatives)
 
     def terminal(self, text: str) -> str:
-        """The name of the terminal with this body."""
+        """Return the name of the terminal with this body, adding it if it is new."""
         if text not in self._terminals:
             self._terminals[text] = f"T{len(self._terminals)}"
             self._bodies[self._terminals[text]] = text
         return self._terminals[text]
 
     def lead(self) -> int:
-        """How many names lead into each other, as llguidance walks them."""
+        """Return the length of the longest chain of names that llguidance walks."""
         edges = {name: _NAMES.findall(_TEXTS.sub(" ", body)) for name, body in self._bodies.items()}
         seen = {"start"}
         path = [iter(edges["start"])]
@@ -67,33 +67,33 @@ class LarkWriter:
 
 
 def by_characters(rules: GbnfRules) -> LarkWriter:
-    """The grammar as it is written. Every character is a lexeme of its own, and the parser
-    decides alone.
+    """Return the grammar as it is written: every character is a lexeme, and only the parser
+    decides.
     """
     names = {name: rule_name(i, name) for i, name in enumerate(rules.body)} | {"root": "start"}
     return _Plain(rules, names, "n").writer
 
 
 def as_one_regex(rules: GbnfRules) -> LarkWriter:
-    """A grammar without recursion and special tokens as one lexeme."""
+    """Return a grammar without recursion and special tokens as one lexeme."""
     writer = _Plain(rules, {name: f"R{i}" for i, name in enumerate(rules.body)}, "N").writer
     writer.rule("start", [f"R{list(rules.body).index('root')}"])
     return writer
 
 
 class _Plain:
-    """Writes each rule's tree."""
+    """Writes the tree of each rule."""
 
     def __init__(self, rules: GbnfRules, names: dict[str, str], prefix: str) -> None:
         self.writer = LarkWriter()
         self._names = names
-        self._prefix = prefix  # of the names that parts of a rule get
+        self._prefix = prefix  # of the names of a rule's parts
         self._n_parts = 0
         for name, body in rules.body.items():
             self.writer.rule(names[name], [self._text(body)[0]])
 
     def _text(self, node: Node) -> tuple[str, int]:
-        """The text of a node, and how many parentheses are inside each other in it."""
+        """Return the text of a node, and its nesting of parentheses."""
         match node:
             case Chars(ranges):
                 return f"/{class_of(ranges)}/", 0
@@ -121,23 +121,23 @@ class _Plain:
 
 
 def rule_name(i: int, name: str) -> str:
-    """Lark's name for rule ``i``; its names have fewer letters than GBNF's."""
+    """Return Lark's name of rule ``i``; its names have fewer letters than GBNF's."""
     return f"r{i}_{re.sub('[^a-z0-9]', '_', name.lower())}"
 
 
 def counts(least: int, most: int | None) -> str:
-    """How often, after what is repeated."""
+    """Return the suffix for a number of repetitions."""
     signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     return signs.get((least, most)) or f"{{{least},{'' if most is None else most}}}"
 
 
 def class_of(ranges: Ranges) -> str:
-    """A regular expression for one character out of these."""
+    """Return a regular expression of one character in these ranges."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _escaped(ranges[0][0])
     return f"[{''.join(f'{_escaped(low)}-{_escaped(high)}' for low, high in ranges)}]"
 
 
 def _escaped(code: int) -> str:
-    """One character in a regular expression, whatever it means there."""
+    """Return one character in a regular expression, escaped if it may have a meaning there."""
     return chr(code) if code < 128 and chr(code).isalnum() else f"\\x{{{code:X}}}"

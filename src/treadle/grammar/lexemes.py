@@ -1,15 +1,15 @@
-"""The lexemes of a grammar: as long as can be, where that changes nothing.
+"""Lexemes of a grammar: as long as possible without changing its meaning.
 
-llguidance reads a text by a lexer, which takes the longest lexeme, and a parser, which decides
-what may come next. The lexer is quick and the parser slow, but only a parser can read GBNF, where
+llguidance reads a text by a lexer, which takes the longest lexeme, and a parser, which decides what
+may come next. The lexer is fast and the parser slow, but only a parser can read GBNF, where
 ``[a-z]+ "s"`` matches "cats". So lexemes are cut where the two could disagree.
 
-Think of all the ways to read a text that are still open after some of its characters: each is at a
-state of some rule's automaton. If one of them may end a rule or call another one before the next
-character, while for another way this character lies in the middle of a lexeme, the lexer would lose
-one of them. Then the second lexeme must end here too: this edge of its automaton is a *break*.
-Which states can be open at once is found by walking pairs of states through equal characters;
-where a rule returns to is taken to be anywhere that it is called, which only adds breaks.
+Consider all readings of a text that are open after some of its characters: each is at a state of a
+rule's automaton. If one of them may end a rule or call another one before the next character, while
+in another reading this character is in the middle of a lexeme, the lexer would lose one of them.
+Then the second lexeme must end here too: this edge of its automaton is a *break*. States that can
+be open at once are found by walking pairs of states through equal characters. A rule is assumed to
+return to every place that calls it, which only adds breaks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from treadle.grammar.regex import EMPTY_TEXT, ENDLESS, Regexes, TooLargeError
 from treadle.grammar.rule_graph import components, expanded, nodes, reachable, recursive
 
 MAX_STATES = 4_000  # of all automata
-MAX_EXPANDED = 100_000  # parts of a grammar that is written as one regular expression
-MAX_PAIRS = 100_000  # of states that may be open at once
-MAX_LOOP = 30  # states on common loops: the expression grows by the cube of them
-MAX_ALTERNATIVES = 5_000  # of all rules that are written
+MAX_EXPANDED = 100_000  # parts of a grammar written as one regular expression
+MAX_PAIRS = 100_000  # pairs of states that may be open at once
+MAX_LOOP = 30  # states on common loops: the expression grows with their cube
+MAX_ALTERNATIVES = 5_000  # of all rules written
 
 Edges = Sequence[tuple[int, int]]  # characters, next state
 Calls = tuple[tuple[str | Special, int], ...]
@@ -37,10 +37,10 @@ Key = tuple[bool, Calls, tuple[tuple[int, int], ...]]  # whether the rule may en
 
 
 def larks(rules: GbnfRules) -> Iterator[str]:
-    """The grammar in the forms that llguidance may be able to read, the quickest first.
+    """Yield the grammar in the forms that llguidance may be able to read, the fastest first.
 
-    All mean the same. The last is the grammar as it is written. Raises GrammarError where none
-    is possible, or where no text fulfils the grammar.
+    All mean the same. The last is the grammar as it is written. Raises GrammarError if none is
+    possible, or if no text satisfies the grammar.
     """
     bodies = reachable(rules.body)
     rules = GbnfRules(bodies, rules.line)
@@ -60,14 +60,14 @@ def larks(rules: GbnfRules) -> Iterator[str]:
 
 
 def hard_rules(rules: GbnfRules) -> str:
-    """The rules that need a parser, because they name themselves, for a message; or nothing."""
+    """Return the recursive rules, which need a parser, for a message; or ""."""
     names = sorted(recursive(reachable(rules.body)), key=rules.line.__getitem__)
     texts = [f"{name!r} (line {rules.line[name]})" for name in names[:4]]
     return f"rule {', '.join(texts)}{' ...' * (len(names) > 4)}" if names else ""
 
 
 def special_tokens(rules: GbnfRules) -> list[tuple[str, int]]:
-    """The special tokens that are asked for, as they are written, and the lines of their rules."""
+    """Return the special tokens that are used, as written, and the lines of their rules."""
     return [
         (node.text, rules.line[name])
         for name, body in rules.body.items()
@@ -87,7 +87,7 @@ def _by_lexemes(rules: GbnfRules) -> Iterator[LarkWriter]:
         threads = Threads(automata, alphabet)
     except TooLargeError:
         return
-    # Where expressions grow too large, lexemes are cut more often.
+    # If expressions grow too large, lexemes are cut more often.
     for cut in (None, threads.keep_loops, threads.keep_nothing):
         if cut is not None:
             cut()
@@ -99,7 +99,7 @@ def _by_lexemes(rules: GbnfRules) -> Iterator[LarkWriter]:
 
 
 class Threads:
-    """Where lexemes must end. The states of all rules are numbered in one row.
+    """Breaks: places where lexemes must end. The states of all rules are numbered consecutively.
 
     ``chars`` [states]: edges; ``breaks`` [states]: the characters before which a lexeme ends.
     """
@@ -114,7 +114,7 @@ class Threads:
             raise TooLargeError
         self.breaks = [0] * n
         self.chars: list[Edges] = []
-        self._free: list[list[int]] = []  # by state: where a rule that begins or ends there leads
+        self._free: list[list[int]] = []  # by state: next states where a rule begins or ends there
         self._alphabet = alphabet
         returns: dict[str, list[int]] = {name: [] for name in automata}
         for name, automaton in automata.items():
@@ -132,11 +132,11 @@ class Threads:
         self._settle()
 
     def keep_loops(self) -> None:
-        """Every lexeme is one character, or that and a repetition behind it."""
+        """Cut every lexeme to one character, or to one and its repetition."""
         self._break(lambda state, to: to != state)
 
     def keep_nothing(self) -> None:
-        """Every lexeme is one character."""
+        """Cut every lexeme to one character."""
         self._break(lambda state, to: True)
 
     def _break(self, which: Callable[[int, int], bool]) -> None:
@@ -147,8 +147,8 @@ class Threads:
         self._settle()
 
     def _begun(self, state: int) -> dict[int, int]:
-        """Where a new lexeme may lead that begins here because a rule begins or ends: characters
-        by next state.
+        """Return the edges of a new lexeme that begins here because a rule begins or ends:
+        characters by next state.
         """
         if state not in self._fresh:
             seen = set(self._free[state])
@@ -165,7 +165,7 @@ class Threads:
         return self._fresh[state]
 
     def _open_pairs(self, root: int) -> set[tuple[int, int]]:
-        """The pairs of states, smaller first, that the same text may lead to."""
+        """Return the pairs of states, smaller first, that the same text may lead to."""
         steps: dict[int, dict[int, int]] = {}
         for state in range(len(self.chars)):
             steps[state] = dict(self._begun(state))
@@ -186,7 +186,7 @@ class Threads:
         return found
 
     def _settle(self) -> None:
-        """Add breaks until no two ways through a text disagree."""
+        """Add breaks until no two readings of a text disagree."""
         begun = [0] * len(self.chars)
         for state in {state for pair in self._pairs for state in pair}:
             for mask in self._begun(state).values():
@@ -203,9 +203,9 @@ class Threads:
 
 
 class Lexemes:
-    """The lexemes of one rule's automaton, between the states at which one may end.
+    """Lexemes of one rule's automaton, between the states at which one may end.
 
-    States at which the same can follow the end of a lexeme have the same key.
+    States after which the same may follow have the same key.
     """
 
     def __init__(self, automaton: Automaton, at: int, threads: Threads, regexes: Regexes) -> None:
@@ -223,14 +223,14 @@ class Lexemes:
         self._rests: dict[Key, list[int | None]] = {}
 
     def _key(self, state: int) -> Key | None:
-        """What may follow a lexeme that ends here; None where none ends."""
+        """Return what may follow a lexeme that ends here; None if none ends."""
         calls, accepts = self._automaton.calls[state], self._automaton.accepts[state]
         if not (calls or accepts or self.breaking[state]):
             return None
         return accepts, tuple(calls), tuple(sorted(self.breaking[state]))
 
     def out_of(self, edges: Edges) -> Iterator[tuple[Key, int]]:
-        """The lexemes that begin with these edges, by the key that they lead to."""
+        """Yield the lexemes that begin with these edges, with the key that they lead to."""
         for key in dict.fromkeys(self.keys):
             if key is None:
                 continue
@@ -240,7 +240,9 @@ class Lexemes:
                 yield key, regex
 
     def _rest(self, key: Key) -> list[int | None]:
-        """From each state on to those with the key, inside a lexeme; None where none is."""
+        """Return a regex from each state to those with the key, within a lexeme; None if there is
+        none.
+        """
         if key not in self._rests:
             rest: list[int | None] = [None] * len(self.keys)
             self._rests[key] = rest
@@ -249,7 +251,9 @@ class Lexemes:
         return self._rests[key]
 
     def _solve(self, part: list[int], key: Key, rest: list[int | None]) -> None:
-        """Gauss's elimination with Arden's rule: ``x = a x | b`` is ``x = a* b``."""
+        """Compute ``rest`` of a component by Gauss's elimination with Arden's rule: ``x = a x | b``
+        is ``x = a* b``.
+        """
         if len(part) > MAX_LOOP:
             raise TooLargeError
         r = self._regexes
@@ -282,10 +286,10 @@ def _cut(edges: Edges, mask: int) -> Edges:
 
 
 def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alphabet) -> LarkWriter:
-    """Rules that go from lexeme to lexeme.
+    """Return rules that go from lexeme to lexeme.
 
-    What is read of a rule so far is a rule as well, one for each key and for each state after a
-    call: left recursion, which takes the parser the same time wherever it is in a text.
+    The part of a rule read so far is a rule as well, one for each key and for each state after a
+    call: left recursion, which takes the parser the same time anywhere in a text.
     """
     regexes = Regexes(alphabet)
     names = {name: rule_name(i, name) for i, name in enumerate(automata)} | {"root": "start"}
@@ -308,7 +312,7 @@ def by_lexemes(automata: dict[str, Automaton], threads: Threads, alphabet: Alpha
 def _parts(
     automaton: Automaton, lexemes: Lexemes, rule: str, names: dict[str, str]
 ) -> dict[str, list[list[str | int]]]:
-    """A rule and what may be read of it so far: ways to write each, of names and regexes."""
+    """Return a rule and its parts read so far: alternatives of each, made of names and regexes."""
     bodies: dict[str, list[list[str | int]]] = {rule: []}
     parts: dict[tuple[str, Hashable], str] = {}
     waiting: list[tuple[list[str | int], Key]] = [
@@ -334,5 +338,5 @@ def _parts(
 
 
 def _follow(automaton: Automaton, state: int) -> Key:
-    """What may follow where a new lexeme begins in any case: anything."""
+    """Return everything that may follow at a state, as a new lexeme begins there in any case."""
     return automaton.accepts[state], tuple(automaton.calls[state]), tuple(automaton.chars[state])

@@ -1,6 +1,6 @@
-"""What llguidance reads otherwise than a JSON schema says, or does not come back from.
+"""Cases that llguidance reads otherwise than a JSON schema says, or that end the process.
 
-It runs in this process: where its stack ends, or a number overflows, a server ends with it.
+It runs in this process: a stack overflow or an overflowing number there ends the server.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from urllib.parse import unquote, urldefrag, urljoin
 from treadle.grammar.json_numbers import spelling
 from treadle.grammar.rule_graph import components
 
-MAX_DEPTH = 1000  # levels of a schema, references followed; llguidance's stack ends at some 2,100
+MAX_DEPTH = 1000  # levels with references followed; llguidance's stack ends at some 2,100
 MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: some 2 s
-# Whole numbers of llguidance's bounds have 64 bits. It negates them, so -(2**63) ends the process;
-# this is the next one that a float64 has.
+# llguidance's bounds of whole numbers have 64 bits. It negates them, so -(2**63) ends the process;
+# this is the next float64.
 LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
-HIGHEST_FLOAT = 2**63 - 1024  # of numbers that need not be whole: no regex is made of larger ones
+HIGHEST_FLOAT = 2**63 - 1024  # of other numbers: llguidance makes no regex of larger ones
 FLOAT_MAX = sys.float_info.max
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _BOUNDS = (_LOWER, _UPPER)
 NUMBERS = (*_LOWER, *_UPPER, "multipleOf")  # keywords of numbers
 LENGTHS = ("minLength", "maxLength")
 COUNTS = (*LENGTHS, "minItems", "maxItems", "minProperties", "maxProperties")
-LONGEST = 2**32 - 1  # characters that the repetition of a regular expression can count
-_STEP = 1e-12  # that exclusive bounds are moved by
+LONGEST = 2**32 - 1  # characters that a regular expression's repetition can count
+_STEP = 1e-12  # by which exclusive bounds are moved
 _CLASS = re.compile(r"\\.|\[\^", re.S)
 
 
 class ReferencedSchemas:
-    """The parts of a schema that references lead to."""
+    """Parts of a schema that references lead to."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._own = str(root.get("$id", ""))
@@ -55,14 +55,14 @@ class ReferencedSchemas:
                 self._find(value)
 
     def leads(self, ref: str) -> bool:
-        """Whether a reference leads to a part. Those by anchors llguidance looks for."""
+        """Whether a reference leads to a part. References by anchor are left to llguidance."""
         address, fragment = urldefrag(urljoin(self._own, ref))
         if address not in self._by_id:
             return False
         return address != self._own or not fragment.startswith("/") or self.at(ref) is not None
 
     def at(self, ref: str) -> Any:
-        """The part; None where there is none."""
+        """Return the part that a reference leads to, or None."""
         address, fragment = urldefrag(urljoin(self._own, ref))
         at = self._by_id.get(address)
         if not fragment.startswith("/"):
@@ -78,8 +78,8 @@ class ReferencedSchemas:
         return at
 
     def depth(self) -> int:
-        """Levels inside each other, where each reference is followed once, as llguidance does; at
-        the most, for parts that lead to each other may be entered anywhere.
+        """Return the nesting of a schema with each reference followed once, as llguidance does. An
+        upper bound: parts that refer to each other may be entered anywhere.
         """
         levels: dict[str, int] = {}
         edges: dict[str, list[str]] = {}
@@ -100,7 +100,7 @@ class ReferencedSchemas:
 
 
 def _levels(part: Any) -> tuple[int, list[str]]:
-    """How deep a part is, and its references. Definitions are entered by references alone."""
+    """Return the depth of a part, and its references. Definitions are entered only by reference."""
     deepest, refs = 0, []
     waiting = [(part, 1)]
     while waiting:
@@ -120,13 +120,13 @@ def _levels(part: Any) -> tuple[int, list[str]]:
 
 
 class Numbers:
-    """The numbers of one schema."""
+    """Checks of the numbers in one schema."""
 
     def __init__(self) -> None:
-        self._n_remainders = 1  # of all multiples together: those of allOf are one number's
+        self._n_remainders = 1  # of all multiples together: those in allOf limit one number
 
     def fault(self, key: str, value: Any) -> str:
-        """Why a keyword cannot be enforced, or nothing."""
+        """Return why a keyword cannot be enforced, or ""."""
         if key in ("const", "enum"):
             wrong = next((str(n)[:40] for n in _numbers(value) if not _is_exact(n)), "")
             return f"has {wrong}, which cannot be written exactly" if wrong else ""
@@ -141,7 +141,7 @@ class Numbers:
     def _multiple_fault(self, value: float) -> str:
         if abs(value) > FLOAT_MAX:
             return "cannot be enforced: no float64 is so large"
-        digits = Decimal(repr(float(value))).normalize().as_tuple().digits  # without its zeros
+        digits = Decimal(repr(float(value))).normalize().as_tuple().digits  # without trailing zeros
         n = lcm(self._n_remainders, int("".join(map(str, digits))) or 1)
         if n > MAX_REMAINDERS:
             return f"cannot be enforced: with the others {n} remainders (at most {MAX_REMAINDERS})"
@@ -150,7 +150,7 @@ class Numbers:
 
 
 def _count_fault(key: str, value: Any) -> str:
-    """Why a number of characters, items or properties cannot be enforced, or nothing."""
+    """Return why a number of characters, items or properties cannot be enforced, or ""."""
     if not _is_number(value) or value < 0 or value % 1:
         return "is no count: expected a whole number from 0"
     most = LONGEST if key in LENGTHS else HIGHEST
@@ -158,9 +158,9 @@ def _count_fault(key: str, value: Any) -> str:
 
 
 def within(key: str, value: Any, kind: Any = None) -> Any:
-    """A bound as one that is known: numbers that are lower, or higher, are not written, and one
-    that is no float64 is the next inside, for it would be rounded to either side. ``kind``: the
-    type of what is bounded. A count is an integer: llguidance takes no 5.0.
+    """Return a bound that llguidance reads exactly: within its range, and rounded inwards to a
+    float64, as it would round to either side. ``kind``: the type of the bounded value. A count is
+    made an int: llguidance takes no 5.0.
     """
     if key in COUNTS:
         return int(value)
@@ -182,8 +182,8 @@ def within(key: str, value: Any, kind: Any = None) -> Any:
 
 
 def move_exclusive(schema: dict[str, Any]) -> None:
-    """Move exclusive bounds by ``_STEP`` where the other bound is less than one away: llguidance
-    allows them there, where they are whole numbers.
+    """Move exclusive bounds that are whole numbers by ``_STEP`` if the other bound is less than one
+    away: llguidance would allow these bounds.
     """
     lows, highs = ([schema[k] for k in keys if _is_number(schema.get(k))] for keys in _BOUNDS)
     if not lows or not highs or not 0 < min(highs) - max(lows) < 1:
@@ -194,7 +194,7 @@ def move_exclusive(schema: dict[str, Any]) -> None:
 
 
 def _is_whole(kind: Any) -> bool:
-    """Whether numbers of a type, or of any in a list of types, are whole."""
+    """Whether numbers of a type, or of a list of types, are whole."""
     return (
         "number" not in kind and "integer" in kind if isinstance(kind, list) else kind == "integer"
     )
@@ -205,7 +205,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
-    """All within a value."""
+    """Yield all numbers in a value."""
     if isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(each)
@@ -214,7 +214,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _is_exact(n: int | float) -> bool:
-    """Whether a number, read as float64 and written again, is the same."""
+    """Whether a number stays the same when read as float64 and written again."""
     try:
         read = float(n)
     except OverflowError:
@@ -229,7 +229,8 @@ def _is_exact(n: int | float) -> bool:
 
 
 def without_nul(pattern: str) -> str:
-    """A pattern whose classes ``[^...]`` have no NUL: where one has all control characters,
-    llguidance's escapes of them have those of quotes and backslashes, which it may exclude.
+    """Return a pattern whose classes ``[^...]`` exclude NUL. With all control characters in a
+    class, llguidance's escapes of them include those of quotes and backslashes, which the class may
+    exclude.
     """
     return _CLASS.sub(lambda m: rf"{m[0]}\x00" if m[0] == "[^" else m[0], pattern)

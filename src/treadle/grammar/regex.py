@@ -1,7 +1,7 @@
-"""Regular expressions as numbers: equal ones are one, and counted repetitions are found again.
+"""Regular expressions as numbers: equal ones share one, and counted repetitions are recognised.
 
-An automaton made of ``[a-z]{1,80}`` is a chain of 80 states. Read back from its end, each adds one
-to the count of the next.
+An automaton of ``[a-z]{1,80}`` is a chain of 80 states. Read back from its end, each adds one to
+the count of the next.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from treadle.grammar.gbnf import Special
 from treadle.grammar.lark import LarkWriter, class_of, counts
 
 MAX_REGEXES = 30_000
-MAX_WORK = 600_000  # parts put together, and ways found: about a second
-MAX_PARTS = 4_000  # one after the other: rules that name others twice grow by powers of 2
-MAX_NESTED = 12  # of what is written in one terminal
+MAX_WORK = 600_000  # parts joined, and ways found: about a second
+MAX_PARTS = 4_000  # of a sequence: rules that name others twice grow by powers of 2
+MAX_NESTED = 12  # nesting in one terminal
 
 # A kind and its parts: "chars" (mask,), "call" (number,), "seq" and "alt" (regexes...), "rep"
 # (regex, least, most).
 Entry = tuple[str, tuple[int, ...]]
 EMPTY_TEXT = 0  # the regex of the empty text
-ENDLESS = -1  # a repetition's ``most``
+ENDLESS = -1  # ``most`` of an unbounded repetition
 
-Call = str | Special  # of a rule, or for a special token
+Call = str | Special  # a rule's name, or a special token
 
 
 class TooLargeError(Exception):
-    """The grammar has no automata, or expressions, of a reasonable size."""
+    """Raised for a grammar without automata, or expressions, of a reasonable size."""
 
 
 class Regexes:
-    """A store of regexes; None is the regex of no text."""
+    """Store of regexes; None is the regex that matches no text."""
 
     def __init__(self, alphabet: Alphabet, most: int = MAX_REGEXES) -> None:
         self._alphabet = alphabet
@@ -60,11 +60,11 @@ class Regexes:
         return list(parts) if kind == "seq" else [regex]
 
     def chars(self, mask: int) -> int | None:
-        """One character."""
+        """Return the regex of one character."""
         return self._number("chars", mask) if mask else None
 
     def seq(self, *regexes: int | None) -> int | None:
-        """One after the other."""
+        """Return a sequence."""
         found: list[int] = []
         for regex in reversed(regexes):
             if regex is None:
@@ -81,11 +81,11 @@ class Regexes:
             raise TooLargeError
 
     def _sequence(self, parts: Sequence[int]) -> int:
-        """Parts that are joined already."""
+        """Return a sequence of parts that are already joined."""
         return parts[0] if len(parts) == 1 else self._number("seq", *parts)
 
     def _joined(self, left: list[int], right: list[int]) -> list[int]:
-        """``x`` and ``x{2,3}`` as ``x{3,4}``."""
+        """Join two sequences, ``x`` and ``x{2,3}`` as ``x{3,4}``."""
         while left and right:
             kind, parts = self._entries[right[0]]
             once = self._items(parts[0]) if kind == "rep" else []
@@ -97,22 +97,22 @@ class Regexes:
         return left + right
 
     def call(self, name: Call) -> int:
-        """What another rule, or a special token, stands for."""
+        """Return a call of a rule, or a special token."""
         if name not in self._calls:
             self._calls.append(name)
         return self._number("call", self._calls.index(name))
 
     def either(self, regexes: Iterable[int | None]) -> int | None:
-        """One of these."""
+        """Return alternatives."""
         found = self._flat(regexes)
         return self._number("alt", *found) if len(found) > 1 else found[0] if found else None
 
     def alt(self, regexes: Iterable[int | None]) -> int | None:
-        """The same, shorter to write."""
+        """Return the same as ``either``, shorter to write."""
         return self._choice(self._flat(regexes))
 
     def _flat(self, regexes: Iterable[int | None]) -> list[int]:
-        """Alternatives in order, single characters as one."""
+        """Return alternatives in order, single characters merged."""
         flat: set[int] = set()
         mask = 0
         for regex in regexes:
@@ -143,7 +143,7 @@ class Regexes:
         return self._number("alt", *found)
 
     def repeat(self, regex: int | None, least: int, most: int) -> int | None:
-        """``least`` to ``most`` times, or ENDLESS."""
+        """Return ``least`` to ``most`` repetitions; ``most`` may be ENDLESS."""
         if regex is None and least:
             return None
         if regex is None or regex == EMPTY_TEXT or most == 0:
@@ -162,13 +162,13 @@ class Regexes:
     # -- derivatives ------------------------------------------------------------------------
 
     def ways(self, regex: int) -> list[tuple[int | Call, int]]:
-        """What a text may begin with, characters or a call, and what then follows."""
-        ends = [regex]  # of a sequence: what is behind those of its parts that may be empty
+        """Return what a match may begin with, characters or a call, and what then follows."""
+        ends = [regex]  # of a sequence: its ends after parts that may be empty
         while ends[-1] not in self._ways and len(items := self._items(ends[-1])) > 1:
             if not self.is_empty[items[0]]:
                 break
             ends.append(self._sequence(items[1:]))
-        for end in reversed(ends):  # each is made of the one after it
+        for end in reversed(ends):  # each is built from the one after it
             if end not in self._ways:
                 self._ways[end] = list(dict.fromkeys(self._begin(*self._entries[end])))
                 self._spend(len(self._ways[end]))
@@ -201,7 +201,7 @@ class Regexes:
     # -- Lark -----------------------------------------------------------------------------
 
     def write(self, regexes: Iterable[int], writer: LarkWriter) -> list[str]:
-        """The name of a terminal for each regex."""
+        """Return the name of a terminal for each regex."""
         wanted = list(regexes)
         order = self._order(wanted)
         uses = dict.fromkeys(order, 0)
@@ -223,7 +223,7 @@ class Regexes:
         return () if kind in ("chars", "call") else parts[:1] if kind == "rep" else parts
 
     def _order(self, wanted: list[int]) -> list[int]:
-        """All parts of the regexes, each before what has it as a part."""
+        """Return all parts of the regexes, each before those that contain it."""
         found: dict[int, None] = {}
         waiting = [(regex, False) for regex in wanted]
         while waiting:

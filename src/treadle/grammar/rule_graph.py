@@ -1,4 +1,4 @@
-"""Which rules of a grammar lead to which, and back to themselves."""
+"""Graph of a grammar's rules: which rules lead to which, and to themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def nodes(body: Node) -> Iterator[Node]:
-    """Every node of a tree, parents first."""
+    """Yield every node of a tree, parents first."""
     waiting = [body]
     while waiting:
         node = waiting.pop()
@@ -23,12 +23,14 @@ def nodes(body: Node) -> Iterator[Node]:
 
 
 def refs(body: Node) -> list[str]:
-    """The rules that a tree names, each once, in order."""
+    """Return the rules that a tree names, each once, in order."""
     return list(dict.fromkeys(node.name for node in nodes(body) if isinstance(node, RuleRef)))
 
 
 def components(edges: Mapping[T, Sequence[T]]) -> list[list[T]]:
-    """The strongly connected parts of a graph, each after all that it leads to (Tarjan)."""
+    """Return the strongly connected components of a graph, each after all that it leads to
+    (Tarjan).
+    """
     index: dict[T, int] = {}
     low: dict[T, int] = {}
     stack: list[T] = []
@@ -66,8 +68,8 @@ def components(edges: Mapping[T, Sequence[T]]) -> list[list[T]]:
 
 
 def expanded(bodies: Mapping[str, Node]) -> int:
-    """How many parts ``root`` has with each rule written out where it is named; no rule leads
-    back to itself.
+    """Return the number of parts of ``root`` with each named rule written out; none may be
+    recursive.
     """
     sizes: dict[str, int] = {}
     for (name,) in components({name: refs(body) for name, body in bodies.items()}):
@@ -77,7 +79,7 @@ def expanded(bodies: Mapping[str, Node]) -> int:
 
 
 def recursive(bodies: dict[str, Node]) -> set[str]:
-    """The rules that lead back to themselves."""
+    """Return the recursive rules."""
     edges = {name: refs(bodies[name]) for name in bodies}
     loops = {name for name in bodies if name in edges[name]}
     parts = [part for part in components(edges) if len(part) > 1]
@@ -85,7 +87,7 @@ def recursive(bodies: dict[str, Node]) -> set[str]:
 
 
 def reachable(bodies: dict[str, Node]) -> dict[str, Node]:
-    """The rules that ``root`` leads to."""
+    """Return the rules that ``root`` leads to."""
     found: dict[str, Node] = {}
     waiting = ["root"]
     while waiting:
@@ -97,10 +99,10 @@ def reachable(bodies: dict[str, Node]) -> dict[str, Node]:
 
 
 def unrolled(bodies: dict[str, Node]) -> dict[str, Node]:
-    """``node*`` for a recursive rule as a rule of its own: ``(what node is)*``.
+    """Replace ``node*`` of a recursive rule by a rule of its own: ``(what node is)*``.
 
-    In ``node ::= "<" node* ">" | [^<>]+`` two texts may follow each other, so every letter could
-    be the end of one. The repetition of all of them is one text.
+    In ``node ::= "<" node* ">" | [^<>]+`` two texts may follow each other, so every letter could be
+    the end of one. The repetition of all of them is one text.
     """
     inner = recursive(bodies)
     stars: dict[Node, str] = {}

@@ -1,9 +1,9 @@
-"""Which objects of a schema have no other keys than it names.
+"""Closed objects of a schema: those that may only have keys that the schema names.
 
-A schema that does not say ``additionalProperties`` allows every key besides those it names. What a
-model writes under them is of no use to who asks for an answer, and may go on until its length is
-used up. So such objects are closed here, as in llama.cpp's grammars: what is written fulfils the
-schema all the same. ``"additionalProperties": true`` leaves one open.
+A schema without ``additionalProperties`` allows every other key. Such keys are of no use to the
+caller, and a model may write them until the length limit. So these objects are closed here, as in
+llama.cpp's grammars; the output still satisfies the schema. ``"additionalProperties": true`` leaves
+an object open.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from treadle.grammar.llguidance_limits import ReferencedSchemas
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("enum", "const", "default", "examples", "example")
 
-# What says something of an object's keys, and what leaves none to be closed.
+# Keywords about an object's keys, and keywords that leave an object as it is.
 _OF_KEYS = ("properties", "required", "minProperties", "dependentRequired")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 
-_NOTES = ("type", "title", "description", "$comment", "examples")  # beside what names are
+_NOTES = ("type", "title", "description", "$comment", "examples")  # irrelevant in ``propertyNames``
 
 
 def in_other_words(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[str, Any]:
-    """An object's schema without ``propertyNames``, where other keywords say the same; llguidance
-    has none of that name. zod writes it for each ``record``: that names are texts, which says
-    nothing, or one of some texts.
+    """Return an object's schema with ``propertyNames``, which llguidance lacks, expressed by other
+    keywords where possible. zod writes it for each ``record``: names are strings, which restricts
+    nothing, or one of some strings.
     """
     if "propertyNames" not in schema:
         return schema
@@ -53,8 +53,8 @@ _CLOSED = {"additionalProperties": False}
 
 
 def _names_of(names: Any, parts: ReferencedSchemas) -> Mapping[str, Any] | None:
-    """What ``propertyNames`` says: nothing, or a pattern or texts alone; None for anything else."""
-    for _ in range(8):  # references
+    """Return what ``propertyNames`` requires: nothing, or only a pattern or strings; else None."""
+    for _ in range(8):  # follows references
         if isinstance(names, Mapping) and names.keys() == {"$ref"}:
             ref = names["$ref"]
             names = parts.at(ref) if isinstance(ref, str) and parts.leads(ref) else None
@@ -69,19 +69,19 @@ def _names_of(names: Any, parts: ReferencedSchemas) -> Mapping[str, Any] | None:
 
 
 class ClosedObjects:
-    """Those of one schema. An object that several parts describe together (``allOf``, or
-    ``properties`` beside ``anyOf``) stays open: each part knows its own keys alone.
+    """Closed objects of one schema. An object that several parts describe together (``allOf``, or
+    ``properties`` with ``anyOf``) stays open: each part knows only its own keys.
     """
 
     def __init__(self, root: Mapping[str, Any], parts: ReferencedSchemas) -> None:
         self._parts = parts
-        self._shared: set[int] = set()  # parts, by identity, that describe an object with others
+        self._shared: set[int] = set()  # ids of parts that describe an object together
         for part in _parts_of(root):
             if self._is_shared(part):
                 self._share(part)
 
     def has(self, part: Mapping[str, Any]) -> bool:
-        """Whether the objects that a part of the schema describes have its keys alone."""
+        """Whether objects that a part of the schema describes may only have its keys."""
         names = part.get("properties")
         if not isinstance(names, Mapping) or id(part) in self._shared:
             return False
@@ -94,14 +94,16 @@ class ClosedObjects:
         return known and least <= len(names)
 
     def _is_shared(self, part: Mapping[str, Any]) -> bool:
-        """Whether more than one part describes the same object; alternatives do not."""
+        """Whether several parts describe the same object together; alternatives do not."""
         own = any(key in part for key in (*_OF_KEYS, *_OPEN))
         others = sum(key in part for key in ("anyOf", "oneOf", "$ref", "if", "dependentSchemas"))
         together = part.get("allOf")
         return own + others + (len(together) if isinstance(together, list) else 0) > 1
 
     def _share(self, part: Any) -> None:
-        """With all that it has and leads to: its properties may be described together, too."""
+        """Mark a part as shared, and all that it contains or refers to: its properties may be
+        shared, too.
+        """
         for each in _parts_of(part):
             if id(each) not in self._shared:
                 self._shared.add(id(each))
@@ -110,7 +112,7 @@ class ClosedObjects:
 
 
 def _parts_of(part: Any, *, is_map: bool = False) -> Iterator[Mapping[str, Any]]:
-    """A schema and all schemas within it; ``is_map``: its keys are names."""
+    """Yield a schema and all schemas in it; ``is_map``: its keys are names."""
     if isinstance(part, list | tuple):
         for each in part:
             yield from _parts_of(each)

@@ -1,7 +1,7 @@
-"""Parts of a schema that nothing fulfils, by what they say outright.
+"""Parts of a schema that explicitly allow no value.
 
-llguidance leaves out an optional property, or an alternative, that nothing fulfils; but where a
-reference leads to such a part, it refuses the whole schema.
+llguidance drops an optional property, or an alternative, that allows none; but if a reference leads
+to such a part, it refuses the whole schema.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from treadle.grammar.llguidance_limits import ReferencedSchemas
 
-_BOUNDS = {  # keywords of a least and of a most, by the types that they are about
+_BOUNDS = {  # keywords of minimum and maximum, by the types that they limit
     ("integer", "number"): ("minimum", "maximum"),
     ("string",): ("minLength", "maxLength"),
     ("array",): ("minItems", "maxItems"),
@@ -20,21 +20,21 @@ _BOUNDS = {  # keywords of a least and of a most, by the types that they are abo
 
 
 class ImpossibleParts:
-    """Those of one schema."""
+    """Impossible parts of one schema."""
 
     def __init__(self, parts: ReferencedSchemas) -> None:
         self._parts = parts
-        self._known: dict[str, bool] = {}  # by references
+        self._known: dict[str, bool] = {}  # by reference
 
     def at(self, ref: str) -> bool:
-        """Whether nothing fulfils the part that a reference leads to."""
+        """Whether the part that a reference leads to allows nothing."""
         if ref not in self._known:
-            self._known[ref] = False  # where it leads back to itself: llguidance sees that
+            self._known[ref] = False  # for a recursive part: llguidance detects that
             self._known[ref] = self.is_never(self._parts.at(ref))
         return self._known[ref]
 
     def is_never(self, schema: Any) -> bool:
-        """Whether nothing fulfils a part."""
+        """Whether a part allows nothing."""
         if not isinstance(schema, Mapping):
             return schema is False
         ref, kind = schema.get("$ref"), schema.get("type")

@@ -1,4 +1,4 @@
-"""A tokenizer's vocabulary as ``llguidance`` wants it: the bytes of each token."""
+"""Vocabulary of a tokenizer in ``llguidance``'s form: the bytes of each token."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from treadle.tokenizer.vocab import TokenType
 if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
 
-# Building one takes 60 ms for 32,000 tokens and 300 ms for 128,000: once for each tokenizer.
+# Building one takes 60 ms for 32,000 tokens and 300 ms for 128,000: once per tokenizer.
 _VOCABULARIES: weakref.WeakKeyDictionary[Tokenizer, Any] = weakref.WeakKeyDictionary()
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Any:
-    """llguidance's object, built once."""
+    """Return llguidance's object of a tokenizer; built once."""
     found = _VOCABULARIES.get(tokenizer)
     if found is None:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -28,7 +28,9 @@ def vocabulary_of(tokenizer: Tokenizer) -> Any:
 
 
 class _Bytes:
-    """A vocabulary as llguidance wants it; a weak reference, for llguidance keeps this."""
+    """Vocabulary in llguidance's form. It holds the tokenizer weakly, because llguidance keeps
+    this.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         n = tokenizer.n_vocab
@@ -39,7 +41,7 @@ class _Bytes:
         self.bos_token_id = tokenizer.bos
         if tokenizer.eog:
             self.eos_token_id = min(tokenizer.eog)
-        else:  # no token ends this model's texts; the grammar needs one to stand for the end
+        else:  # no token ends this model's output; the grammar needs one for the end
             self.eos_token_id = n
             self.tokens.append(b"<treadle:end>")
             self.special_token_ids.append(n)
@@ -52,8 +54,8 @@ class _Bytes:
         return self._spelling(text.encode(), tokenizer.encode_plain(text, start=False))
 
     def _spelling(self, text: bytes, ids: list[int]) -> list[int]:
-        """``ids``, of which llguidance allows the first alone; behind the first that spells
-        something else, single bytes: an SPM vocabulary reads ``\u2581`` as a space.
+        """Return ``ids``, of which llguidance allows only the first; from the first one on that
+        spells something else, single bytes: an SPM vocabulary reads ``\u2581`` as a space.
         """
         if b"".join(map(self.tokens.__getitem__, ids)) == text:
             return ids

@@ -1,15 +1,15 @@
-"""Models by name: ``hf:OWNER/REPO`` and what may follow it are downloaded once, then found again.
+"""Models by name: ``hf:OWNER/REPO`` and its longer forms, downloaded once, then found in the cache.
 
 ::
 
-    name.py       what the user typed, in parts
-    offers.py     the models in a repository, and which of them to take
-    cache.py      what of a repository is on this machine already
-    failure.py    the hub's errors as ours, with what to do
-    fetch.py      from a name to a local path
+    name.py       parses a name as the user types it
+    offers.py     lists the models in a repository, and chooses one
+    cache.py      finds the files of a repository on this machine
+    failure.py    explains the hub's errors, with what to do
+    fetch.py      downloads a name's model, and returns its local path
 
 huggingface_hub does the work, so its cache, its tokens and its variables (``HF_ENDPOINT``,
-``HF_HUB_OFFLINE``, ``HF_HOME`` ...) mean here what they mean everywhere.
+``HF_HUB_OFFLINE``, ``HF_HOME`` ...) apply as usual.
 """
 
 from treadle.hub.fetch import download

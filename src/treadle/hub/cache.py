@@ -1,4 +1,4 @@
-"""What of a repository is on this machine already: huggingface_hub's cache, without the network.
+"""Files of a repository on this machine: huggingface_hub's cache, read without the network.
 
 ::
 
@@ -17,7 +17,7 @@ from treadle.hub.name import HubName
 
 
 def snapshot(name: HubName) -> Path | None:
-    """The folder of a revision's downloaded files; None if there is none."""
+    """Return the folder of a revision's downloaded files, or None."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
@@ -31,7 +31,7 @@ def snapshot(name: HubName) -> Path | None:
 
 
 def files(name: HubName) -> dict[str, int]:
-    """Path within the repository to bytes, of what was downloaded whole."""
+    """Return path (within the repository) and bytes of each file that was downloaded whole."""
     folder = snapshot(name)
     if folder is None:
         return {}
@@ -42,7 +42,7 @@ def files(name: HubName) -> dict[str, int]:
 def is_whole(name: HubName, found: Mapping[str, int]) -> bool:
     """Whether ``found``, the files of one folder, are a Hugging Face folder with all its weights.
 
-    A download that was interrupted leaves some of its shards.
+    An interrupted download leaves only some of its shards.
     """
     prefix = f"{name.path}/" if name.path else ""
     if prefix + CONFIG not in found:

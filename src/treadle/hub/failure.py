@@ -1,4 +1,4 @@
-"""The hub's errors as one line each: what failed, and what to do about it."""
+"""Errors of the hub, as one line each: what failed, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LOGIN = "log in with 'hf auth login', or set HF_TOKEN (a token: {site}/settings/
 
 
 def explain(error: Exception, name: HubName) -> FileError:
-    """What a request's failure means; an error of our own disk is not for here."""
+    """Return a FileError that explains a failed request; local disk errors are not handled here."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # not that it is not here, but why it cannot come
+        error = error.__cause__  # the reason for the failed download, not the missing file
     site = constants.ENDPOINT
     login = LOGIN.format(site=site)
     if isinstance(error, errors.GatedRepoError):
@@ -42,27 +42,27 @@ def explain(error: Exception, name: HubName) -> FileError:
 def is_unreached(error: Exception) -> bool:
     """Whether no answer came at all.
 
-    The HTTP library below is the hub's own choice, so its exceptions are told by their names.
+    The HTTP library is the hub's own choice, so its exceptions are recognised by their names.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return bool(kinds & {"TransportError", "ConnectionError", "TimeoutError"})
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
+    """Return the first line of an error's message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def similar(name: HubName) -> str:
-    """Suggest the owner's repositories whose names are most like this one."""
+    """Return a suggestion: the owner's repositories whose names are most like this one."""
     from huggingface_hub import HfApi
 
     owner, _, repo = name.repo.partition("/")
     words = repo.removesuffix("-GGUF").removesuffix("-gguf")
     try:
         found = [model.id for model in HfApi().list_models(author=owner, search=words, limit=20)]
-    except Exception:  # a suggestion only: whatever went wrong, the first error is the one to show
+    except Exception:  # only a suggestion: the first error is the one to show
         return ""
     names = [whole.partition("/")[2] for whole in found]
     near = get_close_matches(repo, names, n=3, cutoff=0.75)

@@ -1,4 +1,4 @@
-"""From a name to a local path: what it names is chosen, fetched and found again."""
+"""Download of a named model: choose it, fetch it unless it is here, return its local path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treadle.models.archs import ARCHS
 ProgressCallback = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 
-BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it is there
+BESIDE = (  # files of a Hugging Face folder that are read besides weights, if present
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     "tiktoken.model",
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
@@ -30,8 +30,8 @@ BESIDE = (  # of a Hugging Face folder: what is read besides weights, where it i
     *("modules.json", "1_Pooling/config.json", *SENTENCES, "config_sentence_transformers.json"),
     *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
-USUAL = "Q4_K_M"  # what other programs take
-SHOWN = 10  # models that an error names
+USUAL = "Q4_K_M"  # the type that other programs choose
+SHOWN = 10  # models that an error lists
 
 
 def download(
@@ -41,22 +41,23 @@ def download(
     say: Say = lambda text: None,
     to_run: bool = True,
 ) -> Path:
-    """Return the local path of what ``hf:`` names, downloading what is not here yet.
+    """Return the local path of the model that ``hf:`` names, downloading what is not here yet.
 
-    A file: of a split model every shard is fetched, and the first one's path is returned. A
+    A file: every shard of a split model is fetched, and the first one's path is returned. A
     repository, or a folder or a type (``:Q4_K_M``) in it: the best GGUF model that fits into free
-    memory, one that was downloaded before if there is one; without GGUF files, the folder of the
-    safetensors. ``say`` is told what was chosen and why. ``progress`` is called with a stage, the
-    bytes done and the bytes in all. ``to_run``: safetensors must fit into free memory.
+    memory, or one that was downloaded before; without GGUF files, the folder of the safetensors.
+    ``say`` is called with what was chosen and why; ``progress`` with a stage, the bytes done and
+    the bytes in all. ``to_run``: safetensors must fit into free memory.
 
-    Raises FileError: no such thing, with what there is; nothing that fits; no network; no right
-    to it. UnsupportedError for an architecture that treadle lacks, before anything is fetched.
+    Raises FileError if there is no such model (it lists those there are), if none fits, or without
+    network or permission; UnsupportedError, before any download, for an architecture that treadle
+    lacks.
     """
     name = parse(ref)
     stored = cache.files(name)
     if name.path.lower().endswith(".gguf"):
         if not stored.keys() >= set(name.shards()):
-            look_up(name)  # asks once; a download asks a network that is not there for 25 s
+            look_up(name)  # asks once; a download without a network tries for 25 s
         return fetch(name, name.shards(), progress)
     here = within(name, stored)
     chosen = choose_here(name, find_offers(here))
@@ -82,17 +83,19 @@ def download(
 
 
 def choose_here(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel | None:
-    """Of the models that are on this machine the best; None where it is not clear.
+    """Return the best of the models on this machine; None if the choice is unclear.
 
-    It is taken even if memory is short now: mapped, it runs from the disk, and another download
-    is the last thing that the user expects.
+    It is taken even if memory is short now: mapped, it runs from the disk, and the user does not
+    expect another download.
     """
     same = one_model(tagged(offers, name.tag), name.repo)
     return (best(same, free_bytes()) or best(same, None)) if same else None
 
 
 def choose(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel:
-    """The model to take; FileError, with what there is, where none fits or it is not clear."""
+    """Return the model to take; raise FileError, with a list, if none fits or the choice is
+    unclear.
+    """
     wanted = tagged(offers, name.tag)
     same = one_model(wanted, name.repo)
     if not wanted:
@@ -100,7 +103,7 @@ def choose(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel:
     if not same:
         raise FileError(f"holds several models; {choices(name, wanted)}", path=str(name))
     if name.tag and len(same) == 1:
-        return same[0]  # asked for by name: mapped, it runs even where it does not fit
+        return same[0]  # named explicitly: mapped, it runs even if it does not fit
     n_free = free_bytes()
     found = best(same, n_free)
     if found is None:
@@ -114,13 +117,13 @@ def choose(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel:
 
 
 def free_bytes() -> int | None:
-    """Memory that a model may take, in bytes; None where the system does not say."""
+    """Return the memory that a model may take, in bytes; None if the system does not tell."""
     bound = usable_memory()
     return bound.free_bytes if bound else None
 
 
 def reason(name: HubName, chosen: RepositoryModel, offers: list[RepositoryModel]) -> str:
-    """Say what was chosen, why, and how to name another."""
+    """Return a message: what was chosen, why, and how to name another."""
     text = f"{name}: {chosen.paths[0]}, {size(chosen.n_bytes)}"
     if len(chosen.paths) > 1:
         text += f" in {len(chosen.paths)} files"
@@ -140,7 +143,7 @@ def reason(name: HubName, chosen: RepositoryModel, offers: list[RepositoryModel]
 
 
 def choices(name: HubName, offers: list[RepositoryModel]) -> str:
-    """Name a few models with their sizes, and how to ask for one."""
+    """Return a list of a few models with their sizes, and how to name one."""
     several = len({offer.stem for offer in offers}) > 1 or not all(o.tag for o in offers)
     shown = [f"{o.paths[0] if several else o.tag} ({size(o.n_bytes)})" for o in offers]
     form = f"{name.root}/FILE" if several else f"{name.root}:{offers[0].tag}"
@@ -148,7 +151,7 @@ def choices(name: HubName, offers: list[RepositoryModel]) -> str:
 
 
 def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
-    """The files below the folder that the user named, if one was named."""
+    """Return the files below the folder that the user named, if one was named."""
     folder = f"{name.path}/" if name.path else ""
     return {path: n for path, n in files.items() if path.startswith(folder)}
 
@@ -157,7 +160,7 @@ def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
 
 
 def look_up(name: HubName) -> Any:
-    """What the hub says of a repository: its files with their sizes, its architecture."""
+    """Return the hub's data of a repository: its files with their sizes, its architecture."""
     from huggingface_hub import HfApi
 
     try:
@@ -167,7 +170,7 @@ def look_up(name: HubName) -> Any:
 
 
 def check_architecture(name: HubName, said: Any) -> None:
-    """Refuse what could not be run before gigabytes of it are fetched."""
+    """Raise UnsupportedError for a model that cannot be run, before gigabytes are downloaded."""
     arch = said.get("architecture") if isinstance(said, dict) else None
     if isinstance(arch, str) and arch not in (*ARCHS, "clip"):  # clip: the hub read an mmproj file
         raise UnsupportedError(
@@ -177,7 +180,7 @@ def check_architecture(name: HubName, said: Any) -> None:
 
 
 def check_disk(name: HubName, n_bytes: int) -> None:
-    """Refuse a download that the disk has no room for."""
+    """Raise FileError for a download that the disk has no room for."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)
@@ -195,7 +198,7 @@ def check_disk(name: HubName, n_bytes: int) -> None:
 def fetch(
     name: HubName, paths: tuple[str, ...] | list[str], progress: ProgressCallback | None
 ) -> Path:
-    """Download files of a repository, unless they are here; the first one's path."""
+    """Download files of a repository, unless they are here; return the first one's path."""
     from huggingface_hub import errors, hf_hub_download
 
     folder = cache.snapshot(name)
@@ -213,14 +216,14 @@ def fetch(
     except errors.EntryNotFoundError as error:
         raise FileError(f"no such file{near(name)}", path=str(name)) from error
     except Exception as error:
-        if isinstance(error, OSError) and error.filename:  # our own disk: full, or not writable
+        if isinstance(error, OSError) and error.filename:  # the local disk: full, or not writable
             raise
         raise explain(error, name) from error
     return Path(found[0])
 
 
 def near(name: HubName) -> str:
-    """Suggest models of the repository: those most like the wanted one, else a few."""
+    """Return a suggestion: models of the repository most like the named one, else a few."""
     try:
         files = [s.rfilename for s in look_up(name).siblings or ()]
     except TreadleError:  # a suggestion only: the first error is the one to show
@@ -242,7 +245,7 @@ def fetch_folder(
     say: Say,
     to_run: bool,
 ) -> Path:
-    """Download a Hugging Face folder, which is used in place: configuration, tokenizer, weights."""
+    """Download a Hugging Face folder, which is used as it is: configuration, tokenizer, weights."""
     prefix = f"{name.path}/" if name.path else ""
     files = {path.removeprefix(prefix): n for path, n in files.items()}
     top = [path for path in files if "/" not in path]
@@ -272,7 +275,7 @@ def fetch_folder(
 
 
 def reporter(name: str, progress: ProgressCallback | None) -> Any:
-    """Make a class that huggingface_hub takes for tqdm's, and that only reports to ``progress``."""
+    """Return a class for huggingface_hub in place of tqdm's; it only reports to ``progress``."""
 
     class Report:
         def __init__(self, *, total: float | None = None, initial: float = 0, **_: Any) -> None:
@@ -291,7 +294,7 @@ def reporter(name: str, progress: ProgressCallback | None) -> Any:
             self.close()
 
         def close(self) -> None:
-            if progress is not None and self.total:  # the bar goes, whatever way this ended
+            if progress is not None and self.total:  # remove the bar, however it ended
                 progress(f"downloading {name}", int(self.total), int(self.total))
 
     return Report

@@ -1,4 +1,4 @@
-"""A model's name on the hub, as it is typed: ``hf:OWNER/REPO[@REVISION][:TYPE][/PATH]``."""
+"""Name of a model on the hub, as the user types it: ``hf:OWNER/REPO[@REVISION][:TYPE][/PATH]``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError
 from treadle.files.splits import SHARD, shard_name
 
-MAX_SHARDS = 1000  # far above any real model: a name alone must not ask for 99,999 downloads
+MAX_SHARDS = 1000  # far above any real model: a name alone must not cause 99,999 downloads
 FORMS = "hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M or hf:OWNER/REPO/FILE.gguf"
 WEBSITES = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "//")
 NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -16,15 +16,15 @@ NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository of the hub, or what the user named in it."""
+    """A repository of the hub, or the file, folder or type in it that the user named."""
 
     repo: str  # OWNER/REPO
-    path: str = ""  # of a file or a folder within the repository; "": the user names none
+    path: str = ""  # file or folder within the repository; "": none named
     revision: str | None = None
-    tag: str = ""  # a type of weights: "Q4_K_M"; "": the user names none
+    tag: str = ""  # type of weights: "Q4_K_M"; "": none named
 
     def __str__(self) -> str:
-        """Write the name as a user types it."""
+        """Return the name as a user types it."""
         tag = f":{self.tag}" if self.tag else ""
         path = f"/{self.path}" if self.path else ""
         return f"{self.root}{tag}{path}"
@@ -35,7 +35,7 @@ class HubName:
         return f"hf:{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
     def shards(self) -> list[str]:
-        """List the paths of all the shards of a split model; of any other file, its own path."""
+        """Return the paths of all shards of a split model; of any other file, its own path."""
         match = SHARD.fullmatch(self.path)
         if match is None:
             return [self.path]
@@ -50,7 +50,7 @@ class HubName:
 
 
 def parse(ref: str) -> HubName:
-    """Read what was typed; raises FileError, with the forms there are, if it is none of them."""
+    """Parse a typed name; raise FileError, with the valid forms, if it has none of them."""
     rest = ref.removeprefix("hf:")
     for website in WEBSITES:
         rest = rest.removeprefix(website)
@@ -62,7 +62,7 @@ def parse(ref: str) -> HubName:
     path = parts[2] if len(parts) == 3 else ""
     if not NAME.fullmatch(parts[0]) or not NAME.fullmatch(name) or (tag and path):
         raise FileError("not the name of a model on the hub", path=ref, expected=FORMS)
-    pasted = re.match(r"(?:blob|resolve|tree)/([^/]+)/?(.*)", path)  # a page's address
+    pasted = re.match(r"(?:blob|resolve|tree)/([^/]+)/?(.*)", path)  # a web page's address
     if pasted and not revision:
         revision, path = "" if pasted[1] == "main" else pasted[1], pasted[2]
     return HubName(f"{parts[0]}/{name}", path, revision or None, tag)

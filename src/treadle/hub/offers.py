@@ -1,9 +1,9 @@
-"""The models in a repository, told by the names and sizes of its files, and which one to take.
+"""Models in a repository, recognised by file names and sizes, and the choice of one.
 
 A repository mostly holds one model in many types of weights, named for them. QUALITY has the types
-from best to worst, as divergence from the unrounded model tells (docs/formats.md). Q8_0 is where
-it becomes too small to matter, so nothing larger is taken where there is a choice; below three
-bits a model answers worse than a smaller one in four, so nothing there is taken unasked.
+from best to worst, by divergence from the unrounded model (docs/formats.md). Q8_0 is where it
+becomes too small to matter, so nothing larger is taken if there is a choice. Below three bits a
+model answers worse than a smaller one in four, so such a type must be named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUALITY = (
     *("Q4_K_XL", "Q4_K_L", "Q4_K_M", "Q4_K_S", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0", "MXFP4"),
     *("Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XS", "IQ3_XXS"),
 )
-LARGER = ("Q8_K_XL", "BF16", "F16", "F32")  # taken only where there is nothing smaller
+LARGER = ("Q8_K_XL", "BF16", "F16", "F32")  # taken only if there is nothing smaller
 ALIASES = {"FP16": "F16", "FP32": "F32", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M"}
 RANKS = {tag: rank for rank, tag in enumerate((*QUALITY, *LARGER))}
 
@@ -31,40 +31,42 @@ TAG = re.compile(
     r")(?=$|[-._/])",
     re.IGNORECASE,
 )
-NO_MODEL = re.compile(  # what lies beside a model and is none by itself
+NO_MODEL = re.compile(  # files beside a model that are not models by themselves
     r"(?:^|[-._/])(?:mmproj|imatrix|vocab|draft|mtp|lora|adapter|eagle\d?|dflash\d?)(?:$|[-._/])",
     re.IGNORECASE,
 )
-REPACKED = re.compile(r"Q4_0_\d_\d|IQ4_NL_\d_\d")  # for Arm, given up by ggml in 2024
+REPACKED = re.compile(r"Q4_0_\d_\d|IQ4_NL_\d_\d")  # for Arm, dropped by ggml in 2024
 
 ROOM, ROOM_SHARE = 1 << 30, 1 / 8  # bytes besides the weights, and per byte of weights
 
 
 @dataclass(frozen=True)
 class RepositoryModel:
-    """One model of a repository: a GGUF file, or all the shards of one."""
+    """One model of a repository: a GGUF file, or all its shards."""
 
-    paths: tuple[str, ...]  # within the repository; shards in their order
+    paths: tuple[str, ...]  # within the repository; shards in order
     n_bytes: int
-    tag: str  # the type that its name states: "Q4_K_M"; "" where it states none
-    stem: str  # what is left of the name without it: the same for one model in many types
+    tag: str  # type stated in its name: "Q4_K_M"; "" if there is none
+    stem: str  # rest of its name: the same for one model in many types
 
     @property
     def needs(self) -> int:
-        """Bytes of memory to run it: weights, keys and values of 4096 tokens, the program.
+        """Bytes of memory to run it: weights, KV cache of 4096 tokens, the program.
 
-        An estimate: a file's name does not tell how many heads keep keys.
+        An estimate: a file's name does not tell the number of KV heads.
         """
         return int(self.n_bytes * (1 + ROOM_SHARE)) + ROOM
 
     @property
     def label(self) -> str:
-        """How a user would name it: by its type, or else by its file."""
+        """Name that a user would give it: its type, or else its file."""
         return self.tag or self.paths[0]
 
 
 def find_offers(files: Mapping[str, int]) -> list[RepositoryModel]:
-    """The models among ``files`` (path to bytes), the best first; of a split one all or nothing."""
+    """Return the models in ``files`` (path to bytes), the best first; split models only if
+    complete.
+    """
     sizes = {path: n for path, n in files.items() if path.lower().endswith(".gguf")}
     models = {path: n for path, n in sizes.items() if not NO_MODEL.search(path)}
     offers = []
@@ -84,7 +86,7 @@ def find_offers(files: Mapping[str, int]) -> list[RepositoryModel]:
 
 
 def tag_of(path: str) -> tuple[str, str]:
-    """The type that a path states, in capitals, and the rest of it, which names the model."""
+    """Return the type that a path states, in capitals, and the rest, which names the model."""
     match = SHARD.fullmatch(path)
     bare = match["stem"] if match else path[: -len(".gguf")]
     found = [m["tag"].upper() for m in TAG.finditer(bare)]
@@ -94,12 +96,12 @@ def tag_of(path: str) -> tuple[str, str]:
 
 
 def rank(offer: RepositoryModel) -> int:
-    """Place in QUALITY; larger types after it, and what is not in it last."""
+    """Return the place in QUALITY; larger types come after it, unknown ones last."""
     return RANKS.get(ALIASES.get(offer.tag, offer.tag), len(RANKS))
 
 
 def tagged(offers: Iterable[RepositoryModel], tag: str) -> list[RepositoryModel]:
-    """Those of the type that a user names, in any letters' case; Q4_K stands for Q4_K_M.
+    """Return the models of the type that a user names, in any letter case; Q4_K stands for Q4_K_M.
 
     No type, or Ollama's "latest", stands for all.
     """
@@ -111,7 +113,7 @@ def tagged(offers: Iterable[RepositoryModel], tag: str) -> list[RepositoryModel]
 
 
 def one_model(offers: list[RepositoryModel], repo: str) -> list[RepositoryModel]:
-    """The offers of the one model that a repository is for; none where it holds several."""
+    """Return the offers of a repository's only model, or of the one it is named for; else none."""
     stems = {offer.stem for offer in offers}
     if len(stems) > 1:
         name = PurePosixPath(repo).name.lower()
@@ -121,9 +123,9 @@ def one_model(offers: list[RepositoryModel], repo: str) -> list[RepositoryModel]
 
 
 def best(offers: list[RepositoryModel], n_free: int | None) -> RepositoryModel | None:
-    """The best that fits into ``n_free`` bytes of memory (None: unknown); None if none does.
+    """Return the best that fits into ``n_free`` bytes of memory (None: unknown); None if none does.
 
-    ``offers`` are of one model. Where there is only one it is taken whatever its type.
+    ``offers`` are of one model. A single one is taken whatever its type.
     """
     fit = [offer for offer in offers if n_free is None or offer.needs <= n_free]
     if len(offers) == 1:

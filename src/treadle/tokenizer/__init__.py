@@ -1,5 +1,5 @@
-"""Text on one side, token ids on the other.
+"""Tokenizers: text to token ids and back.
 
-Nothing here imports ``sentencepiece`` or ``tokenizers`` before a model file asks for it: each takes
-20 to 40 ms.
+``sentencepiece`` and ``tokenizers`` are imported only when a model file needs them: each takes 20
+to 40 ms.
 """

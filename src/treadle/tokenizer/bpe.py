@@ -1,4 +1,4 @@
-"""Byte-pair vocabularies over bytes (``gpt2``): GPT-2's scheme, run by ``tokenizers``."""
+"""Byte-level BPE vocabularies (``gpt2``): GPT-2's scheme, run by ``tokenizers``."""
 
 from __future__ import annotations
 
@@ -20,32 +20,36 @@ from treadle.tokenizer.vocab import TokenType, Vocab, joined, texts
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letter for each byte: itself where it prints, else the next free one from U+0100."""
+    """Return the byte of each of GPT-2's letters. A printable byte is its own letter; the others
+    have the next free one from U+0100.
+    """
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printing]
     return {chr(b): b for b in printing} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-UNKNOWN = " "  # the unknown token's name inside: spaces have another letter there
+UNKNOWN = " "  # internal name of the unknown token: spaces have another letter there
 BYTE_OF_LETTER = _byte_letters()
 
 
 class BpeTokenizer(Tokenizer):
-    """Words cut by the family's expression, then merged pair by pair, over bytes as letters."""
+    """Byte-level BPE: words split by the family's expression, then merged pair by pair, as byte
+    letters.
+    """
 
     def __init__(self, vocab: Vocab) -> None:
         self.pre, family = _family(vocab)
         super().__init__(vocab, add_bos=family.add_bos, add_sep=family.add_sep)
         self._tokenizer = _build(vocab, family)
         self.adds_space = vocab.text(SPACES, "never") == "always"
-        # tokenizers drops bytes that have no piece, silently. UTF-8 itself never has some.
+        # tokenizers silently drops bytes without a piece. Those in ``never`` are in no UTF-8.
         never = {0xC0, 0xC1, *range(0xF5, 0x100)}
         find = self._tokenizer.token_to_id
         lost = [b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None]
         self._lost = frozenset(lost)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids through tokenizers. Few vocabularies put a space before a text, if it has none."""
+        """Return ids from tokenizers. A few vocabularies put a space before a text without one."""
         if start and self.adds_space and text and not text.startswith(" "):
             text = f" {text}"
         if self._lost and not self._lost.isdisjoint(text.encode()):
@@ -54,31 +58,33 @@ class BpeTokenizer(Tokenizer):
         return ids
 
     def _without_lost(self, text: str) -> str:
-        """``text`` without the characters that the vocabulary cannot spell whole. Those of one byte
-        stay: tokenizers drops them once it has cut the text into words.
+        """Return ``text`` without characters that the vocabulary cannot spell completely. Those of
+        one byte stay: tokenizers drops them after it has split the text into words.
         """
         lost = {each for each in set(text) if not self._lost.isdisjoint(each.encode())}
         self.warn_dropped(each for each in text if each in lost)
         return text.translate({ord(each): None for each in lost if not each.isascii()})
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """The bytes whose letters the piece has; its own UTF-8 if it was added as text."""
+        """Return the bytes of the piece's letters; its own UTF-8 if it was added as text."""
         if self._kinds[token] == TokenType.NORMAL:
             try:
                 return raw.decode().translate(self._latin).encode("latin-1")
-            except UnicodeError:  # not all of it is letters for bytes
+            except UnicodeError:  # not all of it is byte letters
                 return raw
         return raw
 
     @cached_property
     def _latin(self) -> dict[int, int]:
-        """From the letter to the character whose Latin-1 code is the byte; others past Latin-1."""
+        """Map from a letter to the character whose Latin-1 code is its byte; others map past
+        Latin-1.
+        """
         table = {ord(letter): byte for letter, byte in BYTE_OF_LETTER.items()}
         return {c: 0x2FF for c in range(256)} | table
 
 
 def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
-    """The pre-tokenizer of the file, or the best guess and a warning where the key is missing."""
+    """Return the file's pre-tokenizer; if the key is missing, the best guess, with a warning."""
     name = vocab.text(PRE, "")
     if not name:
         pieces = vocab.find(PRE_OF_PIECE)
@@ -101,12 +107,12 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     merges, key = vocab.merges(), "tokenizer.ggml.merges"
-    longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics where none is so long
+    longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics if none is so long
     if longest > int(vocab.sizes.max()):
         vocab.fail(key, f"makes {longest} bytes", "merges into pieces")
     try:
         model = merge_model(vocab, merge_pairs(merges), ignore_merges=family.ignore_merges)
-    except Exception as e:  # tokenizers raises Exception itself
+    except Exception as e:  # tokenizers raises plain Exception
         raise vocab.error(key, str(e), "merges of and into pieces") from None
     tokenizer = Tokenizer(model)
     splits = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
@@ -122,10 +128,10 @@ def merge_model(
     unk: int | None = None,
     **settings: Any,
 ) -> Any:
-    """A model for ``tokenizers`` of the pieces that plain text may become; ``mark`` as in
-    ``texts``, ``unk`` the id of what has no piece. Of pieces that are spelt alike the first wins.
+    """Return a model for ``tokenizers`` of the pieces that plain text may become. ``mark``: as in
+    ``texts``; ``unk``: id of text without a piece. Of pieces that are spelt alike the first wins.
 
-    Raises Exception, as tokenizers does, for merges of, or into, what is no piece.
+    Raises Exception, as tokenizers does, for merges of, or into, something that is not a piece.
     """
     from tokenizers.models import BPE
 
@@ -145,18 +151,19 @@ def merge_model(
         settings["unk_token"] = UNKNOWN
     try:
         return BPE(ids, pairs, **settings)
-    except Exception:  # tokenizers raises Exception itself
+    except Exception:  # tokenizers raises plain Exception
         if not lost:
             raise
-    # A merge into a control token, say: without it no text becomes that.
+    # For example a merge into a control token: without it no text becomes that token.
     kept = [(a, b) for a, b in pairs if lost.isdisjoint((a, b, a + b))]
     return BPE(ids, kept, **settings)
 
 
 def merge_pairs(merges: GGUFArray) -> list[tuple[str, str]]:
-    """The merges "left right" as pairs, in order of rank; a merge without a space is left out.
+    """Return the merges "left right" as pairs, in order of rank; a merge without a space is left
+    out.
 
-    UnicodeDecodeError for one that is not UTF-8.
+    Raises UnicodeDecodeError for one that is not UTF-8.
     """
     lines = joined(merges)
     marks = lines[(lines == 0x20) | (lines == 0x0A)]
@@ -172,7 +179,7 @@ def _pairs_one_by_one(merges: GGUFArray) -> list[tuple[str, str]]:
     pairs = []
     for i in range(len(merges)):
         line = merges.raw(i).decode()
-        cut = line.find(" ", 1)  # a left side may be a space
+        cut = line.find(" ", 1)  # the left side may begin with a space
         if cut > 0:
             pairs.append((line[:cut], line[cut + 1 :]))
     return pairs

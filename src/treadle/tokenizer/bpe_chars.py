@@ -1,8 +1,8 @@
-"""Byte-pair vocabularies over characters: SentencePiece's pieces, in which U+2581 stands for a
-space, merged by a list of pairs in place of scores, by ``tokenizers``.
+"""Character-level BPE vocabularies: SentencePiece's pieces, with U+2581 for a space, merged by a
+list of pairs in place of scores, by ``tokenizers``.
 
-GGUF says so by the model ``gemma4``, or by the model ``gpt2`` and one of a few pre-tokenizers; the
-converter then writes pieces of bytes as ordinary ones.
+GGUF marks them by the model ``gemma4``, or by the model ``gpt2`` and one of a few pre-tokenizers;
+the converter then writes byte pieces as ordinary ones.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from treadle.tokenizer.vocab import TokenType, Vocab, texts
 
 _LINES = re.compile(r"(\n+)")
 _BYTES = {b"<0x%02X>" % byte for byte in range(256)}
-NUL = "\0"  # in no piece, where some have newlines
+NUL = "\0"  # occurs in no piece, while some have newlines
 
 
 class MergedTokenizer(SpmTokenizer):
-    """Lines, merged pair by pair; a character without a piece is its bytes' pieces. Of ends of
-    lines that follow each other a piece is taken whole.
+    """Character-level BPE of lines; a character without a piece becomes byte pieces. A run of
+    newlines that is a piece is not split.
     """
 
     pre = "gemma4"
     whole_ends = True
-    adds = True  # BOS, if the file does not say
+    adds = True  # adds BOS, if the file does not say
 
     def __init__(self, vocab: Vocab) -> None:
         Tokenizer.__init__(self, vocab, add_bos=self.adds)
@@ -49,9 +49,9 @@ class MergedTokenizer(SpmTokenizer):
         self._kinds = vocab.types.astype("u1").tobytes()
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids through tokenizers; where a text starts makes no difference here."""
+        """Return ids from tokenizers; ``start`` makes no difference here."""
         ids: list[int] = []
-        # llama.cpp cuts so too: ends of lines would else be merged with what stands around them.
+        # As in llama.cpp: otherwise newlines would be merged with the text around them.
         for part in filter(None, _LINES.split(text.replace(" ", "\u2581"))):
             ends = self.whole_ends and part[0] == "\n"
             whole = self._tokenizer.token_to_id(part) if ends else None
@@ -61,7 +61,7 @@ class MergedTokenizer(SpmTokenizer):
 
 
 class PlainMergedTokenizer(MergedTokenizer):
-    """The same with all ends of lines merged (Sarvam)."""
+    """Character-level BPE of lines that also merges runs of newlines (Sarvam)."""
 
     whole_ends = False
     adds = False
@@ -72,12 +72,12 @@ def _build(vocab: Vocab) -> Any:
 
     try:
         return Merger(merge_model(vocab, _pairs(vocab), NUL, byte_fallback=True))
-    except Exception as e:  # tokenizers raises Exception itself
+    except Exception as e:  # tokenizers raises plain Exception
         what = "merges of and into pieces"
         raise vocab.error("tokenizer.ggml.merges", str(e), what) from None
 
 
 def _pairs(vocab: Vocab) -> list[tuple[str, str]]:
-    """The merges, "left right", in order of rank."""
+    """Return the merges, "left right", in order of rank."""
     lines = texts(vocab.merges(), NUL)
     return [(line[:cut], line[cut + 1 :]) for line in lines if (cut := line.find(" ", 1)) > 0]

@@ -1,4 +1,4 @@
-"""Byte-pair vocabularies over characters without spaces (``whitespace``), by ``tokenizers``.
+"""Character-level BPE vocabularies without spaces (``whitespace``), run by ``tokenizers``.
 
 White space ends a word and is dropped, as in jina-embeddings-v2-base-zh.
 """
@@ -15,9 +15,9 @@ _NO_SPACE = str.maketrans(dict.fromkeys(WHITE, " "))
 
 
 class UnspacedTokenizer(Tokenizer):
-    """Words between white space, merged pair by pair. A character without a piece is the pieces of
-    its bytes, else the unknown token, or nothing where the file has none. Decoding cannot know the
-    white space that was dropped.
+    """Character-level BPE of the words between white space. A character without a piece becomes
+    byte pieces, else the unknown token, or nothing if the file has none. Decoding cannot restore
+    the white space.
     """
 
     pre = "whitespace"
@@ -28,7 +28,7 @@ class UnspacedTokenizer(Tokenizer):
         self._tokenizer = _build(vocab, self.unk)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids through tokenizers; where a text starts makes no difference here."""
+        """Return ids from tokenizers; ``start`` makes no difference here."""
         words = text.translate(_NO_SPACE).split(" ")
         if self._lowers:
             words = [word.lower() for word in words]
@@ -46,6 +46,6 @@ def _build(vocab: Vocab, unk: int | None) -> Any:
     merges = merge_pairs(vocab.merges())
     try:
         return Tokenizer(merge_model(vocab, merges, unk=unk, byte_fallback=True))
-    except Exception as e:  # tokenizers raises Exception itself
+    except Exception as e:  # tokenizers raises plain Exception
         what = "merges of and into pieces"
         raise vocab.error("tokenizer.ggml.merges", str(e), what) from None

@@ -1,6 +1,4 @@
-"""Filling in the middle: prompts of what stands before and behind a gap, for models that have
-tokens for it.
-"""
+"""Fill-in-the-middle prompts, of the text before and after a gap, for models with tokens for it."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from treadle.errors import UnsupportedError
 if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
 
-# GGUF's name of the key, its older one, and what families call the token where no key says it.
+# By GGUF's key: its older name, and the families' names of the token for files without a key.
 TOKENS = {
     "fim_pre": (
         "prefix",
@@ -50,7 +48,7 @@ TOKENS = {
 
 
 def fim_token(tokenizer: Tokenizer, role: str) -> int | None:
-    """The token that plays a role of ``TOKENS``, if the vocabulary has one."""
+    """Return the token of a role in ``TOKENS``, or None."""
     older, *names = TOKENS[role]
     specials = tokenizer.vocab.specials
     for key in (role, older):
@@ -68,9 +66,9 @@ def infill_ids(
     begun: str = "",
     files: Iterable[tuple[str, str]] = (),
 ) -> list[int]:
-    """The ids of a prompt after which the model writes what stands between two texts. ``begun``:
-    the beginning of it; ``files``: others of the same project, by name. Raises UnsupportedError
-    where the vocabulary has no tokens for it.
+    """Return the ids of a prompt after which the model writes the text between ``before`` and
+    ``behind``. ``begun``: the beginning of that text; ``files``: other files of the project, by
+    name. Raises UnsupportedError if the vocabulary has no tokens for it.
     """
     roles = ("fim_pre", "fim_suf", "fim_mid")
     marks = [token for role in roles if (token := fim_token(tokenizer, role)) is not None]

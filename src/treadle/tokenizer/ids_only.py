@@ -1,4 +1,4 @@
-"""Ids of files that have no vocabulary: no id has a text, and none is known to end one."""
+"""Tokenizer of files without a vocabulary: no id has text, and none is known to end generation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def has_vocabulary(gguf: GGUF) -> bool:
-    """Whether a file says that it has one, of whatever kind."""
+    """Whether a file states that it has a vocabulary, of any kind."""
     return gguf.metadata.get("tokenizer.ggml.model", NONE[0]) not in NONE
 
 
 class NoVocabulary(Tokenizer):
-    """What an answer of ids alone asks of a tokenizer."""
+    """Tokenizer interface for requests of ids only."""
 
     of_text = None
 

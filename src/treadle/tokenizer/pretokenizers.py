@@ -1,7 +1,7 @@
-"""How each BPE family cuts text into words before it merges: GGUF's ``tokenizer.ggml.pre``.
+"""Pre-tokenizers of BPE families (GGUF's ``tokenizer.ggml.pre``): rules that split text into words.
 
-A row is one family: its regular expressions, applied one after another, each to what the ones
-before left whole. The expressions are those of the families' own tokenizer.json.
+A row is one family: its regular expressions, applied one after another, each to what the earlier
+ones left whole. The expressions are those of the families' own tokenizer.json.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from treadle.base.fast_dataclass import dataclass
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """``patterns``: each match and each gap becomes a word. ``ignore_merges``: a word that is a
-    piece is that piece, whatever the merges say. ``add_bos``, ``add_sep``: what GGUF files of
-    the family leave unsaid."""
+    """Rules that split text into words, for one family.
+
+    ``patterns``: each match and each gap becomes a word. ``ignore_merges``: a word that is a piece
+    becomes that piece, regardless of the merges. ``add_bos``, ``add_sep``: defaults for GGUF files
+    of the family that do not state them.
+    """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -29,7 +32,7 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
-    """The GPT-4 expression with as many digits to a word as ``digits`` says."""
+    """Return the GPT-4 expression; ``digits`` matches a word of digits."""
     return (
         rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}"
         rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -37,7 +40,9 @@ def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
 
 
 def _cased(digits: str, suffix: str, but: str = "", end: str = r"[\r\n/]*") -> str:
-    """The GPT-4o expression: a word is capitals, then small letters, ``but`` not some of them."""
+    """Return the GPT-4o expression: a word is capitals, then small letters; ``but`` excludes some
+    of them.
+    """
     upper, lower = (rf"[\p{{{x}}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]" for x in (r"Lu}\p{Lt", "Ll"))
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}"
@@ -67,7 +72,7 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 
 _LLAMA3 = _gpt4(r"\p{N}{1,3}")
 _QWEN2 = PreTokenizer((_gpt4(r"\p{N}"),))
-_RUNS = "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))  # of spaces
+_RUNS = "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))  # runs of spaces
 _JAIS2 = PreTokenizer((_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + _RUNS + r"|\s{1,2}(?!\S)|\s{1}",))
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _GPT_2 = PreTokenizer((_GPT2,))
@@ -76,9 +81,9 @@ _BLOOM = PreTokenizer((" ?[^(\\s|.,!?…。，、।۔،)]+",))
 _TEKKEN = PreTokenizer((_cased(r"\p{N}", ""),), ignore_merges=True, add_bos=True)
 _GPT_4O = PreTokenizer((_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),))
 _HAN = _cased(r"\p{N}{1,3}", f"{_CONTRACTION}?", r"&&[^\p{Han}]", r"[\r\n]*")
-# Digits in threes from the right, unless a letter follows. The first of them are cut off; then
-# those from the left are the same. Its own expression, \d{1,3}(?=(?:\d{3})*\b), makes the same
-# cuts, but each three look to the end.
+# Digits in threes from the right, unless a letter follows. The leading ones are cut off; then
+# groups from the left are the same. The family's own expression, \d{1,3}(?=(?:\d{3})*\b), makes the
+# same cuts, but scans to the end for each group.
 _TINY_AYA = PreTokenizer((r"(?<!\d)\d{1,3}(?=(?:\d{3})*+\b)", *_GPT_4O.patterns))
 _DEEPSEEK_V3 = PreTokenizer(
     (
@@ -96,11 +101,11 @@ _BAILING = PreTokenizer(
     )
 )
 
-# NanoChat's ranks know whole words, as tiktoken looks them up.
+# NanoChat's ranks contain whole words, as tiktoken looks them up.
 _TWOS = _BAILING.patterns[0].replace(r"\p{N}|", r"\p{N}{1,2}|")
 _NANOCHAT = PreTokenizer((_TWOS,), ignore_merges=True)
 
-# Digits in threes from the right. Longer runs are cut before, or each digit looks to the end.
+# Digits in threes from the right. Longer runs are cut first, otherwise each digit scans to the end.
 _TRINITY = PreTokenizer(
     (
         r"\p{N}{1,510}",
@@ -112,7 +117,7 @@ _TRINITY = PreTokenizer(
 )
 
 # SuperBPE: digits in threes from the right; other numbers (such as superscripts) are not cut off.
-# Its own expression, (?=(\d{3})+(?!\d)), makes the same cuts, but each digit looks to the end.
+# SuperBPE's expression, (?=(\d{3})+(?!\d)), makes the same cuts, but each digit scans to the end.
 _OTHER = r"[\p{N}&&\D]"
 _HEAD = r"\d{1,2}(?=(?:\d{3})+(?!\d))"
 _SUPERBPE = PreTokenizer(
@@ -126,7 +131,7 @@ _SUPERBPE = PreTokenizer(
 DEFAULT = "default"
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     DEFAULT: PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    # Llama 3 and those who took its tokenizer over
+    # Llama 3 and families that use its tokenizer
     "llama3": _LLAMA_BPE,
     "llama-v3": _LLAMA_BPE,
     "llama-bpe": _LLAMA_BPE,
@@ -212,7 +217,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-v3": _DEEPSEEK_V3,
     "hunyuan-dense": _DEEPSEEK_V3,
     "joyai-llm": _DEEPSEEK_V3,
-    # Kimi: Han apart from other letters. Its ranks know whole words, as tiktoken looks them up.
+    # Kimi: Han apart from other letters. Its ranks contain whole words, as tiktoken looks them up.
     "kimi-k2": PreTokenizer((rf"[\p{{Han}}]+|{_HAN}",), ignore_merges=True),
     # Ling and Ring
     "bailingmoe": _BAILING,
@@ -220,7 +225,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "nanochat": _NANOCHAT,
     "afmoe": _TRINITY,
     "minicpm5": PreTokenizer((r"\p{N}{1,3}", _gpt4(r"\p{N}+")), ignore_merges=True),
-    # Signs keep apart from ends of lines
+    # Signs are kept apart from newlines
     "seed-coder": PreTokenizer(
         (
             rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}"
@@ -263,7 +268,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             r"\p{N}",
         )
     ),
-    # Chameleon: each sign is a word; what stands for pictures stays whole
+    # Chameleon: each sign is a word; image placeholders stay whole
     "chameleon": PreTokenizer(
         (
             r"<sentinel:[0-9]+>",
@@ -278,7 +283,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "superbpe": _SUPERBPE,
 }
 
-# Files older than the key ``tokenizer.ggml.pre``: what the architecture or a piece gives away.
+# Files older than the key ``tokenizer.ggml.pre``: guesses from the architecture or a piece.
 PRE_OF_ARCH = {
     **dict.fromkeys(("qwen", "qwen2", "qwen2moe", "qwen3"), "qwen2"),
     **dict.fromkeys(("gpt2", "phi2", "gptneox", "mpt", "olmo"), "gpt-2"),

@@ -1,5 +1,5 @@
-"""Vocabularies of RWKV's World models (``rwkv``): pieces of bytes, the longest one that fits each
-time. Files spell them as Python does bytes, with escapes.
+"""Vocabularies of RWKV's World models (``rwkv``): byte pieces, of which the longest match is taken.
+Files spell them as Python spells bytes, with escapes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from treadle.tokenizer.vocab import TokenType, Vocab
 
 _ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{2}|.)", re.DOTALL)
 _BYTES = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
-_HEAD = 2  # bytes by which pieces are found
+_HEAD = 2  # bytes by which pieces are indexed
 
 
 class LongestTokenizer(Tokenizer):
-    """From the left of a text on, the longest piece that stands there."""
+    """Greedy tokenizer: from the left of a text on, the longest piece that matches."""
 
     pre = "default"
 
@@ -25,9 +25,7 @@ class LongestTokenizer(Tokenizer):
 
     @cached_property
     def _pieces(self) -> tuple[dict[bytes, int], dict[bytes, list[int]]]:
-        """The ids of pieces; and by the bytes that these begin with how long they are, the longest
-        first.
-        """
+        """Ids of pieces; and, by their first bytes, their lengths, the longest first."""
         never = frozenset(self.vocab.unspellable())
         pieces = {
             self._bytes_of(token, raw): token
@@ -40,11 +38,11 @@ class LongestTokenizer(Tokenizer):
         return pieces, {head: sorted(each, reverse=True) for head, each in sizes.items()}
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids of the pieces; the unknown token, if there is one, for a byte that begins none, else
-        the byte's character is left out.
+        """Return the ids of the longest pieces. A byte that begins no piece becomes the unknown
+        token; if there is none, the byte's character is left out.
         """
         (pieces, sizes), data, ids, at = self._pieces, text.encode(), list[int](), 0
-        begun, n_before = 0, 0  # the last character that a piece began at, and the ids before it
+        begun, n_before = 0, 0  # last character where a piece began; ids before it
         lost: list[str] = []
         while at < len(data):
             if not _goes_on(data[at]):
@@ -78,7 +76,7 @@ class LongestTokenizer(Tokenizer):
 
 
 def _goes_on(byte: int) -> bool:
-    """Whether a byte of UTF-8 is one that goes on with a character."""
+    """Whether a byte continues a UTF-8 character."""
     return byte & 0xC0 == 0x80
 
 

@@ -1,4 +1,4 @@
-"""Finding the tokens that text may spell out whole: control tokens and user-defined pieces."""
+"""Search for tokens that text may spell out whole: control tokens and user-defined pieces."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 
 
 class SpecialTokenSplitter:
-    """Cuts text at every occurrence of some pieces, leftmost first and the longest of those.
+    """Splits text at every occurrence of some pieces, leftmost first and the longest of those.
 
-    Thousands of pieces (Gemma has over 6,000) make one slow regular expression, so that one
-    only finds where the first two characters of any piece stand, and a dict does the rest.
+    Thousands of pieces (Gemma has over 6,000) make a slow regular expression. So the expression
+    only finds the first two characters of any piece, and a dict does the rest.
     """
 
     def __init__(self, ids: Mapping[str, int]) -> None:
@@ -30,7 +30,7 @@ class SpecialTokenSplitter:
         self._heads = re.compile("|".join(alternatives)) if alternatives else None
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Yields the stretches of ``text`` between pieces (never empty) and the pieces' ids."""
+        """Yield the stretches of ``text`` between pieces (never empty) and the pieces' ids."""
         done = at = 0
         while self._heads and (near := self._heads.search(text, at)):
             at = near.start()

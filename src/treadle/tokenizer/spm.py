@@ -1,8 +1,8 @@
 """SentencePiece vocabularies (``llama``): a model for ``sentencepiece`` built from GGUF's arrays.
 
-``sentencepiece`` reads its model as a protobuf message of one record for each piece. The records
-are laid down by numpy straight from the file's bytes, so that 262,144 pieces take about 25 ms
-instead of seconds through message objects.
+``sentencepiece`` reads its model as a protobuf message of one record for each piece. Numpy writes
+the records straight from the file's bytes, so that 262,144 pieces take about 25 ms instead of
+seconds through message objects.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NORMALIZER = b"\x1a\x10\x0a\x08identity\x18\x00\x20\x00\x28\x01"
 
 
 class SpmTokenizer(Tokenizer):
-    """Scored pieces in which U+2581 stands for a space, encoded by sentencepiece."""
+    """Scored pieces with U+2581 for a space, encoded by sentencepiece."""
 
     pre = "default"
 
@@ -55,14 +55,15 @@ class SpmTokenizer(Tokenizer):
         prepend = vocab.text(SPACES, "")
         self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
         self.begins_anew = prepend != "first"
-        self._kept = (" ", MARK) if prepend else ()  # texts that begin so get no further space
+        self._kept = (" ", MARK) if prepend else ()  # text that begins so gets no space
         types = vocab.types.copy()
         self._byte_of = self._byte_pieces(types)
-        # All 256 or none: sentencepiece refuses a part, and a part could not spell every text.
+        # All 256 or none: sentencepiece refuses an incomplete set, which could not spell every
+        # text.
         fallback = len(set(self._byte_of.values())) == len(self._byte_of) == 256
         if not fallback:
             types[types == TokenType.BYTE] = TokenType.CONTROL
-        # It also wants exactly one unknown piece, where files have none or dozens.
+        # It also requires exactly one unknown piece, while files have none or dozens.
         unknowns = np.flatnonzero(types == TokenType.UNKNOWN)
         unk = self.unk if self.unk is not None else next(iter(unknowns.tolist()), None)
         types[unknowns] = TokenType.UNUSED
@@ -82,8 +83,11 @@ class SpmTokenizer(Tokenizer):
         return found
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids through sentencepiece; a text that begins anew gets the space the file asks for."""
-        # The space is put here and not by sentencepiece: it does not know what stands before.
+        """Return ids from sentencepiece; a text that starts anew gets the space that the file asks
+        for.
+        """
+        # The space is put here and not by sentencepiece, which does not know what precedes the
+        # text.
         spaced = start and self.adds_space and not text.startswith(self._kept)
         ids: list[int] = self._processor.encode(" " + text if spaced else text)
         if self._unk is None and self.n_vocab in ids:
@@ -94,7 +98,9 @@ class SpmTokenizer(Tokenizer):
         return ids
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """The piece with its spaces, the byte it stands for, or U+FFFD for the unknown token."""
+        """Return the piece with its spaces, the byte it stands for, or U+FFFD for the unknown
+        token.
+        """
         kind = self._kinds[token]
         if kind == TokenType.BYTE:
             return bytes([self._byte_of[token]])
@@ -108,14 +114,14 @@ def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
 
     def processor(tokens: GGUFArray) -> Any:
         proto = model_proto(vocab, tokens, types, fallback)
-        with uncut:  # protobuf makes its tables under locks of its own
+        with uncut:  # protobuf builds its tables under locks of its own
             return SentencePieceProcessor(model_proto=proto)
 
     if int(vocab.sizes.max()) <= _MAX_PIECE:
         try:
             return processor(vocab.tokens)
         except (RuntimeError, ValueError):
-            pass  # an empty piece or a duplicate may be why: try again with other names for those
+            pass  # perhaps an empty piece or a duplicate: try again with other names for those
     tokens = _all_different(vocab, types)
     try:
         return processor(tokens)
@@ -125,8 +131,9 @@ def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
 
 
 def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:
-    """The pieces with another name for each that is empty, a duplicate or too long: all that
-    sentencepiece refuses, and text cannot become."""
+    """Return the pieces, with another name for each that is empty, a duplicate or too long:
+    sentencepiece refuses these, and text cannot become them.
+    """
     seen: set[bytes] = set()
     pieces = []
     for token in range(vocab.n):
@@ -145,7 +152,7 @@ def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:
 def model_proto(
     vocab: Vocab, tokens: GGUFArray, types: npt.NDArray[np.int32], fallback: bool
 ) -> bytes:
-    """The serialised sentencepiece ModelProto: BPE, identity normaliser, no dummy prefix.
+    """Return the serialised sentencepiece ModelProto: BPE, identity normaliser, no dummy prefix.
 
     When ``types`` int32 [n] has no UNKNOWN piece, one is added at the end with id n.
     """
@@ -157,7 +164,7 @@ def model_proto(
     records["score"], records["type"] = vocab.scores, types
     records["piece_size"] = _varints(sizes)
 
-    # A GGUF string is 8 bytes of length and its bytes: each record puts 15 in place of the 8.
+    # A GGUF string is 8 bytes of length and its bytes: each record replaces the 8 by 15 bytes.
     payload, heads = tokens.payload, starts - int(starts[0])
     places = heads + (_RECORD.itemsize - 8) * np.arange(vocab.n)
     proto = np.empty(len(payload) + (_RECORD.itemsize - 8) * vocab.n, np.uint8)
@@ -171,7 +178,7 @@ def model_proto(
 
 
 def _varints(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Protobuf varints of three bytes each, uint8 [n, 3]."""
+    """Return protobuf varints of three bytes each, uint8 [n, 3]."""
     digits = np.empty((len(values), 3), np.uint8)
     digits[:, 0] = values & 127 | 128
     digits[:, 1] = values >> 7 & 127 | 128
@@ -180,7 +187,7 @@ def _varints(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def _outside(n_bytes: int, places: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.bool_]:
-    """A mask of ``n_bytes`` without the ``size`` bytes at each place."""
+    """Return a mask of ``n_bytes`` without the ``size`` bytes at each place."""
     mask = np.ones(n_bytes, np.uint8)
     windows(mask, size)[places] = np.zeros(1, f"V{size}")[0]
     return mask.view(np.bool_)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for every kind of vocabulary that GGUF files carry."""
+"""Text to token ids and back, for every kind of vocabulary in GGUF files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from treadle.tokenizer.vocab import BEFORE, TokenType, Vocab
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
-MAX_SHOWN = 8  # characters that a warning names
-# White space as Rust has it: Python's without four control characters.
+MAX_SHOWN = 8  # characters that a warning lists
+# White space as in Rust: Python's without four control characters.
 WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 WHITE += "".join(map(chr, range(0x2000, 0x200B)))
-# tokenizer.ggml.model -> the module and class that read it; imported when a file asks for it.
+# tokenizer.ggml.model -> its module and class, imported when a file needs it.
 MODELS = {
     "llama": ("spm", "SpmTokenizer"),
     "gpt2": ("bpe", "BpeTokenizer"),
@@ -32,7 +32,7 @@ MODELS = {
     "whitespace": ("bpe_whitespace", "UnspacedTokenizer"),
     "rwkv": ("rwkv_world", "LongestTokenizer"),
 }
-# With this tokenizer.ggml.pre it is another one.
+# Exceptions by tokenizer.ggml.pre.
 PRE = "tokenizer.ggml.pre"
 _BY_PRE = {
     ("gpt2", "gemma4"): ("bpe_chars", "MergedTokenizer"),
@@ -42,10 +42,10 @@ _BY_PRE = {
 
 
 def load_tokenizer(gguf: GGUF) -> Tokenizer:
-    """The tokenizer that an open model file describes.
+    """Return the tokenizer that an open model file describes.
 
-    Raises FileError (its arrays are missing, damaged or at odds) or UnsupportedError (a kind of
-    vocabulary or a pre-tokenizer that treadle does not have, or no vocabulary at all).
+    Raises FileError (its arrays are missing, damaged or inconsistent) or UnsupportedError (a kind
+    of vocabulary or a pre-tokenizer that treadle does not have, or no vocabulary at all).
     """
     if "tokenizer.ggml.model" not in gguf.metadata:
         raise UnsupportedError(
@@ -63,16 +63,16 @@ def load_tokenizer(gguf: GGUF) -> Tokenizer:
 
 
 class Tokenizer(abc.ABC):
-    """Text to ids and back. Token ids are ints in [0, n_vocab).
+    """Converter of text to ids and back. Token ids are ints in [0, n_vocab).
 
-    ``bos eos eot unk pad sep`` are ids or None; ``eog`` is every id that ends generation;
-    ``add_bos``, ``add_eos``, ``add_sep`` say what the file wants around a text; ``warnings``
-    tells what about the file is doubtful; ``model`` and ``pre`` are GGUF's names of the kind.
+    ``bos eos eot unk pad sep`` are ids or None; ``eog`` are the ids that end generation;
+    ``add_bos``, ``add_eos``, ``add_sep``: tokens that the file wants around a text; ``warnings``:
+    doubtful facts about the file; ``model`` and ``pre`` are GGUF's names of the kind.
     """
 
-    adds_space = False  # the tokenizer puts a space of its own before a text
-    begins_anew = True  # and behind special tokens
-    tells_second = False  # of a pair, the second text has a type of its own: BERT's, not RoBERTa's
+    adds_space = False  # the tokenizer puts a space before a text
+    begins_anew = True  # also after special tokens
+    tells_second = False  # the second text of a pair has its own type: BERT's, not RoBERTa's
     pre = ""
 
     def __init__(
@@ -88,28 +88,31 @@ class Tokenizer(abc.ABC):
         self.pad, self.sep = special("pad"), special("sep")
         self.eog = vocab.eog
         self._trimming, self._before = vocab.trimming(), vocab.ids(BEFORE)
-        self._kinds = vocab.types.astype("u1").tobytes()  # quicker than numpy, one at a time
+        self._kinds = vocab.types.astype("u1").tobytes()  # faster than numpy for single items
         self._seen: dict[int, bytes] = {}
         prefix = "tokenizer.ggml.add_"
         self.add_bos = vocab.flag(f"{prefix}bos_token", add_bos) and self.bos is not None
         self.add_eos = vocab.flag(f"{prefix}eos_token", add_eos) and self.eos is not None
         self.add_sep = vocab.flag(f"{prefix}sep_token", add_sep) and self.sep is not None
 
-    # -- what a kind of vocabulary must say -----------------------------------------------
+    # -- interface of a kind of vocabulary ---------------------------------------------------
 
     @abc.abstractmethod
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """The ids of text in which no special token is looked for; ``start``: nothing stands before
-        it, or a special token does where ``begins_anew``."""
+        """Return the ids of text without a search for special tokens. ``start``: nothing precedes
+        it, or, with ``begins_anew``, a special token does.
+        """
 
     @abc.abstractmethod
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """What the token, spelt ``raw``, adds to a text; for control tokens, their names."""
+        """Return the bytes that the token, spelt ``raw``, adds to a text; of control tokens, their
+        names.
+        """
 
     # -- text to ids ----------------------------------------------------------------------
 
     def warn_beyond(self, n_rows: int) -> None:
-        """Tell the caller of tokens that the model, with ``n_rows``, neither reads nor writes."""
+        """Warn of tokens that the model, with ``n_rows``, neither reads nor writes."""
         if self.n_vocab <= n_rows:
             return
         ends = [self.piece(token) for token in sorted(self.eog) if token >= n_rows][:4]
@@ -121,7 +124,7 @@ class Tokenizer(abc.ABC):
         warn(f"{name}: the vocabulary has {n} tokens and the model {n_rows}: {lost}")
 
     def warn_dropped(self, characters: Iterable[str]) -> None:
-        """Tell the caller which characters of a text the vocabulary has no token for."""
+        """Warn of characters of a text that the vocabulary has no token for."""
         different = dict.fromkeys(characters)
         shown = ", ".join(ascii(each) for each in islice(different, MAX_SHOWN))
         more = ", ..." if len(different) > MAX_SHOWN else ""
@@ -129,12 +132,12 @@ class Tokenizer(abc.ABC):
             warn(f"the vocabulary has no token for {shown}{more}: left out of the text")
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
-        """The ids of ``text``.
+        """Return the ids of ``text``.
 
         ``bos``: None adds what the file wants around a text (and no second BOS to a text that
         spells one), False adds nothing, True begins with BOS in any case. ``special``: control
-        tokens spelled in the text become those tokens; otherwise they are plain text, which is
-        what text from strangers must be. User-defined pieces are found either way.
+        tokens spelt in the text become those tokens; otherwise they are plain text, as untrusted
+        text must be. User-defined pieces are found either way.
         """
         text = _without_surrogates(text)
         ids: list[int] = []
@@ -149,12 +152,12 @@ class Tokenizer(abc.ABC):
         return ids if bos is False else self._surround(ids, bos)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of what a chat template made, which spells control tokens, BOS perhaps too."""
+        """Return the ids of a chat template's output, which spells control tokens, perhaps BOS."""
         spelt = self.bos is not None and text.startswith(self.piece(self.bos))
         return self.encode(text, bos=False if spelt else None, special=True)
 
     def _trimmed(self, parts: Iterable[str | int]) -> Iterable[str | int]:
-        """``parts`` without the white space that tokens beside it drop."""
+        """Return ``parts`` without the white space that adjacent tokens drop."""
         left, right = self._trimming
         if not left and not right:
             return parts
@@ -180,14 +183,15 @@ class Tokenizer(abc.ABC):
 
     @cached_property
     def _specials(self) -> dict[bool, SpecialTokenSplitter]:
-        """What to cut out of text, by whether control tokens are parsed."""
+        """Splitters of text, by whether control tokens are parsed."""
         always = self._spellings(TokenType.USER_DEFINED)
         parsed = always | self._spellings(TokenType.CONTROL, TokenType.UNKNOWN)
         return {False: SpecialTokenSplitter(always), True: SpecialTokenSplitter(parsed)}
 
     def _spellings(self, *types: TokenType) -> dict[str, int]:
-        """The texts of such tokens; those with U+2581 stand for a space that belongs to the text
-        around it, and are the encoder's business."""
+        """Return the texts of tokens of these types. Pieces with U+2581 stand for a space of the
+        text around them, and are left to the encoder.
+        """
         texts = ((self.vocab.raw(i).decode("utf-8", "replace"), i) for i in self._ids(*types))
         return {text: token for text, token in texts if "▁" not in text}
 
@@ -197,23 +201,23 @@ class Tokenizer(abc.ABC):
     # -- ids to text ----------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int], *, special: bool = False, start: bool = True) -> str:
-        """The text of ``ids``; control tokens vanish unless ``special``.
+        """Return the text of ``ids``; control tokens are dropped unless ``special``.
 
-        The inverse of ``encode`` wherever the vocabulary keeps all of a text: the space that
-        encoding put before a text is taken away. ``start`` False keeps it, for ids that continue
-        a text. Bytes that are no UTF-8 become U+FFFD. IndexError for an id outside the vocabulary.
+        The inverse of ``encode`` if the vocabulary keeps all of a text: the space that encoding put
+        before a text is removed. ``start`` False keeps it, for ids that continue a text. Invalid
+        UTF-8 becomes U+FFFD. Raises IndexError for an id outside the vocabulary.
         """
         decoder = StreamDecoder(self, special=special, start=start)
         return "".join([*map(decoder.push, ids), decoder.flush()])
 
     @property
     def of_text(self) -> Tokenizer | None:
-        """Itself; None where no token has a text."""
+        """The tokenizer itself; None if no token has text."""
         return self
 
     def starts(self, ids: Iterable[int]) -> list[int]:
-        """Where the text of each of ``ids`` begins in what ``decode`` makes of all, in characters.
-        Tokens of one character begin where it does.
+        """Return the start of each id's text, in characters of the text that ``decode`` makes of
+        all. Tokens of one character start where it does.
         """
         decoder, made = StreamDecoder(self, start=True), []
         for id in ids:
@@ -222,29 +226,32 @@ class Tokenizer(abc.ABC):
         return made
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token adds to a text, in bytes that may be part of a character; for control
-        tokens, their names. IndexError for an id outside the vocabulary."""
+        """Return the bytes that the token adds to a text, perhaps part of a character; of control
+        tokens, their names. Raises IndexError for an id outside the vocabulary.
+        """
         data = self._seen.get(token)
         if data is None:
             data = self._seen[token] = self._bytes_of(token, self.vocab.raw(token))
         return data
 
     def all_token_bytes(self) -> list[bytes]:
-        """``token_bytes`` of every token, [n_vocab]."""
+        """Return ``token_bytes`` of every token, [n_vocab]."""
         return [self._bytes_of(token, raw) for token, raw in enumerate(self.vocab.raws())]
 
     def piece(self, token: int) -> str:
-        """The token as the file spells it, for people to read: "▁the", "Ġthe", "<0x0A>"."""
+        """Return the token as the file spells it, for display: "▁the", "Ġthe", "<0x0A>"."""
         return self.vocab.raw(token).decode("utf-8", "replace")
 
     def is_control(self, token: int) -> bool:
-        """Whether the token stands for something other than text. IndexError as ``piece``."""
+        """Whether the token stands for something other than text. Raises IndexError as ``piece``
+        does.
+        """
         if not 0 <= token < self.n_vocab:
             raise IndexError(f"token {token}: the vocabulary has {self.n_vocab}")
         return self._kinds[token] == TokenType.CONTROL
 
     def is_special(self, token: int) -> bool:
-        """Whether ``encode`` cuts text at this token, and so begins anew behind it."""
+        """Whether ``encode`` splits text at this token, and so begins anew after it."""
         return token in self._cuts
 
     @cached_property
@@ -253,7 +260,7 @@ class Tokenizer(abc.ABC):
         return frozenset(controls).union(self._spellings(TokenType.USER_DEFINED).values())
 
     def cut(self, text: str) -> list[str | int]:
-        """``text`` with the control tokens that it spells as their ids."""
+        """Return ``text`` in parts, with the ids of control tokens that it spells."""
         parts: list[str | int] = []
         for part in self._specials[True].split(text):
             if isinstance(part, int) and not self.is_control(part):
@@ -265,22 +272,22 @@ class Tokenizer(abc.ABC):
         return parts
 
     def token_id(self, piece: str) -> int | None:
-        """The id of the piece that is spelt so in the file, or None."""
+        """Return the id of the piece that is spelt so in the file, or None."""
         name = piece.encode()
         return self.vocab.find([name]).get(name) if name else None
 
 
 class StreamDecoder:
-    """Turns ids into text as they come; joined, it is what ``tokenizer.decode`` gives for all.
+    """Incremental decoder of ids; its joined output is what ``tokenizer.decode`` returns for all
+    ids.
 
-    A token may end inside a UTF-8 character (byte fallback, byte-level BPE); its bytes wait for
-    the rest. Bytes that are no UTF-8 become U+FFFD as in ``bytes.decode(errors="replace")``.
-    ``special`` shows control tokens by name, ``shown`` some of them; ``start`` says that a text
-    begins here, so that the space that the tokenizer itself put there is left out (generated ids
-    continue a text).
+    A token may end inside a UTF-8 character (byte fallback, byte-level BPE); its bytes wait for the
+    rest. Invalid UTF-8 becomes U+FFFD as in ``bytes.decode(errors="replace")``. ``special`` shows
+    control tokens by name, ``shown`` some of them. ``start``: a text begins here, so the space that
+    the tokenizer itself put there is dropped (generated ids continue a text).
 
-    ``at`` is where the last token begins, in characters of the text; tokens that share a character
-    begin where it does.
+    ``at``: start of the last token, in characters of the text; tokens that share a character start
+    where it does.
     """
 
     def __init__(
@@ -295,10 +302,12 @@ class StreamDecoder:
         self._special, self._shown = special, shown
         self._strip = start and tokenizer.adds_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self.at = self._n = 0  # characters so far: before the last token, and with it
+        self.at = self._n = 0  # characters before the last token, and up to its end
 
     def push(self, token: int) -> str:
-        """The text that is complete with ``token``; often empty. IndexError for an absent id."""
+        """Return the text that is complete with ``token``; often empty. Raises IndexError for an
+        absent id.
+        """
         data, self.at = self._tokenizer.token_bytes(token), self._n
         if self._tokenizer.adds_space:
             special = self._tokenizer.is_special(token)
@@ -308,20 +317,20 @@ class StreamDecoder:
         if self._tokenizer.is_control(token) and not (self._special or token in self._shown):
             return ""
         if data and data[0] & 0xC0 != 0x80 and self._utf8.getstate()[0]:
-            self.at += 1  # behind the U+FFFD of a character that breaks off here
+            self.at += 1  # after the U+FFFD of a character that is cut off here
         text = self._utf8.decode(data)
         self._n += len(text)
         return text
 
     def flush(self) -> str:
-        """What an unfinished character leaves: U+FFFD, or nothing. The text may go on after it."""
+        """Return the rest of an unfinished character: U+FFFD, or "". More ids may follow."""
         text = self._utf8.decode(b"", final=True)
         self._n += len(text)
         return text
 
 
 def _without_surrogates(text: str) -> str:
-    """Lone surrogates, which no encoding has, as U+FFFD; pairs as the character they mean."""
+    """Replace lone surrogates, which no encoding has, by U+FFFD, and pairs by their character."""
     try:
         text.encode()
     except UnicodeEncodeError:

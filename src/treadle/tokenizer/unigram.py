@@ -25,7 +25,7 @@ _SPACE = "▁"
 
 
 class UnigramTokenizer(Tokenizer):
-    """Of all ways to cut a text into pieces, the one whose scores sum up highest."""
+    """Splits a text into the pieces with the highest sum of scores."""
 
     adds_space = True
     pre = "default"
@@ -42,7 +42,7 @@ class UnigramTokenizer(Tokenizer):
         self._tokenizer = _build(vocab, self.unk, self._steps)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids through tokenizers; characters that no piece has are the unknown token."""
+        """Return ids from tokenizers; characters that no piece has become the unknown token."""
         if not text:
             return []
         if not start and not self.begins_anew:
@@ -51,13 +51,13 @@ class UnigramTokenizer(Tokenizer):
         return ids
 
     def _behind(self, text: str) -> list[int]:
-        """The same of a part of a text that is not its first, and gets no mark of a space."""
+        """Return the ids of a part of a text other than its first, which gets no space mark."""
         plain: Any = self._tokenizer.normalizer.normalize_str(text)
         words = pre_tokenizer(self._steps, "never").pre_tokenize_str(plain)
         return [piece.id for word, _ in words for piece in self._tokenizer.model.tokenize(word)]
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """The piece with spaces for their marks; the byte of a byte piece."""
+        """Return the piece with spaces for their marks; of a byte piece, the byte."""
         if self._kinds[token] == TokenType.BYTE:
             return bytes([int(raw[3:5], 16)])
         control = self._kinds[token] == TokenType.CONTROL
@@ -69,8 +69,8 @@ def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
     from tokenizers.models import Unigram
 
     assert vocab.scores is not None
-    # No text spells what is no text: these pieces have a space in their names, and all spaces of a
-    # text are marks by the time that it is cut.
+    # Text cannot spell control, unknown and unused pieces: their names have a space, and all spaces
+    # of a text are marks before it is split.
     pieces = texts(vocab.tokens)
     for token in vocab.unspellable():
         pieces[token] = f" {token}"
@@ -78,7 +78,7 @@ def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
     scored = list(zip(pieces, vocab.scores.tolist(), strict=True))
     try:
         tokenizer = Tokenizer(Unigram(scored, unk, has_bytes))
-    except Exception as e:  # tokenizers raises Exception itself
+    except Exception as e:  # tokenizers raises plain Exception
         raise vocab.error("tokenizer.ggml.tokens", str(e), "a Unigram vocabulary") from None
     try:
         tokenizer.normalizer = normalizer(steps, _charsmap(vocab))
@@ -89,7 +89,7 @@ def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
 
 
 def _steps(vocab: Vocab) -> list[str]:
-    """What is done to a text, in words of ``normalizer.py``."""
+    """Return the normalization steps, in words of ``normalizer.py``."""
     flags = [vocab.flag(f"tokenizer.ggml.{key}", True) for key in _FLAGS]
     steps = usual_steps(_CHARSMAP in vocab.values, *flags)
     if not vocab.has(SPACES):

@@ -1,7 +1,7 @@
-"""The vocabulary of a GGUF file: its pieces, their types, and the ids that mean something.
+"""Vocabulary of a GGUF file: its pieces, their types, and ids with a special meaning.
 
-The arrays stay in the mapped file; what is asked of all pieces at once is done by numpy on
-their bytes, for a vocabulary of 262,144 pieces must not cost 262,144 Python objects.
+The arrays stay in the mapped file. Operations on all pieces run in numpy on their bytes: a
+vocabulary of 262,144 pieces must not cost 262,144 Python objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TokenType(enum.IntEnum):
-    """GGUF's own numbers for the types of tokens; sentencepiece's are the same."""
+    """Token types, in GGUF's numbers; sentencepiece's are the same."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -32,8 +32,8 @@ class TokenType(enum.IntEnum):
     BYTE = 6
 
 
-# Names under which models end a turn, a text or a tool call: files name only one or two of them
-# by key, and often type them as ordinary pieces. The first that exists is the end of a turn.
+# Names of tokens that end a turn, a text or a tool call. Files name only one or two of them by key,
+# and often type them as ordinary pieces. The first that exists is the end of a turn.
 END_OF_TURN = (
     b"<|eot_id|>",
     b"<|eot|>",  # Llama 4
@@ -55,7 +55,7 @@ END_OF_GENERATION = (
     b"<|eom|>",
     b"<|return|>",
     b"<|call|>",
-    b"<|flush|>",  # Solar Open, as the next
+    b"<|flush|>",  # Solar Open, also the next
     b"<|calls|>",
     b"[EOS]",
     b"</s>",
@@ -68,28 +68,28 @@ END_OF_GENERATION = (
     b"<reponame>",
     b"<|file_sep|>",
 )
-# What ends an answer that is several messages: of gpt-oss, of Solar Open.
+# Tokens that end an answer of several messages: gpt-oss's, Solar Open's.
 _OF_MESSAGES = (b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>")
-# GGUF has no keys for what transformers' added tokens drop of a text around them. These have the
-# ids of tokens that drop white space before them, and behind them; ``treadle convert`` writes them.
+# GGUF has no keys for the white space that transformers' added tokens drop around them. These list
+# the ids of tokens that drop it before them, and after them; ``treadle convert`` writes them.
 LSTRIP, RSTRIP = "treadle.tokens.lstrip", "treadle.tokens.rstrip"
-BEFORE = "treadle.tokens.before"  # ids that go before a text, where it is not BOS: ChatGLM's two
-# Phi 3 and 3.5 have such tokens, and files of other converters do not say so: by architecture and
-# vocabulary the control tokens and added pieces that keep what is behind them.
+BEFORE = "treadle.tokens.before"  # ids put before a text in place of BOS: ChatGLM's two
+# Phi 3 and 3.5 have such tokens, but files of other converters do not say so. By architecture and
+# vocabulary: the control tokens and added pieces that keep white space after them.
 _RSTRIP = dict.fromkeys(
     (("phi3", "llama"), ("phimoe", "llama")), (b"<unk>", b"<s>", b"<|endoftext|>")
 )
 NONE = ("no_vocab", "none")  # tokenizer.ggml.model of files that have no vocabulary
-# Keys whose token ends generation too, if the file has them.
+# Keys of tokens that end generation too, if the file has them.
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 class Vocab(MetadataReader):
-    """What ``tokenizer.ggml.*`` of a file says, checked; ids are positions in its arrays.
+    """Checked contents of a file's ``tokenizer.ggml.*`` keys; ids are positions in its arrays.
 
-    ``types`` int32 [n] (TokenType), ``scores`` float32 [n] or None, ``n`` pieces; ``specials``
-    maps ``bos``, ``eos``, ``unk`` ... to ids; ``eog`` is every id that ends generation.
-    Raises FileError (keys missing, damaged, or at odds) and UnsupportedError (no vocabulary).
+    ``types`` int32 [n] (TokenType), ``scores`` float32 [n] or None, ``n`` pieces; ``specials`` maps
+    ``bos``, ``eos``, ``unk`` ... to ids; ``eog`` are the ids that end generation. Raises FileError
+    (keys missing, damaged, or inconsistent) and UnsupportedError (no vocabulary).
     """
 
     def __init__(self, gguf: GGUF) -> None:
@@ -112,7 +112,7 @@ class Vocab(MetadataReader):
     # -- metadata -----------------------------------------------------------------------
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean of the metadata."""
+        """Return a boolean of the metadata."""
         value = self.values.get(key, default)
         if not isinstance(value, (bool, int)):
             self.fail(key, f"is {value!r}", "a boolean")
@@ -128,11 +128,11 @@ class Vocab(MetadataReader):
         return value
 
     def merges(self) -> GGUFArray:
-        """The BPE merges, one "left right" a string."""
+        """Return the BPE merges, each a string "left right"."""
         return self._array("tokenizer.ggml.merges", ValueType.STRING)
 
     def _column(self, key: str, *types: ValueType) -> npt.NDArray[Any] | None:
-        """A numeric array with an entry for every token, or None where the file has none."""
+        """Return a numeric array with an entry for every token, or None if the file has none."""
         if key not in self.values:
             return None
         array = self._array(key, *types)
@@ -160,31 +160,31 @@ class Vocab(MetadataReader):
     # -- pieces -------------------------------------------------------------------------
 
     def raw(self, token: int) -> bytes:
-        """The bytes of a piece as the file spells it; IndexError for a negative or absent id."""
+        """Return the bytes of a piece in the file; raise IndexError for a negative or absent id."""
         if not 0 <= token < self.n:
             raise IndexError(f"token {token}: the vocabulary has {self.n}")
         return self.tokens.raw(token)
 
     def raws(self) -> list[bytes]:
-        """The bytes of all pieces, [n]."""
+        """Return the bytes of all pieces, [n]."""
         payload, first = self.tokens.payload.tobytes(), int(self.starts[0])
         starts = (self.starts - first + 8).tolist()
         sizes = self.sizes.tolist()
         return [payload[at : at + size] for at, size in zip(starts, sizes, strict=True)]
 
     def of_type(self, *types: TokenType) -> list[int]:
-        """The ids of these types, ascending."""
+        """Return the ids of these types, ascending."""
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
 
     def unspellable(self) -> list[int]:
-        """The ids that plain text never becomes, ascending: control tokens, the unknown one by its
-        name, and pieces that are not used.
+        """Return the ids that plain text never becomes, ascending: control tokens, the unknown one
+        (by its name) and unused pieces.
         """
         return self.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
     def find(self, names: Iterable[bytes]) -> dict[bytes, int]:
-        """The ids of the pieces that are spelt exactly so; the first of duplicates."""
+        """Return the ids of the pieces that are spelt exactly so; the first of duplicates."""
         wanted = {name for name in names if name}
         first = np.array(sorted({name[0] for name in wanted}), np.uint8)
         sizes = np.array(sorted({len(name) for name in wanted}))
@@ -198,7 +198,7 @@ class Vocab(MetadataReader):
         return found
 
     def trimming(self) -> tuple[frozenset[int], frozenset[int]]:
-        """The ids of tokens that drop white space before them in a text, and behind them."""
+        """Return the ids of tokens that drop white space before them in a text, and after them."""
         left, right = (frozenset(self.ids(key)) for key in (LSTRIP, RSTRIP))
         kept = _RSTRIP.get((self.arch, self.model))
         if kept is not None and LSTRIP not in self.values and RSTRIP not in self.values:
@@ -207,7 +207,9 @@ class Vocab(MetadataReader):
         return left, right
 
     def ids(self, key: str) -> list[int]:
-        """The ids that a key of treadle's own lists; none where the file lacks it. FileError."""
+        """Return the ids that a key of treadle's own lists; [] if the file lacks it. Raises
+        FileError.
+        """
         if key not in self.values:
             return []
         ids: list[int] = self._array(key, ValueType.INT32, ValueType.UINT32).numpy().tolist()
@@ -241,7 +243,7 @@ class Vocab(MetadataReader):
             del named[b"</s>"]  # Gemma's is the HTML tag
         if any(all(name in named for name in names) for names in _OF_MESSAGES):
             named.pop(b"<|end|>", None)  # it ends a message, not the answer
-        # Such a name is a control token whatever the file says: text must not spell it.
+        # Such a token is a control token whatever its type in the file: text must not spell it.
         self.types[list(named.values())] = TokenType.CONTROL
         if "eot" not in self.specials:
             for name in END_OF_TURN:
@@ -260,7 +262,7 @@ _SPELLINGS = {
     "unknown": "unk",
 }
 
-# Where a file names no id by key: the pieces that play the part in every such vocabulary.
+# Names that have a fixed role in every such vocabulary, for files that name no id by key.
 _NAMES = {
     "llama": {"bos": b"<s>", "eos": b"</s>", "unk": b"<unk>"},
     "bert": {"cls": b"[CLS]", "sep": b"[SEP]", "unk": b"[UNK]", "pad": b"[PAD]"},
@@ -268,13 +270,13 @@ _NAMES = {
 
 
 def joined(array: GGUFArray, mark: str = "\n") -> npt.NDArray[np.uint8]:
-    """All strings of an array with a newline, or ``mark``, between each two, as bytes."""
+    """Return all strings of an array, separated by newlines or ``mark``, as bytes."""
     if len(array) == 0:
         return np.empty(0, np.uint8)
     payload = array.payload.copy()
     heads = array.offsets()[0] - 8
     heads -= heads[0]
-    # The eight length bytes before each string are cut down to one mark.
+    # The eight length bytes before each string are reduced to one mark.
     payload[heads + 7] = ord(mark)
     keep = np.ones(len(payload), np.uint8)
     windows(keep, 8)[heads] = np.array([0, 0, 0, 0, 0, 0, 0, 1], np.uint8).view("V8")[0]
@@ -283,8 +285,8 @@ def joined(array: GGUFArray, mark: str = "\n") -> npt.NDArray[np.uint8]:
 
 
 def texts(array: GGUFArray, mark: str = "\n") -> list[str]:
-    """All strings of an array as text, fast where none has the ``mark`` in it; U+FFFD for what is
-    not UTF-8.
+    """Return all strings of an array as text, with U+FFFD for invalid UTF-8. Fast if none contains
+    ``mark``.
     """
     lines = joined(array, mark).tobytes().decode("utf-8", "replace").split(mark)
     if len(lines) == len(array):
@@ -293,7 +295,8 @@ def texts(array: GGUFArray, mark: str = "\n") -> list[str]:
 
 
 def windows(buffer: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.void]:
-    """Every run of ``size`` bytes of ``buffer``, overlapping, as void [len - size + 1]: a view.
+    """Return every run of ``size`` bytes of ``buffer``, overlapping, as void [len - size + 1]: a
+    view.
 
     Indexed by offsets, it reads or writes one record of ``size`` bytes at each of them.
     """

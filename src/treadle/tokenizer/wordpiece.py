@@ -8,16 +8,17 @@ from treadle.tokenizer.tokenizer import Tokenizer
 from treadle.tokenizer.vocab import TokenType, Vocab, texts
 
 _WORD_START = "▁"
-_UNKNOWN = " "  # the unknown token's name inside: no word has a space
+_UNKNOWN = " "  # internal name of the unknown token: no word has a space
 
 
 class WordPieceTokenizer(Tokenizer):
-    """Words in lower case, each the longest pieces from its left; [CLS] before, [SEP] after.
+    """WordPiece tokenizer: words in lower case, each split into the longest pieces from its left;
+    [CLS] before, [SEP] after.
 
-    Much of a text is lost by design (case, accents, spaces): ``decode`` gives it readable.
+    Much of a text is lost by design (case, accents, spaces): ``decode`` returns readable text.
     """
 
-    adds_space = True  # every word's first piece brings the space before it
+    adds_space = True  # the first piece of every word includes the space before it
     tells_second = True
     pre = "bert"
 
@@ -28,12 +29,12 @@ class WordPieceTokenizer(Tokenizer):
         self._tokenizer = _build(vocab, self.unk)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Ids through tokenizers; words that no pieces make are the unknown token."""
+        """Return ids from tokenizers; words that no pieces form become the unknown token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """The piece, with a space before it where it begins a word."""
+        """Return the piece, with a space before it if it begins a word."""
         control = self._kinds[token] == TokenType.CONTROL
         return raw if control else raw.replace(_WORD_START.encode(), b" ", 1)
 
@@ -44,7 +45,7 @@ def _build(vocab: Vocab, unk: int) -> Any:
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
-    # GGUF marks the pieces that begin a word; WordPiece, those that do not.
+    # GGUF marks the pieces that begin a word; WordPiece marks the others.
     ids = {_UNKNOWN: unk}
     never = frozenset(vocab.unspellable())
     for token, piece in enumerate(texts(vocab.tokens)):

@@ -1,1 +1,1 @@
-"""From messages to a prompt: chat templates of model files, rendered in a sandbox."""
+"""Chat templates of model files: messages to prompts, rendered in a sandbox."""

@@ -1,4 +1,4 @@
-"""Chat templates for model files that carry none, in the families' own formats."""
+"""Built-in chat templates for model files that carry none, one per model family."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from treadle.base.fast_dataclass import dataclass
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A template and the files it is for: those whose vocabulary has all of ``pieces`` as special
-    tokens, whose architecture is one of ``archs`` if there are some, and whose ``general.name``,
-    in lower case, has the expression ``named`` in it.
+    """A built-in template and the model files it fits.
 
-    ``stop``: what the model would write next if it went on for the user; most end by a token.
+    A file fits if its vocabulary has all of ``pieces`` as special tokens, its architecture is in
+    ``archs`` (unless that is empty), and its lower-cased ``general.name`` matches the regular
+    expression ``named``. ``stop``: strings that end an answer, for templates whose turns end
+    without a token of their own.
     """
 
     name: str
@@ -46,7 +47,7 @@ _CHATML = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# These four have no system role: its text goes before the first user's.
+# These four have no system role: the system message goes before the first user message.
 _SYSTEM_FIRST = """\
 {%- set system = '' %}
 {%- set turns = messages %}
@@ -112,7 +113,7 @@ _PLAIN = """\
 {%- endif %}"""
 
 
-# Two newlines are one token, which ends a turn.
+# The token of two newlines ends a turn.
 _RWKV_WORLD = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -130,7 +131,7 @@ def _without_system(source: str, system: str) -> str:
 _PLAIN_SYSTEM = "messages[0]['content'] + '\\n\\n'"
 _LLAMA2_SYSTEM = "'<<SYS>>\\n' + messages[0]['content'] | trim + '\\n<</SYS>>\\n\\n'"
 
-# The first that fits; the last fits all.
+# The first one that fits is used; the last fits every file.
 BUILT_INS = (
     BuiltIn("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
     BuiltIn("llama4", ("<|header_start|>", "<|header_end|>", "<|eot|>"), _LLAMA4),
@@ -143,7 +144,7 @@ BUILT_INS = (
         _without_system(_NANOCHAT, _PLAIN_SYSTEM),
         archs=("nanochat",),
     ),
-    # Their control tokens say nothing of the format, so the name must.
+    # Their control tokens do not identify the format, so ``general.name`` must match.
     BuiltIn(
         "mistral",
         (),

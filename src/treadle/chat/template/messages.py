@@ -1,7 +1,7 @@
-"""A conversation's messages, in the form that its template reads.
+"""Messages of a conversation, in the form that a chat template reads.
 
-``content`` is a text, or OpenAI's list of parts: ``[{"type": "text", "text": "hello"}]``. Some
-templates read texts, some read parts, some both; each is given what it reads.
+``content`` is a string, or OpenAI's list of parts: ``[{"type": "text", "text": "hello"}]``. Some
+templates read strings, some read parts, some both; each gets the form it reads.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Message = Mapping[str, Any]
 
 REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # Command R7B has a plan
 SPEAKERS = ("system", "developer", "user", "assistant")
-_TRIED = ("user", "assistant", "user")  # in ``form_of``
-_MARKS = ("treadleone", "treadletwo", "treadlethree")  # no template says these
+_TRIED = ("user", "assistant", "user")  # roles of the test conversation in ``form_of``
+_MARKS = ("treadleone", "treadletwo", "treadlethree")  # its contents: no template has these words
 
 
 class ContentForm(Enum):
-    """What a template takes for ``content``."""
+    """The form of ``content`` that a template reads."""
 
     TEXT = "a text"
     PARTS = "a list of parts"
@@ -30,7 +30,7 @@ class ContentForm(Enum):
     BOTH = "either"
 
     def shape(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message, its content in this form."""
+        """Return the message with its content in this form."""
         content = message.get("content")
         if self is ContentForm.PARTS and content is None:
             return {**message, "content": []}
@@ -38,7 +38,7 @@ class ContentForm(Enum):
             content = joined(content)
         if self in (ContentForm.PARTS, ContentForm.ONE_PART) and isinstance(content, str):
             return {**message, "content": [_part(content)]}
-        # A template that reads both may still read no more than a system message's first part.
+        # A template that reads both may still read only the first part of a system message.
         kept = self is ContentForm.PARTS or (self is ContentForm.BOTH and message["role"] in _TRIED)
         if is_parts(content) and not kept:
             return {**message, "content": joined(content)}
@@ -46,10 +46,10 @@ class ContentForm(Enum):
 
 
 def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -> ContentForm:
-    """Find out what a template takes, by a conversation in both forms.
+    """Detect the content form of a template: render a test conversation in both forms.
 
-    ``render`` makes its text, None where the template fails. One that has no word of parts is
-    not tried.
+    ``render`` returns the rendered text, or None where the template fails. A template whose source
+    lacks the word ``text`` reads strings and is not tried.
     """
     if not re.search(r"\btext\b", source):
         return ContentForm.TEXT
@@ -60,7 +60,7 @@ def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -
     )
     if _all_said(text) and parts != text:
         return ContentForm.TEXT
-    # A list that is printed as it is has its keys in it too.
+    # A template that prints the list itself prints its keys too.
     if not _all_said(parts) or "'type'" in str(parts):
         return ContentForm.TEXT
     second = [{**m, "content": [_part("-"), _part(m["content"])]} for m in spoken]
@@ -70,7 +70,7 @@ def form_of(source: str, render: Callable[[list[dict[str, Any]]], str | None]) -
 
 
 def _all_said(text: str | None) -> bool:
-    """Whether a template's text has all that ``form_of`` says in it."""
+    """Whether a rendering contains every mark of the test conversation."""
     return text is not None and all(mark in text for mark in _MARKS)
 
 
@@ -79,9 +79,9 @@ def _part(text: str) -> dict[str, str]:
 
 
 def read_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Copies in JSON's types alone, looked at, with reasoning under each name that templates read.
+    """Return checked copies of JSON types, with reasoning under each name that templates read.
 
-    Raises TemplateError for what is no message, UnsupportedError for parts that are no text.
+    Raises TemplateError for invalid messages, UnsupportedError for parts that are not text.
     """
     return [_read(i, message) for i, message in enumerate(plain(messages))]
 
@@ -115,12 +115,12 @@ def _check_part(where: str, part: Any, *, thinks: bool) -> None:
 
 
 def is_parts(content: Any) -> bool:
-    """Whether a content is a list of parts; a tool's answer may be a list of anything."""
+    """Whether a content is a list of parts; a tool result may be a list of anything."""
     return isinstance(content, list) and all(isinstance(p, dict) and "type" in p for p in content)
 
 
 def joined(content: Any) -> str:
-    """The text of a content: parts with a line break between them, without reasoning; nothing for
+    """Return the text of a content: its text parts joined by newlines, without reasoning; "" for
     None.
     """
     if isinstance(content, list):
@@ -137,8 +137,9 @@ def render_prompt(
     go_on: GoOn | None = None,
     **given: Any,
 ) -> str:
-    """The text to be gone on with: of an answer to ``messages``, or of their last one where that
-    is the assistant's. ``go_on`` puts what that says behind the prompt before it.
+    """Render the prompt: for a new answer to ``messages``, or to continue their last message if it
+    is the assistant's. ``go_on`` appends that last message to the prompt rendered from those before
+    it.
     """
     if not goes_on(messages):
         return render(list(messages), add_generation_prompt=True, **given)
@@ -148,15 +149,17 @@ def render_prompt(
 
 
 def goes_on(messages: Sequence[Message]) -> bool:
-    """Whether the last of some messages is to be gone on with: a call is whole."""
+    """Whether the last message is an assistant message to continue; one with tool calls is
+    complete.
+    """
     last = messages[-1]
     return len(messages) > 1 and last["role"] == "assistant" and not last.get("tool_calls")
 
 
 def plain(value: Any) -> Any:
-    """A copy in JSON's types alone: what else an object can do is no template's business.
+    """Return a copy in JSON types only, so that templates get no other Python objects.
 
-    Raises TemplateError for other types, and for what is nested too deep.
+    Raises TemplateError for other types, and for values nested too deeply.
     """
     try:
         return _plain(value)
@@ -177,7 +180,9 @@ def _plain(value: Any) -> Any:
 
 
 def check_messages(messages: Any) -> None:
-    """A conversation has messages, and each tells whose it is and what it says."""
+    """Raise TemplateError unless ``messages`` is a non-empty list of messages with role and
+    content.
+    """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         found = type(messages).__name__
         raise TemplateError(f"the messages are {found}: expected a list of role and content")

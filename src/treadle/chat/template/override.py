@@ -1,4 +1,4 @@
-"""A chat template that is chosen in place of a model file's own: by name, or as a file."""
+"""Chat template chosen in place of a model file's own: a built-in name, a file or source."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from treadle.chat.template.template import MAX_SOURCE, ChatTemplate, ChosenTempl
 from treadle.errors import TemplateError
 
 NAMES = tuple(dict.fromkeys(each.name for each in BUILT_INS))
-_MARKS = ("{{", "{%", "{#")  # some template text has one of them, no file's name does
+_MARKS = ("{{", "{%", "{#")  # every template has one of these, no file name does
 
 
 def choose_template(given: str | os.PathLike[str]) -> ChosenTemplate:
-    """The template that ``given`` means: the name of a built-in one, a file, or a template's text.
+    """Return the template that ``given`` means: a built-in name, a file, or template source.
 
-    Raises TemplateError for a name that is none, a file that cannot be read, and a template that
-    does not compile, with its line.
+    Raises TemplateError for an unknown name, an unreadable file, and a template that does not
+    compile (with the line).
     """
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise TemplateError(f"chat_template={given!r:.80}: expected a file or a name: {_names()}")
@@ -32,7 +32,7 @@ def choose_template(given: str | os.PathLike[str]) -> ChosenTemplate:
 
 
 def _read(path: Path) -> str:
-    """The text of a template's file; Windows' ends of lines as others have them."""
+    """Return the text of a template file, with Windows line ends normalised."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             return file.read(MAX_SOURCE + 1)
@@ -55,7 +55,7 @@ def _names() -> str:
 
 
 def _checked(chosen: ChosenTemplate, where: str) -> ChosenTemplate:
-    """``chosen``, which compiles. Raises TemplateError."""
+    """Return ``chosen`` if it compiles; raise TemplateError otherwise."""
     try:
         if not chosen.source.strip():
             raise TemplateError("it is empty: expected a chat template (jinja2)")

@@ -1,4 +1,4 @@
-"""A conversation as the text that a model goes on from."""
+"""Prompt of a conversation: checks the arguments, then renders the chat template."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def chat_prompt(
     *,
     go_on: GoOn | None = None,
 ) -> str:
-    """What ``template`` makes of ``messages``, the last of which is gone on with where it is the
-    assistant's. ``own``: variables that it need not read; ``settings``: names that are none;
-    ``go_on``: see ``render_prompt``.
+    """Render ``messages`` with ``template``; a last message of the assistant is continued.
+
+    ``own``: variables that the template need not read. ``settings``: names of generation settings,
+    for hints on misspelt names. ``go_on``: see ``render_prompt``.
     """
     check_messages(messages)
     if tools is not None and not all(isinstance(tool, Mapping) for tool in listed("tools", tools)):

@@ -1,10 +1,10 @@
-"""The process that renders chat templates: requests on standard input, replies on standard output.
+"""Process that renders chat templates: requests on standard input, replies on standard output.
 
-``renderer`` starts it, and has the reasons. A request is its length, eight bytes, and a JSON list:
+``renderer`` starts it and explains why. A request is its length, eight bytes, and a JSON list:
 ``["render", source, variables, now]``, ``["names", source]``, ``["check", source]``, whose reply is
-empty, or ``["compile", source]``, to which there is no reply. A reply is a byte, 1 for a result and
-0 for an error's message, the length, and UTF-8. The first byte that the process writes says that it
-has started.
+empty, or ``["compile", source]``, which has no reply. A reply is one byte, 1 for a result and 0 for
+an error message, the length, and UTF-8. The first byte that the process writes tells that it has
+started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NoReturn
 from treadle.errors import TemplateError
 from treadle.system import SYSTEM
 
-MAX_TEXT = 1 << 24  # characters that a template may make: a context of millions of tokens
+MAX_TEXT = 1 << 24  # characters a template may render: a context of millions of tokens
 SIZE = struct.Struct("<Q")
 REPLY = struct.Struct("<?Q")
 READY = b"r"
@@ -30,10 +30,10 @@ SPENT_TIME, SPENT_MEMORY, BROKEN = 1, 12, 13  # exit codes; faulthandler's is 1
 
 
 def serve(limit_s: float, limit_bytes: int) -> NoReturn:
-    """Answer requests until standard input ends; the process ends when a limit is reached."""
+    """Answer requests until standard input ends; the process exits when a limit is reached."""
     try:
         _bound(limit_bytes)
-        importlib.import_module("treadle.chat.template.sandbox")  # no rendering's time
+        importlib.import_module("treadle.chat.template.sandbox")  # not counted as rendering time
         requests, replies = sys.stdin.buffer, sys.stdout.buffer
         replies.write(READY)
         replies.flush()
@@ -52,12 +52,12 @@ def serve(limit_s: float, limit_bytes: int) -> NoReturn:
 
 def _answer(request: bytes) -> bytes:
     from treadle.chat.template import (
-        sandbox,  # and jinja2, which the process that asks does without
+        sandbox,  # and jinja2, which the parent process does not import
     )
 
     task, source, *rest = json.loads(request.decode("utf-8", "surrogatepass"))
     if task == "compile":
-        with suppress(Exception):  # the rendering will say it
+        with suppress(Exception):  # the rendering will report it
             sandbox.compiled(source)
         return b""
     fine = True
@@ -79,13 +79,13 @@ def _answer(request: bytes) -> bytes:
 
 
 def _bound(limit_bytes: int) -> None:
-    """Bound the memory, where the system can; where it runs out, this process is to go first."""
+    """Limit the process's memory where the system can, and ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     SYSTEM.bound_memory(limit_bytes)
 
 
 def _end_after(seconds: float) -> None:
-    """Have this process ended in so many seconds, whatever C code it is in by then; 0: never."""
+    """End this process after ``seconds``, even inside C code; 0 cancels."""
     if SYSTEM.TIMERS:
         SYSTEM.end_after(seconds)
         return

@@ -1,8 +1,8 @@
-"""Chat templates of model files, rendered in a process of their own, bounded in time and memory.
+"""Renderer of model files' chat templates, in separate processes with time and memory limits.
 
-A template is somebody else's program. Most of what it can do runs in C code, which nothing within
-the same process can count or stop. The system can, by ending a process. One is started when it is
-needed (60 to 100 ms), answers in a fraction of a millisecond, and ends when this process does.
+A template is untrusted code. Most of it runs in C, where the same process can neither measure nor
+stop it; the system can, by ending a process. A process is started when needed (60 to 100 ms),
+answers in a fraction of a millisecond, and ends with this one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from treadle.chat.template.render_process import (
 from treadle.errors import TemplateError
 from treadle.system import SYSTEM
 
-LIMIT_S = 5.0  # of one rendering; templates take milliseconds
-LIMIT_BYTES = 256 << 20  # of memory, beside what the process has when it starts
-MAX_PROCESSES = 4  # renderings at a time; more threads wait
+LIMIT_S = 5.0  # for one rendering; templates take milliseconds
+LIMIT_BYTES = 256 << 20  # of memory, beyond the process's own at its start
+MAX_PROCESSES = 4  # concurrent renderings; further threads wait
 
 _TIME_CODES = (SPENT_TIME, -getattr(signal, "SIGALRM", SPENT_TIME))
-# SIGKILL: from a system that ran out of memory.
+# SIGKILL: sent by a system that ran out of memory.
 _MEMORY_CODES = (SPENT_MEMORY, -getattr(signal, "SIGKILL", SPENT_MEMORY))
 _START = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -47,11 +47,11 @@ _START = (
 
 
 class LimitError(TemplateError):
-    """A template that takes more time or memory than it may."""
+    """Raised for a template that exceeds its time or memory limit."""
 
 
 class Renderer:
-    """Renders templates in processes; any number of threads may ask."""
+    """Renders templates in a pool of processes; thread-safe."""
 
     def __init__(self) -> None:
         self._reset()
@@ -62,22 +62,22 @@ class Renderer:
         self._processes: set[_RenderProcess] = set()
 
     def prepare(self, source: str) -> None:
-        """Start a process and have it compile a template, without waiting for either."""
+        """Start a process that compiles a template, without waiting for it."""
         if not self._idle:
             process = self._start()
             process.prepare(_request("compile", source))
             self._idle.append(process)
 
     def render(self, source: str, variables: Mapping[str, Any], now: datetime) -> str:
-        """The text that a template makes of ``variables``, which are of JSON's types.
+        """Render a template with ``variables``, which are of JSON types.
 
-        Raises TemplateError: LimitError where time or memory is spent, the template's own, and
-        where no process can be started.
+        Raises TemplateError for the template's own errors and where no process can be started;
+        LimitError where time or memory runs out.
         """
         return self._ask(_request("render", source, variables, now.isoformat()))
 
     def names(self, source: str) -> list[str]:
-        """The names that a template reads and does not set. Raises as ``render`` does."""
+        """Return the names that a template reads and does not set. Raises as ``render`` does."""
         return self._ask(_request("names", source)).split()
 
     def check(self, source: str) -> None:
@@ -97,7 +97,7 @@ class Renderer:
                     self._end(process)
                     process = self._start()
                     fine, text = process.ask(request)
-            except BaseException:  # Ctrl-C too: its reply would be taken for the next one's
+            except BaseException:  # Ctrl-C too: its late reply would be read as the next request's
                 self._end(process)
                 raise
             self._idle.append(process)
@@ -106,13 +106,13 @@ class Renderer:
         return text
 
     def close(self) -> None:
-        """End all processes; the next rendering starts one."""
+        """End all processes; the next rendering starts a new one."""
         for process in list(self._processes):
             self._end(process)
         self._idle.clear()
 
     def forget(self) -> None:
-        """After a fork: let go of processes that are the parent's, and of locks that none holds."""
+        """After a fork: drop the parent's processes, and locks that no thread here holds."""
         for process in self._processes:
             process.forget()
         self._reset()
@@ -128,11 +128,11 @@ class Renderer:
 
 
 class _GoneError(Exception):
-    """The process ended before it came to this request."""
+    """Raised when the process ended before it read this request."""
 
 
 class _RenderProcess:
-    """One process, seen from here: requests in, replies out, one at a time."""
+    """Parent-side handle of a rendering process: one request at a time."""
 
     def __init__(self) -> None:
         flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
@@ -144,7 +144,7 @@ class _RenderProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C and Ctrl-Z are not for it
+                start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal do not reach it
             )
         except OSError as e:
             raise TemplateError(f"no process to render chat templates in: {e}") from None
@@ -155,13 +155,13 @@ class _RenderProcess:
     def prepare(self, request: bytes) -> None:
         """Send a request that has no reply."""
         self._preparing = True
-        with suppress(OSError):  # the next request finds out
+        with suppress(OSError):  # the next request reports it
             self._send(request)
 
     def ask(self, request: bytes) -> tuple[bool, str]:
-        """Whether the request succeeded, and its result or the error's message.
+        """Send a request; return whether it succeeded, and its result or error message.
 
-        Raises _GoneError if the process had ended before, TemplateError if it ends over this.
+        Raises _GoneError if the process had already ended, TemplateError if this request ends it.
         """
         began = time.monotonic()
         try:
@@ -196,7 +196,7 @@ class _RenderProcess:
         return bytes(out)
 
     def _ended(self, seconds: float) -> TemplateError:
-        """What to say of a process that ended over a request, so many seconds after it."""
+        """Return the error for a process that ended ``seconds`` after a request was sent."""
         try:
             code = self._popen.wait(10)
         except subprocess.TimeoutExpired:
@@ -206,7 +206,8 @@ class _RenderProcess:
                 f"the process that renders chat templates does not start: {_python()} ended "
                 f"with code {code}"
             )
-        # Without a timer faulthandler ends it, which may crash over frames that change meanwhile.
+        # Without a timer, faulthandler ends the process, and may crash on frames that change
+        # meanwhile.
         if code in _TIME_CODES or (not SYSTEM.TIMERS and seconds >= LIMIT_S):
             return LimitError(f"chat template: it takes more than {LIMIT_S:g} s")
         if code in _MEMORY_CODES:
@@ -216,14 +217,14 @@ class _RenderProcess:
         return TemplateError(f"chat template: it breaks the process that renders it (code {code})")
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._popen.kill()
         self._popen.wait()
         self._close()
 
     def forget(self) -> None:
-        """Let go of it and leave it running."""
-        self._popen.returncode = 0  # it is no child of this process
+        """Close the pipes and leave the process running."""
+        self._popen.returncode = 0  # it is not a child of this process
         self._close()
 
     def _close(self) -> None:
@@ -240,17 +241,19 @@ def _request(*values: object) -> bytes:
 
 
 def _import_path() -> list[str]:
-    """This process's, and where treadle is, should an import hook have found it.
+    """Return this process's import path, and treadle's folder in case an import hook found it.
 
-    The working directory is left out: it may have changed, and hold anything.
+    The working directory is left out: it may have changed, and may hold anything.
     """
     root = str(Path(__file__).parents[3])
     return [os.path.abspath(p) for p in [*sys.path, root] if isinstance(p, str) and p]
 
 
 def _python() -> str:
-    """The interpreter. Where this program is none (a server that embeds Python), the one that
-    ``multiprocessing.set_executable`` names, or that of the installation.
+    """Return the path of a Python interpreter.
+
+    Where this program is not Python (a server that embeds it), that is the one set with
+    ``multiprocessing.set_executable``, or the installation's.
     """
     spawn = sys.modules.get("multiprocessing.spawn")
     named = os.fsdecode(spawn.get_executable() or "") if spawn else ""

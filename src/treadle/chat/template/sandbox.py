@@ -1,7 +1,7 @@
-"""The jinja2 environment that chat templates run in: transformers' settings, in jinja2's sandbox.
+"""Jinja2 environment of chat templates: transformers' settings, in jinja2's sandbox.
 
-The sandbox keeps a template from Python's insides. It bounds neither time nor memory: that is done
-by ``renderer``, where every template goes that comes with a model file.
+The sandbox keeps a template from Python's internals. It limits neither time nor memory:
+``renderer`` does that, for every template that comes with a model file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from treadle.errors import TemplateError, printable
 
-MAX_MESSAGE = 1000  # characters of an error's text, which a template can choose
-_FILE_NAME = "<template>"  # jinja2's own for templates from strings
+MAX_MESSAGE = 1000  # characters of an error message: a template chooses its text
+_FILE_NAME = "<template>"  # jinja2's name for templates from strings
 _SPEAKING = (JinjaError, ArithmeticError, LookupError, SyntaxError, TypeError, ValueError)
 
 
 def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
-    """The text that a template makes of ``variables``; ``now`` is what it takes for the time.
+    """Render a template with ``variables``; ``now`` is the time that it sees.
 
     Raises TemplateError, with the line where it is known, and MemoryError.
     """
@@ -38,7 +38,7 @@ def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
 
 
 def names(source: str) -> list[str]:
-    """The names that a template reads and does not set. Raises as ``render`` does."""
+    """Return the names that a template reads and does not set. Raises as ``render`` does."""
     with _telling(source):
         found = meta.find_undeclared_variables(_environment().parse(source))
         return sorted(found - {"strftime_now"})
@@ -52,13 +52,13 @@ def check(source: str) -> None:
 
 @lru_cache(maxsize=8)
 def compiled(source: str) -> Template:
-    """A template as jinja2 compiles it. Raises what jinja2 and Python's own compiler raise."""
+    """Return a template compiled by jinja2. Raises what jinja2 and Python's compiler raise."""
     return _environment().from_string(source)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """One in which lists may grow and shrink: templates of Kimi keep ids in one. What they are
-    given are copies.
+    """Sandbox that lets lists grow and shrink: Kimi's templates keep ids in one. A template gets
+    copies, so this is safe.
     """
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -79,7 +79,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 @contextmanager
 def _telling(source: str) -> Iterator[None]:
-    """Make a TemplateError of whatever a template causes."""
+    """Convert every exception of a template to TemplateError."""
     try:
         yield
     except MemoryError:
@@ -93,9 +93,9 @@ def _telling(source: str) -> Iterator[None]:
 
 
 def _line(error: BaseException, source: str) -> str:
-    """The line of the template, which jinja2 keeps in syntax errors and rewritten tracebacks."""
+    """Return ", line N" of the template, from syntax errors and jinja2's rewritten tracebacks."""
     line = getattr(error, "lineno", None)
-    if isinstance(error, SyntaxError):  # Python's: of the program that jinja2 made
+    if isinstance(error, SyntaxError):  # from Python, about the code that jinja2 generated
         line = _template_line(source, line)
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == _FILE_NAME:
@@ -104,9 +104,9 @@ def _line(error: BaseException, source: str) -> str:
 
 
 def _template_line(source: str, line: int | None) -> int | None:
-    """The template's line that a line of jinja2's program was made from.
+    """Return the template line that a line of jinja2's generated code was made from.
 
-    The program ends with a table of them, "template=program&..."; it is not run here.
+    The code ends with a table of lines, "template=code&..."; it is not run here.
     """
     program = _environment().compile(source, raw=True)
     *_, table = ["", *re.findall(r"^debug_info = '([\d=&]*)'$", program, re.MULTILINE)]
@@ -115,8 +115,10 @@ def _template_line(source: str, line: int | None) -> int | None:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it is only its body, with
-    a scope of its own, as in transformers: what is set inside is not known behind it.
+    """The ``{% generation %}`` tag, which marks the assistant's words for training.
+
+    Here it renders its body in a scope of its own, as in transformers: variables set inside are
+    unknown after it.
     """
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)

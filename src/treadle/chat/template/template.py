@@ -1,4 +1,4 @@
-"""Chat templates: from messages to the text that a model was trained to answer."""
+"""Chat templates: render messages to the prompt format that a model was trained on."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 _FUNCTIONS, _XML_TOOLS = ("functions", "datetime"), ("xml_tools",)
 _OTHER_NAMES: tuple[tuple[str, ...], ...] = (_FUNCTIONS, _XML_TOOLS)
-MAX_SOURCE = 1 << 20  # characters of a template; the longest known ones have 30,000
-OWN = "the model's file"  # where a template came from
-# Variables that are a token's text, as transformers gives them, beside bos_token and eos_token.
+MAX_SOURCE = 1 << 20  # characters of a template; the longest known has 30,000
+OWN = "the model's file"  # default origin of a template
+# Tokens whose text is a template variable, as in transformers, besides bos_token and eos_token.
 _SPECIALS = ("unk", "sep", "pad", "cls", "mask")
-# English, whatever the locale: models were trained on these.
+# English in any locale: models were trained on these.
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
 
 class ChatTemplate:
-    """A jinja2 template, rendered as transformers' ``apply_chat_template`` does it.
+    """Jinja2 chat template, rendered as transformers' ``apply_chat_template`` does.
 
-    ``bos`` and ``eos`` are the texts the template knows as ``bos_token`` and ``eos_token``;
-    ``tool_source`` is the template to use when tools are given, if that is another one.
-    ``builtin`` names the built-in template that this is, or is None for a file's own; ``stop``
-    are texts that end an answer where no token of the template does.
-    ``origin`` says where it came from. ``specials`` are further variables that are tokens' texts;
-    ``defaults`` are variables where a rendering says nothing, and ``reasoning`` is whether a model
-    is to reason there: "on", "off", or "auto" for what the template does by itself.
-    A template that is not built in is rendered in a process of its own (``renderer``), started when
-    it is first used.
+    ``bos``, ``eos``: the template's ``bos_token`` and ``eos_token``. ``tool_source``: the template
+    used when tools are given, if it is another one. ``builtin``: name of the built-in template,
+    None for a file's own. ``stop``: stop strings, where the template ends answers without a token.
+    ``origin``: the source, for messages. ``specials``: further variables that are token texts.
+    ``defaults``: variables used where a call sets none. ``reasoning``: default for such a call:
+    "on", "off", or "auto" for the template's own behaviour.
+
+    A template that is not built in is rendered in a process of its own (``renderer``), started at
+    first use.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class ChatTemplate:
         return f"ChatTemplate({kind}, {len(self.source)} characters)"
 
     def prepare(self) -> None:
-        """Start what renders, which takes 60 to 100 ms, without waiting for it."""
+        """Start the rendering process (60 to 100 ms) without waiting for it."""
         if not self.builtin and len(self.source) <= MAX_SOURCE:
             from treadle.chat.template.renderer import RENDERER
 
-            with suppress(TemplateError):  # the rendering will say it
+            with suppress(TemplateError):  # the rendering will report it
                 RENDERER.prepare(self.source)
 
     def check(self) -> None:
@@ -86,7 +86,7 @@ class ChatTemplate:
             self._renderer(source).check(source)
 
     def variables(self) -> frozenset[str]:
-        """The names that the template reads from whoever renders it. Raises TemplateError."""
+        """Return the names of all variables that the template reads. Raises TemplateError."""
         return self._names
 
     @cached_property
@@ -102,13 +102,13 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **vars: Any,
     ) -> str:
-        """The prompt for ``messages``, each with ``role`` and ``content``.
+        """Render the prompt for ``messages``, each with ``role`` and ``content``.
 
-        ``content`` is a text or a list of parts, whichever the template itself reads. The result
-        spells control tokens: encode it with ``special=True``. ``vars`` are more variables for
-        the template (``enable_thinking=False``). Raises TemplateError, with the line, when the
-        template is broken, refuses the messages, or takes more time or memory than it may;
-        UnsupportedError for parts that are no text.
+        ``content`` is a string or a list of parts, in any form: it is converted to the one that the
+        template reads. The result spells control tokens: encode it with ``special=True``. ``vars``
+        are more template variables (``enable_thinking=False``). Raises TemplateError, with the
+        line, when the template is broken, refuses the messages, or exceeds its time or memory
+        limit; UnsupportedError for parts that are not text.
         """
         source = self.tool_source if tools and self.tool_source is not None else self.source
         variables = {
@@ -128,7 +128,7 @@ class ChatTemplate:
 
     @property
     def default_reasoning(self) -> str:
-        """Whether the model is to reason where a rendering says nothing: "auto", "on", "off"."""
+        """Default reasoning mode of calls that set none: "auto", "on" or "off"."""
         return reasoning_default(self)
 
     def is_off(
@@ -137,25 +137,26 @@ class ChatTemplate:
         reasoning: str | None = None,
         budget: int | None = None,
     ) -> bool:
-        """Whether the model must not reason: `treadle.chat.template.variables.is_off`."""
+        """Whether reasoning is disabled: see `treadle.chat.template.variables.is_off`."""
         return is_off(self, variables, reasoning, budget)
 
     def _dates(self) -> dict[str, str]:
-        """Today, under each name of it that the template reads: without it Llama 3.1's tells the
-        model the day that it was written. (A time would be another at each call, and no prompt
-        would be found in the cache.)
+        """Return today's date under each name that the template reads.
+
+        Without it Llama 3.1's template states the day it was written. No time of day: it would
+        change with each call and defeat the prefix cache.
         """
         now = datetime.now()
         dates = {
             "date_string": f"{now:%d} {_MONTHS[now.month - 1]} {now:%Y}",
-            "datetime": f"{_MONTHS[now.month - 1]} {now:%d} {now:%Y}",  # as llama.cpp gives it
+            "datetime": f"{_MONTHS[now.month - 1]} {now:%d} {now:%Y}",  # in llama.cpp's format
             "current_date": f"{now:%Y-%m-%d}",
         }
         source = f"{self.source}{self.tool_source or ''}"
         return {name: date for name, date in dates.items() if name in source}
 
     def _own_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-        """Tools under the names that Firefunction's and SmolLM3's have for them."""
+        """Return the tools under the variable names of Firefunction's and SmolLM3's templates."""
         made: dict[str, Any] = _functions(tools) if _FUNCTIONS in self._other_names else {}
         if tools and _XML_TOOLS in self._other_names:
             made["xml_tools"] = _inner(tools)
@@ -163,12 +164,12 @@ class ChatTemplate:
 
     @cached_property
     def _other_names(self) -> list[tuple[str, ...]]:
-        """Of these names those that it reads, all of a family's."""
+        """Groups of ``_OTHER_NAMES`` of which the template reads every name."""
         maybe = [names for names in _OTHER_NAMES if all(name in self.source for name in names)]
         return [names for names in maybe if self.variables().issuperset(names)]
 
     def _form(self, source: str, variables: dict[str, Any]) -> ContentForm:
-        """What a template takes for content, found out once."""
+        """Return the content form that a template reads; detected once."""
 
         def render(messages: list[dict[str, Any]]) -> str | None:
             from treadle.chat.template.renderer import LimitError
@@ -193,7 +194,7 @@ class ChatTemplate:
         except TemplateError as e:
             if variables["tools"] is not None or "NoneType" not in str(e):
                 raise
-            # Templates made for tools loop over them without a look whether there are any.
+            # Templates made for tools loop over them without checking that there are any.
             try:
                 return self._run(source, {k: v for k, v in variables.items() if k != "tools"})
             except TemplateError:
@@ -205,7 +206,7 @@ class ChatTemplate:
         return text
 
     def _renderer(self, source: str) -> Any:
-        """What renders: for our own templates this process, for there is nothing to fear."""
+        """Return the renderer: this process for built-in templates, which are trusted."""
         if self.builtin:
             from treadle.chat.template import sandbox
 
@@ -220,21 +221,23 @@ class ChatTemplate:
 
 
 def _inner(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
-    """What stands in each tool's ``function``."""
+    """Return the ``function`` object of each tool."""
     return [tool.get("function", tool) for tool in plain(tools) or ()]
 
 
 def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
-    """The variable of Firefunction's template, which raises without it: its tools as text."""
+    """Return the ``functions`` variable, the tools as text: Firefunction's template raises without
+    it.
+    """
     return {"functions": json.dumps(_inner(tools), indent=4, ensure_ascii=False)}
 
 
 @dataclass(frozen=True)
 class ChosenTemplate:
-    """A template that somebody chose in place of a file's own; ``override.py`` reads one.
+    """Template that the user chose in place of the file's own; ``override.py`` reads one.
 
-    ``builtin``: the built-in template's name, or None. ``origin``: where it came from, in words,
-    without a folder's name. ``stop``: texts that end an answer.
+    ``builtin``: the built-in template's name, or None. ``origin``: its source in words, without
+    folder names. ``stop``: stop strings.
     """
 
     source: str
@@ -246,13 +249,12 @@ class ChosenTemplate:
 def load_template(
     gguf: GGUF, arch: str = "", chosen: ChosenTemplate | None = None, **settings: Any
 ) -> ChatTemplate:
-    """The chat template of a model file, or the built-in one that the file names in its place, or
-    that fits its tokens and ``arch``.
+    """Return a model file's chat template; else the built-in one that it names, or that fits its
+    tokens and ``arch``.
 
-    ``.builtin`` of the result says which. Files may carry further templates by name; the one
-    named ``tool_use`` is taken when tools are given. ``chosen`` takes the place of all of these;
-    ``settings`` are those of ``ChatTemplate``. Raises FileError and UnsupportedError as
-    ``load_tokenizer`` does.
+    ``.builtin`` of the result tells which. A file's template named ``tool_use`` is used when tools
+    are given. ``chosen`` replaces all of these; ``settings`` are those of ``ChatTemplate``. Raises
+    FileError and UnsupportedError as ``load_tokenizer`` does.
     """
     vocab = Vocab(gguf)
     spelt = {
@@ -292,7 +294,9 @@ def load_template(
 
 
 def find_builtin(vocab: Vocab, arch: str, name: str) -> BuiltIn:
-    """The first built-in template whose tokens, architecture and name fit; the last always does."""
+    """Return the first built-in template that fits tokens, architecture and name; the last always
+    fits.
+    """
     special = (TokenType.CONTROL, TokenType.USER_DEFINED)
     wanted = {piece.encode() for built_in in BUILT_INS for piece in built_in.pieces}
     found = {

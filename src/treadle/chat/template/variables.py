@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from treadle.errors import TreadleError
 
-OURS = frozenset(("messages", "add_generation_prompt"))  # said by the conversation itself
+OURS = frozenset(("messages", "add_generation_prompt"))  # set by the conversation itself
 
 AUTO, ON, OFF = REASONING = ("auto", "on", "off")
-# Variables by which templates have a model reason, and their values for on and off.
+# Variables that switch reasoning in templates: their values for on and off.
 SWITCHES: dict[str, tuple[Any, Any]] = {
     "enable_thinking": (True, False),  # most families
     "thinking": (True, False),  # DeepSeek, Granite, Kimi K3
@@ -21,24 +21,24 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "thinking_budget": (-1, 0),  # Seed-OSS
 }
 EFFORT = "reasoning_effort"
-# Its values for off, best first: of Cohere and Mistral, Hy3, Solar. gpt-oss has none.
+# Values for off, best first: Cohere's and Mistral's, Hy3's, Solar's. gpt-oss has none.
 _NO_EFFORT = ("none", "no_think", "minimal")
 _ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
 
 
 class Template(Protocol):
-    """What is used of ``ChatTemplate``."""
+    """The part of ``ChatTemplate`` that is used here."""
 
     source: str
     defaults: dict[str, Any]
     reasoning: str
 
     def variables(self) -> frozenset[str]:
-        """The names that it reads."""
+        """Return the names of all variables that it reads."""
 
 
 def reasoning_said(variables: Mapping[str, Any]) -> str | None:
-    """Whether these variables ask for reasoning: "on", "off", None where they say nothing."""
+    """Return whether these variables ask for reasoning: "on", "off", or None if unsaid."""
     said = [
         any(_same(variables[name], word) for word in (off, *_ALSO_OFF.get(name, ())))
         for name, (_, off) in SWITCHES.items()
@@ -52,12 +52,12 @@ def reasoning_said(variables: Mapping[str, Any]) -> str | None:
 
 
 def _same(value: Any, word: Any) -> bool:
-    """Whether a variable has this value: 0 is not False, for a budget is no switch."""
+    """Whether value and type are equal: a budget of 0 is not False."""
     return type(value) is type(word) and bool(value == word)
 
 
 def reasoning_default(template: Template) -> str:
-    """The same of a template's own settings, "auto" where these say nothing."""
+    """Return the reasoning mode of the template's own settings: "on", "off" or "auto"."""
     return reasoning_said(template.defaults) or template.reasoning
 
 
@@ -67,10 +67,10 @@ def is_off(
     reasoning: str | None = None,
     budget: int | None = None,
 ) -> bool:
-    """Whether a model must not reason in an answer.
+    """Whether reasoning is disabled for an answer.
 
-    A call says so by its ``reasoning``, "on" or "off", or by the ``variables`` that it gives the
-    template. Else the template's default holds, unless the call has a ``budget`` of reasoning.
+    A call decides by its ``reasoning``, "on" or "off", or by template ``variables``. Otherwise the
+    template's default holds, unless the call has a reasoning ``budget``.
     """
     said = reasoning if reasoning in (ON, OFF) else reasoning_said(variables)
     if said is not None:
@@ -79,27 +79,27 @@ def is_off(
 
 
 def with_reasoning(template: Template, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given``, the template's default variables, and those that switch reasoning as these ask.
+    """Return ``given`` plus the template's default variables and those that switch reasoning.
 
-    A call's wish comes before the defaults': with ``thinking=True`` no other switch stays off.
+    The call's variables override the defaults: with ``thinking=True`` no other switch stays off.
     """
     own, said = template.defaults, reasoning_said(given)
     default = reasoning_default(template)
     if said is not None:
         own = {name: value for name, value in own.items() if name not in (*SWITCHES, EFFORT)}
     if said == ON and default != OFF and not any(name in given for name in SWITCHES):
-        said = AUTO  # an effort alone: it is the template's business what comes of it
+        said = AUTO  # an effort alone: the template decides what it means
     made = switched(template, said or default)
-    if EFFORT in made and given.get(EFFORT) in _NO_EFFORT:  # the template's own word for it
+    if EFFORT in made and given.get(EFFORT) in _NO_EFFORT:  # use the template's own word for it
         given = {name: value for name, value in given.items() if name != EFFORT}
     return {**made, **own, **given}
 
 
 def switched(template: Template, reasoning: str) -> dict[str, Any]:
-    """The variables of SWITCHES and the effort that a template reads, as ``reasoning`` wants them.
+    """Return the variables of SWITCHES and the effort that set the template to ``reasoning``.
 
-    None for "auto", for a template that has no such variable, and for one that cannot be parsed:
-    its rendering says why.
+    Empty for "auto", for a template without such a variable, and for one that cannot be parsed:
+    rendering it reports the error.
     """
     if reasoning == AUTO:
         return {}
@@ -115,20 +115,20 @@ def switched(template: Template, reasoning: str) -> dict[str, Any]:
 
 
 def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
-    """``reasoning``, which must be a word of REASONING. Raises TreadleError."""
+    """Return ``reasoning`` if it is a word of REASONING; raise TreadleError otherwise."""
     if not isinstance(reasoning, str) or reasoning not in REASONING:
         raise TreadleError(f"{name}={reasoning!r:.40}: expected {', '.join(REASONING)}")
     return reasoning
 
 
 def unread(template: Template, names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that the template does not read. Raises TemplateError."""
+    """Return those of ``names`` that the template does not read. Raises TemplateError."""
     return sorted(set(names) - template.variables())
 
 
 def check_own(template: Mapping[str, Any] | None, where: str = "template") -> dict[str, Any]:
-    """``chat(template=...)``: variables by name. Raises TreadleError for what is none; ``where``:
-    what its message calls them.
+    """Return a copy of ``chat(template=...)``, variables by name; raise TreadleError if it is
+    invalid. ``where``: its name in error messages.
     """
     if not isinstance(template, Mapping | None):
         raise TreadleError(f"{where} is {type(template).__name__}: expected variables by name")
@@ -139,8 +139,8 @@ def check_own(template: Mapping[str, Any] | None, where: str = "template") -> di
 
 
 def check_variables(template: Template, names: Iterable[str], settings: Iterable[str]) -> None:
-    """Raise TypeError for one of ``names`` that the template does not read: a slip, silent
-    otherwise. ``settings`` are the other names that might have been meant.
+    """Raise TypeError for one of ``names`` that the template does not read: a typo would be silent.
+    ``settings``: further names that might have been meant.
 
     Raises TemplateError for a template that cannot be parsed.
     """

@@ -1,19 +1,20 @@
-"""What a model says, told apart: reasoning, content, calls of tools. The server, the library and
-the command line read answers by it.
+"""Parser of model output: reasoning, content and tool calls. Server, library and CLI use it.
 
 ::
 
-    formats.py       how families of models write calls and reason: a row each arguments.py
-    arguments in their notations to JSON, while they come output.py       an answer's parts, and all
-    of them stream_parser.py    the parts, while it comes stop_filter.py      where stop strings are
-    looked for detect.py     which row a chat template has messages.py   conversations with calls,
-    as a template renders them call_grammar.py grammars of calls: of their rules (grammar_rules.py),
-    of texts without quotes (unquoted_text.py)
-                  and of Gemma 4's values (gemma_values.py)
-    constrained_decoding.py      which token may come next: within reasoning, calls, an answer's
-    schema
+    formats.py               call and reasoning formats of model families, one row each
+    arguments.py             call arguments in each notation to JSON, as they stream in
+    output.py                parts of an answer, and a whole answer
+    stream_parser.py         streaming parser: text to parts
+    stop_filter.py           stop strings, searched in content only
+    detect.py                the format of a chat template
+    messages.py              conversations with calls, in a template's form
+    call_grammar.py          grammars of calls: of their rules (grammar_rules.py), of strings
+                             without quotes (unquoted_text.py), of Gemma 4's values
+                             (gemma_values.py)
+    constrained_decoding.py  which token may come next in reasoning, calls, a schema's JSON
 
-Calls end where their JSON ends, whatever a string in it says.
+A call ends where its JSON ends, whatever its strings contain.
 """
 
 from treadle.chat.tools.detect import TemplateDialect, find_manner, find_thought, manner_of

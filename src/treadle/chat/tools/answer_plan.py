@@ -1,4 +1,6 @@
-"""From what a caller wants of an answer to what holds for it and what is looked for in it."""
+"""Plan of an answer: turns request options (tools, schema, reasoning) into a constraint for
+decoding and the marks that the output parser looks for.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What is asked of an answer. ``tools``: schemas of arguments by name; those that are
-    ``strict`` must be enforced whole, others as far as possible; one of ``forced`` must be called.
-    ``schema`` (``lenient``: as far as possible), ``grammar`` (GBNF) and ``regex`` hold for an
-    answer that is no call. ``budget``: tokens of reasoning.
+    """Options of an answer.
+
+    ``tools``: argument schemas by name. Schemas of ``strict`` tools must be enforced completely,
+    others as far as possible. One of ``forced`` must be called. ``schema`` (``lenient``: as far as
+    possible), ``grammar`` (GBNF) and ``regex`` constrain an answer that is not a call. ``budget``:
+    tokens of reasoning.
     """
 
     tools: Schemas = field(default_factory=dict)
@@ -46,25 +50,25 @@ class AnswerOptions:
     grammar: str | None = None
     regex: str | None = None
     budget: int | None = None
-    streams: bool = True  # arguments are wanted as they come
+    streams: bool = True  # output arguments as they stream in
 
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """What is found in an answer, what holds for it, and what of a schema does not."""
+    """Marks to parse in an answer, its constraint, and warnings about schema parts not enforced."""
 
     speech: AnswerMarks = field(default_factory=AnswerMarks)
     plan: ConstraintPlan | None = None
     warnings: tuple[str, ...] = ()
-    shown: frozenset[int] = frozenset()  # control tokens that the scanner reads
+    shown: frozenset[int] = frozenset()  # control tokens that the parser reads
 
     def guide(self) -> ConstrainedDecoder | None:
-        """For one text."""
+        """Return a constrained decoder for one output, or None."""
         return None if self.plan is None else self.plan.guide()
 
     def dress(self, answer: RequestOutput) -> None:
-        """Have an answer spell what the scanner reads, and stop at no text within reasoning or
-        calls: these end by their marks and their grammar.
+        """Set up a request output: show the control tokens that the parser reads, and ignore stop
+        strings inside reasoning or calls, which end by their marks and grammar.
         """
         answer.shown, speech = self.shown, self.speech
         if answer.stop and (speech.thought or speech.row or speech.channels):
@@ -74,7 +78,7 @@ class AnswerPlan:
 def plan_answer(
     wanted: AnswerOptions, manner: TemplateDialect, prompt: str, grammars: Grammars
 ) -> AnswerPlan:
-    """Raises GrammarError where something must be enforced and cannot be."""
+    """Plan an answer to ``prompt``. Raises GrammarError for what must be enforced and cannot be."""
     with of_setting("tools"):
         tools, warnings = _enforceable(wanted, grammars)
     if wanted.schema is not None and wanted.lenient:
@@ -126,14 +130,14 @@ def _bound(
     speech: AnswerMarks,
     grammars: Grammars,
 ) -> Grammar | None:
-    """What all of an answer must be."""
+    """Return the grammar of the whole answer, or None."""
     row, tokenizer, schema = manner.row, grammars.tokenizer, wanted.schema
     if wanted.grammar is not None:
         return grammars.gbnf(wanted.grammar)
     if wanted.regex is not None:
         return grammars.regex(wanted.regex)
     if schema is not None and not wanted.lenient:
-        grammars.schema(schema)  # which names what it cannot enforce
+        grammars.schema(schema)  # this call reports what it cannot enforce
     if wanted.forced or (tools and schema is not None):
         chosen = {name: tools[name] for name in wanted.forced or tools}
         parallel, begun = wanted.parallel, speech.begun
@@ -154,7 +158,7 @@ def _of_tools(source: str, grammars: Grammars) -> Grammar:
 
 
 def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, list[str]]:
-    """The tools, with any object for arguments where a schema that is not strict is broken."""
+    """Return the tools and warnings; a non-strict tool with a broken schema takes any object."""
     made: dict[str, Mapping[str, Any]] = {}
     warnings = []
     for name, schema in wanted.tools.items():
@@ -179,7 +183,9 @@ def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, li
 def _header(
     wanted: AnswerOptions, manner: TemplateDialect, speech: AnswerMarks, grammars: Grammars
 ) -> Grammar | None:
-    """What stands before an answer of the caller's own grammar that does not write it itself."""
+    """Return the grammar of the header before an answer of the caller's own grammar, or None where
+    that grammar writes it.
+    """
     own, row, channels = wanted.grammar or wanted.regex, manner.row, manner.channels
     if own is None:
         return None
@@ -192,8 +198,9 @@ def _header(
 
 
 def _may_open(wanted: AnswerOptions, manner: TemplateDialect, grammars: Grammars) -> bool:
-    """Whether reasoning may come before what must hold: its mark is one token, or begins with one
-    of its own, or an answer has messages anyway. Before a grammar of the caller's it must be one.
+    """Whether reasoning may come before a constrained answer: its opening mark is one token or
+    begins with a special one, or answers are messages with headers. Before a caller's own grammar
+    it must be one token.
     """
     if manner.thought is None:
         return False
@@ -204,7 +211,7 @@ def _may_open(wanted: AnswerOptions, manner: TemplateDialect, grammars: Grammars
 
 
 def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
-    """What tells, behind a trigger, that a call is written."""
+    """Return strings that, after a trigger inside reasoning, show that a call is being written."""
     if not tools:
         return []
     if row.by_header and row.channels:
@@ -214,7 +221,7 @@ def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
 
 
 def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
-    """The marks of a row's calls: a control token begins one, whatever follows it."""
+    """Return the triggers of a row's calls: a control token is one whatever follows it."""
     if row.by_header:
         return (Trigger("to=functions."),)
     made = []
@@ -226,11 +233,11 @@ def _triggers(row: ToolCallFormat, tokenizer: Tokenizer) -> tuple[Trigger, ...]:
 
 
 def _heads(row: ToolCallFormat, tools: Schemas) -> list[str]:
-    """What may follow a trigger, up to the arguments."""
+    """Return the strings that may follow a trigger, up to the arguments."""
     if row.by_header:
         return list(tools)
     first = row.open if row.wrap[0] else ""
-    if row.id_first:  # what comes then is the model's
+    if row.id_first:  # an id follows, which the model chooses
         return [first]
     behind = [f"{name}{row.id_mark or row.after}" for name in tools]
     space = row.trigger[len(core_of(row.trigger)[0]) :].rstrip("[")

@@ -1,4 +1,4 @@
-"""Arguments of a call, as families write them, to JSON: piece by piece."""
+"""Streaming readers that convert tool-call arguments of each notation to JSON."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from treadle.scheduler.output import overlap
 
 
 class ArgumentReader:
-    """Reads the arguments of one call. ``done`` once they are whole."""
+    """Reads the arguments of one call. ``done`` is set once they are complete."""
 
     done = False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """The JSON of what is certain now, and what of ``text`` is still to be read."""
+        """Return the JSON that is certain now, and the part of ``text`` still to be read."""
         raise NotImplementedError
 
 
 class JsonReader(ArgumentReader):
-    """An object of JSON, passed on as it is. It ends where its first bracket is closed, or
-    ``depth`` brackets that were read before.
+    """Reader of a JSON object, passed on unchanged. It ends where its first bracket is closed, or
+    ``depth`` brackets that were opened before.
     """
 
     def __init__(self, depth: int = 0) -> None:
         self._depth, self._quoted, self._escaped = depth, False, False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See Reader."""
+        """See ``ArgumentReader.take``."""
         for at, char in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -54,12 +54,14 @@ class JsonReader(ArgumentReader):
 
 
 class TagReader(ArgumentReader):
-    """Arguments between ``tags``. The schema says which values are texts. Others are JSON, or as
-    Python writes them, or texts where they are neither; where a value may be a text too, it is one
-    unless it is JSON of another type that the schema has.
+    """Reader of arguments between ``tags``.
+
+    The schema tells which values are strings. Others are JSON or Python literals, or strings where
+    they are neither. A value that may also be a string is one unless it is JSON of another type
+    that the schema allows.
     """
 
-    _NULLS = ("null", "None")  # as templates print it, too
+    _NULLS = ("null", "None")  # templates print both
 
     def __init__(self, schema: Mapping[str, Any], tags: Tags) -> None:
         self._schemas, self._tags, self._parts = by_name(schema), tags, ReferencedSchemas(schema)
@@ -69,18 +71,18 @@ class TagReader(ArgumentReader):
         self._then = re.compile(then)
         first = tags.then.lstrip()[0]
         odd = [name for name in self._schemas if first in name or name != name.strip()]
-        self._names = sorted(odd, key=len, reverse=True)  # that must be known to be read
+        self._names = sorted(odd, key=len, reverse=True)  # must be known to be read
         self._n = 0
-        self._key: str | None = None  # of the value that is being read
-        self._text = self._begun = False  # it is a text; its beginning was read
-        self._within = self._untold = False  # it is in quotes; JSON's quote was not told yet
-        self._others: list[Any] = []  # schemas of what it may be beside a text
-        self._gap = self._close = ""  # behind it
-        self._nulls: list[str] = []  # that a text may turn out to be, whose quote is not told yet
+        self._key: str | None = None  # of the value being read
+        self._text = self._begun = False  # it is a string; its beginning was read
+        self._within = self._untold = False  # it is in quotes; JSON's quote is not output yet
+        self._others: list[Any] = []  # schemas of its alternatives that are not strings
+        self._gap = self._close = ""  # marks after it
+        self._nulls: list[str] = []  # null words that the string may still turn out to be
         self._end = ValueEnd()
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See Reader."""
+        """See ``ArgumentReader.take``."""
         out = ""
         while not self.done:
             read = self._between if self._key is None else self._value
@@ -109,8 +111,8 @@ class TagReader(ArgumentReader):
         return "}" if self._n else "{}", text.removeprefix(end)
 
     def _name(self, text: str, last: bool) -> tuple[str, int]:
-        """The name in a tag, and the size of all up to its value; nothing where that is still to
-        come. Names of the schema that have marks within come first.
+        """Return the name in a tag and the size of all text up to its value; size 0 if that is not
+        complete. Names of the schema that contain marks are tried first.
         """
         for name in self._names:
             head = f"{self._tags.open}{name}"
@@ -126,7 +128,7 @@ class TagReader(ArgumentReader):
         return (found[1].strip(), found.end()) if found else ("", 0)
 
     def _begins(self, key: str, *, is_text: bool) -> None:
-        """The value of this name comes. ``is_text``: its tag says that it is one."""
+        """Start the value of argument ``key``. ``is_text``: its tag tells that it is a string."""
         self._key, self._begun, self._within, self._end = key, False, False, ValueEnd()
         texts, others = divided(self._schemas.get(key))
         if is_text and texts.schemas:
@@ -165,9 +167,9 @@ class TagReader(ArgumentReader):
         return self._quoted(value) + '"', rest
 
     def _other(self, text: str, last: bool) -> tuple[str, str]:
-        """A value that may be no text. A mark within a text of JSON does not end it."""
+        """Read a value that need not be a string. A mark inside a JSON string does not end it."""
         at, first = self._end.find(text, self._close), text.find(self._close)
-        if at is None and self._others and first >= 0:  # a text that begins as JSON does
+        if at is None and self._others and first >= 0:  # a string that begins like JSON
             behind = text[first + len(self._close) :].lstrip()
             at = first if behind.startswith((self._tags.open, self._tags.end)) else None
         if at is None and not last:
@@ -183,7 +185,7 @@ class TagReader(ArgumentReader):
         raise AssertionError("a text has an end")
 
     def _read(self, value: str) -> Any:
-        """A value, or its text where it is none of the schema's others."""
+        """Return a value, or its text if it fits none of the schema's other alternatives."""
         if not self._others:
             return value_of(value)
         made: Any = value
@@ -193,14 +195,14 @@ class TagReader(ArgumentReader):
         return made if fine and not isinstance(made, str) else value
 
     def _quoted(self, said: str) -> str:
-        """A part of a text, its quote before it where that is not told yet."""
+        """Return a part of a string, with its opening quote if that is not output yet."""
         quote, self._nulls, self._untold = '"' if self._untold else "", [], False
         return quote + _escaped(said)
 
 
 class PythonReader(ArgumentReader):
-    """Arguments by name, as Python calls a function, up to the bracket that closes the call.
-    ``names``: those that the call may have, which may be no names of Python's.
+    """Reader of keyword arguments of a Python call, up to its closing bracket. ``names``: the
+    parameters, which need not be Python identifiers.
     """
 
     _PLAIN = re.compile(r"[^=,)]*")
@@ -212,15 +214,15 @@ class PythonReader(ArgumentReader):
         self._names = sorted(known, key=len, reverse=True)
         self._state, self._part = "key", ""
         self._depth, self._quote = 0, ""
-        self._run = 0  # quotes in a row: of an opening, or of what may be a closing
+        self._run = 0  # consecutive quotes, of an opening or a possible closing
         self._escape: Escape | None = None
-        # Within a value that is read when it is whole: the next character is skipped; characters
-        # within a text; the quote of a text that has none.
+        # Inside a value that is read whole: whether the next character is escaped; characters in
+        # the current string; the quote of an empty string, which may begin a triple quote.
         self._skips, self._size, self._empty = False, 0, ""
         self._n = 0
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See Reader."""
+        """See ``ArgumentReader.take``."""
         out, at = [], 0
         while at < len(text) and not self.done:
             if self._state == "key":
@@ -238,7 +240,9 @@ class PythonReader(ArgumentReader):
         return "".join(out), text[at:]
 
     def _key(self, text: str, last: bool) -> tuple[str, int]:
-        """A name up to its value, or what stands in place of one."""
+        """Read a name up to its value, or the text in place of one; return the JSON and the size
+        read.
+        """
         usual, other = ("", " ") if not self._n else (" ", "")
         for gap, names in ((usual, self._names), (other, filter(_is_odd, self._names))):
             for name in names:
@@ -270,7 +274,7 @@ class PythonReader(ArgumentReader):
         return self._in_value(char)
 
     def _open(self, quote: str) -> None:
-        """A text has begun; three quotes may begin one, too."""
+        """Begin a string; three quotes may begin one, too."""
         self._quote, self._run, self._state = quote, 1, "opening"
 
     def _in_opening(self, char: str) -> str:
@@ -302,7 +306,7 @@ class PythonReader(ArgumentReader):
         return _escaped(quotes + char)
 
     def _in_behind(self, char: str) -> str:
-        """Behind a text: another one may go on with it."""
+        """After a string, which an adjacent string continues."""
         if char.isspace():
             return ""
         if char in "\"'":
@@ -331,7 +335,7 @@ class PythonReader(ArgumentReader):
         return ""
 
     def _within(self, char: str) -> None:
-        """Within a text of a value that is read when it is whole."""
+        """Inside a string of a value that is read whole."""
         own = not self._skips
         self._skips = own and char == "\\"
         self._run = self._run + 1 if own and char == self._quote[0] else 0
@@ -341,15 +345,15 @@ class PythonReader(ArgumentReader):
         self._size += 1
 
     def _in_gap(self, char: str) -> str:
-        """Up to the next argument, or the end."""
+        """Skip to the next argument, or to the end."""
         if char in ",)":
             self._state, self._quote, self.done = "key", "", char == ")"
         return ""
 
 
 class OwnReader(ArgumentReader):
-    """Gemma 4's: names without quotes, texts between marks of their own. ``names``: those that must
-    be known to be read as they are.
+    """Reader of Gemma 4's notation: names without quotes, strings between marks of their own.
+    ``names``: those that are read correctly only if known.
     """
 
     _WORD = re.compile(r"[^\s,:{}\[\]<]+|<")
@@ -361,7 +365,7 @@ class OwnReader(ArgumentReader):
         self._quoted = self._key = False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
-        """See Reader."""
+        """See ``ArgumentReader.take``."""
         out, at = "", 0
         while at < len(text) and not self.done:
             made, size = self._next(text[at:], last) if not self._quoted else self._inside(text, at)
@@ -415,7 +419,7 @@ class OwnReader(ArgumentReader):
 
 
 def reader_of(row: ToolCallFormat, schema: Mapping[str, Any]) -> ArgumentReader:
-    """What reads the arguments of a call, as a row writes them."""
+    """Return the reader of a call's arguments in a row's notation."""
     if row.tags is not None:
         return TagReader(schema, row.tags)
     if row.style == "own":
@@ -426,10 +430,10 @@ def reader_of(row: ToolCallFormat, schema: Mapping[str, Any]) -> ArgumentReader:
 
 
 def _escaped(text: str) -> str:
-    """A part of a text, as it stands between the quotes of JSON."""
+    """Return a part of a string as it stands between JSON's quotes."""
     return dumped(text)[1:-1]
 
 
 def _is_odd(name: str) -> bool:
-    """Whether a name must be known to be read as it is."""
+    """Whether a name is read correctly only if it is known."""
     return not re.fullmatch(r"[\w.-]+", name)

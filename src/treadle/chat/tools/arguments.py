@@ -1,4 +1,4 @@
-"""Arguments of a call that is whole, or that was cut."""
+"""Parsing of tool-call arguments that are complete or cut short."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, NoReturn
 
 from treadle.chat.tools.python_literals import dumped, literal
 
-NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call's object
+NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call object
 CONSTANTS = {"None": "null", "True": "true", "False": "false"}  # as templates print them
 
 
 class CallObject:
-    """The object of a call that comes in parts: where its name and its arguments are."""
+    """Incremental scanner of a call's JSON object: finds its name, its arguments and its end."""
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.arguments_at: int | None = None  # the brace
+        self.arguments_at: int | None = None  # offset of the brace
         self.end: int | None = None
         self._at = self._depth = self._start = 0
         self._quoted = self._escaped = self._in_value = False
         self._key = ""
 
     def walk(self, text: str) -> None:
-        """Look at what is new in ``text``, all of the object up to now."""
+        """Scan the new part of ``text``, which is the object's text so far."""
         for at in range(self._at, len(text)):
             char = text[at]
             if self._escaped:
@@ -69,7 +69,7 @@ class CallObject:
 
 
 def is_object(written: str) -> bool:
-    """Whether this is an object of JSON."""
+    """Whether this is a JSON object."""
     try:
         return isinstance(json.loads(written), dict)
     except (ValueError, RecursionError):
@@ -77,8 +77,8 @@ def is_object(written: str) -> bool:
 
 
 def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, str] | None:
-    """The name and the arguments of a call, an object of JSON; None for what is none. ``at``: where
-    they begin, to be passed on as they are written.
+    """Return name and arguments (JSON) of a call object; None if it is no call of one of ``tools``.
+    ``at``: offset of the arguments, to return them as they are written.
     """
     try:
         found = json.loads(written)
@@ -98,24 +98,22 @@ def read_call(written: str, tools: Iterable[str], at: int | None) -> tuple[str, 
 
 
 class ValueEnd:
-    """The first mark behind a value that comes in parts: one within a text, in an array or an
-    object of JSON or of Python's, is none.
+    """Finds the first closing mark after a value that streams in; marks inside strings of a JSON or
+    Python array or object do not count.
     """
 
     def __init__(self) -> None:
         self._at, self._quote, self._is_whole = 0, "", True
 
     def find(self, text: str, mark: str) -> int | None:
-        """Where the mark is in ``text``, all of the value up to now; None as long as it is not
-        there.
-        """
+        """Return the offset of ``mark`` in ``text``, the value so far; None until it is there."""
         self._is_whole &= not text.strip() or text.lstrip()[0] in "{["
         for found in self._parts(text, mark) if self._is_whole else ():
             part, self._at = found[0], found.end()
             if part in "\"'" and self._quote in ("", part):
                 self._quote = "" if self._quote else part
             elif part == "\n":
-                self._is_whole &= not self._quote  # such texts have no line breaks
+                self._is_whole &= not self._quote  # such strings have no line breaks
             elif part == mark and not self._quote:
                 return found.start()
         if not self._is_whole:
@@ -129,7 +127,7 @@ class ValueEnd:
 
 
 def constant_of(written: str) -> Any:
-    """A number or a constant, as JSON or a template has it; else the text itself."""
+    """Return a number or a constant, as JSON or a template writes it; otherwise the text itself."""
     said = CONSTANTS.get(written.strip(), written)
     try:
         made = json.loads(said)
@@ -139,7 +137,7 @@ def constant_of(written: str) -> Any:
 
 
 def json_of(written: str) -> str:
-    """The JSON of a value: as it is written, where it is JSON."""
+    """Return the JSON of a value; text that is JSON is returned as it is written."""
     try:
         json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -152,7 +150,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def value_of(written: str) -> Any:
-    """What is written as JSON, or as Python has it; else the text itself."""
+    """Return the value of text that is JSON or a Python literal; otherwise the text itself."""
     for read in (json.loads, literal):
         try:
             made = read(written)
@@ -164,9 +162,9 @@ def value_of(written: str) -> Any:
 
 
 def arguments_of(written: str) -> dict[str, Any]:
-    """The object of a call's arguments; of those that were cut, what of it is whole."""
+    """Return the object of a call's arguments; of arguments cut short, the complete part."""
     open, quoted, escaped = "", False, False
-    end = 0, ""  # where the text may be cut, and what closes it there
+    end = 0, ""  # offset where the text may be cut, and the brackets that close it there
     for at, char in enumerate(written):
         if escaped:
             escaped = False

@@ -1,4 +1,4 @@
-"""Grammars of calls, in llguidance's notation: what a row and the tools' schemas allow."""
+"""Grammars of tool calls in llguidance's notation, from a call format and the tools' schemas."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from treadle.grammar.json_schema import Schema, inline_schema, is_possible
 from treadle.grammar.llguidance_limits import ReferencedSchemas
 from treadle.tokenizer.tokenizer import Tokenizer
 
-MAX_MORE = 15  # calls behind the first: a weak model may go on for ever
+MAX_MORE = 15  # calls after the first: a weak model may never stop
 
 
 def calls_behind(
     row: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]], tokenizer: Tokenizer
 ) -> str:
-    """What follows the core of the row's ``trigger``: where it wraps calls, all of them; else
-    one.
+    """Return the grammar after the core of the row's ``trigger``: of all calls if the row wraps
+    them, otherwise of one.
     """
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
         answer = f" | {_in_words(rules, row)}" if row.content else ""
         return rules.source(f"{_behind_core(row)} ({_wrapped(rules, row, one)}{answer})")
-    if row.by_header and row.channels:  # its end may be written otherwise
+    if row.by_header and row.channels:  # its end may be spelt differently
         constrain = f"({rules.literal(' ')}? {rules.literal('<|constrain|>')})?"
         channel = f"({rules.literal('<|channel|>commentary')})?"
         head = f'{channel} {constrain} ("json" | " json")? {rules.literal(row.channels.message)}'
@@ -58,7 +58,7 @@ def whole_answer(
     begun: bool,
     schema: Schema | None = None,
 ) -> str:
-    """An answer that is nothing but calls; with a ``schema``, either calls or JSON of it."""
+    """Return the grammar of an answer of calls only; with a ``schema``, calls or JSON of it."""
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
     if row.wrap[0]:
@@ -83,8 +83,8 @@ def recipients(
     *,
     parallel: bool,
 ) -> str:
-    """An answer behind a prompt that has begun a call, which may be one of no tool: then it is
-    content, and calls may follow.
+    """Return the grammar of an answer whose call the prompt has begun. It may name ``row.content``,
+    which is no tool: then content follows, and after that perhaps calls.
     """
     rules = GrammarRules(tokenizer)
     one = _one(rules, row, tools)
@@ -97,7 +97,7 @@ def recipients(
 def whole_json(
     row: ToolCallFormat, schema: Schema, tokenizer: Tokenizer, *, begun: bool = False
 ) -> str:
-    """An answer that is JSON, for rows that write something before contents."""
+    """Return the grammar of a JSON answer, for rows that write a header before content."""
     rules = GrammarRules(tokenizer)
     answer = json_behind(rules, row, schema, begun=begun)
     if row.channels:
@@ -106,7 +106,7 @@ def whole_json(
 
 
 def json_behind(rules: GrammarRules, row: ToolCallFormat, schema: Schema, *, begun: bool) -> str:
-    """JSON, behind what says that it is no call."""
+    """Return the rule of JSON, after the header that tells that it is not a call."""
     head = ""
     if row.channels:
         head = rules.literal(row.channels.final)
@@ -116,7 +116,7 @@ def json_behind(rules: GrammarRules, row: ToolCallFormat, schema: Schema, *, beg
 
 
 def final_header(row: ToolCallFormat, tokenizer: Tokenizer) -> str:
-    """What says that an answer for the user follows."""
+    """Return the grammar of the header before an answer for the user."""
     rules = GrammarRules(tokenizer)
     if row.channels is None:
         return rules.source(rules.literal(row.content + row.after))
@@ -124,12 +124,12 @@ def final_header(row: ToolCallFormat, tokenizer: Tokenizer) -> str:
 
 
 def next_message(rules: GrammarRules, channels: Channels) -> str:
-    """What begins a message behind one of reasoning, which the guide reads."""
+    """Return the rule of the mark before a message that follows reasoning (read by the decoder)."""
     return f"({rules.literal(channels.start)})?"
 
 
 def _behind_core(row: ToolCallFormat) -> str:
-    """The rest of a row's trigger, behind its core."""
+    """Return the rest of a row's trigger, after its core."""
     core, bracket = core_of(row.trigger)
     if bracket:
         return r"/[ \n]{0,2}\[/"
@@ -142,18 +142,18 @@ def _wrapped(rules: GrammarRules, row: ToolCallFormat, one: str, *, parallel: bo
 
 
 def _in_words(rules: GrammarRules, row: ToolCallFormat) -> str:
-    """A call of no tool, and behind it the answer: else there would be none at all."""
+    """Return a call of ``row.content`` and the answer; otherwise there would be no answer."""
     call = f"{row.before}{row.content}{row.after}{{}}{row.behind}{row.wrap[1]}"
     return f"{rules.literal(call)} {rules.add(SOME_TEXT)}"
 
 
 def _more(rules: GrammarRules, row: ToolCallFormat, call: str) -> str:
-    """Calls behind the first."""
+    """Return the rule of calls after the first."""
     return f"({rules.literal(row.between)} {call}){{0,{MAX_MORE}}}"
 
 
 def _one(rules: GrammarRules, row: ToolCallFormat, tools: Mapping[str, Mapping[str, Any]]) -> str:
-    """A call of one of the tools, behind ``open``."""
+    """Return the rule of a call of one of the tools, after ``open``."""
     calls = []
     for name, schema in tools.items():
         id = f"{rules.literal(row.id_mark)} /{row.id_form}/" if row.id_mark else ""
@@ -198,7 +198,7 @@ def _arguments(rules: GrammarRules, row: ToolCallFormat, schema: Mapping[str, An
 
 
 def _tags(rules: GrammarRules, tags: Tags, schema: Mapping[str, Any]) -> str:
-    """Parameters in any order, of one of the schema's alternatives."""
+    """Return the rule of parameters in any order, for each of the schema's alternatives."""
     literals = Pythonic(rules, ReferencedSchemas(schema))
     several, values = [], Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
     for way in ways(schema):
@@ -211,7 +211,7 @@ def _tags(rules: GrammarRules, tags: Tags, schema: Mapping[str, Any]) -> str:
 
 
 def _python(rules: GrammarRules, schema: Mapping[str, Any]) -> str:
-    """The same as Python calls a function."""
+    """Return the same rule for keyword arguments of a Python call."""
     several, values = [], Pythonic(rules, ReferencedSchemas(schema))
     for way in ways(schema):
         made = []
@@ -225,15 +225,15 @@ def _python(rules: GrammarRules, schema: Mapping[str, Any]) -> str:
 def _literals(
     rules: GrammarRules, literals: Pythonic, value: Any, schema: Mapping[str, Any]
 ) -> str:
-    """A parameter's value as JSON, or as Python writes it."""
+    """Return the rule of a parameter's value as JSON or as a Python literal."""
     return " | ".join([_value(rules, value, schema), *filter(None, [literals.value(value)])])
 
 
 def _parameters(
     schema: Mapping[str, Any], way: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Those of one alternative that can have a value, their schemas, and whether they must have
-    one.
+    """Yield the parameters of one alternative that can have a value: name, schema, whether
+    required.
     """
     required = required_of(way)
     for key, value in properties_of(way).items():
@@ -244,12 +244,12 @@ def _parameters(
 
 
 def _value(rules: GrammarRules, value: Any, schema: Mapping[str, Any]) -> str:
-    """JSON of a parameter's schema, whose references lead into the schema as a whole."""
+    """Return the JSON rule of a parameter; its references point into the whole ``schema``."""
     return rules.add(inline_schema(_alone(value, schema), lenient=True))
 
 
 def _is_possible(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a parameter can have a value at all, as far as is known."""
+    """Whether a parameter can have any value, as far as is known."""
     if is_never(value) or texts_of(value) is not None or is_plain(value):
         return not is_never(value)
     return is_possible(_alone(value, schema))
@@ -259,13 +259,13 @@ _WHOLE = "whole"
 
 
 def _alone(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A part of a schema, with the whole where its references need that."""
+    """Return a part of a schema, with the whole added as a definition if its references need it."""
     moved = _moved(value)
     return moved if moved == value else {**moved, "$defs": {_WHOLE: _moved(schema)}}
 
 
 def _moved(part: Any) -> Any:
-    """A part of a schema, its references as they are where the whole is a definition."""
+    """Return a part of a schema, its references rewritten for the whole as a definition."""
     if isinstance(part, Mapping):
         moved = {key: _moved(value) for key, value in part.items()}
         ref = moved.get("$ref")

@@ -1,13 +1,13 @@
-"""Which token may come next, in an answer that reasons, calls tools, or follows a schema.
+"""Constrained decoding: which token may come next while a model reasons, calls tools or follows a
+schema.
 
-A grammar holds behind reasoning, or from the mark of a call to its end; elsewhere a model writes
-what it will, and nothing is computed. Reasoning that is longer than its budget is ended: the tokens
-of its closing mark are all that may follow. Where there is a budget, reasoning is not opened again;
-with a budget of none it is not opened at all.
+A grammar holds after reasoning, or from the mark of a call to its end; elsewhere output is free and
+no mask is computed. Reasoning over its budget is ended: only the tokens of its closing mark may
+follow. With a budget, reasoning is not opened again; with a budget of 0 it is never opened.
 
-Within reasoning the mark of a call binds nothing, as it may only be named. The grammar holds from
-the call's arguments on. Behind the call the model may end its text, or reason on; where a call must
-be, it is that one.
+Inside reasoning the mark of a call has no effect, as the model may only mention it. The grammar
+holds from the call's arguments on. After the call the model may end its output or reason on; where
+a call is required, it is that one.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ _UNOPENED: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, int], bytes]] 
 _OPENING: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, bool], bytes]] = (
     weakref.WeakKeyDictionary()
 )
-_GAP = (b"\n", b"\n\n")  # tokens that may stand behind reasoning
+_GAP = (b"\n", b"\n\n")  # tokens that may follow reasoning
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """A mark of calls. ``read``: what the grammar of calls has before what follows the mark."""
+    """Mark of calls. ``read``: text that the call grammar expects before what follows the mark."""
 
     mark: str
     read: str = ""
 
     @cached_property
     def pattern(self) -> re.Pattern[bytes]:
-        """The mark, in the bytes of a text."""
+        """Pattern of the mark in an output's bytes."""
         return bytes_of(self.mark)
 
 
 @dataclass(frozen=True)
 class ConstraintPlan:
-    """What holds for an answer; a ``guide`` of it for each text.
+    """Constraints of an answer; ``guide`` returns the decoder of one output.
 
-    ``bound``: all of the answer, but for its reasoning and a ``header`` before it. ``lazy``: what
-    follows one of ``triggers``, which the model may write where it will; without any, an answer
-    that begins as a call does.
-    ``heads``: what may follow a trigger in the same token. ``drafts``: what tells, behind a
-    trigger within reasoning, that a call is written there: as what is ``bound`` has it behind
-    ``trigger``, or ``lazy``. ``once``: the first call is the answer's end.
+    ``bound``: grammar of the whole answer, except its reasoning and a ``header`` before it.
+    ``lazy``: grammar of what follows one of ``triggers``, which the model may write anywhere;
+    without triggers, it holds for an answer that begins like a call. ``heads``: strings that may
+    follow a trigger in the same token. ``drafts``: strings that, after a trigger inside reasoning,
+    show that a call is written there: in the grammar ``bound``, after ``trigger``, or in ``lazy``.
+    ``once``: the answer ends after the first call.
     """
 
     tokenizer: Tokenizer
     thought: Thought | None = None
-    opened: bool = False  # by the prompt
-    may_open: bool = True  # else what is ``bound`` holds from the first token on
+    opened: bool = False  # the prompt opens reasoning
+    may_open: bool = True  # else ``bound`` holds from the first token on
     budget: int | None = None  # tokens of reasoning
     header: Grammar | None = None
     bound: Grammar | None = None
@@ -80,12 +80,12 @@ class ConstraintPlan:
     once: bool = False
 
     def guide(self) -> ConstrainedDecoder:
-        """At the beginning of a text."""
+        """Return a decoder at the start of an output."""
         return ConstrainedDecoder(self)
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        """The bytes of every token, [n_vocab]. 100 ms for 128,000: made once for a tokenizer."""
+        """Bytes of every token, [n_vocab]. Computed once per tokenizer: 100 ms for 128,000."""
         found = _PIECES.get(self.tokenizer)
         if found is None:
             found = _PIECES[self.tokenizer] = self.tokenizer.all_token_bytes()
@@ -93,38 +93,40 @@ class ConstraintPlan:
 
     @cached_property
     def gap(self) -> list[int]:
-        """The tokens that are line breaks."""
+        """Tokens that are line breaks."""
         return [id for id, piece in enumerate(self.pieces) if piece in _GAP]
 
     def triggered(self, text: bytes) -> list[tuple[int, str]]:
-        """Where marks of calls end in a text, the first one first, and what is ``read`` of each."""
+        """Return where marks of calls end in ``text``, the first one first, and the ``read`` of
+        each.
+        """
         if not (self.lazy or self.drafts):
             return []
         return sorted((m.end(), t.read) for t in self.triggers for m in t.pattern.finditer(text))
 
     @cached_property
     def n_kept(self) -> int:
-        """The bytes at the end of a text that may begin a mark of calls."""
+        """Number of bytes at the end of an output that may begin a mark of calls."""
         if not (self.lazy or self.drafts):
             return 0
         return max((len(t.mark.encode()) + MAX_SPACE for t in self.triggers), default=0)
 
     def ids(self, mark: str) -> list[int]:
-        """The tokens of a mark; those of its letters where one would end the text."""
+        """Return the tokens of a mark; those of its letters if one of them would end the output."""
         found = self.tokenizer.encode(mark, bos=False, special=True)
         if self.tokenizer.eog.isdisjoint(found):
             return found
         return self.tokenizer.encode_plain(mark, start=False)
 
     def bits_of(self, ids: Iterable[int]) -> bytes:
-        """A mask that allows some tokens."""
+        """Return a mask that allows only ``ids``."""
         allowed = np.zeros(self.tokenizer.n_vocab, np.bool_)
         allowed[list(ids)] = True
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def bits_without(self, missing: bytes, heads: Sequence[bytes]) -> bytes | None:
-        """A mask without tokens that complete a mark, ``missing`` of it, and go on with anything
-        but one of ``heads``. None where there are none.
+        """Return a mask without tokens that complete a mark (``missing`` is its rest) and continue
+        with anything but one of ``heads``. None if there are no such tokens.
         """
         bad = [
             id
@@ -138,8 +140,8 @@ class ConstraintPlan:
         return self._bits_but(bad)
 
     def bits_unopened(self, text: bytes) -> bytes:
-        """A mask without tokens that open reasoning behind ``text``. One holds for most of an
-        answer: made once for a tokenizer.
+        """Return a mask without tokens that open reasoning after ``text``. Cached per tokenizer:
+        one mask holds for most of an answer.
         """
         assert self.thought is not None
         sign = self.thought.sign.encode()
@@ -158,8 +160,8 @@ class ConstraintPlan:
         return [] if self.thought is None else self.tokenizer.cut(self.thought.begin)
 
     def bits_opening(self, part: str | int, *, last: bool) -> bytes:
-        """A mask of the tokens that go on with a part of ``opening``: with its beginning, or, of
-        the ``last`` part, with all of it and line breaks. Made once for a tokenizer.
+        """Return a mask of tokens that continue a part of ``opening``: with its beginning or, of
+        the ``last`` part, with all of it and line breaks. Cached per tokenizer.
         """
         if isinstance(part, int):
             return self.bits_of([part])
@@ -173,9 +175,7 @@ class ConstraintPlan:
 
     @cached_property
     def unended(self) -> bytes:
-        """A mask without tokens that end a text: an answer that must be something cannot end
-        within reasoning.
-        """
+        """Mask without tokens that end the output: a required answer cannot end in reasoning."""
         return self._bits_but(list(self.tokenizer.eog))
 
     def _bits_but(self, missing: Sequence[int]) -> bytes:
@@ -185,22 +185,22 @@ class ConstraintPlan:
 
 
 class ConstrainedDecoder:
-    """The place of one text in its plan; a ``TokenConstraint`` of the sampler."""
+    """State of one output in its ``ConstraintPlan``; a ``TokenConstraint`` of the sampler."""
 
     def __init__(self, plan: ConstraintPlan) -> None:
         self._plan = plan
-        self._text = b""  # what may be the beginning of a mark, and what stands before it
-        self._said = b""  # the end of what was said since reasoning or a call
+        self._text = b""  # recent text, which may end with the beginning of a mark
+        self._said = b""  # end of the text since reasoning or a call
         self._n_thought = 0  # tokens of reasoning
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
         self._n_gap = 0
-        self._draft: Matcher | None = None  # of a call within reasoning, perhaps
+        self._draft: Matcher | None = None  # of a possible call inside reasoning
         self._drafted = b""  # its text
-        self._within = False  # the call that is written stands within reasoning
-        self._bound: Matcher | None = None  # what holds where reasoning is not opened
-        self._left = list(plan.opening)  # what of the opening mark is still to come
-        self._headed = plan.header is None  # the header was written
+        self._within = False  # the current call is inside reasoning
+        self._bound: Matcher | None = None  # of the answer, in case reasoning is not opened
+        self._left = list(plan.opening)  # parts of the opening mark still to come
+        self._headed = plan.header is None  # the header is complete
         self._state = "start"
         if plan.thought is not None and plan.opened:
             self._state = "thinking"
@@ -213,10 +213,10 @@ class ConstrainedDecoder:
             else:
                 self._behind()
 
-    # -- what the sampler asks ------------------------------------------------------------------
+    # -- interface of the sampler ---------------------------------------------------------------
 
     def bits(self) -> bytes | None:
-        """A bit for each token that may come next, the lowest first; None where all may."""
+        """Return a bit for each token that may come next, the lowest first; None where all may."""
         made: bytes | None = getattr(self, f"_bits_{self._state}")()
         return made
 
@@ -235,7 +235,7 @@ class ConstrainedDecoder:
             logits[len(allowed) :] = -np.inf
 
     def accept(self, token: int) -> None:
-        """Go on with ``token``. Raises GrammarError where the grammar has no place for it."""
+        """Advance by ``token``. Raises GrammarError if the grammar does not allow it."""
         if token in self._plan.tokenizer.eog:
             if self._matcher is not None:
                 self._matcher.accept(token)
@@ -244,20 +244,20 @@ class ConstrainedDecoder:
         accept(token)
 
     def forced(self) -> list[int]:
-        """Ids that come next, where that is sure."""
+        """Return the ids that must come next, where that is certain."""
         if self._state == "call" and self._matcher is not None:
             return self._matcher.forced()
         return list(self._forced) if self._state == "forced" else []
 
     @property
     def accepting(self) -> bool:
-        """Whether the answer so far is whole."""
+        """Whether the answer so far is complete."""
         return self._matcher is None or self._matcher.accepting
 
     # -- reasoning ------------------------------------------------------------------------------
 
     def _first(self) -> Matcher:
-        """A matcher of what comes first of the bound answer."""
+        """Return a matcher of the header, or of the answer where there is no header."""
         assert self._plan.bound is not None
         self._headed = self._plan.header is None
         return (self._plan.header or self._plan.bound).matcher()
@@ -295,7 +295,7 @@ class ConstrainedDecoder:
             self._go_on()
 
     def _opens(self, token: int) -> bool:
-        """Whether ``token`` goes on with the mark that opens reasoning; it is taken off that."""
+        """Whether ``token`` continues the mark that opens reasoning; removes it from ``_left``."""
         part, *rest = self._left
         if isinstance(part, int):
             self._left = rest
@@ -308,7 +308,7 @@ class ConstrainedDecoder:
         return True
 
     def _begins(self, thought: Thought, said: bytes) -> None:
-        """Text where reasoning may be opened."""
+        """Read text where reasoning may be opened."""
         self._text += said
         text, mark = self._text.lstrip(), thought.begin.encode()
         after = thought.between.encode()
@@ -352,7 +352,7 @@ class ConstrainedDecoder:
             self._watch()
 
     def _drafts(self, token: int, said: bytes) -> None:
-        """Follow what looks like a call; where it is one, the grammar holds from here on."""
+        """Match a possible call inside reasoning; once it is one, the grammar holds."""
         plan = self._plan
         if self._draft is not None:
             try:
@@ -371,7 +371,9 @@ class ConstrainedDecoder:
             self._state, self._within = "call", plan.bound is None
 
     def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
-        """The grammar of calls behind ``read`` and ``rest``; None where that begins none."""
+        """Return a matcher of the call grammar after ``read`` and ``rest``; None if that begins no
+        call.
+        """
         plan = self._plan
         grammar, before = plan.bound or plan.lazy, plan.trigger if plan.bound is not None else ""
         assert grammar is not None
@@ -386,7 +388,7 @@ class ConstrainedDecoder:
         return matcher
 
     def _watch(self) -> None:
-        """End reasoning that has used up its budget."""
+        """Force the closing mark of reasoning that has used up its budget."""
         plan = self._plan
         if plan.budget is not None and self._n_thought >= plan.budget and plan.thought is not None:
             self._forced, self._state = plan.ids(plan.thought.close), "forced"
@@ -400,8 +402,8 @@ class ConstrainedDecoder:
             self._closed()
 
     def _closed(self) -> None:
-        """Reasoning has ended. More may follow, as the scanner has it, unless its tokens are
-        counted.
+        """Leave reasoning at its end. More may follow, as in ``StreamParser``, unless its tokens
+        are counted.
         """
         self._text = b""
         if self._plan.bound is None and self._plan.budget is None:
@@ -410,7 +412,7 @@ class ConstrainedDecoder:
             self._behind(gap=True)
 
     def _behind(self, *, gap: bool = False) -> None:
-        """No reasoning follows any more."""
+        """Enter the answer: no more reasoning follows."""
         plan = self._plan
         self._state = "free" if plan.lazy is not None and plan.bound is None else "plain"
         if plan.bound is not None:
@@ -450,7 +452,7 @@ class ConstrainedDecoder:
         self._say(self._plan.tokenizer.token_bytes(token))
 
     def _say(self, said: bytes) -> None:
-        """Text where a call may begin."""
+        """Read text where a call may begin."""
         plan = self._plan
         if plan.thought is not None:
             mark = (plan.thought.begin if plan.budget is None else plan.thought.sign).encode()
@@ -477,11 +479,11 @@ class ConstrainedDecoder:
             self._text = self._text[-plan.n_kept :]
 
     def _enter(self, rest: bytes, read: str = "") -> None:
-        """A call has begun; ``rest`` of it was written in the same token."""
+        """Begin a call; ``rest`` of it was written in the same token."""
         self._text, matcher = b"", self._replayed(rest, read)
         if matcher is not None:
             self._matcher, self._state = matcher, "call"
-        elif not self._plan.triggers:  # it is no call after all
+        elif not self._plan.triggers:  # not a call after all
             self._state = "plain"
 
     def _bits_call(self) -> bytes:
@@ -494,7 +496,7 @@ class ConstrainedDecoder:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Behind a token of a grammar: where that is at its end, go on with what follows it."""
+        """Continue with what follows a grammar that is at its end."""
         if self._matcher is None or not self._matcher.done:
             return
         if self._plan.bound is not None:
@@ -516,7 +518,7 @@ class ConstrainedDecoder:
 
 
 def _missing(text: bytes, mark: bytes) -> bytes:
-    """What of a mark is still to come, where ``text`` ends with its beginning."""
+    """Return the rest of a mark whose beginning ends ``text``; empty if there is none."""
     for n in range(min(len(text), len(mark) - 1), 0, -1):
         if mark.startswith(text[-n:]):
             return mark[n:]
@@ -524,7 +526,7 @@ def _missing(text: bytes, mark: bytes) -> bytes:
 
 
 def _follows(mark: bytes, said: bytes, *, last: bool) -> bool:
-    """Whether ``said`` is a beginning of a mark; or, of its ``last`` part, all of it and breaks."""
+    """Whether ``said`` begins a mark; for its ``last`` part, also all of it and line breaks."""
     return mark.startswith(said) or (last and said.rstrip(b"\n") == mark)
 
 

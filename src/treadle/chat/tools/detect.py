@@ -1,5 +1,5 @@
-"""How a model of a chat template speaks, found by trial: the template renders a conversation with
-one call, and the row that finds the same call in it is the right one.
+"""Detection of a chat template's tool-call format: the template renders a conversation with one
+call, and the row that finds the same call in the result is the right one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOCK = free_lock()
 _MANNERS: WeakKeyDictionary[ChatTemplate, TemplateDialect] = WeakKeyDictionary()
-MAX_TRIED = 64  # places in a template's text where a call may begin
+MAX_TRIED = 64  # places in a rendering where a call may begin
 _NAME, _WORD, _SYSTEM = "treadle_try", "treadle_word", "treadle says so"
 _ARGUMENTS = {_WORD: "}</tool_call>{", "n": 3}
 
@@ -44,28 +44,28 @@ _TOOL = _tool(
     }
 )
 _USER = {"role": "user", "content": "hi"}
-_GIVEN = "gave 3"  # by a tool
+_GIVEN = "gave 3"  # the test tool's result
 _LATE = {"role": "system", "content": "treadle says more"}
 _IDS, _NAMED = ("callxxxx1", "callxxxx2"), (f"functions.{_NAME}:0", f"functions.{_NAME}:1")
-# What a schema may say in other words, too: macros of Hermes never come back from "null", those of
+# Schema features that some templates fail on: macros of Hermes never return from "null", those of
 # Functionary raise on a schema that is true.
 _ODD: dict[str, Any] = {
     "a": {"type": ["string", "null"]},
     "b": {"type": "array", "items": True},
     "c": {"oneOf": [True, {"type": "null"}]},
 }
-# What a schema may leave out: macros of Command R+ raise without it.
+# Schema without optional parts: macros of Command R+ raise on it.
 _BARE: dict[str, Any] = {
     "a": {"type": "string"},
     "b": {"type": "array"},
     "c": {"type": "object", "properties": {"d": {}}, "additionalProperties": False},
 }
-_GAPS = ("", "Done.")  # some raise on an assistant's message without text
+_GAPS = ("", "Done.")  # some templates raise on an assistant message without text
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a message that calls is tried: its arguments as text, no content, ids of calls."""
+    """Form of a test message with calls: arguments as text, content None, ids of the calls."""
 
     as_text: bool = False
     none: bool = False
@@ -74,40 +74,42 @@ class CallForm:
 
 @dataclass(frozen=True)
 class TemplateDialect:
-    """What a chat template has, and how it wants messages that call."""
+    """Features of a chat template, and the form of messages that it expects."""
 
     thought: Thought | None = None  # the marks around reasoning
     channels: Channels | None = None  # answers are messages with headers
-    shows_tools: bool = False  # it tells the model which tools there are
-    row: ToolCallFormat = GENERIC  # how calls are written
+    shows_tools: bool = False  # it lists the tools to the model
+    row: ToolCallFormat = GENERIC  # format of calls
     writes_calls: bool = False  # it renders calls; else they are put into contents
-    has_results: bool = False  # it renders what tools give, though not the calls
+    has_results: bool = False  # it renders tool results, though not calls
     arguments_as_text: bool = False
-    content_is_none: bool = False  # of a message that calls
+    content_is_none: bool = False  # in a message with calls
     beside: CallContentStyle = (
         CallContentStyle()
-    )  # what it writes of words and reasoning in a message that calls
-    one_call: bool = False  # a message has one at most
+    )  # how it writes text and reasoning of a message with calls
+    one_call: bool = False  # at most one call per message
     has_system: bool = True
-    system_raises: bool = False  # a system's message; else it may be left out
-    system_stays: bool = False  # it writes a later one of the system's where that stands
-    system_alone: bool = True  # it writes a conversation that is one message of the system's
-    empty_raises: bool = False  # an assistant's message without text
+    system_raises: bool = False  # on a system message; else it may leave it out
+    system_stays: bool = False  # it writes a later system message where it stands
+    system_alone: bool = True  # it renders a conversation of one system message
+    empty_raises: bool = False  # on an assistant message without text
     thought_parts: bool = False  # reasoning is a part of the content
-    alternates: bool = False  # it raises on two messages of one role in a row
-    gap: str | None = None  # what the assistant must say between a result and the user
-    plain_schemas: bool = False  # it raises on what only some schemas have
-    results_as_text: bool = True  # it does not write an object that a tool gives as JSON
-    full_schemas: bool = False  # it raises where they lack what most have
-    within: bool = False  # the prompt ends within reasoning that it has begun
+    alternates: bool = False  # it raises on two consecutive messages of one role
+    gap: str | None = None  # assistant text that it requires between a result and the user
+    plain_schemas: bool = False  # it raises on some schema features (``_ODD``)
+    results_as_text: bool = True  # it does not write an object result as JSON
+    full_schemas: bool = False  # it raises on schemas without optional parts (``_BARE``)
+    within: bool = False  # the prompt ends inside reasoning that it has begun
 
     def begun(self) -> TemplateDialect:
-        """Of an answer whose content the prompt has begun: neither reasoning nor a header comes."""
+        """Return the dialect of an answer whose content the prompt has begun: no reasoning or
+        header follows.
+        """
         row = GENERIC if self.channels else self.row
         return replace(self, thought=None, channels=None, row=row)
 
     def speech(self, prompt: str, **more: Any) -> AnswerMarks:
-        """What may be found in an answer to ``prompt``."""
+        """Return the marks to look for in an answer to ``prompt``."""
         thought, row = self.thought, self.row if more.get("tools") or self.row.content else None
         return AnswerMarks(
             thought=thought,
@@ -122,7 +124,7 @@ class TemplateDialect:
 
 
 def manner_of(template: ChatTemplate) -> TemplateDialect:
-    """What a template has, found out once."""
+    """Return a template's dialect; detected once."""
     with _LOCK:
         found = _MANNERS.get(template)
         if found is None:
@@ -131,7 +133,9 @@ def manner_of(template: ChatTemplate) -> TemplateDialect:
 
 
 def find_manner(template: ChatTemplate) -> TemplateDialect:
-    """Render a template a few times. What does not come out is done by the prompt."""
+    """Detect a template's dialect by rendering it a few times; the prompt makes up for what it
+    lacks.
+    """
     source = f"{template.source}{template.tool_source or ''}"
     families = (row.channels for row in ROWS if row.channels is not None)
     channels = next((own for own in families if all(m in source for m in own.known_by)), None)
@@ -178,25 +182,27 @@ def find_manner(template: ChatTemplate) -> TemplateDialect:
 
 
 def find_thought(template: ChatTemplate) -> Thought | None:
-    """The marks around reasoning that a template knows."""
+    """Return the marks around reasoning that a template knows, or None."""
     source = f"{template.source}{template.tool_source or ''}"
     found = next((t for t in THOUGHTS if t.close in source), None)
     if found is not None or "</think" not in source:
         return found
-    asked = _rendered(template, [], tools=False, asks=True)  # Hy3's puts the mark together
+    asked = _rendered(template, [], tools=False, asks=True)  # Hy3's composes the mark
     return next((t for t in THOUGHTS if t.close in asked), None)
 
 
 def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCallFormat | None:
-    """The row that finds in a conversation the call that the template has written into it."""
+    """Return the row that finds the test call in the conversation that the template renders, or
+    None.
+    """
     said = _calling([_ARGUMENTS], form)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
     pairs = enumerate(zip(whole, without, strict=False))
-    # What stands before the call is the head of the assistant's message.
+    # Text before the call is the head of the assistant message.
     at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(without)))
     schemas = {_NAME: _TOOL["function"]["parameters"]}
     for row in ROWS:
-        # Or rows that do without it, or with less white space, would never be tried.
+        # Skipped, so that rows without an id mark or with less white space are tried.
         if row.id_mark not in whole or (row.tags is not None and row.tags.then not in whole):
             continue
         mark = row.sign or '{"'
@@ -212,7 +218,7 @@ def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCal
 
 
 def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether it writes two calls of one message. Llama 3's raises then."""
+    """Whether it renders two calls of one message. Llama 3's template raises on them."""
     marks = f"{_WORD}_1", f"{_WORD}_2"
     said = _calling([{_WORD: mark} for mark in marks], form)
     text = _rendered(template, [said], tools=tools)
@@ -222,8 +228,8 @@ def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool
 def _beside(
     template: ChatTemplate, form: CallForm, own: Mapping[str, Any], *, tools: bool
 ) -> tuple[CallContentStyle, bool]:
-    """How it writes words and reasoning before a call: in order, as far as it does; and whether
-    the content of a message that calls is None for that.
+    """Return the style in which it renders text and reasoning before a call, in order as far as
+    possible; and whether such a message needs the content None.
     """
     channels: Channels | None = own["channels"]
     ways = [
@@ -253,8 +259,8 @@ def _beside(
         return 1 if at[0] < 0 else 3 if at[0] < at[1] else 2
 
     tried = [(way, none) for none in sorted({form.none, True}) for way in ways]
-    best, none = max(tried, key=lambda each: rank(*each))  # of equal ones the first
-    # Some count the words as a turn, and raise on the answer behind the call.
+    best, none = max(tried, key=lambda each: rank(*each))  # the first of equal ones
+    # Some templates count the text as a turn, and raise on the answer after the call.
     if best.apart and not rendered(best, none, answer := {"role": "assistant", "content": "so"}):
         parted = replace(best, turn_between=True)
         best = parted if rendered(parted, none, answer) else best
@@ -262,7 +268,7 @@ def _beside(
 
 
 def _system_alone(template: ChatTemplate, *, tools: bool) -> bool:
-    """Whether it writes a conversation of one message, the system's, with tools and without."""
+    """Whether it renders a conversation of one system message, with tools and without."""
     ways = (True, False) if tools else (False,)
     return all(
         _SYSTEM in _rendered(template, [], tools=way, system=True, user=False) for way in ways
@@ -270,7 +276,7 @@ def _system_alone(template: ChatTemplate, *, tools: bool) -> bool:
 
 
 def _empty_raises(template: ChatTemplate) -> bool:
-    """Whether it raises on an assistant's message for having no text."""
+    """Whether it raises on an assistant message for having no text."""
     none, some = (
         _rendered(template, [{"role": "assistant", "content": said}, _USER], tools=False)
         for said in ("", _GAPS[1])
@@ -279,7 +285,7 @@ def _empty_raises(template: ChatTemplate) -> bool:
 
 
 def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
-    """Whether it writes reasoning as a part of an assistant's content, and not otherwise."""
+    """Whether it renders reasoning only as a part of an assistant message's content."""
     if not re.search(r"""['"]thinking['"]""", source):
         return False
     said = {"role": "assistant", "content": _GIVEN, "reasoning_content": _SYSTEM}
@@ -288,13 +294,13 @@ def _has_thought_parts(template: ChatTemplate, source: str) -> bool:
         for message in (said, with_thought_parts(said))
     )
     places = [parts.find(_SYSTEM), parts.find(_GIVEN)]
-    # A list that is printed as it is has its keys in it, too.
+    # A template that prints the list itself prints its keys too.
     return _SYSTEM not in plain and -1 < places[0] < places[1] and "'type'" not in parts
 
 
 def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool:
-    """Whether it writes an object that a tool gives as JSON: Llama 3's does, others raise on one or
-    write it as Python does.
+    """Whether it renders an object result as JSON: Llama 3's does, others raise on it or write it
+    as Python does.
     """
     result = _result(form, {f"{_WORD}_1": None})
     said = [_calling([_ARGUMENTS], form), result]
@@ -302,7 +308,9 @@ def _has_objects(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool
 
 
 def _gap(template: ChatTemplate, form: CallForm, *, tools: bool) -> str | None:
-    """What makes it render a user's message behind a result. Mistral's raise on one."""
+    """Return the assistant text that makes it render a user message after a result; None if it
+    needs none or none helps. Mistral's raise without one.
+    """
     talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN)]
     if _rendered(template, [*talk, _USER], tools=tools):
         return None
@@ -313,8 +321,8 @@ def _gap(template: ChatTemplate, form: CallForm, *, tools: bool) -> str | None:
 
 
 def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
-    """Whether it writes a system's message where it stands, behind a first one and without one, and
-    not as if another had said it. Some put the system's words first, or write the last alone.
+    """Whether it renders a system message where it stands, with a first one and without, and not as
+    another role's. Some put system text first, or render only the last one.
     """
     before, after = ({"role": role, "content": f"as {role}"} for role in ("assistant", "user"))
     for system in (True, False):
@@ -335,7 +343,7 @@ def _system_stays(template: ChatTemplate, *, tools: bool) -> bool:
 
 
 def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
-    """A message with a call for each of these arguments."""
+    """Return a message with one call for each of ``arguments``."""
     given = [json.dumps(each) if form.as_text else each for each in arguments]
     calls = [
         {"id": id, "type": "function", "function": {"name": _NAME, "arguments": each}}
@@ -345,7 +353,7 @@ def _calling(arguments: list[dict[str, Any]], form: CallForm) -> dict[str, Any]:
 
 
 def _result(form: CallForm, content: Any) -> dict[str, Any]:
-    """What the first call gives."""
+    """Return a result of the first call."""
     return {"role": "tool", "tool_call_id": form.ids[0], "name": _NAME, "content": content}
 
 
@@ -359,8 +367,8 @@ def _rendered(
     asks: bool = False,
     properties: Mapping[str, Any] | None = None,
 ) -> str:
-    """A conversation with a tool, which may have other properties; nothing where the template
-    cannot.
+    """Render a conversation with a test tool, perhaps with other ``properties``; "" if the template
+    raises.
     """
     first = [{"role": "system", "content": _SYSTEM}] if system else []
     first += [_USER] if user else []

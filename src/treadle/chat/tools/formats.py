@@ -1,4 +1,4 @@
-"""How families of models write calls of tools, and how they reason: a row each."""
+"""Tool-call and reasoning formats of model families: one row each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from treadle.scheduler.output import overlap
 
 @dataclass(frozen=True)
 class Thought:
-    """The marks around reasoning. ``reserved``: they are control tokens, which no prose names;
-    ``stray``: marks that mean nothing where they stand alone.
+    """Marks around reasoning. ``reserved``: they are control tokens, which ordinary text never
+    contains; ``stray``: marks that are dropped where they stand alone.
     """
 
     open: str
     close: str
-    between: str = ""  # what begins another message, which may be reasoning too
+    between: str = ""  # beginning of another message, which may be reasoning too
     reserved: bool = False
     stray: tuple[str, ...] = ()
 
@@ -33,7 +33,7 @@ class Thought:
 
     @property
     def sign(self) -> str:
-        """What no text has but reasoning that begins: ``open``, or its part that tells it from
+        """Text with which only reasoning begins: ``open``, or the part that distinguishes it from
         other messages.
         """
         return self.open.removesuffix("<|message|>").rstrip()
@@ -58,31 +58,33 @@ THOUGHTS = (
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")  # in a header
-MAX_SPACE, _SPACE = 8, " \t\r\n"  # characters within a mark of calls
-QUOTE = '<|"|>'  # around texts, in the style "own"
+MAX_SPACE, _SPACE = 8, " \t\r\n"  # characters of white space within a mark of calls
+QUOTE = '<|"|>'  # around strings, in the style "own"
 
 
 @dataclass(frozen=True)
 class Channels:
-    """An answer is messages: each has ``start``, a header that names its channel, text, ``end``.
+    """Format of answers that are messages: ``start``, a header that names the channel, text,
+    ``end``.
 
-    A header is words up to ``message``, and may name a tool as ``call`` has it. Without ``message``
-    it is one mark: reasoning's, ``final`` (for the user), or the mark of the row's calls.
+    A header is text up to ``message``, and may name a tool, matched by ``call``. Without
+    ``message`` it is one mark: of reasoning, of text for the user (``final``), or of the row's
+    calls.
     """
 
     start: str
     end: str
     thought: Thought
     final: str
-    known_by: tuple[str, ...]  # what a template has that writes them
+    known_by: tuple[str, ...]  # strings in templates of this format
     message: str = ""
     call: re.Pattern[str] | None = None
-    preamble: str = ""  # the header of words for the user that stand before a call
-    heads: tuple[str, ...] = ()  # how a header may begin
-    calls: tuple[str, ...] = ()  # marks of messages of calls, where a header is one mark
+    preamble: str = ""  # header of text for the user before a call
+    heads: tuple[str, ...] = ()  # possible beginnings of a header
+    calls: tuple[str, ...] = ()  # marks of call messages, where a header is one mark
 
     def is_for_user(self, header: str) -> bool:
-        """Whether a message is an answer: not reasoning, and not to or from a tool."""
+        """Whether a message is for the user: not reasoning, and not to or from a tool."""
         role = header.lstrip()
         own = not role.startswith("<|start|>") or role.startswith(self.start)
         recipients = _RECIPIENT.findall(header)
@@ -92,17 +94,18 @@ class Channels:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All that it writes beside texts and calls."""
+        """All marks that the format writes, besides text and calls."""
         own = (self.start, self.end, self.thought.open, self.final, *self.calls)
         return (*own, *self.known_by, "<|constrain|>") if self.message else own
 
 
 @dataclass(frozen=True)
 class Tags:
-    """How a family writes an argument between tags: ``open KEY then VALUE close``, the value
-    between two of ``gap``; ``behind`` each of them, and ``end`` behind all. White space within
-    ``then`` may be left out, or be more. ``other`` stands in its place before what is no text.
-    ``quotes`` may stand around texts.
+    """Format of an argument between tags: ``open KEY then VALUE close``.
+
+    ``gap`` stands on both sides of the value, ``behind`` after each argument, ``end`` after the
+    last. White space in ``then`` may be missing, or more. ``other`` replaces ``then`` before values
+    that are not strings. ``quotes`` may surround strings.
     """
 
     open: str
@@ -117,11 +120,11 @@ class Tags:
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """How a family writes a call: ``open before NAME after ARGUMENTS behind``; several are joined
-    by ``between``, with ``wrap`` before and behind all of them.
+    """Format of a call: ``open before NAME after ARGUMENTS behind``; several are joined by
+    ``between``, with ``wrap`` before and after all of them.
 
-    ``style`` is how arguments are written: "object" (JSON, in one object with the name), "json",
-    "tags" (as ``tags`` has them), "python" (as Python calls a function) or "own". Without ``open``
+    ``style`` is the notation of arguments: "object" (JSON, in one object with the name), "json",
+    "tags" (see ``tags``), "python" (keyword arguments of a Python call) or "own". Without ``open``
     or ``wrap``, an answer that begins with a brace is a call.
     """
 
@@ -133,39 +136,39 @@ class ToolCallFormat:
     between: str = ""
     wrap: tuple[str, str] = ("", "")
     style: str = "json"
-    lead: str = ""  # may stand before a call that has no mark of its own
-    id_mark: str = ""  # an id stands between the name and ``after``, behind this
+    lead: str = ""  # may precede a call without a mark of its own
+    id_mark: str = ""  # mark before an id that stands between the name and ``after``
     id_first: bool = False  # an id stands between ``open`` and ``before``
-    id_form: str = "[a-zA-Z0-9]{9}"  # of that id
-    id_size: int = 0  # its template wants ids of ``id_form``, with so many letters and digits
-    id_behind: bool = False  # an id may stand behind the arguments, in the object of a call
-    id_key: str = ""  # an id may come first in the object of a call, by this name
-    named_ids: bool = False  # ids are functions.NAME:N, and all that its template writes of a name
-    content: str = ""  # the name of no tool: what follows is content
+    id_form: str = "[a-zA-Z0-9]{9}"  # regular expression of that id
+    id_size: int = 0  # length of ids, which the template requires in ``id_form``
+    id_behind: bool = False  # an id may follow the arguments in the call's object
+    id_key: str = ""  # key of an id that may come first in the call's object
+    named_ids: bool = False  # ids are functions.NAME:N, and the template writes no other name
+    content: str = ""  # name that is no tool: content follows it
     also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: Channels | None = None
     tags: Tags | None = None
-    told_by: str = ""  # in templates that tell of calls, and leave it to contents to have them
+    told_by: str = ""  # text of templates that describe calls but do not render them
 
     @property
     def trigger(self) -> str:
-        """What comes first of a call; nothing where any answer may be one."""
+        """First mark of a call; "" where any answer may be a call."""
         return self.wrap[0] or self.open
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """The trigger, in each of its spellings; none where any answer may be a call."""
+        """All spellings of the trigger; empty where any answer may be a call."""
         return (self.trigger, *self.also) if self.trigger else ()
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """Where a call begins: also at a mark of its own, where the one before it was left out."""
+        """Marks where a call begins, also at its own mark if the trigger before it was left out."""
         return tuple(dict.fromkeys((*self.triggers, *self.shortened)))
 
     @property
     def shortened(self) -> dict[str, str]:
-        """Marks at which a call begins whose trigger was left out, and what was left out behind
-        the trigger's ``core``, the mark included.
+        """Marks of calls whose trigger was left out, each with the text that was left out after the
+        trigger's ``core``, the mark included.
         """
         made = {}
         if self.wrap[0] and self.open.lstrip().startswith("<"):
@@ -177,29 +180,29 @@ class ToolCallFormat:
 
     @property
     def by_header(self) -> bool:
-        """Whether a call is a message, whose header names the tool."""
+        """Whether a call is a message whose header names the tool."""
         return self.channels is not None and self.channels.call is not None
 
     @property
     def sign(self) -> str:
-        """The trigger up to where it might be a text's too."""
+        """The trigger without the white space or bracket at its end."""
         return core_of(self.trigger)[0]
 
     @property
     def first(self) -> str:
-        """How a call begins within a wrap; nothing where it is the name itself."""
+        """Beginning of a call within a wrap; "" if that is the name itself."""
         return self.open or ("" if self.style == "python" else "{")
 
     @property
     def head_end(self) -> tuple[str, bool]:
-        """What stands behind a name, and whether it belongs to the arguments."""
+        """Text after a name, and whether it belongs to the arguments."""
         if self.style == "tags" and not self.after.strip():
             return "<", True
         return (self.after.strip() or self.after, False) if self.after else ("{", True)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All that it writes beside names and arguments."""
+        """All marks that the format writes, besides names and arguments."""
         own = (self.open, self.before, self.after, self.behind, self.between, *self.wrap)
         quote = (QUOTE,) if self.style == "own" else ()
         tags = self.tags
@@ -209,17 +212,17 @@ class ToolCallFormat:
 
     @property
     def close(self) -> str:
-        """The mark behind a call, without what belongs to its JSON."""
+        """The mark after a call, without what belongs to its JSON."""
         return self.behind.lstrip("}\n " if self.style == "object" else "").strip()
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """Return a new id for a call."""
         own = secrets.token_hex(5)[: self.id_size]
         return own or f"call_{secrets.token_hex(12)}"
 
     def split_head(self, head: str) -> tuple[str, str]:
-        """What stands between ``open`` and ``after``: the id that comes first, if one does, and
-        what begins with the name.
+        """Split the text between ``open`` and ``after``: a leading id or "", and the text from the
+        name on.
         """
         if self.id_first:
             id, _, said = head.partition(self.before)
@@ -227,7 +230,9 @@ class ToolCallFormat:
         return "", head.strip().removeprefix(self.before.strip())
 
     def write(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
-        """Calls as a model of the family writes them, for a prompt. For JSON and Python."""
+        """Return calls as a model of the family writes them, for a prompt. For JSON and Python
+        styles.
+        """
         made = []
         for name, arguments in calls:
             said = json.dumps(arguments, ensure_ascii=False)
@@ -238,21 +243,21 @@ class ToolCallFormat:
 
 
 def core_of(mark: str) -> tuple[str, str]:
-    """A mark of calls up to the white space or the bracket at its end, and that bracket: between
-    them models write white space, or none.
+    """Split a mark of calls into its core and the bracket at its end; models write white space or
+    none between them.
     """
     core = mark.rstrip("[ \n")
     return core, "[" if mark.endswith("[") else ""
 
 
 def find_mark(text: str, mark: str) -> tuple[int, str] | None:
-    """Where a mark of calls is in a text, and how it is written there."""
+    """Return the offset of a mark of calls in a text, and its spelling there, or None."""
     found = _spaced(mark).search(text)
     return None if found is None else (found.start(), found.group())
 
 
 def begun_mark(text: str, mark: str) -> int:
-    """The length of the longest end of a text that may be the beginning of a mark of calls."""
+    """Return the length of the longest suffix of a text that may begin a mark of calls."""
     core, bracket = core_of(mark)
     behind = text.rpartition(core)[2]
     if (
@@ -266,7 +271,7 @@ def begun_mark(text: str, mark: str) -> int:
 
 
 def bytes_of(mark: str) -> re.Pattern[bytes]:
-    """The regular expression of a mark of calls in the bytes of a text."""
+    """Return the pattern of a mark of calls, for a text's bytes."""
     return re.compile(_spaced(mark).pattern.encode())
 
 
@@ -341,7 +346,9 @@ _HY = ":opensource>"  # ends every tag of Hy3
 
 
 def _dsml(name: str, wrap: str) -> ToolCallFormat:
-    """DeepSeek's, whose tags have a mark of their own and say which values are texts."""
+    """Return a DeepSeek format; its tags have a mark of their own and tell which values are
+    strings.
+    """
     mark = "｜DSML｜"
     return ToolCallFormat(
         name,
@@ -359,7 +366,7 @@ def _dsml(name: str, wrap: str) -> ToolCallFormat:
     )
 
 
-# The first that finds a template's own call is the template's: special ones come first.
+# The first row that finds a template's own call is used: specific ones come first.
 ROWS = (
     HARMONY,
     SOLAR,
@@ -594,7 +601,7 @@ ROWS = (
         style="object",
         id_key="tool_call_id",
     ),
-    ToolCallFormat(  # Command R+, which calls a tool that is none to answer in words
+    ToolCallFormat(  # Command R+, which calls "directly-answer" to answer in words
         "actions",
         before='\n    {\n        "tool_name": "',
         after='",\n        "parameters": ',
@@ -607,4 +614,4 @@ ROWS = (
     ),
     BARE,
 )
-GENERIC = HERMES  # for templates that have no calls: the prompt says how to write one
+GENERIC = HERMES  # for templates without calls: the prompt tells how to write one

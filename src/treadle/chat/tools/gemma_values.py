@@ -33,21 +33,21 @@ _KINDS = ("string", *_PLAIN, "object", "array")
 
 
 class GemmaValueGrammar:
-    """Values in Gemma 4's notation."""
+    """Grammar of values in Gemma 4's notation."""
 
     def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
         self._rules, self._parts = rules, parts
-        self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
+        self._known: dict[str, str] = {}  # rules by reference; under "", the rule of any value
 
     def _once(self, ref: str, body: Callable[[], str]) -> str:
-        """The rule of a reference, which its body may lead to."""
+        """Return the rule of a reference; its body may contain the reference."""
         if ref not in self._known:
             self._known[ref] = self._rules.place()
             self._rules.fill(self._known[ref], body())
         return self._known[ref]
 
     def value(self, schema: Any) -> str:
-        """The rule of a value."""
+        """Return the rule of a schema's values."""
         schema = self._merged(schema)
         ref = schema.get("$ref")
         if isinstance(ref, str):
@@ -70,7 +70,7 @@ class GemmaValueGrammar:
         return self._rules.add(self._kinds(schema, [kinds] if isinstance(kinds, str) else kinds))
 
     def _merged(self, schema: Any) -> Mapping[str, Any]:
-        """A schema with what ``allOf`` says, and what a reference beside others leads to."""
+        """Return a schema merged with the parts of its ``allOf`` and what they refer to."""
         if not isinstance(schema, Mapping):
             return {}
         parts, made = schema.get("allOf"), {k: v for k, v in schema.items() if k != "allOf"}
@@ -99,7 +99,7 @@ class GemmaValueGrammar:
         return " | ".join(made)
 
     def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
-        """A plain value, written as in JSON."""
+        """Return the rule of a plain value, written as in JSON."""
         bounds = {key: schema[key] for key in NUMBERS if key in schema}
         own = {"type": kind, **bounds}
         if not bounds or kind not in ("integer", "number") or not is_possible(own):
@@ -107,7 +107,7 @@ class GemmaValueGrammar:
         return self._rules.add(inline_schema(own, lenient=True))
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        """Items of their own schemas first, then others."""
+        """Return the rule of an array: ``prefixItems`` first, then other items."""
         own, other = schema.get("prefixItems"), schema.get("items")
         first = [self.value(each) for each in own] if isinstance(own, list) else []
         least, most = int(schema.get("minItems") or 0), schema.get("maxItems")
@@ -146,7 +146,7 @@ class GemmaValueGrammar:
 
 
 def _own(value: Any) -> str:
-    """A value as Gemma 4 writes it."""
+    """Return a value as Gemma 4 writes it."""
     if isinstance(value, str):
         return f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The rules of a grammar in llguidance's notation."""
+"""Builder of grammar rules in llguidance's notation."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from treadle.chat.tools.unquoted_text import fits, without
 from treadle.tokenizer.tokenizer import Tokenizer
 
 ANY_TEXT = "/(?s:.*)/"
-MAX_PARTS = 64  # bits that a rule of llguidance's may have
+MAX_PARTS = 64  # bits that a rule of llguidance may have
 SOME_TEXT = r"/(?s:.*)[^ \n](?s:.*)/"
 
 
 class GrammarRules:
-    """Collects the rules of a grammar for one vocabulary."""
+    """Builder of a grammar's rules, for one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bodies: dict[str, str] = {}
 
     def add(self, body: str, attribute: str = "") -> str:
-        """The name of a rule with this body."""
+        """Add a rule with this body and return its name."""
         name = f"r{len(self._bodies)}"
         self._bodies[name] = f"{name}{attribute}: {body}"
         return name
 
     def place(self) -> str:
-        """The name of a rule whose body comes later, by ``fill``: it may name the rule."""
+        """Return the name of a rule whose body follows by ``fill`` and may contain the name."""
         return self.add("")
 
     def fill(self, name: str, body: str) -> None:
-        """Give a rule its body."""
+        """Set the body of a rule from ``place``."""
         self._bodies[name] = f"{name}: {body}"
 
     def literal(self, text: str) -> str:
-        """Exactly this text; control tokens that it spells are those tokens."""
+        """Return an expression for this text; control tokens spelt in it are those tokens."""
         return self.around(text, "")
 
     def around(self, before: str, text: str, behind: str = "") -> str:
-        """A text between two marks: in marks, what spells a control token is that token. Text side
-        by side is one lexeme: the lexer takes the longest of those that begin alike.
+        """Return an expression for a text between two marks; control tokens spelt in the marks are
+        those tokens. Adjacent text is one lexeme: the lexer takes the longest of those that begin
+        alike.
         """
         made: list[str | int] = []
         for part in (*self._tokenizer.cut(before), text, *self._tokenizer.cut(behind)):
@@ -52,16 +53,19 @@ class GrammarRules:
         return " ".join(each for each in said if each != '""') or '""'
 
     def plain(self, text: str) -> str:
-        """Exactly this text, without control tokens: a name, or a word of a schema."""
+        """Return an expression for exactly this text, without control tokens: a name, or a word of
+        a schema.
+        """
         return json.dumps(text, ensure_ascii=False)
 
     def in_any_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str = "") -> str:
-        """Parts in any order, each at most once, with ``between`` before all but the first, then
-        ``end``. Those that are needed must be there. More than ``MAX_PARTS`` keep their order.
+        """Return a rule of ``parts`` in any order, each at most once, then ``end``; ``between``
+        comes before all but the first. A part is its body and whether it is required. More than
+        ``MAX_PARTS`` keep their order.
         """
         if len(parts) > MAX_PARTS:
             return self._in_order(parts, end, between)
-        parts = sorted(parts, key=lambda part: not part[1])  # a range of bits must be set
+        parts = sorted(parts, key=lambda part: not part[1])  # the required bits form a range
         n_needed = sum(needed for _, needed in parts)
         whole = f"{end} %if is_ones([0:{n_needed}])" if n_needed else end
         rules = [self.add(body) for body, _ in parts]
@@ -77,7 +81,7 @@ class GrammarRules:
         return self.add(" | ".join([*first, *([] if n_needed else [end])]))
 
     def _in_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str) -> str:
-        first, more = end, end  # what may follow, before and behind the first
+        first, more = end, end  # rules of what may follow, before and after the first part
         for body, needed in reversed(parts):
             pair = f"{body} {self.add(more)}"
             behind = f"{between} {pair}"
@@ -86,15 +90,15 @@ class GrammarRules:
         return self.add(first)
 
     def text_until(self, mark: str) -> str:
-        """Any text, and the first such mark behind it."""
+        """Return an expression for any text up to and including the first such mark."""
         cut = self._tokenizer.cut(mark)
         if len(cut) == 1 and isinstance(cut[0], int):  # no other text is a control token
             return f"{self.add(ANY_TEXT)} <[{cut[0]}]>"
         return self.add(ANY_TEXT, f"[suffix={json.dumps(mark, ensure_ascii=False)}]")
 
     def text_within(self, limits: Sequence[str], gap: str, mark: str) -> str:
-        """Text that matches all of these, then ``gap`` and the first such mark. Where there are no
-        limits, or no grammar can follow them, any text up to the mark.
+        """Return an expression for text that matches all ``limits``, then ``gap`` and the first
+        such mark. Without limits, or where no grammar can follow them, for any text up to the mark.
         """
         *before, last = self._tokenizer.cut(gap + mark)
         own = [] if isinstance(last, int) else [without(gap + mark)]
@@ -109,11 +113,11 @@ class GrammarRules:
         return self.add(text, f"[suffix={json.dumps(gap + mark, ensure_ascii=False)}]")
 
     def terminal(self, body: str) -> str:
-        """The name of a terminal with this body: of these alone there are intersections."""
+        """Add a terminal with this body and return its name: only terminals can be intersected."""
         name = f"T{len(self._bodies)}"
         self._bodies[name] = f"{name}: {body}"
         return name
 
     def source(self, start: str) -> str:
-        """The whole grammar."""
+        """Return the whole grammar."""
         return "\n".join([f"start: {start}", *self._bodies.values()])

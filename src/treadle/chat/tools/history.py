@@ -1,5 +1,5 @@
-"""Messages of earlier turns that only some templates take as they are: results without their
-calls, the assistant's empty messages, words and reasoning beside calls.
+"""Earlier messages that only some templates take as they are: results without calls, empty
+assistant messages, text and reasoning beside calls.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class CallContentStyle:
-    """How a template takes the words and the reasoning of a message that calls. ``apart``: the
-    words are a message before it, and behind these, with ``turn_between``, an empty one of the
-    user's. ``thought_with_call``: the reasoning then stays with the call. ``in_thought``: both are
-    the reasoning, with this between them.
+    """Form in which a template takes the text and reasoning of a message with calls.
+
+    ``apart``: the text is a message before it, followed, with ``turn_between``, by an empty user
+    message. ``thought_with_call``: the reasoning then stays with the call. ``in_thought``: both
+    become the reasoning, joined by this string.
     """
 
     apart: bool = False
@@ -33,7 +34,7 @@ class CallContentStyle:
 def needs_form(messages: Messages) -> bool:
     """Whether some templates leave out a part of a conversation, or raise on it."""
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
-        return False  # said where messages are checked
+        return False  # reported where messages are checked
     roles = [message.get("role") for message in messages]
     others = any(role == "tool" or role in SYSTEM for role in roles[1:]) or roles[:1] == ["tool"]
     alone = bool(roles) and all(role in SYSTEM for role in roles)
@@ -41,7 +42,7 @@ def needs_form(messages: Messages) -> bool:
 
 
 def lone_results(messages: Messages) -> list[str]:
-    """A warning for each result of a tool that stands behind no call."""
+    """Return a warning for each tool result that follows no call."""
     return [
         f"a tool's result {name_of(message)!r:.80} is behind no call: the model is given it as the "
         "user's words"
@@ -51,8 +52,8 @@ def lone_results(messages: Messages) -> list[str]:
 
 
 def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
-    """With results that stand behind no call as what the user says: some templates raise on them,
-    some leave them out. What the system says between a call and its results comes behind these.
+    """Return the messages, with results that follow no call as user messages: some templates raise
+    on them, some leave them out. System messages between a call and its results move after these.
     """
     made: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
@@ -74,8 +75,8 @@ def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
 
 
 def _results(messages: Messages) -> list[tuple[Mapping[str, Any], bool]]:
-    """Each message, and whether nothing but results and words of the system's stand between it and
-    a call before it.
+    """Return each message, and whether only results and system messages stand between it and a call
+    before it.
     """
     made, called = [], False
     for message in messages:
@@ -87,14 +88,14 @@ def _results(messages: Messages) -> list[tuple[Mapping[str, Any], bool]]:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
-    """The reasoning of a message, under whichever name a client has for it."""
+    """Return the reasoning of a message, whichever key a client uses for it."""
     found = (message.get(name) for name in REASONING)
     return next((said for said in found if isinstance(said, str) and said), "")
 
 
 def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]:
-    """Without the assistant's messages that have neither text nor a call, and with ``thoughts`` no
-    reasoning either.
+    """Return the messages without assistant messages that have no text, no call and, with
+    ``thoughts``, no reasoning.
     """
 
     def is_empty(message: Mapping[str, Any]) -> bool:
@@ -109,7 +110,9 @@ def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]
 
 
 def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """The assistant's reasoning as a part of its content, as Ministral's template has it."""
+    """Return a message with the assistant's reasoning as a part of its content, as in Ministral's
+    template.
+    """
     reasoning, content = _reasoning(message), message.get("content")
     if message.get("role") != "assistant" or not reasoning or not is_text(content):
         return message
@@ -119,14 +122,16 @@ def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def system_alone_as_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The system's last message as the user's, where there is no other."""
+    """Return the messages, the last one as a user message if all are system messages."""
     if not messages or any(message.get("role") not in SYSTEM for message in messages):
         return messages
     return [*messages[:-1], {**messages[-1], "role": "user"}]
 
 
 def text_before_calls(messages: Messages, beside: CallContentStyle) -> list[dict[str, Any]]:
-    """Words and reasoning of messages that call, where the template writes both before the call."""
+    """Return the messages, with text and reasoning beside calls moved to where they render before
+    these.
+    """
     made: list[dict[str, Any]] = []
     last_words = _last_words(messages)
     for i, message in enumerate(messages):
@@ -145,8 +150,8 @@ def text_before_calls(messages: Messages, beside: CallContentStyle) -> list[dict
 
 
 def _last_words(messages: Messages) -> int:
-    """Where the assistant's last message without a call is: what a template writes of reasoning
-    before that, it leaves out from then on.
+    """Return the index of the last assistant message without a call, or -1. A template leaves out
+    reasoning before it.
     """
     found = -1
     for i, message in enumerate(messages):
@@ -156,7 +161,7 @@ def _last_words(messages: Messages) -> int:
 
 
 def _apart(message: Mapping[str, Any], beside: CallContentStyle) -> list[dict[str, Any]]:
-    """The words of a message that calls in one before it."""
+    """Return a message with calls as two: its text first, then the calls."""
     reasoning = {key: message[key] for key in REASONING if key in message}
     words = {key: value for key, value in message.items() if key not in ("tool_calls", *REASONING)}
     call = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}

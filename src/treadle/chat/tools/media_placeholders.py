@@ -1,11 +1,11 @@
-"""Pictures, sounds and files in tools' results: the sentence that stands in the place of each."""
+"""Placeholders for pictures, sounds and files in tool results: a sentence replaces each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_KINDS = {  # by a part's type, or by the first half of its media type
+_KINDS = {  # by the type of a part, or by the first half of its media type
     "image": "picture",
     "image_url": "picture",
     "input_image": "picture",
@@ -25,12 +25,12 @@ _DATA = ("data", "file_data", "blob", "url", "image_url", "file_url", "uri")
 _TYPES = ("media_type", "mimeType", "mime_type")
 _NAMES = ("filename", "title", "name", "file_id")
 _WHY = "the model reads text alone"
-TEXTS = ("text", "input_text", "output_text", "reasoning_text", "refusal")  # kinds of parts
+TEXTS = ("text", "input_text", "output_text", "reasoning_text", "refusal")  # types of parts
 
 
 def in_words(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message; of a tool's result with a sentence in the place of each part that is no text. Else
-    the rest of the conversation, which has the result in it, would be refused, too.
+    """Return a message; in a tool result, a sentence replaces each part that is not text. Otherwise
+    the whole conversation would be refused.
     """
     if not _left_out(message):
         return dict(message)
@@ -39,7 +39,7 @@ def in_words(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def left_out(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A warning for each part of a tool's result that is no text."""
+    """Return a warning for each part of a tool result that is not text."""
     return [
         f"a tool's result {name_of(message)!r:.80}: a {described(part)} is left out: {_WHY}"
         for message in messages
@@ -48,18 +48,18 @@ def left_out(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def name_of(message: Mapping[str, Any]) -> str:
-    """The id of the call that a result is of, or the tool's name."""
+    """Return the id of the call that a result belongs to, or the tool's name."""
     keys = ("tool_call_id", "tool_name", "name")
     return next((str(message[key]) for key in keys if message.get(key)), "")
 
 
 def _left_out(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The parts of a tool's result that are no text."""
+    """Return the parts of a tool result that are not text."""
     content = message.get("content")
     if message.get("role") != "tool" or not isinstance(content, list):
         return []
     if not all(isinstance(p, Mapping) and isinstance(p.get("type"), str) for p in content):
-        return []  # anything that is JSON
+        return []  # arbitrary JSON
     return [part for part in content if not _is_text(part)]
 
 
@@ -68,8 +68,8 @@ def _is_text(part: Mapping[str, Any]) -> bool:
 
 
 def described(part: Mapping[str, Any]) -> str:
-    """The kind of a part, its media type or its address, its name and its size, as far as they are
-    given: ``picture (image/png, 1234 bytes)``.
+    """Return a part's kind, media type or address, name and size, as far as they are given:
+    ``picture (image/png, 1234 bytes)``.
     """
     kind = str(part.get("type"))
     media = _first(part, _TYPES) or _format_of(part)
@@ -89,29 +89,29 @@ def described(part: Mapping[str, Any]) -> str:
 
 
 def _sentence(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part in words, for the model."""
+    """Return the placeholder of a part, for the model."""
     words = f"[The tool gave a {described(part)} here. It is left out: {_WHY}.]"
     return {"type": "text", "text": words}
 
 
 def _levels(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A part and the object within it that has its data."""
+    """Yield a part, then the objects in it that hold its data."""
     yield part
     yield from (part[key] for key in _INNER if isinstance(part.get(key), Mapping))
 
 
 def _first(part: Mapping[str, Any], keys: tuple[str, ...]) -> str:
-    """The first text under one of some keys."""
+    """Return the first string under one of ``keys``, or ""."""
     found = (level.get(key) for level in _levels(part) for key in keys)
     return next((value for value in found if isinstance(value, str) and value), "")
 
 
 def _format_of(part: Mapping[str, Any]) -> str:
-    """The media type of OpenAI's sounds, which have a format alone."""
+    """Return the media type of OpenAI's audio parts, which have only a format."""
     found = _first(part, ("format",))
     return f"audio/{found}" if found else ""
 
 
 def _size(data: str) -> str:
-    """Bytes of what is written in base64."""
+    """Return the size of base64 data, such as "1234 bytes"."""
     return f"{len(data.rstrip('=')) * 3 // 4} bytes"

@@ -1,5 +1,5 @@
-"""Conversations with tools, in the form that a template renders. Where a template has no tools the
-prompt says which there are and how to call them.
+"""Conversations with tools, in the form that a template renders. For a template without tools, the
+prompt lists the tools and tells how to call them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def shaped(
     tools: Sequence[Mapping[str, Any]],
     manner: TemplateDialect,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for a template's ``render``; both as OpenAI's API has them."""
+    """Return messages and tools for a template's ``render``; both as OpenAI's API has them."""
     placed = results_behind_calls([in_words(message) for message in messages])
     placed = placed if manner.system_stays else system_in_place(placed)
     placed = placed if manner.system_alone else system_alone_as_user(placed)
@@ -92,7 +92,7 @@ def shaped(
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise TemplateError where a message has calls that are none, as OpenAI's API has them."""
+    """Raise TemplateError for calls in a message that are not in the form of OpenAI's API."""
     for i, message in enumerate(messages):
         if not isinstance(calls := message.get("tool_calls") or [], list):
             found = type(calls).__name__
@@ -111,8 +111,8 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
 def begun(
     messages: Sequence[Mapping[str, Any]], manner: TemplateDialect, *, within: bool = False
 ) -> TemplateDialect:
-    """The manner of an answer, where the last of some messages is perhaps its beginning.
-    ``within``: of one whose reasoning goes on.
+    """Return the dialect of an answer that may continue the last message. ``within``: it continues
+    the reasoning.
     """
     if within:
         return replace(manner, within=True)
@@ -121,16 +121,16 @@ def begun(
     last = read_messages([dict(messages[-1])])[0]
     said = joined(last.get("content"))
     if manner.thought is not None and said.rstrip().endswith(manner.thought.open.rstrip()):
-        return manner  # words that open reasoning
+        return manner  # text that opens reasoning
     return manner.begun() if said or last.get("reasoning_content") else manner
 
 
 def gone_on(
     template: ChatTemplate, asked: str, last: Mapping[str, Any], *, within: bool = False
 ) -> str:
-    """The prompt ``asked`` with what the assistant's last message says: its reasoning between its
-    marks, also where the prompt opens it, and its content where the family has contents.
-    ``within``: its reasoning alone, which is not closed.
+    """Return the prompt ``asked`` with the assistant's last message appended: its reasoning between
+    marks, also where the prompt opens it, and its content in the row's format. ``within``: only its
+    reasoning, left open.
     """
     manner, content = manner_of(template), joined(last.get("content"))
     row, thought, reasoning = manner.row, manner.thought, str(last.get("reasoning_content") or "")
@@ -154,7 +154,7 @@ def gone_on(
 
 
 def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
-    """Messages, without tools, in the form of ``template``. Raises TemplateError."""
+    """Return messages, without tools, in the form of ``template``. Raises TemplateError."""
     check_messages(messages)
     messages = read_messages([in_words(message) for message in messages])
     check_calls(messages)
@@ -165,15 +165,15 @@ def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> li
 def in_another_form(
     messages: Sequence[Mapping[str, Any]], template: ChatTemplate, error: TemplateError
 ) -> list[dict[str, Any]]:
-    """Messages on which ``template`` raises ``error``, without tools, as it may take them; raises
-    it where that is nothing else.
+    """Return messages, without tools, in the form that ``template`` may accept after it raised
+    ``error`` on them; raise ``error`` if that form is the same.
     """
     check_messages(messages)
     if isinstance(error, LimitError):
         raise error
     try:
         made, _ = shaped(messages, [], manner_of(template))
-    except (AttributeError, LookupError, TypeError):  # its calls are none
+    except (AttributeError, LookupError, TypeError):  # its calls are invalid
         raise error from None
     if made == list(messages):
         raise error
@@ -181,9 +181,9 @@ def in_another_form(
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a message, its calls with the objects that most templates write as JSON, its
-    content a text where it is None. Without calls it has no list of them: Llama 3's template asks
-    whether there is one.
+    """Return a copy of a message: its call arguments as objects, which most templates write as
+    JSON, and "" for a content of None. Without calls it has no ``tool_calls`` key: Llama 3's
+    template tests for it.
     """
     made = dict(message)
     if made.get("content") is None:
@@ -198,8 +198,8 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_text(message: dict[str, Any], manner: TemplateDialect) -> dict[str, Any]:
-    """A tool's result as text: as JSON, where it is neither that nor parts, nor an object or a list
-    that the template itself writes so.
+    """Return a tool result as text: as JSON, unless it is a string, parts, or an object or list
+    that the template itself writes as JSON.
     """
     content = message.get("content")
     text = content is None or isinstance(content, str) or (is_parts(content) and content)
@@ -210,8 +210,8 @@ def _with_text(message: dict[str, Any], manner: TemplateDialect) -> dict[str, An
 
 
 def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours of one role as one turn, as Anthropic's API has it; templates of Gemma and Mistral
-    raise on two. What has no text that can be joined stays as it is.
+    """Return the messages, with adjacent ones of a role joined as in Anthropic's API; templates of
+    Gemma and Mistral raise on two. Content that cannot be joined as text stays as it is.
     """
     made: list[dict[str, Any]] = []
     for message in messages:
@@ -228,8 +228,8 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the system says at the beginning of the user's next message, as Gemma 3's template has
-    it; Gemma 2's raises on a system's message.
+    """Return the messages, with system text at the beginning of the next user message, as in Gemma
+    3's template; Gemma 2's raises on a system message.
     """
     made: list[dict[str, Any]] = []
     said: list[str] = []
@@ -246,8 +246,8 @@ def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _begun_by_user(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
-    """With an empty message before a first one of the assistant's, a greeting: templates that raise
-    on two of one role raise on that, too.
+    """Return the messages, with an empty user message before an assistant message that comes first
+    (a greeting): templates that raise on two of one role raise on that, too.
     """
     at = int(bool(messages) and messages[0].get("role") == "system")
     first = messages[at] if at < len(messages) else {}
@@ -257,11 +257,11 @@ def _begun_by_user(messages: list[dict[str, Any]], manner: TemplateDialect) -> l
 
 
 def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]]:
-    """With a message of the assistant's where the user speaks again behind calls and results alone:
-    Mistral's templates do not count these, and raise.
+    """Return the messages, with an assistant message where the user speaks again after only calls
+    and results: Mistral's templates do not count these, and raise.
     """
     made: list[dict[str, Any]] = []
-    asked = False  # the user has spoken, and was not answered in words
+    asked = False  # the last user message has no answer in words
     for message in messages:
         role = message.get("role")
         if role == "user" and asked and made[-1].get("role") != "user":
@@ -273,7 +273,7 @@ def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]
 
 
 def _whole(function: Mapping[str, Any], manner: TemplateDialect) -> dict[str, Any]:
-    """A function with all that templates read: Hermes' raises for one without a description."""
+    """Return a function with all that templates read: Hermes' raises without a description."""
     made = {key: value for key, value in function.items() if value is not None}
     made.setdefault("description", "")
     made.setdefault("parameters", {"type": "object", "properties": {}})
@@ -285,8 +285,8 @@ def _whole(function: Mapping[str, Any], manner: TemplateDialect) -> dict[str, An
 
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A function with an object of arguments: an empty one where clients leave out that there are
-    none, and what of it is whole where a call was cut.
+    """Return a function with an object of arguments: an empty one where clients send none, the
+    complete part where a call was cut.
     """
     found = arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -300,7 +300,7 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each call in a message of its own, its result behind it."""
+    """Return the messages, each call in a message of its own and followed by its result."""
     made: list[dict[str, Any]] = []
     waiting = list(messages)
     while waiting:
@@ -323,8 +323,9 @@ def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _give_ids(messages: list[dict[str, Any]]) -> None:
-    """Ids for calls and results that have none, as Ollama's clients send them: templates of Mistral
-    raise. A result is that of the first call of its tool, or of the first at all.
+    """Give ids to calls and results without one (Ollama's clients send none): templates of Mistral
+    raise on them. A result gets the id of the first waiting call of its tool, or else of the first
+    waiting call.
     """
     n, waiting = 0, list[dict[str, Any]]()
     for message in messages:
@@ -341,7 +342,9 @@ def _give_ids(messages: list[dict[str, Any]]) -> None:
 
 
 def _name_ids(messages: list[dict[str, Any]]) -> None:
-    """Ids that name the tool and count the calls, as Kimi's template writes them for a name."""
+    """Replace ids by ones that name the tool and number the calls; Kimi's template writes them as
+    names.
+    """
     n, named = 0, dict[str, str]()
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -374,14 +377,16 @@ def _shaped_call(call: Mapping[str, Any], manner: TemplateDialect) -> dict[str, 
 
 
 def short_id(id: str, row: ToolCallFormat) -> str:
-    """An id of the row's letters and digits, the same for the same id."""
+    """Return an id in the row's format, always the same one for ``id``."""
     if re.fullmatch(row.id_form, id):
         return id
     return hashlib.sha256(id.encode()).hexdigest()[: row.id_size]
 
 
 def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
-    """Calls within contents, results as what the user says; neighbours of one role are joined."""
+    """Return the messages, with calls inside contents and results as user messages; adjacent user
+    messages are joined.
+    """
     made: list[dict[str, Any]] = []
     for message in messages:
         content = joined(message.get("content"))
@@ -403,7 +408,7 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
 def _with_prompt(
     messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], manner: TemplateDialect
 ) -> list[dict[str, Any]]:
-    """The tools in the system's message, or in the user's first where there is none."""
+    """Add the tools to the system message, or to the first user one if the template has none."""
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     call = manner.row.write(("NAME", {"ARGUMENT": "VALUE"}))
     words = _PROMPT.format(tools=shown, call=call)

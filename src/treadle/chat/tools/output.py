@@ -1,4 +1,4 @@
-"""What was said: parts of an answer, as they come, and all of it."""
+"""Parsed output of a model: pieces as they stream in, and a whole answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = ("reasoning", "content")
 
 
 class ToolCall(NamedTuple):
-    """One call: ``arguments`` is an object of JSON, as text."""
+    """A tool call; ``arguments`` is a JSON object, as text."""
 
     id: str
     name: str
@@ -19,8 +19,8 @@ class ToolCall(NamedTuple):
 
 
 class OutputPiece(NamedTuple):
-    """A part of an answer: text of "reasoning" or "content"; a "call" that begins, with its number;
-    "arguments" of the call with this number.
+    """A piece of an answer: text of "reasoning" or "content"; a "call" that begins, with its
+    number; "arguments" of the call with this number.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class OutputPiece(NamedTuple):
 
 
 def merged(parts: Iterable[OutputPiece]) -> list[OutputPiece]:
-    """Neighbours of one kind as one; nothing that is empty."""
+    """Return the pieces, adjacent ones of a kind joined, without empty ones."""
     out: list[OutputPiece] = []
     for part in parts:
         if part.call is None and not part.text:
@@ -45,7 +45,7 @@ def merged(parts: Iterable[OutputPiece]) -> list[OutputPiece]:
 
 @dataclass
 class ParsedOutput:
-    """A whole answer, or what came of it. ``first``: the number of the first of ``calls``."""
+    """A parsed answer, whole or cut short. ``first``: the number of the first of ``calls``."""
 
     reasoning: str
     content: str
@@ -54,7 +54,7 @@ class ParsedOutput:
 
     @classmethod
     def of(cls, parts: Sequence[OutputPiece]) -> ParsedOutput:
-        """All its parts."""
+        """Join all pieces of an answer."""
         texts = {kind: "".join(p.text for p in parts if p.kind == kind) for kind in KINDS}
         calls: list[ToolCall] = []
         for part in parts:

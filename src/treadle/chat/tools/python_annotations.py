@@ -1,4 +1,4 @@
-"""Python's annotations as schemas of JSON, and values of JSON as annotations have them."""
+"""Python annotations as JSON schemas, and JSON values converted to annotated types."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LISTS: Mapping[Any, Callable[[list[Any]], Any]] = {
 }
 _MAPS = (dict, Mapping)
 _UNIONS = (Union, types.UnionType)
-# Of keys of a TypedDict, which says elsewhere which ones they are. By name: Python 3.10 has them in
-# typing_extensions alone.
+# Markers of TypedDict keys, handled in ``_named``. Compared by name: Python 3.10 has them only in
+# typing_extensions.
 _REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
 _WRAPPED = (_REQUIRED, _NOT_REQUIRED)
-_PYDANTIC = "__pydantic_validator__"  # what a dataclass of pydantic has
+_PYDANTIC = "__pydantic_validator__"  # attribute of pydantic's dataclasses
 
 
 class _TypedProperties(NamedTuple):
-    """The properties of a class whose values are objects. make: of what a call says."""
+    """Properties of a class whose values are objects. ``make`` builds one from a call's values."""
 
     kinds: Mapping[str, Any]
     required: Collection[str]
@@ -41,15 +41,17 @@ class _TypedProperties(NamedTuple):
 
 
 class Schemas:
-    """Schemas of one function's parameters. defs: what references lead to, from the root on."""
+    """JSON schemas of one function's parameters. ``defs``: definitions that references point to,
+    from the root.
+    """
 
     def __init__(self) -> None:
         self.defs: dict[str, Any] = {}
-        self._within: list[Any] = []  # the classes that we are in the middle of
+        self._within: list[Any] = []  # the classes being visited
         self._recursive: set[Any] = set()
 
     def of(self, kind: Any, where: str) -> dict[str, Any]:
-        """The schema of an annotation. Raises TreadleError for what JSON has not."""
+        """Return the schema of an annotation. Raises TreadleError for types that JSON lacks."""
         kind = _renamed(kind)
         if _is_alias(kind):
             return self._alias(kind, where)
@@ -90,7 +92,7 @@ class Schemas:
         raise TreadleError(f"{where} is {kind}: no type of JSON")
 
     def _alias(self, kind: Any, where: str) -> dict[str, Any]:
-        """Of ``type X = ...``: in place; behind a reference if it has itself within."""
+        """Return the schema of ``type X = ...``: in place, or a reference if it contains itself."""
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
             self._recursive.add(kind)
@@ -98,7 +100,7 @@ class Schemas:
         self._within.append(kind)
         try:
             behind = kind.__value__
-        except Exception as error:  # whatever it raises: it is computed now
+        except Exception as error:  # anything may be raised: it is evaluated now
             raise TreadleError(f"{where}: {kind}: {error}") from error
         made = self.of(behind, where)
         self._within.pop()
@@ -110,7 +112,7 @@ class Schemas:
         return ref
 
     def _object(self, kind: Any, named: _TypedProperties, where: str) -> dict[str, Any]:
-        """In place; behind a reference if the class has itself within."""
+        """Return the schema of a class: in place, or a reference if it contains itself."""
         ref = {"$ref": f"#/$defs/{kind.__name__}"}
         if kind in self._within or kind in self._recursive:
             self._recursive.add(kind)
@@ -137,8 +139,8 @@ class Schemas:
 
 
 def value_of(kind: Any, value: Any) -> Any:
-    """A value of JSON as an annotation has it. Raises TypeError or ValueError for one that the
-    annotation's schema does not allow, and what a class raises that is made of it.
+    """Convert a JSON value to the type of an annotation. Raises TypeError or ValueError for a value
+    that the annotation's schema does not allow, and what the class of the result raises.
     """
     kind = _bare(kind)
     if isinstance(kind, type) and kind in _PLAIN:
@@ -175,7 +177,7 @@ def value_of(kind: Any, value: Any) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    """What another name stands for."""
+    """Resolve type aliases and NewTypes."""
     met: list[Any] = []
     while _is_alias(kind := _renamed(kind)):
         if kind in met:
@@ -186,14 +188,14 @@ def _bare(kind: Any) -> Any:
 
 
 def _renamed(kind: Any) -> Any:
-    """What a NewType stands for."""
+    """Resolve a NewType."""
     while (behind := getattr(kind, "__supertype__", None)) is not None:
         kind = behind
     return kind
 
 
 def _is_alias(kind: Any) -> bool:
-    """Whether it is ``type X = ...``; Python 3.11 has it in typing_extensions alone."""
+    """Whether it is ``type X = ...``; Python 3.11 has that only in typing_extensions."""
     return type(kind).__name__ == "TypeAliasType"
 
 
@@ -203,16 +205,16 @@ def _is_or_has(schema: Mapping[str, Any], ref: Mapping[str, Any]) -> bool:
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
-    """Pydantic's, of a model or of its dataclass."""
+    """Return pydantic's schema of a model or of a pydantic dataclass."""
     if hasattr(kind, "model_json_schema"):
         return dict(kind.model_json_schema())
-    # It is loaded: the class is its own.
+    # Pydantic is loaded: the class is made by it.
     schema: dict[str, Any] = sys.modules["pydantic"].TypeAdapter(kind).json_schema()
     return schema
 
 
 def _name_of(origin: Any) -> str | None:
-    """A special form's."""
+    """Return the name of a special form, or None."""
     return getattr(origin, "_name", None)
 
 
@@ -227,7 +229,7 @@ def _plain_of(kind: type, value: Any) -> Any:
 
 
 def _of_one(kinds: Sequence[Any], value: Any) -> Any:
-    """As the first that takes it, but one that it is already comes before all others."""
+    """Convert to the first type that accepts the value; the value's own type is tried first."""
     why = [f"{value!r:.60} fits none of its types"]
     for each in sorted(kinds, key=lambda each: _bare(each) is not type(value)):
         try:
@@ -259,12 +261,12 @@ def _list_of(base: Any, inner: Sequence[Any], value: Any) -> Any:
     return _LISTS[base]([value_of(item, each) for each in value])
 
 
-# -- classes with a few values ----------------------------------------------------------------
+# -- literals and enumerations ----------------------------------------------------------------
 
 
 def _choices(kind: Any) -> list[tuple[Any, Any]] | None:
-    """Values of JSON, and what Python has for each. Of an Enum: the members' values, or their names
-    where JSON has not all of the values. None for what is neither that nor a Literal.
+    """Return the JSON values of a Literal or an Enum, each with its Python value; None for other
+    types. An Enum's are its members' values, or their names if JSON lacks some of the values.
     """
     if typing.get_origin(kind) is Literal:
         members = typing.get_args(kind)
@@ -281,15 +283,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_same(choice: Any, value: Any) -> bool:
-    """As JSON sees it: 1 is 1.0, but not true."""
+    """Equality as in JSON: 1 equals 1.0, but not true."""
     return bool(choice == value) and isinstance(choice, bool) == isinstance(value, bool)
 
 
-# -- classes with names -----------------------------------------------------------------------
+# -- classes with fields ----------------------------------------------------------------------
 
 
 def _named(kind: Any, where: str) -> _TypedProperties | None:
-    """A dataclass, a TypedDict or a NamedTuple; None for others."""
+    """Return the properties of a dataclass, a TypedDict or a NamedTuple; None for other types."""
     if not isinstance(kind, type):
         return None
     if dataclasses.is_dataclass(kind):
@@ -312,7 +314,7 @@ def _named(kind: Any, where: str) -> _TypedProperties | None:
         hints = typing.get_type_hints(kind, include_extras=True)
     except Exception as error:  # whatever an annotation raises
         raise TreadleError(f"{where}: {kind.__name__}: its annotations: {error}") from error
-    # Where annotations are texts, __required_keys__ knows nothing of these two.
+    # With annotations as strings, __required_keys__ misses these two markers.
     said = {name: _name_of(typing.get_origin(hints.get(name))) for name in names}
     needed = [
         name
@@ -323,7 +325,7 @@ def _named(kind: Any, where: str) -> _TypedProperties | None:
 
 
 def to_json(value: Any) -> Any:
-    """For ``json.dumps``: what a function may give that is no value of JSON."""
+    """Convert a function's result that JSON lacks, for ``json.dumps``."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if hasattr(value, "model_dump"):  # pydantic's

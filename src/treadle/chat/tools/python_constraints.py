@@ -1,5 +1,5 @@
-"""What ``Annotated`` says of a value besides its type: a text, ``Field`` of pydantic, and the words
-of annotated_types, of which ``Field`` is made. Notes of other libraries say nothing here.
+"""Constraints in ``Annotated`` besides the type: a description, pydantic's ``Field``, and those of
+annotated_types, of which ``Field`` is made. Metadata of other libraries is ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBER = {
     "lt": "exclusiveMaximum",
     "multiple_of": "multipleOf",
 }
-# What a schema calls each word, by the type of what it is said of.
+# Schema keyword of each constraint, by the type that it constrains.
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "integer": _NUMBER,
     "number": _NUMBER,
@@ -40,11 +40,11 @@ _HOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 _SAID = ("title", "description", "examples")
 _ALIASES = ("alias", "validation_alias", "serialization_alias")
-_HELD = ("strict", "allow_inf_nan")  # by JSON, and by ``value_of``, whatever is said
+_HELD = ("strict", "allow_inf_nan")  # enforced by JSON and ``value_of`` in any case
 
 
 def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[str, Any]:
-    """A schema with what is said besides. Raises TreadleError for what no schema can say."""
+    """Return a schema with these constraints. Raises TreadleError for what none can express."""
     said: dict[str, Any] = {}
     for note in notes:
         if is_field(note) and not note.is_required():
@@ -54,7 +54,7 @@ def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[s
 
 
 def narrowed_by_default(schema: dict[str, Any], field: Any, where: str) -> dict[str, Any]:
-    """The same of ``x: int = Field(3, ge=1)``."""
+    """Return a schema with the constraints of a default such as ``x: int = Field(3, ge=1)``."""
     return _narrowed(schema, [field], _said_by(field, where), where)
 
 
@@ -73,7 +73,7 @@ def check(notes: Sequence[Any], value: Any) -> None:
 
 
 def is_field(given: Any) -> bool:
-    """Whether it is what pydantic's ``Field`` gives."""
+    """Whether it is the result of pydantic's ``Field``."""
     return _is_ours(given) and hasattr(given, "is_required") and hasattr(given, "metadata")
 
 
@@ -82,7 +82,7 @@ def _is_ours(note: Any) -> bool:
 
 
 def _said_by(note: Any, where: str) -> dict[str, Any]:
-    """Texts for who reads the schema."""
+    """Return the descriptive texts of a note, for readers of the schema."""
     if isinstance(note, str):
         return {"description": note}
     if isinstance(text := getattr(note, "documentation", None), str):  # typing's Doc
@@ -99,7 +99,7 @@ def _said_by(note: Any, where: str) -> dict[str, Any]:
 
 
 def _words(notes: Sequence[Any], where: str) -> dict[str, Any]:
-    """Limits, the tightest of each kind."""
+    """Return the limits of all notes, the tightest of each kind."""
     words: dict[str, Any] = {}
     for note in notes:
         for word, value in _words_of(note, where):
@@ -140,7 +140,7 @@ def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A schema's values within limits; of alternatives those that they say something of."""
+    """Return a schema with these limits; of alternatives, only those that they apply to change."""
     if parts := schema.get("anyOf"):
         fit = [words.keys() <= _KEYS.get(part.get("type"), {}).keys() for part in parts]
         if any(fit):
@@ -167,12 +167,12 @@ def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[
 def _holds(word: str, limit: Any, value: Any) -> bool:
     if word in _NUMBER:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return True  # of another alternative
+            return True  # it applies to another alternative
         return bool(_HOLDS[word](value, limit))
     if word == "pattern":
         try:
             return not isinstance(value, str) or bool(re.search(limit, value))
-        except re.error:  # pydantic's language is another one
+        except re.error:  # pydantic's regular expressions differ
             return True
     if not hasattr(value, "__len__"):
         return True

@@ -23,13 +23,15 @@ _GOOGLE = re.compile(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(\S.*)", re.M)
 
 
 def tool_of(function: Function) -> dict[str, Any]:
-    """A function as OpenAI's chat has it. Raises TreadleError for parameters that JSON has not."""
+    """Return a function as a tool of OpenAI's chat API. Raises TreadleError for parameters that
+    JSON lacks.
+    """
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
         raise TreadleError(f"tools: expected named functions, or dicts, found {function!r:.60}")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:  # whatever an annotation raises
+    except Exception as error:  # anything that an annotation raises
         raise TreadleError(f"tool {name}: its annotations: {error}") from error
     said, told = _documented(inspect.getdoc(function) or "")
     properties, required, schemas = {}, [], Schemas()
@@ -61,8 +63,8 @@ def tool_of(function: Function) -> dict[str, Any]:
 
 
 def check_tool(name: Any, parameters: Any) -> None:
-    """Raise TreadleError for a name that could not stand in a call as it is, whatever the family's
-    notation, and for parameters that no object fulfils.
+    """Raise TreadleError for a name that some format could not write unchanged in a call, and for
+    parameters that no object satisfies.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TreadleError(
@@ -73,7 +75,7 @@ def check_tool(name: Any, parameters: Any) -> None:
 
 
 def _allows_object(schema: Any) -> bool:
-    """Whether an object may fulfil a schema, by what its keywords say of types."""
+    """Whether an object may satisfy a schema, judged by keywords that restrict types."""
     if not isinstance(schema, Mapping):
         return schema is not False
     kinds, choices = schema.get("type", "object"), schema.get("enum")
@@ -91,7 +93,7 @@ def _allows_object(schema: Any) -> bool:
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:
-    """The first paragraph, and what is said of each parameter."""
+    """Return a docstring's first paragraph, and its description of each parameter."""
     said = " ".join(text.split("\n\n")[0].split())
     told = dict(_REST.findall(text))
     _, found, rest = text.partition("Args:\n")
@@ -101,7 +103,9 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 
 
 def result_of(function: Function, arguments: str) -> str:
-    """What a call of it gives, as text for the model; an error is told, for the model to mend."""
+    """Call the function; return its result as text for the model, or its error, for the model to
+    correct.
+    """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         given, own = json.loads(arguments), _fields(function)
@@ -115,12 +119,12 @@ def result_of(function: Function, arguments: str) -> str:
         if inspect.isawaitable(found):
             found = _awaited(found)
         return found if isinstance(found, str) else json.dumps(found, default=to_json)
-    except Exception as error:  # the function's own, whatever it is
+    except Exception as error:  # any error of the function
         return f"error: {type(error).__name__}: {error}"
 
 
 def _fields(function: Function) -> dict[str, Any]:
-    """Parameters with pydantic's ``Field`` in the place of a value: ``x: int = Field(3, ge=1)``."""
+    """Return parameters with pydantic's ``Field`` as their default: ``x: int = Field(3, ge=1)``."""
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters if is_field(each.default)}
 
@@ -134,17 +138,17 @@ def _given(hints: Mapping[str, Any], name: str, value: Any) -> Any:
 
 
 def _checked(name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives; an error of ours names the parameter."""
+    """Return ``make()``; its TypeError or ValueError is raised again with the parameter's name."""
     try:
         return make()
     except (TypeError, ValueError) as error:
-        if type(error) in (TypeError, ValueError):  # ours, most likely: they name no parameter
+        if type(error) in (TypeError, ValueError):  # most likely ours: they name no parameter
             raise type(error)(f"{name}: {error}") from error
         raise
 
 
 def _awaited(found: Awaitable[Any]) -> Any:
-    """What a function with ``async`` gives. In a thread of its own: here a loop may run already."""
+    """Return the result of a coroutine, run in another thread: this one may already run a loop."""
 
     async def wait() -> Any:
         return await found

@@ -1,4 +1,4 @@
-"""Grammars of values as Python's literals: what templates print where a value is not JSON."""
+"""Grammars of values as Python literals, which templates print where a value is not JSON."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _OF_KINDS: Mapping[str, set[str]] = {
 _CONSTANTS = {"boolean": '"True" | "False" | "true" | "false"', "null": '"None" | "null"'}
 _QUOTES = ("'", '"')
 _HEX = "[0-9a-fA-F]"
-_WHOLE = f"(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"  # no half of a surrogate pair
-# Escapes that are one character, whatever follows them.
+_WHOLE = f"(?:[0-9a-ce-fA-CE-F]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"  # not half of a surrogate pair
+# Escapes that stand for one character, whatever follows them.
 _ESCAPE = (
     rf"\\(?:[\\'\"abfnrtv]|[0-3][0-7][0-7]|x{_HEX}{{2}}|u{_WHOLE}"
     rf"|U(?:0000{_WHOLE}|000[1-9a-fA-F]{_HEX}{{4}}|0010{_HEX}{{4}}))"
@@ -37,15 +37,15 @@ _ESCAPE = (
 
 
 class Pythonic:
-    """Values in Python's notation. Schemas that say more than is known here have none."""
+    """Grammar of values in Python's notation, for schemas whose keywords are all known here."""
 
     def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
         self._rules, self._parts = rules, parts
-        self._known: dict[str, str] = {}  # rules by references; by nothing, that of any value
+        self._known: dict[str, str] = {}  # rules by reference; under "", the rule of any value
 
     def value(self, schema: Any) -> str | None:
-        """The rule of an argument; None where its schema says more than can be held here. A text
-        that is one may have line breaks.
+        """Return the rule of an argument; None if its schema has keywords that cannot be enforced
+        here. A string that is the whole argument may have line breaks.
         """
         try:
             return self._value(schema, breaks=True) if self._is_known(schema, set()) else None
@@ -53,7 +53,7 @@ class Pythonic:
             return None
 
     def _is_known(self, schema: Any, met: set[str]) -> bool:
-        """Whether every keyword of a schema is one that is held here."""
+        """Whether every keyword of a schema can be enforced here."""
         if schema is True:
             return True
         if not isinstance(schema, Mapping):
@@ -88,7 +88,7 @@ class Pythonic:
         return self._is_known_within(schema, met)
 
     def _is_known_within(self, schema: Mapping[str, Any], met: set[str]) -> bool:
-        """Whether the parts of an array or of an object are."""
+        """Whether the parts of an array or an object can be enforced here."""
         properties, more = properties_of(schema), schema.get("additionalProperties", True)
         if not properties:
             inner = [schema.get("items", True), True if is_never(more) else more]
@@ -102,7 +102,7 @@ class Pythonic:
         return all(self._is_known(each, met) for each in (*others, schema.get("items", True)))
 
     def _once(self, ref: str, body: Callable[[], str]) -> str:
-        """The rule of a reference, which its body may lead to."""
+        """Return the rule of a reference; its body may contain the reference."""
         if ref not in self._known:
             self._known[ref] = self._rules.place()
             self._rules.fill(self._known[ref], body())
@@ -145,7 +145,7 @@ class Pythonic:
         return " | ".join(made)
 
     def _texts(self, schema: Mapping[str, Any], *, breaks: bool = False) -> list[str]:
-        """Texts in single quotes, and in double ones."""
+        """Return rules of strings in single quotes and in double quotes."""
         own, out = limits(schema), "" if breaks else r"\n"
         if not own:
             behind = "(?s:.)" if breaks else "."
@@ -155,7 +155,7 @@ class Pythonic:
             units = [rf"/{q}(?:[^{q}\\{out}]|{_ESCAPE}){size}{q}/" for q in _QUOTES]
             if all(map(fits, units)):
                 return [self._rules.terminal(unit) for unit in units]
-        plain = [rf"/[^{q}\\{out}]*/" for q in _QUOTES]  # a pattern knows no escapes
+        plain = [rf"/[^{q}\\{out}]*/" for q in _QUOTES]  # a pattern cannot match escapes
         return [
             self._rules.terminal(f"{q} ({' & '.join([*own, each])}) {q}")
             for q, each in ((json.dumps(q), each) for q, each in zip(_QUOTES, plain, strict=True))
@@ -197,13 +197,13 @@ class Pythonic:
 
 
 def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The types that a schema names."""
+    """Return the types that a schema names."""
     found = schema.get("type", ())
     return (found,) if isinstance(found, str) else tuple(found) if isinstance(found, list) else ()
 
 
 def _is_of(value: Any, kinds: Sequence[str]) -> bool:
-    """Whether a value of JSON has one of these types."""
+    """Whether a JSON value has one of these types."""
     if isinstance(value, bool) or value is None:
         return ("null" if value is None else "boolean") in kinds
     if isinstance(value, int | float):
@@ -213,7 +213,7 @@ def _is_of(value: Any, kinds: Sequence[str]) -> bool:
 
 
 def _is_said(schema: Mapping[str, Any]) -> bool:
-    """Whether all that a schema says of texts is in their limits."""
+    """Whether ``limits`` covers all that a schema requires of strings."""
     every = schema.get("allOf", [])
     parts = [{key: schema[key]} for key in ("pattern", "format") if key in schema]
     sizes = {key: schema[key] for key in ("minLength", "maxLength") if key in schema}

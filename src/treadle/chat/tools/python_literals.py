@@ -1,5 +1,5 @@
-"""Literals of Python, read as models write them: an escape that Python lacks, or that is cut short,
-keeps its backslash, and JSON's words for constants count too.
+"""Python literals, read as models write them: an escape that Python lacks, or that is cut short,
+keeps its backslash, and JSON's constants are accepted too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def dumped(value: Any) -> str:
-    """A value as JSON in which half of a surrogate pair is an escape: UTF-8 has none. Raises
+    """Return a value as JSON, half of a surrogate pair as an escape, since UTF-8 has none. Raises
     ValueError for numbers that are not finite.
     """
     made = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -42,14 +42,14 @@ def dumped(value: Any) -> str:
 
 
 class Escape:
-    """One escape of a text, read character by character from its backslash on."""
+    """Reader of one escape in a string, fed one character at a time after the backslash."""
 
     def __init__(self) -> None:
         self._read = "\\"
 
     def take(self, char: str) -> tuple[str | None, bool]:
-        """The text that the escape stands for, None as long as more is to come; and whether
-        ``char`` is no part of it.
+        """Return the text that the escape stands for, None until it is complete; and whether
+        ``char`` is not part of it.
         """
         kind, digits = self._read[1:2], self._read[2:]
         if not kind:
@@ -91,7 +91,7 @@ class Escape:
 
 
 def literal(written: str) -> Any:
-    """A literal as JSON's types have it. Raises ValueError for what is none of them."""
+    """Return the value of a literal, in JSON types. Raises ValueError for other text."""
     reader = _Literal(written)
     value = reader.value()
     if reader.at < len(written):
@@ -100,7 +100,7 @@ def literal(written: str) -> Any:
 
 
 class _Literal:
-    """A literal from the place ``at`` on; white space behind a part is read with it."""
+    """Reader of a literal from offset ``at`` on; white space after each part is skipped."""
 
     def __init__(self, written: str) -> None:
         self._text, self.at = written, 0
@@ -114,7 +114,7 @@ class _Literal:
         self.at = found.end() if found else self.at + n
 
     def _has(self, mark: str) -> bool:
-        """Whether a mark comes next; it is read then."""
+        """Whether a mark comes next; if so, skip it."""
         if not self._text.startswith(mark, self.at):
             return False
         self._skip(len(mark))
@@ -140,7 +140,7 @@ class _Literal:
         return _WORDS[found[0]]
 
     def _items(self, close: str) -> tuple[list[Any], bool]:
-        """The values up to a bracket, and whether a comma stands before it."""
+        """Return the values up to a closing bracket, and whether a comma precedes it."""
         made: list[Any] = []
         comma = True
         while not self._has(close):
@@ -164,7 +164,7 @@ class _Literal:
         return made
 
     def _texts(self) -> str:
-        """Texts side by side are one."""
+        """Read adjacent strings as one."""
         made = ""
         while found := _OPEN.match(self._text, self.at):
             self.at = found.end()

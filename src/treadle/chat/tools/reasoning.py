@@ -1,4 +1,4 @@
-"""How a chat template writes reasoning before an answer: families differ."""
+"""Reasoning before an answer, written in a chat template's style."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class ReasoningStyle(NamedTuple):
-    """How a family writes reasoning before an answer: ``lead``, its opening mark, ``begin``, the
-    reasoning, ``end``, its closing mark, ``behind``, the content.
+    """Style of reasoning before an answer: ``lead``, the opening mark, ``begin``, the reasoning,
+    ``end``, the closing mark, ``behind``, the content.
     """
 
     lead: str = ""
@@ -24,8 +24,8 @@ class ReasoningStyle(NamedTuple):
     behind: str = ""
 
     def write(self, thought: Thought, asked: str, reasoning: str, *, within: bool = False) -> str:
-        """The prompt ``asked``, which may have opened reasoning, or closed an empty one, with this
-        reasoning. ``within``: it is not closed.
+        """Return the prompt ``asked`` with this reasoning added. The prompt may have opened
+        reasoning, or closed an empty one. ``within``: leave it open.
         """
         opened = f"{thought.begin}{self.begin}"
         ends = asked.rstrip()
@@ -42,14 +42,14 @@ class ReasoningStyle(NamedTuple):
         return f"{asked}{lead}{opened}{reasoning}{end}"
 
 
-_LOOSE = ReasoningStyle("", "\n", "\n", "\n\n")  # DeepSeek R1, QwQ and their heirs
+_LOOSE = ReasoningStyle("", "\n", "\n", "\n\n")  # DeepSeek R1, QwQ and models derived from them
 _STYLES: WeakKeyDictionary[ChatTemplate, ReasoningStyle] = WeakKeyDictionary()
 _USER, _THOUGHT, _WORDS = "hi", "treadle thinks", "treadle says"
 
 
 def style_of(template: ChatTemplate, thought: Thought) -> ReasoningStyle:
-    """How the template writes the reasoning of its last message; where it leaves that out, as its
-    source has the marks.
+    """Return the style in which the template writes reasoning of its last message; if it leaves
+    that out, a style derived from the marks in its source.
     """
     if template not in _STYLES:
         _STYLES[template] = _found(template, thought)

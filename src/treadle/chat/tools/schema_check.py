@@ -1,4 +1,4 @@
-"""Whether a value fulfils a schema, as far as types, sizes, names and choices tell."""
+"""JSON-schema check of values: types, sizes, names and choices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _SIZES = (("Length", str), ("Items", list), ("Properties", dict))
 
 
 def fulfils(value: Any, schema: Any, parts: ReferencedSchemas) -> bool:
-    """``parts`` has what references lead to. Keywords that are not looked at count as fulfilled."""
+    """Whether a value satisfies a schema. ``parts`` resolves references; unchecked keywords count
+    as satisfied.
+    """
     if not isinstance(schema, Mapping):
         return schema is not False
     ref = schema.get("$ref")
@@ -53,7 +55,7 @@ def _is_of(value: Any, kind: str) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """As JSON sees it: 1 is 1.0, but not true."""
+    """Equality as in JSON: 1 equals 1.0, but not true."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 

@@ -1,5 +1,5 @@
-"""Schemas of a tool's arguments for notations that are no JSON: which names there are, what of them
-must be there, and what each may be.
+"""Schemas of tool arguments, for notations other than JSON: property names, required ones, and the
+values that each may have.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ MAX_WAYS = 64  # alternatives of one object
 _SEVERAL = ("anyOf", "oneOf")
 _SCHEMAS = (*_SEVERAL, "allOf", "items", "prefixItems", "additionalProperties", "not")
 _NOTES = {"title", "description", "default", "examples", "$comment", "deprecated"}
-_OTHERS = ["integer", "number", "boolean", "null", "array", "object"]  # types beside texts
+_OTHERS = ["integer", "number", "boolean", "null", "array", "object"]  # types other than strings
 _ODD = re.compile(r"[:{}\[\],<\"]|^\s|\s$|^$")
-_VALUE = ("const", "default")  # keywords of a value, which may be null
+_VALUE = ("const", "default")  # keywords whose value may be null
 
 
 def ways(
     schema: Mapping[str, Any], parts: ReferencedSchemas | None = None
 ) -> list[Mapping[str, Any]]:
-    """What an object may be: a schema for each alternative, with what references and ``allOf`` add
-    to it. Raises GrammarError for too many.
+    """Return a schema for each alternative of an object, with what references and ``allOf`` add to
+    it. Raises GrammarError for too many.
     """
     try:
         return _ways(schema, parts or ReferencedSchemas(schema))
@@ -47,12 +47,12 @@ def _ways(schema: Any, parts: ReferencedSchemas) -> list[Mapping[str, Any]]:
 
 
 def _with_texts(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[str, Any]:
-    """With the texts that references of its properties lead to (pydantic's enums) in their place:
-    in a notation without JSON they are written as other texts are.
+    """Return a schema in which references of its properties to strings (pydantic's enums) are
+    resolved: a notation without JSON writes these like other strings.
     """
     told: dict[str, Mapping[str, Any]] = {}
     for name, value in properties_of(schema).items():
-        with suppress(RecursionError):  # of one that leads back to itself
+        with suppress(RecursionError):  # for a recursive schema
             if isinstance(value, Mapping) and not _has_never(value, parts):
                 told[name] = _followed(value, parts)
     texts = {name: flat for name, flat in told.items() if divided(flat)[0].schemas}
@@ -60,14 +60,14 @@ def _with_texts(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mapping[
 
 
 def _followed(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
-    """A schema with what references add to it and to its alternatives."""
+    """Return a schema with what references add to it and to its alternatives."""
     made = _flat(schema, parts)
     several = {key: made[key] for key in _SEVERAL if isinstance(made.get(key), list)}
     return {**made, **{k: [_followed(each, parts) for each in v] for k, v in several.items()}}
 
 
 def _has_never(schema: Any, parts: ReferencedSchemas) -> bool:
-    """Whether nothing fulfils a schema, an alternative of it, or what they lead to, outright."""
+    """Whether a schema, an alternative of it, or a referenced one explicitly allows nothing."""
     if not isinstance(schema, Mapping) or is_never(schema):
         return is_never(schema)
     ref = schema.get("$ref")
@@ -88,7 +88,7 @@ def _flat(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
 
 
 def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema with what another one adds to it."""
+    """Return a schema extended by another one."""
     made = {**one, **other}
     if properties := {**properties_of(one), **properties_of(other)}:
         made["properties"] = properties
@@ -98,7 +98,7 @@ def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With what is required and has no schema of its own."""
+    """Return a schema with properties added that are required but have no schema of their own."""
     others = schema.get("additionalProperties", {})
     properties = properties_of(schema)
     lacking = {name: others for name in required_of(schema) if name not in properties}
@@ -106,13 +106,13 @@ def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The properties of an object, as far as they are named."""
+    """Return the named properties of an object's schema."""
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
 
 
 def without_nulls(schema: Any) -> Any:
-    """A schema without keywords that are null: clients in Go write their empty lists so."""
+    """Return a schema without keywords that are null, as clients in Go write empty lists."""
     if isinstance(schema, Mapping):
         kept = {k: v for k, v in schema.items() if v is not None or k in _VALUE}
         return {k: v if k in VALUES else without_nulls(v) for k, v in kept.items()}
@@ -120,8 +120,8 @@ def without_nulls(schema: Any) -> Any:
 
 
 def plainly(schema: Any, *, is_map: bool = False) -> Any:
-    """The same schema in words that every template reads: null is no type, but a value; true and
-    false are objects. ``is_map``: its keys are names.
+    """Return the same schema in words that every template reads: null is a value, not a type; true
+    and false are objects. ``is_map``: its keys are property names.
     """
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
@@ -150,8 +150,8 @@ def _part_plainly(key: str, value: Any) -> Any:
 
 
 def fully(schema: Any) -> Any:
-    """The same schema with what it may leave out: descriptions of properties, and what an array and
-    an object have within them.
+    """Return the same schema with optional parts added: descriptions of properties, and schemas of
+    the contents of arrays and objects.
     """
     if not isinstance(schema, Mapping):
         return {}
@@ -164,7 +164,7 @@ def fully(schema: Any) -> Any:
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
-    """The names of what must be there. Raises GrammarError where it is no list of names."""
+    """Return the names of required properties. Raises GrammarError for other values."""
     found = schema.get("required", ())
     if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
         raise GrammarError(f"its 'required' is {found!r:.60}: expected a list of names")
@@ -172,13 +172,13 @@ def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
 
 
 def choices(schema: Mapping[str, Any]) -> list[Any]:
-    """The values of which one it must be; none where there are others."""
+    """Return the values of ``enum`` or ``const``; empty if neither restricts the schema."""
     found = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return found if isinstance(found, list) else []
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a schema allows nothing but texts, or says nothing."""
+    """Whether a schema allows only strings, or is not an object."""
     if not isinstance(schema, Mapping):
         return True
     if "enum" in schema or "const" in schema:
@@ -188,15 +188,15 @@ def is_text(schema: Any) -> bool:
 
 
 class StringAlternatives(NamedTuple):
-    """What texts a value may be, a schema for each alternative; and whether it may be null."""
+    """Strings that a value may be, a schema for each alternative; and whether it may be null."""
 
     schemas: list[Any]
     null: bool = False
 
 
 def texts_of(schema: Any) -> StringAlternatives | None:
-    """The texts that a schema allows; None where it allows something that is no text, nor null, or
-    null alone.
+    """Return the strings that a schema allows; None if it allows other types than string and null,
+    or only null.
     """
     found = _texts_or_null(schema)
     return found if found is not None and found.schemas else None
@@ -231,7 +231,7 @@ def _texts_or_null(schema: Any) -> StringAlternatives | None:
 
 
 def divided(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, Any]]]:
-    """The texts that a schema allows, and a schema for each alternative that allows others."""
+    """Return the strings that a schema allows, and a schema for each alternative of other types."""
     schema = {} if schema is True else schema
     whole = texts_of(schema)
     if whole is not None:
@@ -243,7 +243,7 @@ def divided(schema: Any) -> tuple[StringAlternatives, list[Mapping[str, Any]]]:
 
 
 def _alternatives(schema: Any) -> list[Any]:
-    """A schema for each type or value that a schema names."""
+    """Return a schema for each type or value that a schema names."""
     if not isinstance(schema, Mapping):
         return [schema]
     kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
@@ -265,7 +265,7 @@ def _alternatives(schema: Any) -> list[Any]:
 
 
 def is_never(schema: Any) -> bool:
-    """Whether a schema says outright that nothing fulfils it."""
+    """Whether a schema explicitly allows nothing."""
     if not isinstance(schema, Mapping):
         return schema is False
     several = [schema[key] for key in _SEVERAL if isinstance(schema.get(key), list) and schema[key]]
@@ -273,7 +273,9 @@ def is_never(schema: Any) -> bool:
 
 
 def is_plain(schema: Any) -> bool:
-    """Whether a schema names one type and no more: to ask the grammar takes milliseconds."""
+    """Whether a schema names one type and no more, which saves a check by the grammar
+    (milliseconds).
+    """
     return (
         isinstance(schema, Mapping)
         and schema.keys() <= {"type", "description", "title", "default"}
@@ -282,11 +284,11 @@ def is_plain(schema: Any) -> bool:
 
 
 def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What each property may be; {} where alternatives say different things."""
+    """Return the schema of each property; {} where alternatives differ."""
     made: dict[str, Any] = {}
     try:
         several = ways(schema)
-    except GrammarError:  # which is said where calls are to follow it
+    except GrammarError:  # reported where calls must follow the schema
         several = [schema]
     for way in several:
         for name, value in properties_of(way).items():
@@ -295,7 +297,9 @@ def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def odd_names(schema: Any) -> set[str]:
-    """The names of properties, at any depth, that have a colon, blanks at an end or brackets."""
+    """Return names of properties, at any depth, that are empty or have a colon, comma, quote,
+    bracket or outer blank.
+    """
     found: set[str] = set()
     waiting = [schema]
     while waiting:

@@ -1,4 +1,4 @@
-"""Where stop strings are looked for: in what an answer says, and not in its reasoning or calls."""
+"""Stop-string filter: stop strings apply to content only, not to reasoning or tool calls."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from treadle.chat.tools.stream_parser import AnswerMarks
 
 
 class StopFilter:
-    """The text of one answer, as it is looked for ``stop`` strings: what is not said is a character
-    that none of them has.
+    """Output of one answer for the search of ``stop`` strings: a character that none of them
+    contains replaces everything but content.
     """
 
     def __init__(self, speech: AnswerMarks, stop: Iterable[str]) -> None:
         self._scanner = speech.scanner()
         letters = set().union(*stop)
         self._mask = next(char for char in map(chr, range(0x110000)) if char not in letters)
-        self._open = ""  # of which it is not known yet whether it is said
+        self._open = ""  # text not yet known to be content or not
 
     def feed(self, text: str, *, last: bool = False) -> str:
-        """What is known of all that was fed and was not given yet; all, where it is the last."""
+        """Return the text that became known since the last call; all the rest if this is the
+        ``last``.
+        """
         out = ""
         for char in text:
             n_calls = self._scanner.n_calls

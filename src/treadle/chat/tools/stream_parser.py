@@ -1,4 +1,4 @@
-"""What a model says, told apart while it comes: reasoning, content, calls of tools."""
+"""Streaming parser of model output: separates reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -21,41 +21,39 @@ from treadle.chat.tools.output import KINDS, OutputPiece, ToolCall, merged
 from treadle.scheduler.output import overlap
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
-MAX_DRAFTS = 64  # texts in reasoning that are tried as calls: one that is none is read again
+MAX_DRAFTS = 64  # possible calls in reasoning that are tried; a failed one is read again
 
 
 @dataclass(frozen=True)
 class AnswerMarks:
-    """What may be found in an answer: reasoning between the marks of ``thought``, which the prompt
-    has perhaps ``opened``; calls of ``tools`` (schemas by name) as ``row`` writes them.
+    """Marks to look for in an answer: reasoning between those of ``thought``, which the prompt may
+    have ``opened``; calls of ``tools`` (schemas by name) in the format of ``row``.
 
-    ``streams``: arguments are told as they come, else with their call's end. ``sure``: a grammar
-    holds from a call's mark on, so what was begun is a call where the text is cut: with the
-    arguments that were written, or, without a name yet, with nothing to tell. Else what is no call
-    in the end is content. ``forced``: calls are all that is said.
+    ``streams``: arguments are output as they come, else with the end of their call. ``sure``: a
+    grammar holds from a call's mark on, so a call cut short is output with the arguments written so
+    far, and one without a complete name is dropped. Otherwise text that turns out not to be a call
+    is content. ``forced``: only calls are output.
     """
 
     thought: Thought | None = None
     opened: bool = False
-    within: bool = False  # the prompt has words of that reasoning too
+    within: bool = False  # the prompt has text of that reasoning too
     channels: Channels | None = None  # the answer is messages with headers
     row: ToolCallFormat | None = None
     begun: bool = False  # the prompt ends with the row's ``open``
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    parallel: bool = True  # else what follows the first call is not told
+    parallel: bool = True  # else output after the first call is dropped
     streams: bool = False
     sure: bool = False
     forced: bool = False
 
     def scanner(self) -> StreamParser:
-        """For one answer."""
+        """Return a parser for one answer."""
         return StreamParser(self)
 
 
 class StreamParser:
-    """Text comes in as it is written; parts come out. What may be the beginning of a mark is held
-    back.
-    """
+    """Parser of one answer: text in, pieces out. Text that may begin a mark is held back."""
 
     def __init__(self, speech: AnswerMarks) -> None:
         self._speech, self._row = speech, speech.row
@@ -72,20 +70,20 @@ class StreamParser:
             self._state = "start"
         self._held = ""
         self._breaks = ""  # line breaks that stood before the last mark
-        self._spoke = False  # content was told
-        self._draft: StreamParser | None = None  # reads what looks like a call within reasoning
-        self._drafted: list[OutputPiece] = []  # its parts
-        self._n_fed, self._n_drafts = 0, 0  # characters of it that were read; drafts
-        self._raw = ""  # what was read of a call, in case that it is none
+        self._spoke = False  # content was output
+        self._draft: StreamParser | None = None  # reads a possible call inside reasoning
+        self._drafted: list[OutputPiece] = []  # its pieces
+        self._n_fed, self._n_drafts = 0, 0  # characters of it that were read; number of drafts
+        self._raw = ""  # text read of a call, in case it turns out to be none
         self._object, self._reader = CallObject(), ArgumentReader()
-        self._call: ToolCall | None = None  # that is being read
-        self._told = False  # its beginning
+        self._call: ToolCall | None = None  # the one being read
+        self._told = False  # its beginning was output
         self._written = ""  # its arguments
-        self._ids: set[str] = set()  # that calls have
-        self.n_calls = 0  # that are whole
+        self._ids: set[str] = set()  # of all calls
+        self.n_calls = 0  # complete ones
 
     def feed(self, text: str, *, last: bool = False) -> list[OutputPiece]:
-        """What is certain now; all of it, if this text is the ``last``."""
+        """Return the pieces that are certain now; all of them if this text is the ``last``."""
         self._held += text
         out: list[OutputPiece] = []
         while True:
@@ -94,24 +92,24 @@ class StreamParser:
             if (self._state, len(self._held)) == before:
                 break
         self._spoke |= any(part.kind == "content" for part in out)
-        if self._speech.forced:  # what is left is the beginning of a mark that was cut
+        if self._speech.forced:  # any content is the beginning of a mark that was cut
             out = [part for part in out if part.kind != "content"]
         return merged(out)
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what was fed ends within reasoning."""
+        """Whether the text fed so far ends inside reasoning."""
         return "reasoning" in (self._state, self._next if self._state == "gap" else "")
 
     @property
     def undecided(self) -> bool:
-        """Whether what was fed ends with text that may be reasoning: what follows decides."""
+        """Whether the text fed so far ends with text that may be reasoning; later text decides."""
         return self._state in ("draft", "aside")
 
     @property
     def says(self) -> tuple[bool, int | None]:
-        """Whether what was fed, up to its last so many characters, is content; of those it is not
-        known yet. None: of nothing since the mark of a call.
+        """Whether the text fed so far is content, and how many characters at its end are still
+        undecided. None: everything since the mark of a call.
         """
         if self._state in ("content", "rest", "start"):
             return True, len(self._held)
@@ -119,21 +117,21 @@ class StreamParser:
         call = ("aside", "head", "between", *(() if sure else ("arguments", "tail", "close")))
         return False, None if self._state in call else 0
 
-    # -- beside calls ---------------------------------------------------------------------------
+    # -- outside calls --------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[OutputPiece]:
-        """Beside a mark: line breaks are no part of what is said."""
+        """Next to a mark: drop line breaks."""
         self._held = self._held.lstrip("\n")
         if self._held or last:
             self._state = self._next
         return []
 
     def _behind(self, rest: str, state: str) -> None:
-        """A mark was read; ``state`` follows."""
+        """Continue after a mark in ``state``."""
         self._held, self._state, self._next = rest, "gap", state
 
     def _in_start(self, last: bool) -> list[OutputPiece]:
-        """Before anything was said: white space is left out where a mark follows."""
+        """Before any output: drop white space if a mark follows."""
         text, row, thought = self._held.lstrip(), self._row, self._speech.thought
         marks = [] if thought is None else [thought.begin]
         bare = row is not None and not row.trigger
@@ -166,7 +164,7 @@ class StreamParser:
         return [OutputPiece("reasoning", text)]
 
     def _call_marks(self) -> tuple[str, ...]:
-        """Marks that begin a call within reasoning."""
+        """Return the marks that begin a call inside reasoning."""
         row, channels = self._row, self._speech.channels
         if row is None or not row.trigger:
             return ()
@@ -174,14 +172,14 @@ class StreamParser:
         return (channels.start, *marks) if channels else marks
 
     def _in_draft(self, last: bool) -> list[OutputPiece]:
-        """Behind the mark of a call within reasoning: calls, and the end of the answer, end the
-        reasoning. Where anything else stands there, or other text or the closing mark follows the
-        calls, all of it is reasoning.
+        """After the mark of a call inside reasoning: if only calls and the end of the answer
+        follow, they end the reasoning. If other text, or the closing mark, follows, all of it is
+        reasoning.
         """
         draft, mark = self._draft, self._raw
         assert draft is not None
         self._drafted += draft.feed(self._held[self._n_fed :])
-        whole = draft._state != "arguments"  # readers may take what is cut for whole
+        whole = draft._state != "arguments"  # readers may take cut arguments for complete ones
         self._drafted += draft.feed("", last=True) if last and whole else []
         self._n_fed = len(self._held)
         other = any(part.text.strip() for part in self._drafted if part.kind in KINDS)
@@ -200,7 +198,9 @@ class StreamParser:
         return calls
 
     def _in_aside(self, last: bool) -> list[OutputPiece]:
-        """Behind an opening mark of reasoning within content: text, where no closing mark comes."""
+        """After an opening mark of reasoning inside content: still content if no closing mark
+        comes.
+        """
         thought = self._speech.thought
         assert thought is not None
         text, found, rest = self._held.partition(thought.close)
@@ -235,7 +235,7 @@ class StreamParser:
                 return [OutputPiece("content", text + self._breaks)]
         cut = text.rstrip()
         if last and self._speech.sure and row is not None and row.sign and cut.endswith(row.sign):
-            text = cut.removesuffix(row.sign).rstrip("\n")  # the rest of a mark was cut
+            text = cut.removesuffix(row.sign).rstrip("\n")  # its mark was cut
         if found:
             self._raw = found
             ended = channels is not None and found == channels.end
@@ -243,7 +243,7 @@ class StreamParser:
         return [OutputPiece("content", text)]
 
     def _in_header(self, last: bool) -> list[OutputPiece]:
-        """Before a message."""
+        """In the header of a message."""
         channels = self._speech.channels
         assert channels is not None
         if not channels.message:
@@ -267,7 +267,7 @@ class StreamParser:
         return []
 
     def _may_be_header(self, channels: Channels, last: bool) -> bool:
-        """Whether the held text is the beginning of a header; else it is for the user."""
+        """Whether the held text may begin a header; otherwise it is for the user."""
         text = self._held.lstrip()
         if any(text.startswith(head) for head in channels.heads):
             return len(text) < MAX_HEAD
@@ -275,7 +275,7 @@ class StreamParser:
         return not text or (begun and (not last or text.startswith("<|")))  # a mark that was cut
 
     def _in_mark(self, channels: Channels, last: bool) -> list[OutputPiece]:
-        """Before a message whose header is one mark. What has none is for the user."""
+        """Before a message whose header is one mark; a message without one is for the user."""
         text = self._held.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
@@ -291,7 +291,7 @@ class StreamParser:
         return []
 
     def _behind_mark(self, mark: str) -> str:
-        """The state behind a mark of calls: that of all of them, or of one."""
+        """Return the state after a mark of calls: the mark of all calls, or of one."""
         row = self._row
         if row is None or not row.open or not row.wrap[0]:
             return "head"
@@ -335,8 +335,8 @@ class StreamParser:
         return []
 
     def _in_object(self, last: bool) -> list[OutputPiece]:
-        """Within the object of JSON that a call is, up to its arguments or, where it may be none,
-        its end.
+        """Inside a call's JSON object: up to its arguments or, where it may not be a call, to its
+        end.
         """
         held, object = self._held.lstrip(), self._object
         assert self._row is not None
@@ -367,7 +367,9 @@ class StreamParser:
         return []
 
     def _named(self, head: str) -> str:
-        """The tool whose name a head has that was cut behind it; nothing where there is none."""
+        """Return the tool whose name is followed by a cut-off mark in ``head``; "" if there is
+        none.
+        """
         assert self._row is not None
         mark = self._row.id_mark or self._row.after
         for name in self._speech.tools:
@@ -390,7 +392,7 @@ class StreamParser:
             if isinstance(self._reader, JsonReader) and not held.startswith("{"):
                 if held:
                     return self._no_call()
-                if not last:  # or a call would be told that is none
+                if not last:  # a piece of a call must not be output before it is certain
                     return []
         sure, streams = self._speech.sure, self._speech.streams
         fragment, rest = self._reader.take(held, last and not sure)
@@ -409,14 +411,14 @@ class StreamParser:
         return out
 
     def _in_tail(self, last: bool) -> list[OutputPiece]:
-        """What an object has behind its arguments."""
+        """Skip the rest of a call's object, after its arguments."""
         _, self._held = self._reader.take(self._held, last)
         if self._reader.done or last:
             self._state = "close"
         return []
 
     def _in_close(self, last: bool) -> list[OutputPiece]:
-        """Behind the arguments of a call."""
+        """After the arguments of a call."""
         row, call = self._row, self._call
         assert row is not None
         assert call is not None
@@ -438,12 +440,12 @@ class StreamParser:
             self._state = "between"
         elif row.by_header:
             self._state = "header"
-        else:  # after a bare call nothing else is one
+        else:  # no calls follow a bare call
             self._behind(self._held, "content" if row.trigger else "rest")
         return out
 
     def _in_between(self, last: bool) -> list[OutputPiece]:
-        """Beside the calls of a row that wraps them."""
+        """Between the calls of a row that wraps them."""
         row = self._row
         assert row is not None
         text = self._held.lstrip().removeprefix(row.between.strip()).lstrip()
@@ -470,8 +472,8 @@ class StreamParser:
         return out
 
     def _no_call(self) -> list[OutputPiece]:
-        """What looked like a call is content: what was read of it, and what follows. Where answers
-        are messages it is reasoning: the message is not for the user.
+        """Return what looked like a call as content; what follows is content too. Where answers are
+        messages it is reasoning, because the message is not for the user.
         """
         said, self._raw, self._object = self._raw, "", CallObject()
         if self._speech.channels:  # a message that is not for the user
@@ -482,7 +484,7 @@ class StreamParser:
         return [OutputPiece("content", said)]
 
     def _cut(self) -> list[OutputPiece]:
-        """The text has ended within the mark of a call, or before its name is whole."""
+        """Handle the end of output inside the mark of a call, or before its name is complete."""
         assert self._row is not None
         if not (self._speech.sure and (self._row.trigger or self._raw)):
             return self._no_call()
@@ -490,8 +492,8 @@ class StreamParser:
         return []
 
     def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
-        """The held text up to the first of some marks, and that mark as it is written, if it is
-        there; it is taken away, and line breaks before it.
+        """Take the held text up to the first of ``marks``, the mark, and line breaks before it.
+        Return the text and the mark as it is written, "" if there is none.
         """
         starts = () if self._row is None else self._row.starts
         found = []

@@ -1,4 +1,4 @@
-"""The system's messages in the middle of a conversation: so agents tell what has changed."""
+"""System messages in the middle of a conversation, with which agents report changes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ SYSTEM = ("system", "developer")
 
 
 def is_text(content: Any) -> bool:
-    """Whether a content can be joined; what else it may be, the template's reader refuses."""
+    """Whether a content can be joined as text; other content is refused at rendering."""
     if isinstance(content, list):
         return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
     return content is None or isinstance(content, str)
 
 
 def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One message of the system's, and that the first: many templates raise on a later one, or
-    write none. Words of a later one stay at their place, or all behind it would leave the cache:
-    at the end of the user's message or the tool's result before them, else at the beginning of the
-    user's next. Behind a result a message of the user's own would end the turn, and templates drop
-    the reasoning of turns that are over.
+    """Return the messages with a single system message, the first: many templates raise on a later
+    one, or drop it.
+
+    The text of a later one stays in its place, so that the prefix cache holds for what follows: at
+    the end of the user message or tool result before it, else at the beginning of the next user
+    message. After a result, a user message of its own would end the turn, and templates drop the
+    reasoning of turns that are over.
     """
     made: list[dict[str, Any]] = []
-    own = False  # the last message has words of the system alone
+    own = False  # the last message is only system text
     for message in map(dict, messages):
         role, content = message.get("role"), message.get("content")
         if role not in SYSTEM or not is_text(content):

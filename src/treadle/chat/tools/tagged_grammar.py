@@ -1,4 +1,4 @@
-"""Grammars of values between tags: texts as they are, others as JSON or as templates print them."""
+"""Grammars of values between tags: plain strings, others as JSON or as templates print them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from treadle.grammar.json_schema import is_possible
 
 
 class Tagged:
-    """Values of one family, each with the mark behind it. ``others``: the rule of a schema's values
-    that are no texts.
+    """Grammar of one format's values, each with its closing mark. ``others`` returns the rule of a
+    schema's values that are not strings.
     """
 
     def __init__(self, rules: GrammarRules, tags: Tags, others: Callable[[Any], str]) -> None:
@@ -22,8 +22,8 @@ class Tagged:
         self._end = rules.literal(tags.gap + tags.close)
 
     def argument(self, key: str, schema: Any) -> str:
-        """What an argument of this name and schema may be: its tag, its value, and the end of
-        that.
+        """Return the rule of an argument of this name and schema: its tag, its value, its closing
+        mark.
         """
         tags, rules = self._tags, self._rules
         texts, others = divided(schema)
@@ -51,8 +51,9 @@ class Tagged:
         return f"({' | '.join(made)})"
 
     def _texts(self, texts: StringAlternatives, others: Sequence[Any]) -> list[str]:
-        """Texts, or perhaps null, and those in quotes. Beside an object or an array, a text with
-        limits does not begin as one: the lexer would follow the text alone.
+        """Return rules of strings, perhaps null, and of quoted strings. Beside an object or an
+        array, a string with limits must not begin like one: the lexer would follow the string
+        alone.
         """
         before, behind = self._tags.quotes
         words = [word for each in texts.schemas for word in choices(each)]
@@ -73,14 +74,14 @@ class Tagged:
         rules = self._rules
         if not others:
             return [rules.around("", word, gap + close) for word in words]
-        if not all(others):  # any text will do
+        if not all(others):  # any text is allowed
             return [rules.text_within(barred, gap, close)]
         ways = [f"({' & '.join(each)})" for each in others] + [rules.plain(word) for word in words]
         return [rules.text_within([f"({' | '.join(ways)})", *barred], gap, close)]
 
 
 def _first(schemas: Sequence[Any]) -> list[str]:
-    """How objects and arrays of these schemas begin."""
+    """Return the opening brackets of objects and arrays that these schemas allow."""
     kinds: set[str] = set()
     for schema in schemas:
         named = schema.get("type", ["object", "array"]) if not choices(schema) else []

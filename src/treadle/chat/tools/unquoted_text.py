@@ -1,6 +1,4 @@
-"""Texts that are written without JSON's quotes: what a schema says of them, as regular expressions
-in llguidance's notation.
-"""
+"""Regular expressions, in llguidance's notation, of strings written without JSON's quotes."""
 
 from __future__ import annotations
 
@@ -15,16 +13,16 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
-# Of the formats that llguidance knows in JSON, those that are short to say.
+# Further formats that llguidance knows in JSON, as far as they are short to write.
 _OTHERS = {
     "uuid": ("^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",),
     "ipv4": (rf"^{_BYTE}(?:\.{_BYTE}){{3}}$",),
 }
-# What of a pattern is looked at: an escape, a class, a bracket, a choice, an anchor.
+# The parts of a pattern that matter here: an escape, a class, a bracket, a choice, an anchor.
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|^$]", re.S)
 _FLAGS = re.compile(r"\(\?([a-z]+)\)")
 _ANCHORS = ("^", "$", r"\b", r"\B", r"\A", r"\z", r"\Z")
-# A schema's pattern has digits and letters of ASCII alone; a line has no break in it.
+# In a schema's pattern, digits and letters are ASCII; between slashes, line breaks are escaped.
 _SPELLED = {
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
@@ -37,19 +35,19 @@ _SPELLED = {
 
 
 def limits(schema: Any) -> list[str]:
-    """Regular expressions that a text of this schema matches, each as a whole. A pattern with an
-    anchor that is not at an end of it, or of one of its alternatives, is left out.
+    """Return regular expressions that a string of this schema matches, each as a whole. A pattern
+    with an anchor that is not at an end of an alternative is left out.
     """
     found = _limits(schema) if isinstance(schema, Mapping) else ()
     return [f"/{regex}/" for regex in map(_spelled, found) if fits(f"/{regex}/")]
 
 
 def without(mark: str) -> str:
-    """The regular expression of texts that have no such mark in them, whose first character is in
-    it once, or some times in a row.
+    """Return the regular expression of texts without ``mark``. Its first character must occur in it
+    only at its beginning, once or several times in a row.
 
-    It is not the complement of those that have one: whether anything is left of an intersection
-    with that is found by trial, and not where a text may be long.
+    The result is not a complement: whether an intersection with a complement is empty is found by
+    search, which fails for long texts.
     """
     first = re.escape(mark[0])
     rest = mark.lstrip(mark[0])
@@ -68,7 +66,7 @@ def without(mark: str) -> str:
 
 
 def not_beginning(mark: str) -> str:
-    """The regular expression of texts that do not begin with this mark."""
+    """Return the regular expression of texts that do not begin with this mark."""
     ends = [re.escape(mark[:i]) for i in range(1, len(mark))]
     ways = [f"{re.escape(mark[:i])}[^{re.escape(mark[i])}](?s:.*)" for i in range(len(mark))]
     return f"/(?:{_spelled('|'.join([*ends, *ways]))})?/"
@@ -91,8 +89,8 @@ def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _whole(pattern: str) -> str | None:
-    """A pattern that is found somewhere in a text, as one of the whole text; None where that takes
-    more than a look at the ends of its alternatives.
+    """Return a pattern that may match anywhere in a text as one of the whole text; None if an
+    anchor is not at an end of an alternative.
     """
     made = []
     flags = _FLAGS.match(pattern)
@@ -107,7 +105,7 @@ def _whole(pattern: str) -> str | None:
 
 
 def _choices(pattern: str) -> list[str]:
-    """The alternatives of a pattern, those within brackets left together."""
+    """Return the alternatives of a pattern; those within brackets stay together."""
     made, depth, start = [], 0, 0
     for found in _PARTS.finditer(pattern):
         part = found.group()
@@ -119,14 +117,14 @@ def _choices(pattern: str) -> list[str]:
 
 
 def _spelled(regex: str) -> str:
-    """A regular expression as it stands between two slashes."""
+    """Return a regular expression as it is written between two slashes."""
     return re.sub(r"\\.|[\n/]", lambda m: _SPELLED.get(m[0], m[0]), regex, flags=re.S)
 
 
 @lru_cache(1024)
 def fits(*regexes: str) -> bool:
-    """Whether llguidance can follow all of these together: it reads them, some text matches, and
-    that is found out soon. It is not for a minimum of some thousand characters.
+    """Whether llguidance can follow all of these together: it reads them, and soon finds a text
+    that matches. It cannot for a minimum of some thousand characters.
     """
     from llguidance import LLMatcher
 
