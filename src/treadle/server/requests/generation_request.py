@@ -350,7 +350,7 @@ def _sampling(
 
 
 def _bias(value: Any, model: Model) -> dict[int, float]:
-    """Read OpenAI's object or llama.cpp's pairs. A string means each of its tokens; false forbids."""
+    """Read OpenAI's object or llama.cpp's pairs. A string means each of its tokens; false: -inf."""
     pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
     made: dict[int, float] = {}
     for pair in pairs:
