@@ -10,7 +10,7 @@ from typing import Any
 BLOCK = 256  # characters of a prefix block
 DEEPEST = 256  # most blocks of a prefix
 KNOWN = 1 << 16  # most remembered prefixes
-SLACK = 4  # most running requests above the idlest replica's for its cache to be preferred
+SLACK = 4  # most requests above the idlest replica's at which a cached prefix is preferred
 
 
 def beginning(body: Any) -> list[str]:

@@ -16,7 +16,7 @@ SPARE = 256  # file descriptors reserved for things other than connections
 
 
 def most_open() -> int:
-    """Return how many connections this process may hold, given its hard limit on open files."""
+    """Return how many connections this process may hold, after raising its limit on open files."""
     n_files = SYSTEM.most_files()
     return 1 << 20 if n_files is None else max(n_files - SPARE, SPARE)
 

@@ -256,7 +256,7 @@ class RequestStream:
             self.bell.ring()
 
     def close(self) -> None:
-        """Cancel the outputs that are not finished: nobody reads them any more."""
+        """Cancel the unfinished outputs: their reader is gone."""
         if self._timer is not None:
             self._timer.cancel()
         self.on_close()
