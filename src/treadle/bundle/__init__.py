@@ -1,1 +1,1 @@
-"""Program and model in one file: ``treadle bundle``. ``files/bundled.py`` has the file's layout."""
+"""``treadle bundle``: program and model in one file. ``files/bundled.py`` has the layout."""

@@ -1,4 +1,4 @@
-"""Making a bundle: pex packs the program, and the model is put in front of it."""
+"""Builds a bundle: pex packs the program, and the model is put before it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from treadle.system import NAME
 Say = Callable[[str], None]
 PIECE = 1 << 20  # bytes copied at once
 MAIN, START_MODULE = "__main__.py", "treadle.cli.bundled"
-# What the shell reads of a bundle. Where the program is unpacked in the usual place it starts at
-# once: to have Python read the archive first takes a tenth of a second. All else is for front.py.
+# The shell script at the start of a bundle. If the program is unpacked in the usual folder, it
+# starts at once: Python would take 0.1 s to read the archive first. front.py does the rest.
 SCRIPT = """\
 n=ID-$(uname -m)
 b="${PEX_ROOT:-${TREADLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/treadle}/bundles}"
@@ -50,7 +50,7 @@ exit 1
 
 @dataclass(frozen=True)
 class BuiltBundle:
-    """A bundle that was written."""
+    """A written bundle."""
 
     path: Path
     n_bytes: int
@@ -70,10 +70,10 @@ def make_bundle(
     force: bool = False,
     say: Say = lambda text: None,
 ) -> BuiltBundle:
-    """Write program and model to ``out``: for the ``targets``, from the registry; for none of them,
-    from what is installed here, for this Python.
+    """Write program and model to ``out``: for the ``targets``, with wheels from the registry;
+    without targets, with the packages installed here, for this Python.
 
-    It starts the server with ``serve``, and with ``args`` if nothing else is typed. Raises
+    The bundle starts the server with ``serve``; ``args`` are its default arguments. Raises
     FileError, UnsupportedError (a model in several files; not on Linux), TreadleError (no pex, no
     network).
     """
@@ -117,7 +117,7 @@ def make_bundle(
 
 
 def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
-    """What the bundle will say of the model, which is opened, and so checked."""
+    """Return the bundle's header for the model, which is opened and so checked."""
     if model.is_dir() or model.suffix == ".safetensors":
         raise UnsupportedError(
             f"{model}: a bundle holds one GGUF file: make it with 'treadle convert {model} FILE'"
@@ -132,7 +132,7 @@ def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
             raise FileError("ends with its header", path=model, expected="a whole model")
         talks = "tokenizer.chat_template" in gguf.metadata
     with model.open("rb") as file:
-        inside = read_bundled(file, model)  # a bundle made anew
+        inside = read_bundled(file, model)  # the model is itself in a bundle
     command = "serve" if serve else "chat" if talks else "run"
     if inside:
         return BundleHeader(inside.name, START, inside.n_bytes, command, tuple(args))
@@ -140,10 +140,10 @@ def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
 
 
 def fetch(own: Path, extras: frozenset[str], targets: Sequence[Target], folder: Path) -> None:
-    """Wheels for the targets, from the registry that pip is set up for.
+    """Download wheels for the targets, from the registry that pip is configured for.
 
-    The versions are what the oldest Python takes, for all of them: pex asks that what is in pure
-    Python has one.
+    All targets use the versions that the oldest Python accepts: pex requires one version of each
+    pure Python package.
     """
     wanted = f"{own}[{','.join(sorted(extras))}]" if extras else str(own)
     oldest, *others = sorted(targets, key=lambda target: target.python)
@@ -171,7 +171,9 @@ def _download(wanted: str, targets: Sequence[Target], folder: Path, *more: str) 
 
 
 def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Path:
-    """The wheels as an application that pex unpacks into an environment when it first runs."""
+    """Pack the wheels as an application that pex unpacks into a virtual environment on its first
+    run.
+    """
     made = folder / "program.pex"
     wanted = f"treadle[{','.join(sorted(extras))}]" if extras else "treadle"
     platforms = [word for target in targets for word in ("--complete-platform", target.complete())]
@@ -193,7 +195,7 @@ def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Pat
 
 
 def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> None:
-    """Run one of pex's commands, which keeps nothing outside of ``folder``."""
+    """Run a pex command, which writes nothing outside of ``folder``."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PEX")}
     done = subprocess.run(
         [sys.executable, "-m", *command, *more, "--pex-root", str(folder / "pex")],
@@ -209,7 +211,7 @@ def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> Non
 
 
 def digest(path: Path) -> str:
-    """Names the program among others."""
+    """Return the id of the program: a hash of its file."""
     state = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(PIECE):
@@ -218,7 +220,7 @@ def digest(path: Path) -> str:
 
 
 def script(name: str, targets: Sequence[Target], n_bytes: int) -> bytes:
-    """What the shell reads of the bundle ``name``, a file of ``n_bytes``."""
+    """Return the shell script of the bundle ``name``, a file of ``n_bytes``."""
     versions = sorted({target.python for target in targets}, reverse=True)
     pythons = " ".join("python{}.{}".format(*version) for version in versions)
     values = {"ID": name, "PYTHONS": pythons, "BYTES": str(n_bytes)}
@@ -226,7 +228,7 @@ def script(name: str, targets: Sequence[Target], n_bytes: int) -> bytes:
 
 
 def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> None:
-    """The archive with ``front.py`` before pex's own first lines."""
+    """Copy the archive with ``front.py`` inserted before pex's own first lines."""
     front = Path(__file__).with_name("front.py").read_text("utf-8")
     values = {
         "BUNDLE": name,
@@ -247,7 +249,7 @@ def add_front(program: Path, to: Path, name: str, targets: Sequence[Target]) -> 
 
 
 def write(file: IO[bytes], model: Path, bundled: BundleHeader, program: Path) -> None:
-    """The model and the program, behind the head."""
+    """Append the model and the program after the header."""
     with model.open("rb") as source:
         inside = read_bundled(source, model)
         source.seek(inside.start if inside else 0)

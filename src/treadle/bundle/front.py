@@ -1,6 +1,6 @@
-"""The first lines of a bundle's ``__main__.py``, before pex's own: any Python may read them, even
-2.7. They find a Python that will do and a folder to unpack the program into; where it is unpacked
-already they start it at once.
+"""First lines of a bundle's ``__main__.py``, before pex's own; any Python can parse them, even 2.7.
+They find a suitable Python and a folder to unpack the program into; an unpacked program is started
+at once.
 """
 
 import os
@@ -9,22 +9,22 @@ import sys
 if sys.platform == "win32":
     sys.exit("treadle: error: this is Windows, and the bundle is for Linux")
 
-BUNDLE = "id"  # these three are replaced when a bundle is made
+BUNDLE = "id"  # these three are replaced when a bundle is built
 PYTHONS = [(3, 10)]
 MACHINES = ["x86_64"]
 START = "treadle.cli.bundled"
 OTHERS = 0o022  # write permission of group and others
-STICKY = 0o1000  # whoever may write there can take away only what is their own
+STICKY = 0o1000  # users can delete only their own files there
 NOEXEC = 8  # ST_NOEXEC, which Python 2.7 does not name
 
 
 def candidates():  # type: () -> list[str]
-    """Folders to unpack into, the best first."""
+    """Return folders to unpack into, best first."""
     if os.environ.get("PEX_ROOT"):
         return [os.environ["PEX_ROOT"]]
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     found = [os.environ.get("TREADLE_CACHE") or os.path.join(caches, "treadle")]
-    # The home may be missing, read-only, or a place where nothing may be executed; so may others.
+    # Any of these folders may be missing, read-only, or mounted noexec.
     beside = os.path.dirname(os.path.realpath(sys.argv[0]))
     for folder in (os.environ.get("TMPDIR"), "/var/tmp", "/tmp", "/dev/shm", beside):
         if folder:
@@ -33,19 +33,19 @@ def candidates():  # type: () -> list[str]
 
 
 def is_ours(path):  # type: (str) -> bool
-    """Whether what lies there was written by this user, or by root."""
+    """Return whether this user or root wrote the file."""
     return os.stat(path).st_uid in (os.getuid(), 0)
 
 
 def fits(folder):  # type: (str) -> bool
-    """Whether code can be written there and run, and nobody else can change it."""
+    """Return whether code can be written there and run, and nobody else can change it."""
     try:
         above = os.path.dirname(folder)
         for one in (above, folder):
             if not os.path.isdir(one):
                 os.makedirs(one, 0o700)
             about = os.stat(one)
-            # Of a folder such as /tmp others may write to, too, but not take ours away.
+            # Others may write to a folder such as /tmp, but cannot remove our files.
             shared = one == above and about.st_mode & STICKY and is_ours(one)
             if not shared and (about.st_uid != os.getuid() or about.st_mode & OTHERS):
                 return False
@@ -56,19 +56,21 @@ def fits(folder):  # type: (str) -> bool
 
 
 def runs(python, version):  # type: (str, tuple[int, int]) -> bool
-    """Whether it is that Python: pyenv has names for all it knows, and most of them only fail."""
+    """Return whether it runs as that version: pyenv has shims for all it knows, and most of them
+    fail.
+    """
     import subprocess
 
     asked = "import sys; sys.exit(sys.version_info[:2] != %r)" % (version,)
     with open(os.devnull, "w") as nothing:
         try:
             return not subprocess.call([python, "-c", asked], stdout=nothing, stderr=nothing)
-        except OSError:  # not for this kind of machine
+        except OSError:  # built for another architecture
             return False
 
 
 def fitting_python():  # type: () -> None
-    """Go on with another Python where this one is too old, or too new."""
+    """Restart with another Python if this one is too old or too new."""
     if sys.version_info[:2] in PYTHONS:
         return
     for version in reversed(PYTHONS):
@@ -84,7 +86,7 @@ def fitting_python():  # type: () -> None
 
 
 def start():  # type: () -> None
-    """Run the program where it lies unpacked; else tell pex where to unpack it."""
+    """Run the program if it is unpacked; else set the folder for pex to unpack it into."""
     if not sys.platform.startswith("linux"):
         sys.exit("treadle: error: this is %s, and the bundle is for Linux" % sys.platform)
     machine = os.uname()[4]
@@ -94,7 +96,7 @@ def start():  # type: () -> None
             % (machine, ", ".join(MACHINES))
         )
     name = os.environ["TREADLE_BUNDLE"] = BUNDLE + "-" + machine
-    again = "PEX_ROOT" in os.environ  # pex starts itself anew as it unpacks
+    again = "PEX_ROOT" in os.environ  # pex restarts itself while it unpacks
     folders = candidates()
     for folder in folders:
         try:

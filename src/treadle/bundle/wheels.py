@@ -1,7 +1,7 @@
-"""The wheels that go into a bundle: of what is installed here, or from the registry for machines of
-several kinds.
+"""Wheels for a bundle: rebuilt from installed packages, or for other machines from the registry.
 
-treadle's own is made of the sources that are running, so that a bundle does what its maker does.
+treadle's own wheel is made of the running sources, so that a bundle behaves like the treadle that
+built it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from treadle.base.humanize import listed
 from treadle.errors import TreadleError
 from treadle.system import machine
 
-LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # of this installation alone
+LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # about this installation only
 PYTHONS = tuple((3, minor) for minor in range(10, 15))
 MACHINES = ("x86_64", "aarch64")
 GLIBC = range(31, 4, -1)  # wheels for glibc 2.31 and older
-# Its wheels differ in their names alone, for it is no extension of Python's: one serves them all,
-# and 60 MB a Python are saved.
+# Its wheels for each Python differ only in their names, because it is not an extension module: one
+# serves all, which saves 60 MB per Python.
 ANY_PYTHON = "llvmlite"
 
 
 def plain(name: str) -> str:
-    """A distribution's name as all of its spellings compare."""
+    """Normalize a distribution's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
-    """What treadle with these extras needs here, itself included, by name.
+    """Return the installed distributions that treadle needs with these extras, itself included, by
+    name.
 
-    Raises TreadleError for what is not installed.
+    Raises TreadleError for a missing one.
     """
     from packaging.requirements import Requirement
 
     todo = [("treadle", extras)]
-    seen: dict[str, frozenset[str]] = {}  # with which extras
+    seen: dict[str, frozenset[str]] = {}  # extras by name
     found: dict[str, installed.Distribution] = {}
     while todo:
         name, wanted = todo.pop()
@@ -66,8 +67,8 @@ def closure(extras: frozenset[str]) -> dict[str, installed.Distribution]:
 
 
 def write_wheel(path: Path, info: str, files: Iterable[tuple[str, bytes]], level: int = 1) -> None:
-    """A wheel of the ``files``, by name; ``info`` is its .dist-info folder. ``level``: zlib's, of
-    which 6 makes it a tenth smaller and takes five times as long.
+    """Write a wheel of the ``files``, by name; ``info`` is its .dist-info folder. ``level``:
+    zlib's; 6 makes it a tenth smaller and takes five times as long.
     """
     record = []
     with zipfile.ZipFile(path, "w") as archive:
@@ -79,7 +80,7 @@ def write_wheel(path: Path, info: str, files: Iterable[tuple[str, bytes]], level
 
 
 def own_wheel(to: Path) -> Path:
-    """A wheel of the treadle that is running, made in the folder ``to``."""
+    """Write a wheel of the running treadle into the folder ``to``."""
     own = installed.distribution("treadle")
     base = f"treadle-{treadle.__version__}"
     info = f"{base}.dist-info"
@@ -105,9 +106,9 @@ def own_wheel(to: Path) -> Path:
 
 
 def installed_wheel(of: installed.Distribution, to: Path) -> Path:
-    """A wheel of a distribution as it is installed here, made in the folder ``to``.
+    """Write a wheel of an installed distribution into the folder ``to``.
 
-    Raises TreadleError for one that has no list of its files, or is not whole.
+    Raises TreadleError for one without a list of its files, or with missing files.
     """
     name = of.metadata["Name"]
     about = of.read_text("WHEEL")
@@ -134,7 +135,7 @@ def installed_wheel(of: installed.Distribution, to: Path) -> Path:
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of machine and a Python that a bundle runs with: Linux, glibc, CPython."""
+    """A CPU architecture and a Python version that a bundle runs on: Linux, glibc, CPython."""
 
     machine: str
     python: tuple[int, int]
@@ -143,11 +144,11 @@ class Target:
         return f"{self.machine} CPython {self.python[0]}.{self.python[1]}"
 
     def complete(self) -> str:
-        """What pex asks about one, as JSON."""
+        """Return pex's description of the platform, as JSON."""
         from packaging.tags import compatible_tags, cpython_tags
 
         platforms = [f"manylinux_2_{minor}_{self.machine}" for minor in GLIBC]
-        # The old names of glibc 2.17, and of none in particular.
+        # The old names: for glibc 2.17, and for no particular glibc.
         platforms += [f"manylinux2014_{self.machine}", f"linux_{self.machine}"]
         version = "{}.{}".format(*self.python)
         cp = "cp{}{}".format(*self.python)
@@ -170,7 +171,7 @@ class Target:
 
 
 def requirement(name: str) -> str:
-    """What treadle asks of a package, as pip reads it."""
+    """Return treadle's requirement for a package, in pip's format."""
     from packaging.requirements import Requirement
 
     asked = (Requirement(text) for text in installed.distribution("treadle").requires or [])
@@ -179,9 +180,9 @@ def requirement(name: str) -> str:
 
 
 def any_python(path: Path) -> Path:
-    """The wheel under a name that every Python takes, in its folder; the other one is removed.
+    """Rename the wheel for every Python, in its folder; the original is removed.
 
-    Raises TreadleError for one with extensions of Python's in it.
+    Raises TreadleError for one with Python extension modules.
     """
     project, version, *_, platforms = path.stem.split("-")
     with zipfile.ZipFile(path) as archive:
@@ -201,5 +202,5 @@ def any_python(path: Path) -> Path:
 
 
 def this_target() -> Target:
-    """The machine and the Python at hand."""
+    """Return this machine's architecture and Python."""
     return Target(machine(), sys.version_info[:2])

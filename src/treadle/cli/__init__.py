@@ -1,11 +1,11 @@
-"""The command line: one file per command, and nothing here that could slow a start."""
+"""The command line: one file per command. Nothing is imported here that could slow a start."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-TYPE_CHECKING = False  # typing's takes long to import, and Ctrl-C has a traceback until then
+TYPE_CHECKING = False  # typing imports slowly, and until then Ctrl-C prints a traceback
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
@@ -14,48 +14,48 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0 done, 1 failed with one clear line, 2 wrong usage, 130 interrupted, 141 the reader of our
-    output went away.
+    0 done, 1 failed with one clear line, 2 wrong usage, 130 interrupted, 141 standard output's
+    reader has closed the pipe.
     """
     try:
         from treadle.base.gc_pause import garbage_kept
 
         with garbage_kept():
             from treadle.cli.app import invoke
-    except KeyboardInterrupt:  # Ctrl-C while Python is still importing leaves no traceback either
+    except KeyboardInterrupt:  # no traceback for Ctrl-C during imports either
         return 130
     return invoke(argv)
 
 
 def run_process() -> None:
-    """``main`` as a whole process, which ends at once: tearing down Python's modules and LLVM's
-    takes a tenth of a short run, and the system takes the memory back in any case.
+    """Run ``main`` as a whole process, and end it at once: tearing down Python's modules and LLVM's
+    takes a tenth of a short run, and the system frees the memory in any case.
     """
     try:
-        # numpy brings a BLAS whose threads spin for 25 ms when they start, on cores that ours want;
-        # what numpy multiplies here is small.
+        # The threads of numpy's BLAS spin for 25 ms when they start, on cores that ours need;
+        # products computed with numpy here are small.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         open_streams()
         leave_on_signals()
         code = main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
-    except KeyboardInterrupt:  # early, or a second one while the first is told
+    except KeyboardInterrupt:  # early, or a second one while the first is reported
         code = 130
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more; the exit code tells
+        except (OSError, ValueError):  # its reader is gone; only the exit code is left
             code = code or 1
-        except KeyboardInterrupt:  # its reader is slow
+        except KeyboardInterrupt:  # while a slow reader blocks the flush
             code = 130
     os._exit(code)
 
 
 def open_streams() -> None:
-    """Put something in the place of standard streams that were closed (``2>&-``): Python leaves
-    None there, and the next file that is opened would take the number. Standard input and error are
-    empty; standard output refuses what is written, so that no text is lost without an error.
+    """Replace standard streams that were closed (``2>&-``): Python leaves None there, and the next
+    opened file would take the descriptor. Standard input and error become empty; standard output
+    refuses writes, so that no text is lost without an error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -65,20 +65,22 @@ def open_streams() -> None:
 
 
 def leave_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end the program as an error would: what is half written goes."""
+    """Let SIGTERM and SIGHUP end the program as an error does, so that half-written files are
+    removed.
+    """
 
     import signal
 
     class TerminatedBySignal(SystemExit):
-        """Raised by a signal."""
+        """Raised by a signal handler."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # the second one ends it at once
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
         raise TerminatedBySignal(128 + number)
 
     def once_more(lost: sys.UnraisableHookArgs) -> None:
-        # It came while Python ran a finalizer or a weak reference's callback, as in an import:
-        # what is raised there is dropped, so the signal is sent again a little later.
+        # The signal came during a finalizer or a weak reference's callback, as in an import, where
+        # exceptions are dropped: so send the signal again a little later.
         if isinstance(lost.exc_value, TerminatedBySignal):
             number = int(str(lost.exc_value.code)) - 128
             signal.signal(number, leave)
@@ -95,5 +97,5 @@ def leave_on_signals() -> None:
 
     known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows lacks one
     for number in filter(None, known):
-        if signal.getsignal(number) is signal.SIG_DFL:  # else who started us had reasons
+        if signal.getsignal(number) is signal.SIG_DFL:  # else the parent process set it on purpose
             signal.signal(number, leave)

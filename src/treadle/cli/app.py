@@ -1,6 +1,6 @@
-"""The command group: finds the command's file, and turns every outcome into an exit code.
+"""The command group: imports the command's file, and turns every outcome into an exit code.
 
-click alone, because a start must be quick: see docs/dependencies.md for what others cost.
+click alone, because a start must be quick: see docs/dependencies.md for the cost of others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treadle.base.caller_warnings import warnings_to
 from treadle.base.gc_pause import garbage_kept
 from treadle.errors import TreadleError, printable
 
-# What ``treadle --help`` and a shell's completion say of each: they import no command.
+# Help lines for ``treadle --help`` and shell completion, which import no command.
 COMMANDS = {
     "run": "Complete a prompt.",
     "chat": "Talk with a model.",
@@ -45,23 +45,23 @@ COMMANDS = {
 }
 
 TAB = "\t"
-_ASKED = "treadle.asked"  # the command, its name and its words, in click's notes
+_ASKED = "treadle.asked"  # key in click's ``meta``: the command's name, the command, its arguments
 DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the signal's number
 
 
 class Commands(click.Group):
-    """Knows a name and a line of help of each; imports ``treadle/cli/NAME.py`` only when NAME is
-    asked for, and takes its ``command``.
+    """Click group with a help line for each command; imports ``treadle/cli/commands/NAME.py`` and
+    takes its ``command`` only when NAME is called.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name every command, in the order of the help text."""
+        """Return every command's name, in the order of the help text."""
         return list(COMMANDS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Import the command, or say which one was probably meant."""
+        """Import the command; for an unknown name raise click.UsageError with a suggestion."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise click.UsageError(unknown_command(args[0]), ctx)
         name, command, rest = super().resolve_command(ctx, args)
@@ -72,7 +72,7 @@ class Commands(click.Group):
         return name, command, rest
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        """Read the words; --help and --version are printed here."""
+        """Parse the arguments; --help and --version are printed here."""
         with outcomes():
             return super().make_context(*args, **settings)
 
@@ -89,7 +89,9 @@ class Commands(click.Group):
 
 
 def _asked(ctx: click.Context) -> click.Context:
-    """Of the command that was called: click names none where an option lacks its value."""
+    """Return the context of the called command: click's error has none if an option lacks its
+    value.
+    """
     name, command, rest = ctx.meta.get(_ASKED, ("", None, []))
     while command is not None:
         ctx = click.Context(command, parent=ctx, info_name=name)
@@ -100,11 +102,11 @@ def _asked(ctx: click.Context) -> click.Context:
 
 @contextmanager
 def outcomes() -> Iterator[None]:
-    """A reader that went away and Ctrl-C become exit codes: click makes others of them."""
+    """Turn a closed pipe and Ctrl-C into treadle's exit codes; click would use others."""
     try:
         yield
     except KeyboardInterrupt:
-        if sys.stderr.isatty():  # the terminal has just shown ^C in the middle of a line
+        if sys.stderr.isatty():  # the terminal has printed ^C within a line
             print(file=sys.stderr)
         raise click.exceptions.Exit(INTERRUPTED) from None
     except OSError as error:
@@ -118,7 +120,7 @@ def outcomes() -> Iterator[None]:
 
 
 def unknown_command(name: str) -> str:
-    """Say that there is no such command, and what may have been meant."""
+    """Return an error message for an unknown command, with a suggestion."""
     from difflib import get_close_matches
 
     if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
@@ -130,7 +132,9 @@ def unknown_command(name: str) -> str:
 
 
 def discard_stdout() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
+    """Redirect standard output to the null device, so that the interpreter's last flush cannot
+    fail.
+    """
     with open(os.devnull, "w") as nothing:
         try:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
@@ -166,14 +170,14 @@ def app() -> None:
 
 
 def invoke(argv: Sequence[str] | None) -> int:
-    """Run the command line: text on standard output, all else on standard error."""
+    """Run the command line: output on standard output, everything else on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")
     args = None if argv is None else list(argv)
     told = set[str]()
 
     def tell(message: str) -> None:
-        """Write a warning; one that comes again and again is written once."""
+        """Write a warning; repeated ones are written once."""
         if message not in told:
             told.add(message)
             fail(message, kind="warning")
@@ -205,14 +209,14 @@ def invoke(argv: Sequence[str] | None) -> int:
 
 
 def fail(message: str, code: int = FAILED, kind: str = "error") -> int:
-    """Write an error, or a warning, which is one line: a file's name may have more."""
+    """Write an error or a warning on one line, even if a file name in it has line breaks."""
     return complain(f"treadle: {kind}: {printable(message, keep=TAB)}", code)
 
 
 def complain(message: str, code: int) -> int:
-    """Write ``message`` to standard error and pass ``code`` on."""
+    """Write ``message`` to standard error and return ``code``."""
     try:
         print(printable(message, keep="\n\t"), file=sys.stderr, flush=True)
-    except OSError:  # nobody reads standard error: the exit code still tells
+    except OSError:  # standard error is closed; only the exit code is left
         sys.stderr = io.StringIO()
     return code

@@ -1,8 +1,8 @@
-"""What ``treadle bench`` can time: this program, and llama.cpp, behind one small interface.
+"""Engines that ``treadle bench`` can time, behind one small interface: treadle and llama.cpp.
 
-Each sequence reads from a stream of random tokens of its own (equal streams could share pages), so
-what a test left behind is always the beginning of what the next one wants: ``hold`` goes back, or
-reads on, and nothing is read twice.
+Each sequence has its own stream of random tokens (equal streams could share pages). So the tokens
+in the cache after a test are always a prefix of the next test's: ``hold`` truncates or feeds more,
+and no token is processed twice.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Protocol
 
 from treadle.errors import TreadleError
 
-BATCH = 512  # tokens that llama.cpp takes at once, its own bench's default
-CELLS = 256  # llama.cpp rounds a sequence's room up to a multiple of this
-# ggml's numbers of the types that keys and values may have.
+BATCH = 512  # llama.cpp's batch size in tokens, its own bench's default
+CELLS = 256  # llama.cpp rounds a sequence's KV cells up to a multiple of this
+# ggml's type numbers of KV cache types.
 GGML_KV = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 Streams = Sequence[Sequence[int]]
 
 
 class Contender(Protocol):
-    """What can be timed."""
+    """An engine that can be timed."""
 
     name: str
 
@@ -31,17 +31,17 @@ class Contender(Protocol):
         """Make each of the first ``n_sequences`` hold the first ``n`` tokens of its stream."""
 
     def read(self, n: int) -> None:
-        """The first sequence takes the next ``n`` tokens of its stream at once."""
+        """Prefill the next ``n`` tokens of the first sequence's stream in one call."""
 
     def write(self, n: int, n_sequences: int) -> None:
-        """``n`` times, each of the first ``n_sequences`` takes the next token, all together."""
+        """Decode ``n`` steps: each runs the next token of the first ``n_sequences`` in a batch."""
 
     def close(self) -> None:
-        """Give memory and threads back."""
+        """Free memory and threads."""
 
 
 def streams(n_sequences: int, n_tokens: int, n_vocab: int) -> list[list[int]]:
-    """Random tokens, ``[n_sequences][n_tokens]``: the same in every call."""
+    """Return random tokens, ``[n_sequences][n_tokens]``, the same in every call."""
     return [
         [random_ids.randrange(n_vocab) for _ in range(n_tokens)]
         for random_ids in map(random.Random, range(n_sequences))
@@ -49,7 +49,7 @@ def streams(n_sequences: int, n_tokens: int, n_vocab: int) -> list[list[int]]:
 
 
 class Treadle:
-    """This program."""
+    """treadle itself."""
 
     name = "treadle"
 
@@ -66,12 +66,12 @@ class Treadle:
                 session.feed(ids[session.n_past : n])
 
     def read(self, n: int) -> None:
-        """The first sequence takes the next ``n`` tokens of its stream at once."""
+        """Prefill the next ``n`` tokens of the first sequence's stream in one call."""
         session = self.sessions[0]
         session.feed(self.ids[0][session.n_past : session.n_past + n])
 
     def write(self, n: int, n_sequences: int) -> None:
-        """``n`` times, each of the first ``n_sequences`` takes the next token, all together."""
+        """Decode ``n`` steps: each runs the next token of the first ``n_sequences`` in a batch."""
         from treadle.engine.batch import BatchItem
 
         taking = list(zip(self.sessions[:n_sequences], self.ids, strict=False))
@@ -79,14 +79,14 @@ class Treadle:
             self.model.engine.run([BatchItem(s.seq, [ids[s.n_past]]) for s, ids in taking])
 
     def close(self) -> None:
-        """Give the pages back."""
+        """Free the pages."""
         for session in self.sessions:
             session.close()
 
 
 class LlamaCpp:
-    """llama.cpp, through llama-cpp-python's binding of its C interface: no Python of that library
-    runs between two batches. Flash attention is as llama.cpp chooses.
+    """llama.cpp, through llama-cpp-python's binding of its C interface: none of that library's
+    Python code runs between two batches. Flash attention is llama.cpp's default.
     """
 
     name = "llama-cpp-python"
@@ -102,7 +102,7 @@ class LlamaCpp:
         if kv is not None and kv not in GGML_KV:
             raise TreadleError(f"llama.cpp has no keys and values as {kv}")
         self.api, self.ids, self.held = llama_cpp, ids, [0] * len(ids)
-        logging.getLogger(self.name).setLevel(logging.ERROR)  # what it tells of a load is long
+        logging.getLogger(self.name).setLevel(logging.ERROR)  # its load messages are long
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
@@ -126,7 +126,7 @@ class LlamaCpp:
         """Make each of the first ``n_sequences`` hold the first ``n`` tokens of its stream."""
         for which in range(n_sequences):
             if self.held[which] > n:
-                # What cannot be cut (a window's keys may be gone) is read again.
+                # If it cannot be truncated (a window's keys may be gone), process it again.
                 kept = self.api.llama_memory_seq_rm(self.memory, which, n, -1)
                 if not kept:
                     self.api.llama_memory_seq_rm(self.memory, which, -1, -1)
@@ -134,11 +134,11 @@ class LlamaCpp:
             self._take(which, n - self.held[which])
 
     def read(self, n: int) -> None:
-        """The first sequence takes the next ``n`` tokens of its stream at once."""
+        """Prefill the next ``n`` tokens of the first sequence's stream in one call."""
         self._take(0, n)
 
     def write(self, n: int, n_sequences: int) -> None:
-        """``n`` times, each of the first ``n_sequences`` takes the next token, all together."""
+        """Decode ``n`` steps: each runs the next token of the first ``n_sequences`` in a batch."""
         for _ in range(n):
             self._run([(which, 1) for which in range(n_sequences)])
 
@@ -147,7 +147,7 @@ class LlamaCpp:
             self._run([(which, min(BATCH, n - done))])
 
     def _run(self, parts: Sequence[tuple[int, int]]) -> None:
-        """One batch: the next tokens of each sequence, and the logits of its last."""
+        """Run one batch: the next tokens of each sequence, and the logits of its last."""
         batch, row = self.batch, 0
         for which, n in parts:
             for _ in range(n):
@@ -162,10 +162,10 @@ class LlamaCpp:
         code = self.api.llama_decode(self.ctx, batch)
         if code:
             raise TreadleError(f"llama.cpp failed to run a batch of {row} tokens ({code})")
-        self.api.llama_synchronize(self.ctx)  # logits are read here, so nothing is left running
+        self.api.llama_synchronize(self.ctx)  # waits for the logits, so nothing is left running
 
     def close(self) -> None:
-        """Give memory and threads back."""
+        """Free memory and threads."""
         self.api.llama_batch_free(self.batch)
         self.api.llama_free(self.ctx)
         self.api.llama_model_free(self.model)

@@ -1,8 +1,8 @@
-"""The picture that ``treadle bench --plot`` draws: a roofline, speed by depth, speed by model file.
+"""The chart of ``treadle bench --plot``: a roofline, speed by depth, speed by model file.
 
-A panel whose data are absent is left out: the second needs several depths, the third several files.
-Each series (all that was timed alike, but for the depth) has a colour; a program has a shape, and a
-mark is full for reading a prompt, hollow for writing.
+Panels without data are omitted: the second needs several depths, the third several files. Each
+series (results that differ only in depth) has a colour, each engine a marker shape; markers are
+filled for prefill, hollow for decode.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from treadle.cli.ui.svg import (
 )
 from treadle.cli.ui.table import scaled, shorten
 
-LEFT, RIGHT = 110, 660  # of the panels' axes; beyond lie their labels
+LEFT, RIGHT = 110, 660  # of the panels' axes; labels lie outside
 PLOT_HEIGHT = 300
 ROW_PX = 26  # of a model file
 NAME_CHARS = 34  # of a model file's name, at most
-SAMPLES = 60  # of a line that labels keep clear of
+SAMPLES = 60  # points on a line that labels must not cover
 
 
 Key = tuple[object, ...]
@@ -40,7 +40,7 @@ Looks = Mapping[Key, SeriesStyle]
 
 
 def draw(results: Sequence[Result], origin: str) -> str:
-    """The picture, one SVG document; ``origin`` says where and when it was measured."""
+    """Return the chart as an SVG document; ``origin`` says where and when it was measured."""
     canvas, looks = Canvas(), looks_of(results)
     top = canvas.head("treadle bench", subtitle(results), origin)
     top = legend(canvas, looks, results, top + 28)
@@ -54,26 +54,26 @@ def draw(results: Sequence[Result], origin: str) -> str:
 
 
 def series(r: Result) -> Key:
-    """All that is the same along a line over depths."""
+    """Return the key of a series: everything but the depth."""
     return r.engine, r.model, r.test, r.threads, r.sequences
 
 
 def looks_of(results: Sequence[Result]) -> Looks:
-    """A colour for each series, in the order of the results; treadle's first."""
+    """Return a colour for each series, in the order of the results; treadle's first."""
     engines = list(dict.fromkeys(r.engine for r in results))
     ordered = sorted(results, key=lambda r: engines.index(r.engine))
     looks: dict[Key, SeriesStyle] = {}
     for r in ordered:
         if series(r) not in looks:
             engine = engines.index(r.engine)
-            n_before = sum(key[0] == r.engine for key in looks)  # where colours come again, a shape
+            n_before = sum(key[0] == r.engine for key in looks)  # reused colours: another shape
             shape = engine + len(engines) * (n_before // SERIES)
             looks[series(r)] = SeriesStyle(len(looks), shape, kind_of(r) == "tg")
     return looks
 
 
 def subtitle(results: Sequence[Result]) -> str:
-    """What was timed, and what is shown of it."""
+    """Return the models, the threads and the meaning of the markers."""
     models = list(dict.fromkeys(r.model for r in results))
     what = models[0] if len(models) == 1 else f"{len(models)} model files"
     threads = sorted({r.threads for r in results})
@@ -83,8 +83,8 @@ def subtitle(results: Sequence[Result]) -> str:
 
 
 def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) -> float:
-    """Each series' mark and name, in columns, and what full and hollow ones mean; gives where it
-    ends.
+    """Draw each series' marker and name in columns, and the meaning of filled and hollow ones;
+    return the bottom.
     """
     first = {series(r): r for r in reversed(results)}
     programs = len({r.engine for r in results}) > 1
@@ -107,12 +107,12 @@ def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) 
 
 
 def kind_of(r: Result) -> str:
-    """``pp`` or ``tg``."""
+    """Return ``pp`` or ``tg``."""
     return r.test.rstrip("0123456789")
 
 
 def tip(r: Result) -> str:
-    """What is shown when a mark is pointed at."""
+    """Return the tooltip of a marker."""
     group = f", {r.sequences} sequences" if r.sequences > 1 else ""
     return (
         f"{r.engine}, {r.model}, {r.test} at depth {r.depth}, {r.threads} threads{group}: "
@@ -124,9 +124,10 @@ def tip(r: Result) -> str:
 
 
 def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
-    """Operations a second over operations a byte, below what memory and arithmetic allow.
+    """Draw operations a second over operations a byte, with the limits of memory and arithmetic.
 
-    Another program is shown as doing treadle's work at its own speed: nothing else is known of it.
+    The other engine is drawn as if it did treadle's work at its own speed: nothing else is known of
+    it.
     """
     points = [(r, *place) for r in results if (place := intensity(r, results))]
     if not points:
@@ -155,13 +156,13 @@ def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
             text += f", {r.share_of_peak:.0%} of {r.peak}"
         canvas.mark(x(ops_per_byte), y(ops_s), looks[series(r)], text)
     for r, ops_per_byte, ops_s in points:
-        if r.bytes_s is not None:  # the other's point is above or below it
+        if r.bytes_s is not None:  # the other engine's point is above or below it
             canvas.label(x(ops_per_byte), y(ops_s), series_name(r, results, with_depth=True))
     return top + PLOT_HEIGHT + 44
 
 
 def draw_roofs(panel: Panel, text: str, bandwidth: float, roofs: dict[str, float]) -> None:
-    """The slope of what memory allows, and a level line for each kind of arithmetic."""
+    """Draw the memory bandwidth's slope, and a horizontal line for each kind of arithmetic."""
     canvas, x, y, top = panel.canvas, panel.x, panel.y, panel.top
     assert y is not None
     highest, foot = max(roofs.values()), max(x.low, y.low / bandwidth)
@@ -185,7 +186,7 @@ def draw_roofs(panel: Panel, text: str, bandwidth: float, roofs: dict[str, float
 
 
 def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | None:
-    """Operations a byte, and operations a second; None where nobody counted them."""
+    """Return operations a byte and operations a second; None if they were not counted."""
     ours = next((o for o in results if o.work == r.work and o.bytes_s and o.ops_s), None)
     if ours is None or not ours.bytes_s or not ours.ops_s:
         return None
@@ -196,7 +197,7 @@ def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | Non
 
 
 def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
-    """Tokens a second over the tokens in the cache before."""
+    """Draw tokens a second over the tokens already in the cache."""
     depths = sorted({r.depth for r in results})
     if len(depths) < 2:
         return None
@@ -228,7 +229,7 @@ def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 
 
 def depth_ticks(depths: Sequence[int], x: AxisScale) -> list[tuple[float, str]]:
-    """The depths that were timed, less those whose numbers would touch the one before."""
+    """Return the timed depths, without those whose labels would overlap the previous one."""
     ticks: list[tuple[float, str]] = []
     for depth in depths:
         text = f"{depth}"
@@ -238,7 +239,7 @@ def depth_ticks(depths: Sequence[int], x: AxisScale) -> list[tuple[float, str]]:
 
 
 def series_name(r: Result, results: Sequence[Result], with_depth: bool = False) -> str:
-    """The test, and whatever else is not the same in all results."""
+    """Return the test's name and everything else that varies among the results."""
     words = [r.test]
     if r.sequences > 1:
         words.append(f"× {r.sequences}")
@@ -255,7 +256,7 @@ def series_name(r: Result, results: Sequence[Result], with_depth: bool = False) 
 
 
 def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
-    """Tokens a second of each file, test by test."""
+    """Draw tokens a second of each file, test by test."""
     models = list(dict.fromkeys(r.model for r in results))
     if len(models) < 2:
         return None
@@ -286,7 +287,7 @@ def by_model(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 
 
 def test_name(r: Result, results: Sequence[Result]) -> str:
-    """A test, with what tells it from the others."""
+    """Return a test's name with what distinguishes it from the others."""
     one_model = [other for other in results if other.model == r.model]
     name = series_name(r, one_model, with_depth=True)
     return f"{name}: {'reads a prompt' if kind_of(r) == 'pp' else 'writes'}"
@@ -300,7 +301,7 @@ def row(
     left: float,
     at: float,
 ) -> None:
-    """One file in one test: a mark for each program, its speed beside it."""
+    """Draw one file in one test: a marker for each engine with its speed."""
     r = results[0]
     canvas.text(left - 12, at + 4, shorten_name(r), "ink", "end")
     canvas.line(x.start, at, x.end, at, "grid")
@@ -308,7 +309,7 @@ def row(
         look = looks[series(r)]
         canvas.line(x(r.tok_s_min), at, x(r.tok_s_max), at, f"whisker {look.css}")
         canvas.mark(x(r.tok_s), at, look, tip(r))
-    # The slowest's number goes to its left and the others' to their right, clear of the marks.
+    # The slowest engine's number is left of its marker, the others' right of theirs.
     slowest = min(results, key=lambda r: r.tok_s)
     for r in results:
         text = f"{r.tok_s:.0f}" if r.tok_s >= 100 else f"{r.tok_s:.1f}"
@@ -319,7 +320,7 @@ def row(
 
 
 def shorten_name(r: Result) -> str:
-    """A file's name without its ending, its middle left out where it is long."""
+    """Return a file's name without its suffix, with its middle omitted if it is long."""
     name = r.model.removesuffix(".gguf")
     half = NAME_CHARS // 2 - 1
     return name if len(name) <= NAME_CHARS else f"{name[:half]}…{name[-half:]}"

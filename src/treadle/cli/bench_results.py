@@ -1,4 +1,4 @@
-"""What ``treadle bench`` finds out: one result, and the table of all of them."""
+"""Results of ``treadle bench``: one result, and the table of all of them."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from treadle.machine.topology import busy
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the report; the speeds are of the median repetition, of all sequences together.
+    """One result: speeds are of the median repetition, of all sequences together.
 
-    Of another program nothing but its speed is known: the fields about work are None.
+    Only the speed of the other engine is known: the fields about work are None.
     """
 
     test: str  # pp512, tg128
-    depth: int  # tokens held before
+    depth: int  # tokens already in the cache
     threads: int
     sequences: int
     tok_s: float
     tok_s_min: float
     tok_s_max: float
-    bytes_s: float | None  # what the plan's steps read, by the second: weights, keys and values
+    bytes_s: float | None  # bytes of weights, keys and values that the plan's steps read, a second
     ops_s: float | None
-    share_of_peak: float | None  # the least time these steps could take, over that taken: median
+    share_of_peak: float | None  # least possible time of these steps over the time taken: median
     engine: str
     model: str  # the file's name
     format: str  # of most of its weights
-    # What share_of_peak is mostly a share of: "bandwidth" ("caches" where memory could not be
+    # The peak that bounds most of the time: "bandwidth" ("caches" if memory could not be
     # measured), "int8", "bf16", "f32".
     peak: str | None
     shares: dict[str, float] | None  # of each of these peaks that the steps use
-    peaks: dict[str, float]  # of this machine meanwhile, medians: bytes or operations a second
-    # Of what the threads asked for while timed, what they got; None if too short to tell.
+    peaks: dict[str, float]  # medians during the test: bytes or operations a second
+    # Share of the processor time that the threads wanted and got; None if the test was too short.
     processor_time_share: float | None = None
-    device: str | None = None  # its name; None: the processors
+    device: str | None = None  # its name; None: the CPU
 
     @property
     def spread(self) -> float:
-        """Half of what lies between the slowest and the quickest repetition, of the median."""
+        """Half the range from the slowest to the fastest repetition, relative to the median."""
         return (self.tok_s_max - self.tok_s_min) / 2 / self.tok_s
 
     @property
     def work(self) -> tuple[str, str, int, int, int]:
-        """What was timed: results that agree in it differ in the program alone."""
+        """The timed work: results that agree in it differ only in the engine."""
         return self.model, self.test, self.depth, self.threads, self.sequences
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """Print the results for people: their speeds, their shares, and what the shares are of.
+    """Print speeds, shares of peaks, and the peaks.
 
-    A table for each file, and in it no column for what is the same in all of its results.
+    Each file has a table; columns that would be the same in all rows are omitted.
     """
     for model in dict.fromkeys(r.model for r in results):
         of_model = [r for r in results if r.model == model]
@@ -67,22 +67,22 @@ def print_results(results: Sequence[Result]) -> None:
         say(note, indent="  ")
 
 
-# Told above a table where it is the same in all results: its column, and how it is told.
+# Facts printed above a table if they are the same in all results: column header, and format.
 FACTS = {
     "threads": ("threads ", "{} threads"),
     "depth": ("depth ", "at depth {}"),
     "sequences": ("seqs ", "{} sequences"),
 }
-USUAL = {"threads": None, "depth": 0, "sequences": 1}  # not worth telling
+USUAL = {"threads": None, "depth": 0, "sequences": 1}  # not worth printing
 
 
 def varying(results: Sequence[Result]) -> list[str]:
-    """Those of FACTS, and "engine", that are not the same in all results."""
+    """Return those of FACTS, and "engine", that vary among the results."""
     return [f for f in ("engine", *FACTS) if len({getattr(r, f) for r in results}) > 1]
 
 
 def say_facts(results: Sequence[Result]) -> None:
-    """The file, its format, and what all of its results have in common."""
+    """Print the file, its format, and the facts that all of its results share."""
     first, vary = results[0], varying(results)
     given = {f: getattr(first, f) for f in FACTS if f not in vary}
     facts = [FACTS[f][1].format(value) for f, value in given.items() if value != USUAL[f]]
@@ -93,7 +93,7 @@ def say_facts(results: Sequence[Result]) -> None:
 
 
 def print_speeds(results: Sequence[Result]) -> None:
-    """The table of one file's results."""
+    """Print the table of one file's results."""
     vary = varying(results)
     others = {r.work: r for r in results if r.bytes_s is None}
     headers = ["engine"] * ("engine" in vary) + ["test"]
@@ -114,7 +114,7 @@ def print_speeds(results: Sequence[Result]) -> None:
 
 
 def share_of(result: Result) -> str:
-    """Of its peak; what waits for memory also of one long stream: ``86% bandwidth, 95% stream``."""
+    """Format the share of the peak, such as ``86% bandwidth, 95% stream``."""
     text = f"{result.share_of_peak:.0%} {result.peak or ''}"
     if result.peak == BANDWIDTH and STREAM in (result.shares or {}):
         text += f", {(result.shares or {})[STREAM]:.0%} {STREAM}"
@@ -122,14 +122,14 @@ def share_of(result: Result) -> str:
 
 
 def warn_busy(results: Sequence[Result]) -> None:
-    """Say on standard error that the machine was busy, where it was."""
+    """Warn on standard error if the machine was busy."""
     shares = [share for r in results if (share := r.processor_time_share) is not None]
     if warning := busy(shares, ", so these speeds are too low; stop them and run again"):
         remark(warning)
 
 
 def peaks_of(results: Sequence[Result]) -> list[str]:
-    """Each peak's lowest and highest measurement: ``int8 2.0 to 2.1 Top/s``."""
+    """Return each peak's lowest and highest measurement: ``int8 2.0 to 2.1 Top/s``."""
     lines = []
     for name in dict.fromkeys(name for r in results for name in r.peaks):
         unit = "B/s" if name in (BANDWIDTH, STREAM, CACHES) else "op/s"

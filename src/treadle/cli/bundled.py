@@ -1,4 +1,4 @@
-"""What runs in a bundle: treadle's command line, with the file's own model put in."""
+"""Entry point of a bundle: treadle's command line with the bundled model filled in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treadle.files.bundled import BundleHeader, read_bundled
 
-# These take a MODEL first.
+# Commands whose first argument is a MODEL.
 OF_MODELS = {
     "run",
     "chat",
@@ -32,9 +32,9 @@ GENERAL = {"-h", "--help", "--version"}
 def arguments(
     typed: Sequence[str], own: str, bundled: BundleHeader, commands: Sequence[str], talks: bool
 ) -> list[str]:
-    """treadle's arguments for what was typed behind the name of the bundle ``own``.
+    """Return treadle's arguments for ``typed``, the arguments of the bundle ``own``.
 
-    ``talks``: somebody sits at a terminal.
+    ``talks``: standard input is a terminal.
     """
     first, rest = (typed[0], list(typed[1:])) if typed else ("", [])
     if first in GENERAL:
@@ -54,22 +54,22 @@ def arguments(
 
 
 def own_file() -> Path:
-    """The bundle that this process was started from."""
+    """Return the bundle that this process was started from."""
     return Path(os.path.realpath(os.environ.get("PEX") or sys.argv[0]))
 
 
 def remember(folder: str | None) -> None:
-    """Note where the program lies unpacked, so that the next start is quick (``front.py``)."""
+    """Record where the program is unpacked, so that the next start is quick (``front.py``)."""
     name = os.environ.get("TREADLE_BUNDLE")
     if folder and name and not os.path.exists(os.path.join(folder, name)):
-        with suppress(OSError):  # it is only slower then
+        with suppress(OSError):  # the next start is only slower
             part = Path(folder, f"{name}.{os.getpid()}")
             part.write_text(sys.executable + "\n")
             part.replace(Path(folder, name))
 
 
 def keep_kernels(folder: str | None) -> None:
-    """Compiled kernels lie beside the program where the usual place cannot be written to."""
+    """Cache compiled kernels next to the program if the usual folder is not writable."""
     from treadle.errors import CacheError
     from treadle.jit import cache
 
@@ -82,7 +82,7 @@ def keep_kernels(folder: str | None) -> None:
 
 
 def main() -> None:
-    """Run the command line, as a whole process."""
+    """Run the command line as a whole process."""
     from treadle.cli import run_process
     from treadle.cli.app import COMMANDS
 

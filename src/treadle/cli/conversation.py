@@ -1,7 +1,7 @@
-"""The conversation behind ``treadle chat``: messages, commands, statistics; no terminal, no model.
+"""State of ``treadle chat``: messages, commands, statistics; no terminal, no model.
 
-Lines go in through `Conversation.enter`; an `Outcome` says what to show and whether it is the
-model's turn. The model's answer comes back through `Conversation.answered`.
+Lines go in through `Conversation.enter`; an `Outcome` says what to print and whether the model
+answers next. The model's answer comes back through `Conversation.answered`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a line led to: a note for the person, and whether the model is to speak next.
+    """Result of a line: a note to print, and whether the model answers next.
 
-    ``failed``: the note says why the line could not be carried out.
+    ``failed``: the note explains why the line could not be executed.
     """
 
     note: str = ""
@@ -43,26 +43,26 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AnswerCost:
-    """What one answer cost."""
+    """Token counts and times of one answer."""
 
     timings: Timings
     n_context: int  # tokens in the context after it
     n_ctx: int  # tokens that the context can hold
 
     def __str__(self) -> str:
-        """Write it as the line below an answer."""
+        """Return the line printed below an answer."""
         context = f"context {self.n_context} of {self.n_ctx}"
         return f"{wrote([self])}; prompt {read([self])}; {context}"
 
     @property
     def n_read(self) -> int:
-        """Tokens of the prompt that the cache did not hold."""
+        """Prompt tokens that were not cached."""
         return self.timings.n_prompt - self.timings.n_cached
 
 
 def wrote(turns: Sequence[AnswerCost]) -> str:
-    """Tokens that were written, and the speed of all but the first of each turn, which comes out of
-    the prompt's run.
+    """Return the number of generated tokens and the decode speed. The speed excludes each turn's
+    first token, which comes from the prefill.
     """
     n = sum(turn.timings.n_generated for turn in turns)
     n_timed = sum(max(0, turn.timings.n_generated - 1) for turn in turns)
@@ -70,38 +70,38 @@ def wrote(turns: Sequence[AnswerCost]) -> str:
 
 
 def read(turns: Sequence[AnswerCost]) -> str:
-    """Tokens that were read, and how fast."""
+    """Return the number of prefilled tokens and their speed."""
     n = sum(turn.n_read for turn in turns)
     return rated(str(n), n, sum(turn.timings.prefill_s for turn in turns))
 
 
 def rated(text: str, n_timed: int, seconds: float) -> str:
-    """``text`` and tokens per second, where there was something to time."""
+    """Return ``text`` with tokens per second if anything was timed."""
     return f"{text}, {n_timed / seconds:.1f} tokens/s" if seconds > 0 and n_timed else text
 
 
 @dataclass
 class Conversation:
-    """Everything said so far, and what the slash commands do to it.
+    """All messages, and the slash commands that change them.
 
-    ``check`` is asked before settings change, and raises where the model cannot have them.
+    ``check`` is called before settings change, and raises for those that the model cannot have.
     """
 
     system: str = ""
     messages: list[Message] = field(default_factory=list)
-    prefill: str = ""  # what the next answer must begin with
+    prefill: str = ""  # the required beginning of the next answer
     settings: AnswerSettings = field(default_factory=AnswerSettings)
     check: Callable[[AnswerSettings], None] = lambda settings: None
-    n_dropped: int = 0  # messages that the model is no longer shown
+    n_dropped: int = 0  # oldest messages, no longer in the prompt
     turns: list[AnswerCost] = field(default_factory=list)
-    # Messages, and how many were dropped, as they were before what is to be answered.
+    # ``messages`` and ``n_dropped`` as they were before the current line.
     _before: tuple[list[Message], int] | None = None
-    _saved: Path | None = None  # the file that /save wrote last
+    _saved: Path | None = None  # the last file written by /save
 
-    # -- lines in ------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------
 
     def enter(self, line: str) -> Outcome:
-        """Take one entry: a message, or a command that starts with a slash ("//" is a slash)."""
+        """Handle one entry: a message, or a command that starts with a slash ("//" is a slash)."""
         if not line.strip():
             return Outcome()
         self._before = list(self.messages), self.n_dropped
@@ -112,7 +112,7 @@ class Conversation:
         return Outcome(ask=True)
 
     def command(self, name: str, argument: str) -> Outcome:
-        """Carry out ``/name argument``."""
+        """Execute ``/name argument``."""
         act = COMMANDS.get(name)
         if act is None:
             near = get_close_matches(name, COMMANDS)
@@ -120,7 +120,7 @@ class Conversation:
             return Outcome(f"unknown command /{name}; {hint}", failed=True)
         return act(self, argument)
 
-    # -- what the model is asked, and what it said ---------------------------------------------
+    # -- prompts and answers --------------------------------------------------------------------
 
     def request(self, n_dropped: int | None = None) -> list[Message]:
         """Return the messages for the model, without the first ``n_dropped``; a prefill comes last,
@@ -129,13 +129,13 @@ class Conversation:
         said = self.messages[self.n_dropped if n_dropped is None else n_dropped :]
         head = [{"role": "system", "content": self.system}] if self.system else []
         if said and said[0]["role"] == "assistant":  # after /swap
-            # Many templates refuse a conversation that the user does not open.
+            # Many templates refuse a conversation that does not begin with the user.
             head.append({"role": "user", "content": ""})
         tail = [{"role": "assistant", "content": self.prefill}] if self.prefill else []
         return head + said + tail
 
     def turn_ends(self) -> list[int]:
-        """How many messages can be dropped: those before each message of the user, but the
+        """Return the counts of messages that can be dropped: those before each user message but the
         first.
         """
         first = self.n_dropped + 1
@@ -149,7 +149,7 @@ class Conversation:
             self.turns.append(turn)
 
     def unanswered(self) -> None:
-        """Take back what could not be answered: a message, or what /retry and /swap changed."""
+        """Undo a line that could not be answered: a message, or the change by /retry or /swap."""
         if self._before is not None:
             (self.messages, self.n_dropped), self._before = self._before, None
 
@@ -168,7 +168,7 @@ class Conversation:
             return Outcome("nothing to undo")
         while self.messages and self.messages.pop()["role"] != "user":
             pass
-        if self.n_dropped >= len(self.messages):  # show it those again that are left
+        if self.n_dropped >= len(self.messages):  # use the remaining messages again
             self.n_dropped = 0
         return Outcome(f"undone; {self.count()}")
 
@@ -193,7 +193,7 @@ class Conversation:
             path = path_of(name)
             check_target(path, force=True)
             if path.exists() and path.absolute() != self._saved:
-                read_record(path)  # any other file would be lost
+                read_record(path)  # raises FileError rather than overwrite another kind of file
             write_record(path, self.system, self.messages)
         except OSError as error:
             return Outcome(f"cannot write {path}: {why(error)}", failed=True)
@@ -219,7 +219,7 @@ class Conversation:
     def swap(self, _: str) -> Outcome:
         """Swap roles: you continue as the assistant, the model as the user."""
         self.messages = [{**m, "role": OTHER_ROLE[m["role"]]} for m in self.messages]
-        # After an answer the last word is now "yours", and it is the model's turn to reply to it.
+        # The last answer is now the user's message, and the model replies to it.
         ask = bool(self.messages) and self.messages[-1]["role"] == "user"
         return Outcome("roles swapped", ask=ask)
 
@@ -277,7 +277,7 @@ class Conversation:
         return Outcome(leave=True)
 
     def count(self) -> str:
-        """Count the messages, in words."""
+        """Return the number of messages with its noun."""
         return counted(len(self.messages), "message")
 
 

@@ -1,4 +1,4 @@
-"""Options for the defaults of answers: chat template, its variables, reasoning, sampling, seed."""
+"""Options for defaults of answers: chat template, its variables, reasoning, sampling, seed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from treadle.cli.options import OF_SAMPLING, build_sampling, option, packed
 from treadle.cli.usage import as_usage
 from treadle.errors import TreadleError
 
-REASONING = ("auto", "on", "off")  # text.variables has them; a test compares
+REASONING = ("auto", "on", "off")  # the same as in template.variables; a test compares
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object. Raises click.BadParameter for anything else."""
+    """Parse a JSON object. Raises click.BadParameter for anything else."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -63,8 +63,8 @@ MAX_TOKENS = click.option(
 
 
 def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of ``treadle.load``, of what was given. What is wrong with them is wrong usage, and
-    is said before a model is loaded.
+    """Return settings of ``treadle.load`` for the given options. Invalid ones raise
+    click.UsageError before a model is loaded.
     """
     from treadle.api.defaults import read_defaults
 
@@ -80,7 +80,9 @@ def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:
-    """The same, with the text of a template in place of its file, which others may not have."""
+    """Return the defaults with a template's text instead of its file, which other machines may
+    lack.
+    """
     if "chat_template" not in defaults:
         return defaults
     from treadle.chat.template.override import choose_template
@@ -89,7 +91,7 @@ def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, "chat_template": chosen.builtin or chosen.source}
 
 
-# Decorators that add the options and hand their settings of ``load`` over as ``defaults``.
+# Decorators that add the options and pass the settings of ``load`` as ``defaults``.
 template_options = packed("defaults", _NAMES, _TEMPLATE, build_defaults)
 default_options = packed(
     "defaults",

@@ -1,4 +1,4 @@
-"""How an answer is made: the options that ``run`` and ``chat`` share."""
+"""Generation options that ``run`` and ``chat`` share."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 EXISTING = click.Path(exists=True, dir_okay=False, readable=False, path_type=Path)
 FILES = ("grammar", "json_schema")
-MAX_BYTES = 16 << 20  # of one: as much as a server takes in a call
+MAX_BYTES = 16 << 20  # of one file: as many as a server accepts in a body
 Options = TypeVar("Options", bound="GenerationOptions")
 
 
 @dataclass(frozen=True)
 class ConstraintFile:
-    """The text of a file, by the name of the setting of ``Model.generate`` that takes it."""
+    """A file's text, and the setting of ``Model.generate`` that takes it."""
 
     setting: str  # "grammar" or "json_schema"
     file: Path
@@ -43,23 +43,23 @@ class ConstraintFile:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How the next answer is made."""
+    """Settings of the next answer."""
 
     sampling: Sampling = field(default_factory=Sampling)
-    given: tuple[str, ...] = ()  # which of its fields were asked for; the others are the file's
-    usual: Sampling = field(default_factory=Sampling)  # what these are
+    given: tuple[str, ...] = ()  # fields set by options; the others are the model file's
+    usual: Sampling = field(default_factory=Sampling)  # the model file's sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     constraint: ConstraintFile | None = None
 
     def of(self: Options, model: Model) -> Options:
-        """The same with what the model's file recommends, where nothing was asked for."""
+        """Return a copy with the model file's recommended sampling where no option is given."""
         usual = model.sampling
         given = {name: getattr(self.sampling, name) for name in self.given}
         return replace(self, sampling=replace(usual, **given), usual=usual)
 
     def settings(self) -> dict[str, Any]:
-        """Those of ``Model.generate``."""
+        """Return the settings of ``Model.generate``."""
         rule = self.constraint
         return {
             "sampling": self.sampling,
@@ -71,7 +71,7 @@ class GenerationOptions:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Say in an error about a grammar or a schema which file it is in."""
+        """Prefix errors about a grammar or a schema with the name of its file."""
         try:
             yield
         except GrammarError as error:
@@ -80,7 +80,7 @@ class GenerationOptions:
 
 
 def read_constraint(files: Mapping[str, Path | None]) -> ConstraintFile | None:
-    """Read the one that was given; both are wrong usage. Raises OSError, FileError."""
+    """Read the given constraint file. Raises click.UsageError for two, OSError, FileError."""
     given = [(setting, file) for setting in FILES if (file := files.get(setting)) is not None]
     if len(given) > 1:
         raise click.UsageError("--grammar and --json-schema exclude each other")
@@ -90,7 +90,7 @@ def read_constraint(files: Mapping[str, Path | None]) -> ConstraintFile | None:
 
 
 def build_options(values: dict[str, Any]) -> GenerationOptions:
-    """What the options ask for."""
+    """Build the generation options from the command line's values."""
     constraint = read_constraint(values)
     asked = {each.name: values[each.name] for each in OF_SAMPLING}
     given = tuple(name for name, value in asked.items() if value not in (None, ()))
@@ -103,7 +103,7 @@ def build_options(values: dict[str, Any]) -> GenerationOptions:
     )
 
 
-# What an answer's end and form are set by; all else is OF_SAMPLING.
+# Options of an answer's end and format; all others are OF_SAMPLING.
 OF_ANSWERS = (
     AnswerOption(
         "max_tokens",
@@ -119,7 +119,7 @@ OF_ANSWERS = (
     AnswerOption("json_schema", "--json-schema", "Write JSON of this schema.", EXISTING),
 )
 _OPTIONS = (*OF_ANSWERS, *OF_SAMPLING)
-# A decorator that adds the options and hands them over as ``options``.
+# A decorator that adds the options and passes them as ``options``.
 generation_options = packed(
     "options", [each.name for each in _OPTIONS], [option(each) for each in _OPTIONS], build_options
 )

@@ -1,4 +1,4 @@
-"""From the MODEL that was typed to a loaded model: names, downloads, near misses, the bar."""
+"""From a MODEL argument to a loaded model: names, downloads, suggestions, progress."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from treadle.files.target import file_name
 if TYPE_CHECKING:
     from treadle.api.model import Model
 
-MAX_TEXT = 1 << 30  # bytes of a text that is read whole
-WORTH_ASKING = 1 << 28  # bytes of a model from which on memory may not hold it
+MAX_TEXT = 1 << 30  # most bytes of a text file
+WORTH_ASKING = 1 << 28  # bytes of a model from which free memory is checked
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
 
 
 def is_model(word: str) -> bool:
-    """Tell a MODEL from a PROMPT where only one of them was given."""
+    """Return whether ``word`` is a MODEL rather than a PROMPT, if only one of them was given."""
     if word.startswith("hf:") or os.path.isfile(word):
         return True
     if os.path.isdir(word):
@@ -39,8 +39,8 @@ def is_model(word: str) -> bool:
 
 
 def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = True) -> Path:
-    """Return the file or Hugging Face directory that MODEL means; what ``hf:`` names is downloaded,
-    ``to_run`` if it fits into free memory.
+    """Return the file or Hugging Face directory of MODEL. ``hf:`` names are downloaded, with
+    ``to_run`` only if the model fits into free memory.
 
     Raises FileError, with the nearest names in the folder, if there is no such file.
     """
@@ -64,8 +64,8 @@ def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = 
 
 
 def read_text(file: str, most: int | None = None) -> str:
-    """The text of FILE, which must be UTF-8; of standard input, where it is "-". Raises FileError
-    for more than ``most`` bytes, by default MAX_TEXT: ``/dev/zero`` has no end.
+    """Return the text of FILE, which must be UTF-8; "-" is standard input. Raises FileError for
+    more than ``most`` bytes, by default MAX_TEXT: ``/dev/zero`` has no end.
     """
     octets = read_bytes(file, most)
     try:
@@ -75,7 +75,7 @@ def read_text(file: str, most: int | None = None) -> str:
 
 
 def read_bytes(file: str, most: int | None = None) -> bytes:
-    """The same undecoded."""
+    """Return the bytes of FILE, with the limits of ``read_text``."""
     most = MAX_TEXT if most is None else most
     parts, left = [], most
     with nullcontext(sys.stdin.buffer) if file == "-" else open(file_name(file), "rb") as source:
@@ -89,7 +89,9 @@ def read_bytes(file: str, most: int | None = None) -> bytes:
 
 
 def read_lines() -> list[str]:
-    """The lines of standard input, without blank ones at its end. Raises FileError for others."""
+    """Return the lines of standard input, without blank ones at its end. Raises FileError for other
+    blank lines.
+    """
     lines = [line.removesuffix("\r") for line in read_text("-").split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()
@@ -101,12 +103,12 @@ def read_lines() -> list[str]:
 
 
 def counted(what: str) -> Callable[[int], str]:
-    """What the i-th of these, from 0 on, is called: "line 1"."""
+    """Return a function that names the i-th item, from 0 on: "line 1"."""
     return lambda i: f"{what} {i + 1}"
 
 
 def near_names(path: Path) -> str:
-    """Suggest the files whose names are most like ``path``'s, else the models beside it."""
+    """Return a suggestion: the files with the most similar names, else the models in the folder."""
     from difflib import get_close_matches
 
     folder = path.parent
@@ -114,8 +116,8 @@ def near_names(path: Path) -> str:
         if HUB_NAME.fullmatch(str(path)) and not os.path.lexists(folder):
             return f" (nor the folder {folder}); is it on the hub? Then it is hf:{path}"
         return f" (nor the folder {folder})"
-    # Letters' case is the commonest slip in a file name, so it does not count against a match;
-    # nor does the ending, which all have, count for one.
+    # Wrong case is the most common error in a file name, so case is ignored; so is the suffix,
+    # which all have.
     try:
         entries = [entry for entry in folder.iterdir() if entry.is_file()]
     except OSError:  # a folder that may not be read
@@ -128,7 +130,7 @@ def near_names(path: Path) -> str:
 
 
 def listing(folder: Path) -> str:
-    """Name a few of the models in ``folder``, if it has any."""
+    """Return a few of the models in ``folder``, or ""."""
     models = sorted(folder.glob("*.gguf"))
     return "; there are " + listed([*map(str, models)], 5) if models else ""
 
@@ -141,11 +143,11 @@ def load_model(
     room: int = 0,
     **settings: Any,
 ) -> Model:
-    """Load the MODEL that was typed, or without one the model inside the package.
+    """Load the given MODEL, or without one the model inside the package.
 
-    ``settings`` are those of `treadle.load`; those that are None are left to it. ``context`` is
-    what a person asked for, who is warned of one that the model was not trained for; ``room`` what
-    a measurement needs, whose text nobody reads.
+    ``settings`` are those of `treadle.load`; None means its default. ``context`` is the user's
+    choice, with a warning if it exceeds the trained context; ``room`` is a measurement's need,
+    without a warning.
     """
     path = None if ref is None else find_model(ref, progress)
     settings["context"] = context or room or None
@@ -178,7 +180,7 @@ def load_model(
 
 @contextmanager
 def _warnings_said(progress: ProgressBar) -> Iterator[None]:
-    """Warnings of the library as a line each, without the place in its sources."""
+    """Print warnings of the library, one a line, without their source location."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield
@@ -188,12 +190,12 @@ def _warnings_said(progress: ProgressBar) -> Iterator[None]:
 
 
 def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBar) -> None:
-    """Say which variables the chat template does not read: a slip, silent otherwise."""
+    """Warn about variables that the chat template does not use, probably misspelt."""
     from treadle.chat.template.variables import unread
 
     try:
         names = unread(model.template, variables)
-    except TreadleError:  # its rendering will say it
+    except TreadleError:  # rendering will report it
         return
     if names:
         progress.close()
@@ -202,8 +204,8 @@ def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBa
 
 
 def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> None:
-    """Say that ``--reasoning`` changes nothing: the chat template has no variable for it, and, to
-    switch it off, no marks of reasoning either.
+    """Warn that ``--reasoning`` has no effect: the chat template has no variable for it and, for
+    "off", no reasoning marks either.
     """
     from treadle.chat.template.variables import switched
     from treadle.chat.tools import manner_of
@@ -216,7 +218,7 @@ def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> N
 
 
 def _positions(path: Path) -> int:
-    """How many positions a model has learned; 0: it has none to learn."""
+    """Return the number of learned position embeddings; 0 if the model has none."""
     from treadle.convert.open import open_model
     from treadle.models.load import load_config
 
@@ -225,13 +227,13 @@ def _positions(path: Path) -> int:
 
 
 def device_name(model: Model) -> str | None:
-    """What the model runs on; None: the processors."""
+    """Return the name of the model's device; None for the CPU."""
     name: str | None = getattr(model.engine.device, "name", None)
     return name
 
 
 def from_disk(model: Model) -> str:
-    """What it costs that memory does not hold the model; empty where it does."""
+    """Return a warning if the model does not fit into memory, else ""."""
     from treadle.devices.cpu.residence import shortage
 
     short = shortage(model.gguf.paths)

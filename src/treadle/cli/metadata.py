@@ -1,4 +1,4 @@
-"""A file's metadata for people and for JSON."""
+"""Formatting of a file's metadata for people and for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 8  # elements of an array
 
 
 def described(value: object) -> object:
-    """Make a metadata value fit for JSON: of an array, its type, its length and its beginning."""
+    """Convert a metadata value for JSON; an array to its type, length and first elements."""
     from treadle.files.gguf import GGUFArray
 
     if isinstance(value, GGUFArray):
@@ -25,7 +25,7 @@ def described(value: object) -> object:
 
 
 def written(value: object) -> str:
-    """Write a metadata value on one line."""
+    """Format a metadata value on one line."""
     if isinstance(value, Mapping):
         first = ", ".join(shorten(json.dumps(v, ensure_ascii=False), 24) for v in value["first"])
         dots = ", …" if value["length"] > len(value["first"]) else ""
@@ -36,7 +36,9 @@ def written(value: object) -> str:
 
 
 def shortest(value: float) -> str:
-    """A number in the fewest digits: most files hold f32, of which Python shows an f64's digits."""
+    """Format a number with the fewest digits: most files hold f32, which Python shows with f64's
+    digits.
+    """
     import numpy as np
 
     with np.errstate(over="ignore"):  # a number beyond f32

@@ -1,4 +1,4 @@
-"""Options that several commands share: how a model is loaded, how the next token is chosen."""
+"""Options that several commands share: how a model is loaded, how the next token is sampled."""
 
 from __future__ import annotations
 
@@ -20,27 +20,31 @@ SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "fal
 
 
 class SamplingOption(click.Option):
-    """One knob of the sampler chain: listed under a heading of its own."""
+    """A sampling option: listed under its own heading in the help."""
 
 
 class Picture(click.Path):
-    """The name of a file to draw, which is not empty: ``Path("")`` is the current folder."""
+    """Parameter type of an image file to write; its name is not empty (``Path("")`` is the current
+    folder).
+    """
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A path."""
+        """Return the path."""
         if not str(value):
             self.fail("an empty name", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class Number(click.FloatRange):
-    """A number that is one: nan passes click's ranges, because no comparison with it is true."""
+    """Parameter type of a number that is not nan: nan passes click's ranges, because every
+    comparison with it is false.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A float; infinity where the range is open, as a bound that bounds nothing."""
+        """Return a float; infinity is allowed only for open ranges, where it means no limit."""
         number = super().convert(value, param, ctx)
         if math.isnan(number) or (math.isinf(number) and not self.min_open):
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -48,7 +52,7 @@ class Number(click.FloatRange):
 
 
 class ModelCommand(click.Command):
-    """A command with sampling options: its help lists them after the others."""
+    """A command with sampling options, which its help lists after the others."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under two headings."""
@@ -66,7 +70,7 @@ class ModelCommand(click.Command):
 
 
 def bias(text: str) -> tuple[int, float]:
-    """``ID+BIAS`` or ``ID-BIAS``, as llama.cpp writes it; ``ID-inf`` forbids the token."""
+    """Parse ``ID+BIAS`` or ``ID-BIAS``, as llama.cpp has it; ``ID-inf`` forbids the token."""
     at = min((i for i in (text.find("+"), text.find("-")) if i > 0), default=0)
     try:
         return int(text[:at]), float(text[at:])
@@ -76,33 +80,33 @@ def bias(text: str) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class AnswerOption:
-    """How one setting of an answer is typed: as an option, and behind ``/set`` in a chat."""
+    """One setting of an answer: as a command-line option, and for ``/set`` in a chat."""
 
     name: str
     flags: str
     help: str
-    reader: Any = None  # click's type of one value, where the default's is not enough
+    reader: Any = None  # click type of one value, if the default's type is not enough
     multiple: bool = False
     metavar: str | None = None
-    otherwise: Any = None  # the default of what is no field of `Sampling`
+    otherwise: Any = None  # the default of settings that are not fields of `Sampling`
 
     @property
     def default(self) -> Any:
-        """The field's, where it is one."""
+        """The default of the `Sampling` field, else ``otherwise``."""
         return getattr(DEFAULT, self.name, self.otherwise)
 
     @property
     def kind(self) -> Any:
-        """click's type of one value."""
+        """The click type of one value."""
         return self.reader or type(self.default)
 
     @property
     def names(self) -> list[str]:
-        """What it answers to in a chat."""
+        """Names that it has in a chat."""
         return [self.name, *map(plain, self.flags.split())]
 
     def parse(self, text: str) -> Any:
-        """The value that was typed in a chat. Raises click.UsageError, ValueError."""
+        """Parse a value typed in a chat. Raises click.UsageError, ValueError."""
         if self.is_default(text):
             return self.default
         if self.kind is bool:
@@ -111,18 +115,18 @@ class AnswerOption:
             return SWITCH[text.lower()]
         kind = click.types.convert_type(self.kind)
         if self.multiple:
-            import shlex  # a chat's alone
+            import shlex  # only in a chat
 
             words = (word.replace("\\n", "\n").replace("\\t", "\t") for word in shlex.split(text))
             return tuple(kind.convert(word, None, None) for word in words)
         return kind.convert(text, None, None)
 
     def is_default(self, text: str) -> bool:
-        """Whether what was typed stands for the default: "none" does where nothing is that."""
+        """Return whether the text means the default; "none" does if the default is empty."""
         return text.lower() == "default" or (text.lower() == "none" and not self.default)
 
     def written(self, value: Any) -> str:
-        """A value as it may be typed."""
+        """Format a value as it may be typed."""
         if value is None or value in ((), {}):
             return "none"
         if isinstance(value, bool):
@@ -137,7 +141,7 @@ class AnswerOption:
 
 
 def quoted(text: str) -> str:
-    """One of several texts."""
+    """Quote one of several strings."""
     if not text.isprintable() or text in ("none", "default"):
         return repr(text)
     import shlex
@@ -146,7 +150,7 @@ def quoted(text: str) -> str:
 
 
 def plain(name: str) -> str:
-    """A name that may be written as an option."""
+    """Convert an option's spelling to a setting's name."""
     return name.lstrip("-").lower().replace("-", "_")
 
 
@@ -225,7 +229,7 @@ OF_SAMPLING = (
 
 
 def token_limit(text: Any) -> int | None:
-    """A number of tokens, 1 or more; -1 for as many as the text has, which is None."""
+    """Parse a token limit, 1 or more; -1 means no limit, which is None."""
     limit = int(click.INT.convert(text, None, None))
     if limit < 1 and limit != -1:
         raise click.BadParameter(f"{limit} tokens: expected 1 or more, or -1 for no limit")
@@ -233,7 +237,7 @@ def token_limit(text: Any) -> int | None:
 
 
 def option(setting: AnswerOption) -> Callable[[Function], Function]:
-    """Make the click option for one of them; not given, it leaves the default alone."""
+    """Make the click option of a setting; without a value it leaves the default."""
     given: dict[str, Any] = {"type": setting.kind, "multiple": setting.multiple}
     shown = ""
     if setting.kind is bool:
@@ -253,8 +257,8 @@ def packed(
     options: Sequence[Callable[[Function], Function]],
     build: Callable[[dict[str, Any]], Any] = dict,
 ) -> Callable[[Function], Function]:
-    """Make a decorator that adds ``options`` and hands over as ``name`` what ``build`` makes of a
-    dict of their values.
+    """Return a decorator that adds ``options`` and passes, as ``name``, ``build`` of a dict of
+    their values.
     """
 
     def decorate(function: Function) -> Function:
@@ -272,13 +276,13 @@ def packed(
 
 
 def _mib(context: click.Context, option: click.Parameter, n: int | None) -> int | None:
-    """An option's number of MiB, in bytes."""
+    """Convert an option's MiB to bytes."""
     return n and n << 20
 
 
 def adapter(text: str) -> tuple[str, float]:
-    """``FILE=SCALE``, or FILE alone for a scale of 1. A name may have a ``=`` in it. Raises
-    click.BadParameter for a scale that is out of range.
+    """Parse ``FILE=SCALE``, or FILE alone for a scale of 1. A file name may contain ``=``. Raises
+    click.BadParameter for a scale out of range.
     """
     path, _, word = text.rpartition("=")
     try:
@@ -306,7 +310,7 @@ LORA = click.option(
 
 
 def device(name: str) -> str:
-    """A device's name. Raises click.BadParameter for what is none."""
+    """Check a device's name. Raises click.BadParameter for an unknown one."""
     from treadle.devices.registry import check_name
 
     try:
@@ -316,7 +320,7 @@ def device(name: str) -> str:
     return name
 
 
-KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # kernels.kv has them; a test compares
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # the same as in kernels.kv; a test compares
 KV = click.option(
     "--kv",
     metavar="TYPE",
@@ -390,7 +394,7 @@ OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")
 
 
 def _writing(values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` as they are. Raises click.UsageError for one that another leaves without use."""
+    """Return ``values``. Raises click.UsageError for options that contradict or need each other."""
     if values["cache_bytes"] is not None and values["cache_dir"] is None:
         raise click.UsageError("--cache-mib: bounds the files of --cache-dir, which is missing")
     if values["draft"] is not None and values["speculate"] is False:
@@ -402,7 +406,7 @@ writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE, DRAF
 
 
 def build_sampling(values: dict[str, Any]) -> Sampling:
-    """Make the `Sampling` that the options ask for; a value out of range is wrong usage."""
+    """Build the `Sampling` of the options. Raises click.UsageError for a value out of range."""
     given = {name: value for name, value in values.items() if value not in (None, ())}
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])

@@ -1,12 +1,12 @@
-"""Where a forward pass's time goes: each step's, each kind's, and whether they add up.
+"""Profile of a forward pass: time of each step and each kind of step, and whether they add up.
 
-A step's time runs from the end of the step before it to the end of its own last item, stamped by
-the thread that finished that item. So waiting for the slowest thread belongs to the step waited
-for, the hand-over to the step that begins, and nothing between the first step's start and the last
-one's end is left out.
+A step's time runs from the end of the previous step to the end of its own last item, stamped by the
+thread that finished that item. So waiting for the slowest thread counts for the step waited for,
+the hand-over for the step that begins, and no time between the first step's start and the last
+one's end is omitted.
 
-The whole is measured apart, as anybody sees it who runs the model: without stamps, and with what
-Python does around the compiled loop (laying out the batch, waking the threads, copying logits).
+The whole pass is measured separately, as a caller sees it: without stamps, and with Python's work
+around the compiled loop (laying out the batch, waking the threads, copying logits).
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from treadle.cli.speed import PassCost, Peaks, part_of
 from treadle.cli.ui.progress import ProgressBar
 from treadle.models.graphs import main_output
 
-RUNS = 7  # of each sort, behind one to warm up
+RUNS = 7  # of each kind, after one to warm up
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of each step, by label, and of a whole run."""
+    """Seconds of each step, by label, and of a whole pass."""
 
     seconds: Mapping[str, float]
     whole_s: float
 
     @property
     def sum_s(self) -> float:
-        """What all steps took."""
+        """Seconds of all steps."""
         return fsum(self.seconds.values())
 
     @property
     def ratio(self) -> float:
-        """The steps' sum over the whole."""
+        """The sum of the steps over the whole."""
         return self.sum_s / self.whole_s
 
 
 def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> Profile:
-    """Time the steps of ``n_tokens`` behind ``depth`` others, and the whole, in turns."""
+    """Time the steps of ``n_tokens`` at ``depth`` cached tokens, and the whole, alternately."""
     from treadle.api.model import BatchItem  # type: ignore[attr-defined]
 
     session = model.session()
@@ -74,10 +74,10 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
 
 
 def summary_of(stamped: Sequence[Mapping[str, float]], wholes: Sequence[float]) -> Profile:
-    """The mean of the quicker half of the runs of either sort.
+    """Return the mean of the faster half of the runs of each kind.
 
-    A mean, and of whole runs, because means add up where medians of steps do not; the quicker half,
-    because other programs can only ever add time.
+    Means of whole runs add up, unlike medians of steps; the faster half, because other programs can
+    only add time.
     """
     n = (len(stamped) + 1) // 2
     quick = sorted(stamped, key=lambda run: fsum(run.values()))[:n]
@@ -88,7 +88,7 @@ def summary_of(stamped: Sequence[Mapping[str, float]], wholes: Sequence[float]) 
 def facts_of(
     steps: Sequence[Any], parts: Sequence[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
-    """The work of some steps, and its speed if it was run, as JSON has it."""
+    """Return the work of some steps, and its speed if they were run, as JSON."""
     work = PassCost.of(steps, [(parts, 1)], peaks)
     facts: dict[str, Any] = {"n_bytes": work.n_bytes, "n_flops": work.ops}
     if profile is None:
@@ -107,7 +107,7 @@ def facts_of(
 def kinds_of(
     steps: Sequence[Any], profile: Profile, parts: Sequence[tuple[int, int]], peaks: Peaks
 ) -> list[dict[str, Any]]:
-    """Sum the steps up by what they do, the kind that took longest first."""
+    """Sum up the steps by kind; the kind that took longest comes first."""
     groups: dict[str, list[Any]] = {}
     for step in steps:
         groups.setdefault(part_of(step.kernel), []).append(step)

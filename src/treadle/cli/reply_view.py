@@ -1,6 +1,7 @@
-"""One answer as ``treadle chat`` takes it: reasoning is folded to a line, the rest is shown.
+"""Display of one answer in ``treadle chat``: reasoning is folded to a line, the rest is shown.
 
-The line is for a terminal: it counts while the model thinks. Standard output has the answer alone.
+The line is for a terminal: it counts tokens while the model reasons. Standard output has only the
+answer.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ if TYPE_CHECKING:
     from treadle.chat.tools import AnswerMarks
 
 DIM, RESET, AGAIN = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
-TAIL = 16  # tokens of a prompt that tell whether it ends with the mark of reasoning
+TAIL = 16  # last prompt tokens, in which an opening reasoning mark is looked for
 
 
 def speech_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
-    """What may be found in an answer. One that is ``bound`` to a grammar has no reasoning."""
+    """Return the reasoning marks to look for. An answer ``bound`` to a grammar has none."""
     from treadle.chat.tools import AnswerMarks, find_thought
 
-    if hasattr(reply, "reasoning"):  # a Reply's pieces are content alone
+    if hasattr(reply, "reasoning"):  # pieces of a Reply are already content only
         return AnswerMarks()
     thought = None if bound else find_thought(model.template)
     if thought is None:
         return AnswerMarks()
     mark = thought.close.strip()
     if model.detokenize(model.tokenize(mark, bos=False)).strip() != mark:
-        return AnswerMarks()  # a control token, which no text has: its end could not be found
+        return AnswerMarks()  # the mark is a control token, which output text lacks
     end = model.detokenize(reply.prompt_ids[-TAIL:], special=True)
     return AnswerMarks(thought=thought, opened=end.rstrip().endswith(thought.open.rstrip()))
 
 
 class ReplyView:
-    """Takes an answer's pieces as they come; ``content`` is what was said aloud.
+    """Shows an answer piece by piece; ``content`` is the answer without reasoning.
 
-    ``whole``: reasoning is shown, dim on a terminal, and on standard error where standard output is
-    none. Otherwise standard error has its number of tokens, on a terminal while they come.
+    ``whole``: reasoning is shown, dim on a terminal, and on standard error if standard output is
+    not a terminal. Otherwise standard error shows its token count, updated live on a terminal.
     """
 
     def __init__(self, screen: Screen, speech: AnswerMarks, *, whole: bool) -> None:
@@ -54,7 +55,7 @@ class ReplyView:
         self._thinking = False
 
     def take(self, piece: str, n_tokens: int, *, last: bool = False) -> None:
-        """A piece, with which the answer has ``n_tokens``."""
+        """Show a piece; ``n_tokens``: the answer's tokens so far."""
         for part in self._scanner.feed(piece, last=last):
             if part.kind == "reasoning":
                 self._think(part.text, n_tokens)
@@ -64,7 +65,7 @@ class ReplyView:
                 self._screen.show(part.text)
 
     def end(self) -> None:
-        """No more reasoning comes: fold it. Idempotent."""
+        """End the reasoning and fold it. Idempotent."""
         if not self._thinking:
             return
         self._thinking = False

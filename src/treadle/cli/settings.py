@@ -1,4 +1,4 @@
-"""What ``/set`` shows and changes while a chat lasts: sampling, and how answers end and look."""
+"""Settings that ``/set`` shows and changes in a chat: sampling, end and display of answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHEN_FULL = ("refuse", "drop")
 
 @dataclass(frozen=True)
 class AnswerSettings(GenerationOptions):
-    """How the next answer is made and shown; one that differs is made by ``changed``."""
+    """Settings of the next answer and its display; ``changed`` makes modified copies."""
 
     when_full: str = WHEN_FULL[0]
     markdown: bool = False
@@ -32,25 +32,25 @@ class AnswerSettings(GenerationOptions):
     show_reasoning: bool = False
 
     def of_chat(self) -> dict[str, Any]:
-        """Those of ``Model.chat`` beside ``generate``'s."""
+        """Return the settings of ``Model.chat`` that ``generate`` lacks."""
         return {} if self.reasoning == REASONING[0] else {"reasoning": self.reasoning}
 
     def value(self, name: str) -> Any:
-        """What is set; of a grammar or a schema its file."""
+        """Return a setting's value; for a grammar or a schema its file."""
         if name in FILES:
             mine = self.constraint is not None and self.constraint.setting == name
             return self.constraint.file if self.constraint and mine else None
         return getattr(self if name in OWN else self.sampling, name)
 
     def default(self, setting: AnswerOption) -> Any:
-        """What it is where nothing was asked for: of sampling what the model's file says."""
+        """Return a setting's default; for sampling the model file's."""
         return getattr(self.usual, setting.name, setting.otherwise)
 
     def changed(self, name: str, text: str) -> AnswerSettings:
-        """With another value, as it was typed.
+        """Return a copy with another value, given as typed text.
 
-        Raises SamplingError for a name that is none and a value out of range, click.UsageError and
-        ValueError for one that cannot be read, OSError and FileError for a file.
+        Raises SamplingError for an unknown name and a value out of range, click.UsageError and
+        ValueError for one that cannot be parsed, OSError and FileError for a file.
         """
         setting = find(name)
         value = self.default(setting) if text.lower() == "default" else setting.parse(text)
@@ -65,7 +65,7 @@ class AnswerSettings(GenerationOptions):
         )
 
     def line(self, setting: AnswerOption) -> str:
-        """Name and value; what differs from the default is marked, and says that."""
+        """Format name and value; a changed value is marked, and shown with its default."""
         value = self.value(setting.name)
         shown = f"{setting.name:<22}{setting.written(value)}"
         if value == (default := self.default(setting)):
@@ -73,12 +73,12 @@ class AnswerSettings(GenerationOptions):
         return f"* {shown}  (default {setting.written(default)})"
 
     def table(self) -> str:
-        """All of them."""
+        """Format all settings."""
         return "\n".join(map(self.line, SETTINGS.values()))
 
 
 def find(name: str) -> AnswerOption:
-    """The setting that a name or an option stands for. Raises SamplingError."""
+    """Return the setting of a name or an option. Raises SamplingError."""
     known = {each: s for s in SETTINGS.values() for each in s.names}
     if plain(name) in known:
         return known[plain(name)]

@@ -1,4 +1,4 @@
-"""Speeds, and what share they are of this machine's own measured peaks."""
+"""Speeds as shares of this machine's measured peaks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
 
 BANDWIDTH = "bandwidth"
-STREAM = "stream"  # reading in one long stream a thread: what a model read in order can come to
-CACHES = "caches"  # in place of BANDWIDTH where too little memory may be had to read beyond them
-# A kernel's name has the kind of numbers it multiplies: which peak that is, as people call it.
+STREAM = "stream"  # one long sequential read per thread: the limit for weights read in order
+CACHES = "caches"  # replaces BANDWIDTH if too little memory is available to read beyond the caches
+# From the number type in a kernel's name to the name of its peak.
 ARITHMETIC = {"q8": "int8", "q16": "int16", "bf16": "bf16", "f32": "f32"}
 NAMES = {
     "bytes_s": BANDWIDTH,
@@ -21,22 +21,22 @@ NAMES = {
     "cache_bytes_s": CACHES,
     **ARITHMETIC,
 }  # of measured peaks
-MATRIX = "matrix"  # how names of kernels on matrix registers end, which multiply bf16
-SEVERAL = {"bf16x2": 3, "bf16x3": 6}  # and if a value is several of them, products made for one
-PLAIN = "f32"  # what kernels whose name has none multiply
-# Kernels that do one thing between them, as a profile sums them up.
+MATRIX = "matrix"  # suffix of kernels that use matrix registers, which multiply bf16
+SEVERAL = {"bf16x2": 3, "bf16x3": 6}  # hardware products per product of split values
+PLAIN = "f32"  # the number type of kernels without one in their name
+# Kernels that a profile sums up under one name.
 PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}
-OF_BLOCKS = "simt", "tile"  # before that, where a kernel is for blocks of threads
+OF_BLOCKS = "simt", "tile"  # prefixes of the names of GPU kernels
 
 Peaks = Mapping[
     str, float
 ]  # bytes a second of BANDWIDTH or CACHES, operations a second of the others
-Parts = Sequence[tuple[int, int]]  # of one run: tokens held before, and tokens, of each sequence
+Parts = Sequence[tuple[int, int]]  # of one run: cached tokens and new tokens of each sequence
 
 
 def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | None) -> Peaks:
-    """Measure what this machine reaches at best, now, with the threads and instructions in use; of
-    a device with memory of its own, what that says of itself.
+    """Measure this machine's peaks now, with the threads and instructions in use; for a device with
+    its own memory, return the device's own figures.
     """
     device: Any = model.engine.device
     if hasattr(device, "peak_rates"):
@@ -48,12 +48,14 @@ def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | Non
 
 
 def reading(peaks: Iterable[str]) -> str:
-    """The name of the peak of reading among ``peaks``: BANDWIDTH, or CACHES."""
+    """Return the name of the read peak in ``peaks``: BANDWIDTH or CACHES."""
     return CACHES if CACHES in peaks else BANDWIDTH
 
 
 def alike(measured: Sequence[Peaks]) -> list[Peaks]:
-    """Peaks of several moments under the same names: if one read from caches, none is trusted."""
+    """Return peaks measured at several times under the same names: if one read from caches, all
+    count as CACHES.
+    """
     if not any(CACHES in peaks for peaks in measured):
         return list(measured)
     return [
@@ -63,7 +65,7 @@ def alike(measured: Sequence[Peaks]) -> list[Peaks]:
 
 
 def explain_caches(peaks: Iterable[str]) -> str | None:
-    """What to know of a peak of CACHES, if that is among ``peaks``."""
+    """Return an explanation of CACHES if it is among ``peaks``."""
     if CACHES not in peaks:
         return None
     from treadle.machine.memory import usable_memory
@@ -78,17 +80,17 @@ def explain_caches(peaks: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class PassCost:
-    """What forward passes cost, however fast: bytes read, operations, and the least time."""
+    """Cost of forward passes, independent of speed: bytes read, operations, least time."""
 
     n_bytes: int
     n_ops: Mapping[str, int]  # by the peak that bounds them
-    made: Mapping[str, int]  # the same, as many as the kernels make for them
-    least_s: Mapping[str, float]  # of the steps that each peak bounds; empty without peaks
+    made: Mapping[str, int]  # the same in hardware products
+    least_s: Mapping[str, float]  # by the peak that bounds each step; empty without peaks
     peaks: Peaks
 
     @classmethod
     def of(cls, steps: Iterable[Any], runs: Iterable[tuple[Parts, int]], peaks: Peaks) -> PassCost:
-        """Add up ``steps`` over ``runs``, each of some parts and a number of rows of logits."""
+        """Add up ``steps`` over ``runs``: each has parts and a number of logits rows."""
         steps, total_bytes, read = list(steps), 0, reading(peaks)
         total_ops: dict[str, int] = {}
         made: dict[str, int] = {}
@@ -116,18 +118,18 @@ class PassCost:
 
     @property
     def bound(self) -> str | None:
-        """The peak that most of the least time waits for; None where nothing is counted."""
+        """The peak that bounds most of the least time; None if nothing is counted."""
         if not any(self.least_s.values()):
             return None
         return max(self.least_s, key=lambda name: self.least_s[name])
 
     def share_of_peak(self, seconds: float) -> float:
-        """The least time that the steps could take here, over the time they took."""
+        """Return the least time that the steps could take here over the time they took."""
         return sum(self.least_s.values()) / seconds
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """The share of each peak in use: bytes of the bandwidth and of the stream, operations of
-        their kind's.
+        """Return the share of each peak in use: bytes of the bandwidth and of the stream,
+        operations of their kind's peak.
         """
         used = {reading(self.peaks): self.n_bytes, **self.made}
         used |= {STREAM: self.n_bytes} if STREAM in self.peaks else {}
@@ -136,10 +138,11 @@ class PassCost:
 
 
 def kind_of(kernel: str, peaks: Peaks) -> str:
-    """The arithmetic peak that bounds ``kernel``: of the numbers it multiplies, where there is one.
+    """Return the arithmetic peak of ``kernel``: that of the number type that it multiplies, if
+    measured.
 
-    Only products are told by their names, and what works on matrix registers; what else has a type
-    in its name works in f32.
+    Only names of matrix products and of kernels on matrix registers tell the type; all other
+    kernels compute in f32.
     """
     words = kernel.split("_")
     if words[-1] == MATRIX and ARITHMETIC["bf16"] in peaks:
@@ -150,11 +153,11 @@ def kind_of(kernel: str, peaks: Peaks) -> str:
 
 
 def products_of(kernel: str) -> int:
-    """How many products ``kernel`` makes for one, by the type in its name."""
+    """Return how many hardware products ``kernel`` makes for one, by the type in its name."""
     return next((SEVERAL[word] for word in kernel.split("_") if word in SEVERAL), 1)
 
 
 def part_of(kernel: str) -> str:
-    """What ``kernel`` does, as a profile sums it up: matmul, attention, norm, rope, pack, ..."""
+    """Return the operation of ``kernel`` for a profile: matmul, attention, norm, rope, pack, ..."""
     op = next(word for word in kernel.split("_") if word not in OF_BLOCKS)
     return PARTS.get(op, op)

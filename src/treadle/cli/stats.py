@@ -1,4 +1,4 @@
-"""What a run just did, in a few lines: kernels, speeds, context, memory."""
+"""Summary of a run in a few lines: kernels, speeds, context, memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def report(model: Model, turn: AnswerCost) -> str:
-    """All of it, a line a subject, in less than 80 columns."""
+    """Format the summary, a line a subject, in less than 80 columns."""
     lines = {
         "device": printable(device_name(model) or ""),
         "cpu": cpu(model),
@@ -29,14 +29,14 @@ def report(model: Model, turn: AnswerCost) -> str:
 
 
 def prompt(turn: AnswerCost) -> str:
-    """What of it was read, how fast, and what was not read, for the cache had it."""
+    """Format prefilled tokens, their speed, and tokens reused from the cache."""
     n, n_cached = turn.n_read, turn.timings.n_cached
     text = rated(counted(n, "token"), n, turn.timings.prefill_s)
     return f"{text}, {n_cached} reused from the cache" if n_cached else text
 
 
 def cpu(model: Model) -> str:
-    """The processor and how much of it was used."""
+    """Format the processor's name and the threads in use."""
     from treadle.machine.topology import cpu_name
 
     threads = counted(model.n_threads, "thread")
@@ -45,7 +45,7 @@ def cpu(model: Model) -> str:
 
 
 def kernels(model: Model) -> str:
-    """How many were compiled, for which instruction set, and how many the cache had."""
+    """Format how many kernels were compiled and cached, and for which instruction set."""
     tally = model.engine.kernels
     made = [f"{tally.n_compiled} compiled"] if tally.n_compiled else []
     made += [f"{tally.n_cached} from the cache"] if tally.n_cached else []
@@ -53,12 +53,12 @@ def kernels(model: Model) -> str:
 
 
 def brief(seconds: float) -> str:
-    """Two digits: ``0.031``, ``1.7``; all of larger numbers, ``104``."""
+    """Format with two digits: ``0.031``, ``1.7``; larger numbers in full, ``104``."""
     return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
 
 
 def disk(model: Model) -> str:
-    """What the process has read from it, where memory does not hold the model."""
+    """Format the bytes that the process has read from disk, if memory does not hold the model."""
     from treadle.devices.cpu.residence import read_bytes, shortage
 
     n_read = read_bytes() if shortage(model.gguf.paths) else None
@@ -66,11 +66,11 @@ def disk(model: Model) -> str:
 
 
 def memory(model: Model) -> str:
-    """The most that the process held, and what of it are pages of the file."""
+    """Format the process's peak memory, and how much of it are pages of the file."""
     from treadle.devices.cpu.residence import mapped_bytes, peak_bytes
 
     peak, mapped = peak_bytes(), mapped_bytes(model.gguf.paths)
-    if peak is None:  # not every system says
+    if peak is None:  # not every system reports it
         return ""
     if mapped is None:
         return f"peak {n_bytes(peak)}; the file has {n_bytes(model.gguf.n_bytes)}"

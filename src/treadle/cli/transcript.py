@@ -1,4 +1,4 @@
-"""A conversation as a file: JSON, written whole or not at all, and read with suspicion."""
+"""A conversation as a JSON file: written atomically, validated when read."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MAX_BYTES = 64 << 20
 
 
 def path_of(name: str) -> Path:
-    """The path that was typed; FileError for one that cannot be."""
+    """Return the path of a typed name. Raises FileError for an impossible one."""
     if "\0" in name:
         raise FileError("is no file name", path=name.replace("\0", "\\0"))
     try:
         return Path(name).expanduser()
-    except RuntimeError as error:  # ~nobody
+    except RuntimeError as error:  # an unknown user, as in ~nobody
         raise FileError(f"is no file name: {error}", path=name) from error
 
 
 def write_record(path: Path, system: str, messages: list[Message]) -> None:
-    """Write a conversation, whole or not at all; OSError."""
+    """Write a conversation atomically. Raises OSError."""
     record = {"system": system, "messages": messages}
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     try:
         octets = text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can escape and UTF-8 cannot
         octets = (json.dumps(record, indent=1) + "\n").encode()
     part = part_of(path)
     try:
@@ -43,7 +43,7 @@ def write_record(path: Path, system: str, messages: list[Message]) -> None:
 
 
 def read_record(path: Path) -> tuple[str, list[Message]]:
-    """Read what `Conversation.save` wrote; raises FileError if it is anything else, or OSError."""
+    """Read a file of `Conversation.save`. Raises FileError for anything else, or OSError."""
     expected = 'an object with "system" and "messages", as /save writes it'
     try:
         with path.open("rb") as file:
@@ -51,7 +51,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
         if len(octets) > MAX_BYTES:
             raise FileError(f"has more than {MAX_BYTES} bytes", path=path, expected=expected)
         record: Any = json.loads(octets.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a trap
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep
         raise FileError(f"not a conversation: {error}", path=path, expected=expected) from error
     messages = record.get("messages") if isinstance(record, dict) else None
     system = record.get("system", "") if isinstance(record, dict) else None
@@ -60,7 +60,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
     for i, message in enumerate(messages):
         sound = (
             isinstance(message, dict)
-            and message.get("role") in ROLES  # a list takes what has no hash, too
+            and message.get("role") in ROLES  # ROLES is a tuple, so unhashable values are fine
             and isinstance(message.get("content"), str)
         )
         if not sound:

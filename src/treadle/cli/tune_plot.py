@@ -1,7 +1,7 @@
-"""The picture of ``treadle tune --plot``: a panel for each sweep.
+"""The chart of ``treadle tune --plot``: a panel for each sweep.
 
-A sweep of tiles, where two fields vary, is a map: one field across, one down, the stronger the
-colour the faster. Any other is bars, one hot and one cold for each configuration.
+A sweep of tiles, in which two fields vary, is a heat map: one field across, one down, stronger
+colours are faster. Other sweeps are bars: hot and cold for each configuration.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from treadle.cli.ui.svg import (
 
 Row = dict[str, Any]  # of tune_results.rows_of
 
-LEFT, RIGHT = 180, 770  # of the panels' axes; beyond lie the labels
+LEFT, RIGHT = 180, 770  # of the panels' axes; labels lie outside
 CELL, BAR = 28, 30  # pixels: a map's row, a configuration's two bars
 THIN = 9  # pixels of one bar
-FAINT = 0.08  # how strong the colour of the slowest cell is
-STRONG = 0.7  # from there on, numbers in a cell take the background's colour
+FAINT = 0.08  # colour strength of the slowest cell
+STRONG = 0.7  # above it, numbers in a cell have the background's colour
 HOT, COLD = SeriesStyle(0), SeriesStyle(1)
 
 
 def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
-    """All sweeps below one another, as one SVG document; ``origin`` says where and when they were
-    measured.
+    """Return all sweeps, one below another, as an SVG document; ``origin`` says where and when they
+    were measured.
     """
     canvas, sound = Canvas(), [[row for row in rows if row["problem"] is None] for rows in sweeps]
     sound = [rows for rows in sound if rows]
@@ -48,7 +48,7 @@ def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
 
 
 def legend(canvas: Canvas, sweeps: Sequence[Sequence[Row]], top: float) -> float:
-    """What colours, rings and words mean, as far as they are used; gives where it ends."""
+    """Draw the meaning of the colours, rings and labels in use; return the bottom."""
     maps = any(len(varying(rows)) >= 2 for rows in sweeps)
     x, y = float(MARGIN), top
     if maps:
@@ -72,12 +72,12 @@ def legend(canvas: Canvas, sweeps: Sequence[Sequence[Row]], top: float) -> float
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
-    """The fields that vary among ``rows``: two or more span a map."""
+    """Return the fields that vary among ``rows``: two or more make a heat map."""
     return [name for name in rows[0]["fields"] if len({row["fields"][name] for row in rows}) > 1]
 
 
 def meaning(field: str, kernel: str) -> str:
-    """A field's name, and what it counts."""
+    """Return a field's name with its meaning."""
     rows = "rows" if kernel == "gemv" else "vectors of rows"
     counted = {"mr": rows, "nr": "tokens of a tile", "kc": "weights of a row at once"}
     counted["ahead"] = "bytes that runs of rows are asked for ahead; 0: rows in order"
@@ -85,7 +85,7 @@ def meaning(field: str, kernel: str) -> str:
 
 
 def tip(row: Row) -> str:
-    """What is shown when a cell or a bar is pointed at."""
+    """Return the tooltip of a cell or a bar."""
     fields = " ".join(f"{name} {value}" for name, value in row["fields"].items())
     speeds = f"{row['cold_ops_s'] / 1e9:.1f} cold, {row['hot_ops_s'] / 1e9:.1f} hot"
     marks = "".join(f", {word}" for word in ("best", "shipped") if row[word])
@@ -96,7 +96,7 @@ def tip(row: Row) -> str:
 
 
 def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
-    """The best cold speed of every pair of the first two fields that vary; gives where it ends."""
+    """Draw the best cold speed of every pair of the first two varying fields; return the bottom."""
     down, across = varying(rows)[:2]
     best: dict[tuple[int, int], Row] = {}
     for row in rows:
@@ -133,7 +133,7 @@ def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> flo
 
 
 def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float) -> None:
-    """What the colours of one map stand for: its slowest below, its fastest above."""
+    """Draw the colour scale of one map: its slowest below, its fastest above."""
     steps, x = 12, RIGHT + 24
     for i in range(steps):
         share = FAINT + (1 - FAINT) * (steps - 1 - i) / (steps - 1)
@@ -146,7 +146,7 @@ def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float
 
 
 def bars(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> float:
-    """Two bars for each configuration; gives where they end."""
+    """Draw two bars for each configuration; return the bottom."""
     most = max(max(row["hot_ops_s"], row["cold_ops_s"]) for row in rows) / 1e9
     x = AxisScale(0, most * 1.02, LEFT, RIGHT)
     panel = Panel(canvas, top, BAR * len(rows), x)

@@ -1,4 +1,4 @@
-"""What ``treadle tune`` finds out: one format's results, as numbers and as tables."""
+"""Results of ``treadle tune`` for one format, as numbers and as tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from treadle.profiling.tune import Crossover, Sweep, Variant
 
 Peaks = Mapping[str, float]  # operations a second of each kind, and one of READ
-READ = {"bytes_s": "memory", "cache_bytes_s": "caches"}  # of peaks: what was read
-KEPT = 0.8  # of the processor time asked for: with less, the least times are luck
+READ = {"bytes_s": "memory", "cache_bytes_s": "caches"}  # read peaks, and what was read
+KEPT = 0.8  # least share of the wanted processor time: below it, minimum times are chance
 
 
 @dataclass(frozen=True)
 class ProductShape:
-    """Of the product: rows of K weights, M of them, N tokens for gemm."""
+    """Shape of a product: M rows of K weights; N tokens for gemm."""
 
     k: int
     m: int
@@ -30,20 +30,20 @@ class ProductShape:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What was found out about one format."""
+    """The result for one format."""
 
     format: str
     sweeps: list[Sweep]
     crossover: Crossover | None
     n_bytes: int  # of the weights
     ops_a_token: int
-    table: TunedTable  # what was found
-    cpu_share: float = 1.0  # of the processor time that the threads asked for, what they got
-    from_memory: bool = True  # False: cold times are of caches, for memory is short
+    table: TunedTable  # the best tiles
+    cpu_share: float = 1.0  # share of the wanted processor time that the threads got
+    from_memory: bool = True  # False: cold times are from caches, because memory is short
 
     @property
     def doubt(self) -> str | None:
-        """Why the result may not be kept, or None."""
+        """The reason why the result should not be saved, or None."""
         if self.cpu_share < KEPT:
             return (
                 f"the threads got less than {KEPT:.0%} of the processor time they asked for, so "
@@ -58,12 +58,12 @@ class TuneResult:
 
 
 def read_rate(peaks: Peaks) -> float:
-    """Bytes a second, of memory if that could be measured."""
+    """Return bytes a second, from memory if that could be measured."""
     return next(rate for name, rate in peaks.items() if name in READ)
 
 
 def rows_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> Iterator[dict[str, Any]]:
-    """Each configuration as numbers: times of one product, speeds, shares of this machine's limit.
+    """Yield each configuration as numbers: times of one product, speeds, shares of limits.
 
     ``share_of_peak`` is hot, of the arithmetic peak; ``share_of_limit`` is cold, of the speed that
     arithmetic or reading memory allows, whichever is less.
@@ -96,7 +96,7 @@ def rows_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> Iterator[dict[str
 
 
 def sweep_of(sweep: Sweep, result: TuneResult, peaks: Peaks) -> dict[str, Any]:
-    """One sweep as JSON has it."""
+    """Return one sweep as JSON."""
     return {
         "kernel": sweep.kernel,
         "format": sweep.format,
@@ -123,7 +123,7 @@ HEADERS = (
 def print_results(
     results: Sequence[TuneResult], shape: ProductShape, about: dict[str, Any], peaks: Peaks
 ) -> None:
-    """Print a table for each sweep, and where gemv, gemm and matrix registers cross."""
+    """Print a table for each sweep, and the crossovers of gemv, gemm and matrix registers."""
     rates = [
         f"{name} {scaled(rate, 'op/s')}"
         for name, rate in peaks.items()
@@ -148,8 +148,8 @@ def print_results(
 
 
 def print_crossovers(crossed: Sequence[Crossover]) -> None:
-    """Of each format a line for each kernel; the last column says up to how many tokens it serves,
-    the rest being the next one's.
+    """Print a line for each kernel of each format. The last column is the largest number of tokens
+    for which it is used; the next kernel is used above that.
     """
     numbers, lines = list(crossed[0].gemv_s), []
     for c in crossed:
@@ -165,7 +165,7 @@ def print_crossovers(crossed: Sequence[Crossover]) -> None:
 
 
 def cells(row: dict[str, Any], variant: Variant) -> list[str]:
-    """One line of a table."""
+    """Return the cells of one line."""
     if row["problem"] is not None:
         return [variant.name, *[""] * 7, "WRONG, see above"]
     marks = [word for word in ("best", "shipped") if row[word]]
@@ -183,7 +183,7 @@ def cells(row: dict[str, Any], variant: Variant) -> list[str]:
 
 
 def summary(sweep: Sweep) -> str:
-    """What a sweep comes to, in a line."""
+    """Return the result of a sweep in a line."""
     parts = []
     if not sweep.sound:
         parts.append("no configuration gives the right results")

@@ -1,4 +1,4 @@
-"""``treadle tune --isa``: the RISC-V work's kernels, counted in an emulator or timed here."""
+"""``treadle tune --isa``: kernels of the RISC-V study, counted in an emulator or timed here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STUDIED = (
     "attention",
 )
 MCA = ("llvm-mca", "llvm-mca-22", "llvm-mca-23")
-OPTIONAL = (  # columns, the first to be left out first
+OPTIONAL = (  # columns, in the order in which they are omitted
     "products a cycle of P670 ",
     "P670 cycles ",
     "X60 ns ",
@@ -54,7 +54,7 @@ class StudyOptions:
 
 
 def study(kernel: str | None, asked: StudyOptions) -> None:
-    """Sweep KERNEL, or all; print a table each, and draw them."""
+    """Sweep KERNEL, or all; print a table for each, and plot them."""
     from treadle.cli.ui.svg import check_place, origin, save
     from treadle.machine.topology import cpu_name
     from treadle.study import sweep
@@ -89,7 +89,7 @@ def study(kernel: str | None, asked: StudyOptions) -> None:
 def emulated(
     wanted: Sequence[Any], asked: StudyOptions
 ) -> tuple[dict[str, Any], list[SweepResult]]:
-    """Counts at one VLEN, right or wrong at each."""
+    """Count instructions at one VLEN, and check the results at each VLEN."""
     from treadle.study import sweep
     from treadle.study.emulator import find
 
@@ -113,7 +113,7 @@ def emulated(
 
 
 def timed(wanted: Sequence[Any], asked: StudyOptions) -> tuple[dict[str, Any], list[SweepResult]]:
-    """Times on this machine."""
+    """Time the kernels on this machine."""
     from treadle.profiling.report import row_in_use
     from treadle.study.clock import measure
 
@@ -134,12 +134,12 @@ def timed(wanted: Sequence[Any], asked: StudyOptions) -> tuple[dict[str, Any], l
 
 
 def folders() -> list[Path]:
-    """Where tools/fetch_emulators.py puts programs."""
+    """Return the folder of tools/fetch_emulators.py's programs."""
     return [Path(os.environ.get("TREADLE_EMULATORS", CHECKOUT / ".emulators")) / "bin"]
 
 
 def available(name: str, places: Sequence[Path]) -> str | None:
-    """Path of a program, or None."""
+    """Return the path of a program, or None."""
     from treadle.study.emulator import EmulatorError, find
 
     try:
@@ -149,7 +149,7 @@ def available(name: str, places: Sequence[Path]) -> str | None:
 
 
 def row_of(found: SweepResult) -> dict[str, Any]:
-    """One setting as JSON has it."""
+    """Return one setting as JSON."""
     from dataclasses import asdict
 
     from treadle.study import published
@@ -160,7 +160,7 @@ def row_of(found: SweepResult) -> dict[str, Any]:
 
 
 def print_found(found: Sequence[SweepResult]) -> None:
-    """A line for each setting; columns that nothing is known for are left out."""
+    """Print a line for each setting; columns without data are omitted."""
     from treadle.study import published
 
     cores = [core for core in found[0].cycles if any(f.cycles[core] for f in found)]
@@ -191,11 +191,11 @@ def print_found(found: Sequence[SweepResult]) -> None:
 
 
 def number(value: int | None) -> str:
-    """A count, or nothing."""
+    """Format a count, or nothing for None."""
     return "" if value is None else str(value)
 
 
 def right_at(found: SweepResult) -> str:
-    """The lengths at which it was right; WRONG where it was not everywhere."""
+    """Return the VLENs at which the results are right, with WRONG if any are not."""
     right = " ".join(str(vlen) for vlen in sorted(found.wrong) if found.wrong[vlen] is None)
     return right if found.is_right else f"WRONG; right at {right or 'none'}"

@@ -1,4 +1,4 @@
-"""The picture of ``treadle tune --isa --plot``: bars for each kernel, a setting a line."""
+"""The chart of ``treadle tune --isa --plot``: bars for each kernel, a line for each setting."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from treadle.cli.ui.svg import (
 if TYPE_CHECKING:
     from treadle.study.sweep import SweepResult
 
-LEFT, RIGHT, BAR = 210, 740, 22  # pixels: the axes, and a setting's room
+LEFT, RIGHT, BAR = 210, 740, 22  # pixels: the axes, and a setting's height
 Value = Callable[["SweepResult"], float | None]
-# What is drawn, if known: its name, and where it is found.
+# Values to draw, if known: name and getter.
 SERIES: list[tuple[str, Value]] = [
     ("hot, ns", lambda f: f.hot_ns),
     ("cold, ns", lambda f: f.cold_ns),
@@ -34,7 +34,7 @@ SERIES: list[tuple[str, Value]] = [
 
 
 def draw(found: Sequence[SweepResult], subtitle: str, origin: str) -> str:
-    """All kernels below one another, as one SVG document."""
+    """Return all kernels, one below another, as an SVG document."""
     canvas = Canvas()
     top = canvas.head("treadle tune: the RISC-V work's kernels", subtitle, origin)
     known = [(name, value) for name, value in SERIES if any(value(f) is not None for f in found)]
@@ -45,7 +45,7 @@ def draw(found: Sequence[SweepResult], subtitle: str, origin: str) -> str:
 
 
 def legend(canvas: Canvas, names: Sequence[str], top: float) -> float:
-    """What the colours mean; gives where it ends."""
+    """Draw the meaning of the colours; return the bottom."""
     x = float(MARGIN)
     for i, name in enumerate(names):
         canvas.box(x, top - 6, 22, 9, f"bar {SeriesStyle(i).css}")
@@ -57,7 +57,7 @@ def legend(canvas: Canvas, names: Sequence[str], top: float) -> float:
 def panel(
     canvas: Canvas, kernel: str, found: Sequence[SweepResult], values: Sequence[Value], top: float
 ) -> float:
-    """Of each setting a bar for each value; gives where they end."""
+    """Draw a bar for each value of each setting; return the bottom."""
     most = max(v for f in found for value in values if (v := value(f)) is not None)
     x = AxisScale(0, most * 1.02, LEFT, RIGHT)
     height = BAR * len(found)

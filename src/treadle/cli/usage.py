@@ -1,4 +1,4 @@
-"""What is wrong usage, and the options that many commands have."""
+"""Wrong usage: turns library errors into click's usage errors, and refuses options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 @contextmanager
 def as_usage(*kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds within are wrong usage."""
+    """Turn errors of these kinds in the block into click.UsageError."""
     try:
         yield
     except kinds as error:
@@ -18,7 +18,7 @@ def as_usage(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def refuse_options(ctx: click.Context, names: Sequence[str], why: str) -> None:
-    """Raises UsageError for one of them that was given."""
+    """Raise UsageError if one of these options was given."""
     from click.core import ParameterSource
 
     for param in ctx.command.params:

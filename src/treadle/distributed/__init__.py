@@ -1,1 +1,1 @@
-"""A model on several engines or machines."""
+"""One model on several engines or machines."""

@@ -1,4 +1,4 @@
-"""Paths to handlers, and what every call goes through: keys, hosts, origins, a line in the log."""
+"""Routes and the middleware of every HTTP request: API keys, hosts, origins, the access log."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ GET: dict[str, Handler] = {
     "/v1/responses/{id}/input_items": response_lookup.input_items,
 }
 DELETE: dict[str, Handler] = {"/v1/responses/{id}": response_lookup.delete}
-NOT_YET = (  # known to clients, and not built
+NOT_YET = (  # paths that clients know and treadle does not implement
     "/v1/audio/transcriptions",
     "/v1/images/generations",
     "/v1/responses/compact",
@@ -102,16 +102,16 @@ NOT_YET = (  # known to clients, and not built
     "/api/copy",
     "/api/push",
 )
-PUBLIC = ("/", "/health", "/v1/health")  # at / clients of Ollama ask whether a server is there
+PUBLIC = ("/", "/health", "/v1/health")  # Ollama clients probe / to find out if a server runs
 
 
 def paths(path: str) -> tuple[str, ...]:
-    """A path with and without ``/v1``: base addresses are given both ways."""
+    """Return a path with and without ``/v1``: clients' base URLs come in both forms."""
     return (path, path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}")
 
 
 def build_app(service: Service) -> Starlette:
-    """The application of one service."""
+    """Build the ASGI application of one service."""
     page = static.page_routes() if service.settings.page else []
     routes = [*page]
     for method, table in (("POST", POST), ("GET", GET), ("DELETE", DELETE)):
@@ -128,10 +128,10 @@ def build_app(service: Service) -> Starlette:
                 allow_origins=list(service.settings.allow_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                allow_private_network=True,  # Chrome asks so for a server on loopback
+                allow_private_network=True,  # Chrome requires it for a server on loopback
             ),
         )
-    refusals: dict[Any, Any] = {  # Starlette calls any ASGI application that they give
+    refusals: dict[Any, Any] = {  # handlers may return any ASGI application
         ApiError: _refuse,
         TreadleError: _refuse,
         HTTPException: _refuse_http,
@@ -148,7 +148,7 @@ async def _missing(request: Request) -> Response:
 
 
 def refusal(path: str, problem: ApiError) -> Json:
-    """The error in the form of the path's protocol."""
+    """Return the error response in the format of the path's protocol."""
     own = path.removeprefix("/v1")
     if own.startswith("/messages"):
         value = anthropic.error_dict(problem)
@@ -165,7 +165,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
-    """A path that does not exist, or not with this method."""
+    """Answer a path that does not exist (404), or not with this method (405)."""
     assert isinstance(error, HTTPException)
     what = {404: "there is no such path", 405: "this path has another method"}
     message = what.get(error.status_code, str(error.detail))
@@ -175,15 +175,15 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody reads this; the log has its status, as nginx writes it."""
+    """Return status 499, as nginx logs it; the client has left, so only the log shows it."""
     return Response(status=499)
 
 
-# -- who may call -------------------------------------------------------------------------------
+# -- access control -------------------------------------------------------------------------------
 
 
 class RequestGuard:
-    """Around all calls, in plain ASGI: refuses strangers, numbers calls, writes the log."""
+    """Outermost ASGI middleware: checks access, sets request ids, writes the log."""
 
     def __init__(self, app: ASGIApp, service: Service, page: list[Route]) -> None:
         self._app, self._service = app, service
@@ -191,7 +191,7 @@ class RequestGuard:
         self._public = {*PUBLIC, *(route.path for route in page)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One call."""
+        """Handle one HTTP request."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
@@ -218,7 +218,7 @@ class RequestGuard:
                 await self._app(scope, receive, noted)
             else:
                 await refusal(scope["path"], problem)(scope, receive, noted)
-        except Exception as error:  # told here, or the answer has no id and the log no status
+        except Exception as error:  # answered here, for the id and the log's status
             if not status:
                 problem = problem_of(error)
                 problem.headers["Connection"] = "close"  # uvicorn closes it
@@ -236,7 +236,7 @@ class RequestGuard:
                 log(**line)
 
     def refusal(self, path: str, headers: Headers) -> ApiError | None:
-        """Why a call is not let in, if it is not."""
+        """Return the error for a request that is not allowed, else None."""
         keys = self._service.settings.api_keys
         if path in self._public:
             return None
@@ -268,9 +268,9 @@ class RequestGuard:
         return None
 
     def _may(self, origin: str, host: str) -> bool:
-        """Whether a page may call. Any page can send simple requests to a server on loopback, and
-        only the browser keeps the answer from it. Applications that are no web pages (``file:``,
-        ``vscode-webview:``) may.
+        """Return whether a web page of this origin may call. Any page can send simple requests to a
+        server on loopback, and only the browser keeps the response from it. Applications that are
+        not web pages (``file:``, ``vscode-webview:``) may call.
         """
         allowed = self._service.settings.allow_origins
         if origin in allowed or "*" in allowed:
@@ -280,14 +280,14 @@ class RequestGuard:
 
 
 def known_hosts(service: Service) -> frozenset[str]:
-    """Names of this machine, in lower case."""
+    """Return the host names of this server, in lower case."""
     own = {"localhost", socket.gethostname(), service.settings.host}
     return frozenset(name.lower() for name in own.union(service.settings.allow_hosts))
 
 
 def is_known(host: str, hosts: frozenset[str]) -> bool:
-    """Whether the header Host is this server's. A page that has its own name point to this machine
-    (DNS rebinding) sends that name; an address cannot be pointed elsewhere.
+    """Return whether the Host header names this server. A page that resolves its own name to this
+    machine (DNS rebinding) sends that name; IP addresses cannot be rebound, so all are accepted.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").lower()
@@ -303,7 +303,7 @@ def is_known(host: str, hosts: frozenset[str]) -> bool:
 
 
 def which_key(headers: Headers, keys: tuple[str, ...]) -> int | None:
-    """Which of the keys a call has; in a time that tells nothing of them."""
+    """Return the index of the API key that a request has, or None. Compares in constant time."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = headers.get("x-api-key", "")
@@ -313,14 +313,16 @@ def which_key(headers: Headers, keys: tuple[str, ...]) -> int | None:
 
 
 def request_id(given: str) -> str:
-    """The client's own, if it is short and plain, or a new one."""
+    """Return the client's own id if it is short and plain, else a new one."""
     if re.fullmatch(r"[\w.-]{1,64}", given, re.ASCII):
         return given
     return secrets.token_hex(8)
 
 
 def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, Any]:
-    """What the log has of a call: nothing of what was said. Seconds count from the call on."""
+    """Return the log record of a request, without prompts or output. Seconds count from its
+    arrival.
+    """
     line: dict[str, Any] = {
         "id": name,
         "method": scope["method"],
@@ -347,8 +349,8 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
 
 
 def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
-    """Why a call was refused: agents show their own words in place of the server's. ``text``: with
-    the message, which may have some of the call in it.
+    """Return the error fields for the log: agents often replace the server's message by their own.
+    ``text`` includes the message, which may quote parts of the request.
     """
     told = {"code": problem.code or problem.type, "param": problem.param, **problem.more}
     told |= {"message": problem.message} if text else {}
@@ -356,12 +358,12 @@ def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
 
 
 def ending(answer: RequestOutput) -> str:
-    """How a text ended, in the words of /metrics."""
+    """Return why an output ended, as /metrics names it."""
     return answer.finish_reason or ("error" if answer.error else "abort")
 
 
 def said(call: RequestStream, model: Model) -> dict[str, Any]:
-    """Prompts and texts of a call, for the log of somebody who has asked for them."""
+    """Return prompts and outputs of a request, for logs with ``log_text``."""
     return {
         "prompts": [model.detokenize(ids) for ids in call.asked.prompts],
         "written": [model.detokenize(text.answer.ids) for text in call.texts],

@@ -1,4 +1,4 @@
-"""The process of ``treadle serve``: a socket, the ready line, an end that clients are told of."""
+"""The process of ``treadle serve``: socket, ready line, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from treadle.server.requests.service import ServerSettings, Service
 if TYPE_CHECKING:
     from treadle.api.model import Model
 
-LAST_S = 2.0  # for connections to close, when their answers have been given up
-SWITCH_S = 0.0005
+LAST_S = 2.0  # for connections to close after their requests were aborted
+SWITCH_S = 0.0005  # of ``sys.setswitchinterval``
 
 
 class UvicornLogHandler(logging.Handler):
-    """What uvicorn has to say, as lines of the log: one object each."""
+    """Writes uvicorn's log records as JSON lines of the server's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one, with the traceback that it may have."""
+        """Write one record, with its traceback if there is one."""
         log(level=record.levelname.lower(), message=self.format(record))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, without signal handlers of its own."""
+    """uvicorn without its own signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them to ``_ServerProcess``."""
+        """Install no handlers; ``_ServerProcess`` has its own."""
         yield
 
 
 class _ServerProcess:
-    """One server, from its socket to its end. ``ready(url)`` is called when it can answer."""
+    """One server, from its socket to its end. ``ready(url)`` is called once it can serve."""
 
     def __init__(self, service: Service, grace_s: float, ready: Callable[[str], None]) -> None:
         self.service, self.grace_s, self.ready = service, grace_s, ready
@@ -59,7 +59,7 @@ class _ServerProcess:
             access_log=False,
             lifespan="off",
             ws="none",
-            http=Connection,  # by h11, whatever else is installed: one way to read bad requests
+            http=Connection,  # always h11, so that bad requests are parsed the same everywhere
             server_header=False,
             timeout_graceful_shutdown=int(LAST_S) + 1,
         )
@@ -67,7 +67,7 @@ class _ServerProcess:
         self._n_signals = 0
 
     async def run(self, listener: socket.socket, url: str) -> None:
-        """Until it is told to stop. Raises what keeps the model from being served."""
+        """Serve until ``stop``. Raises the error that keeps the model from being served."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
@@ -90,8 +90,8 @@ class _ServerProcess:
             await serving
 
     def stop(self, number: int) -> None:
-        """A signal: what is being written may end within ``grace_s``, then it is given up. A second
-        one ends the process at once.
+        """Handle a signal: running requests may finish within ``grace_s``, then they are aborted. A
+        second signal ends the process at once.
         """
         self._n_signals += 1
         if self._n_signals > 1:
@@ -108,7 +108,7 @@ class _ServerProcess:
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        """New calls are told 503 until those in hand have ended, or ``grace_s`` is over."""
+        """Refuse new requests with 503 until running ones have ended, or ``grace_s`` is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.grace_s
         while self.service.n_open and loop.time() < end:
@@ -118,7 +118,7 @@ class _ServerProcess:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0: any. Raises TreadleError."""
+    """Return a listening socket; port 0 means any free port. Raises TreadleError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -129,7 +129,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The URL that a client on this machine takes."""
+    """Return the URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -138,11 +138,10 @@ def address_of(listener: socket.socket) -> str:
 def serve(
     model: Model, settings: ServerSettings, port: int, grace_s: float, ready: Callable[[str], None]
 ) -> None:
-    """Serve ``model`` until a signal. Raises TreadleError where it cannot listen or compile."""
+    """Serve ``model`` until a signal. Raises TreadleError if it cannot listen or compile."""
     listener = listen(settings.host, port)
     service = Service(model, settings)
-    # The engine's thread comes back from a run and wants the GIL: the usual 5 ms would be a tenth
-    # of a step.
+    # The engine thread needs the GIL after each run: the default 5 ms would be a tenth of a step.
     sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(_ServerProcess(service, grace_s, ready).run(listener, address_of(listener)))

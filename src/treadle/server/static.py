@@ -1,7 +1,7 @@
-"""The page: files of the package, sent as they are.
+"""The web page: files of the package, sent unchanged.
 
-``/`` is the page for a browser, which asks for HTML. Clients of Ollama ask there whether a server
-runs, and are told so.
+``/`` serves the page to browsers, which accept HTML. Ollama clients probe ``/`` to find out if a
+server runs, and get Ollama's response.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ KINDS = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
 }
-# Nothing is loaded from elsewhere, nothing inline is run, and no text becomes HTML but through
-# DOMPurify. So a script that a model writes, or one that is pasted, stays text.
+# Nothing is loaded from elsewhere, nothing inline runs, and text becomes HTML only through
+# DOMPurify. So a script that a model writes, or that is pasted, stays text.
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "object-src 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
@@ -41,14 +41,14 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # ask each time whether it has changed: another version may run
+    "cache-control": "no-cache",  # revalidate each time: another version may run
     "vary": "Accept",
 }
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """Each file's path below ``page/``: its bytes and their media type."""
+    """Return each file's bytes and media type, by its path below ``page/``."""
 
     def walk(folder: Traversable, above: str) -> Iterator[tuple[str, tuple[bytes, str]]]:
         for each in sorted(folder.iterdir(), key=lambda file: file.name):
@@ -61,7 +61,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 def page_routes() -> list[Route]:
-    """The page at ``/``, and its files."""
+    """Return the routes of the page at ``/`` and of its files."""
     files = page_files()
     routes = [
         Route(f"/{FOLDER}/{name}", _sending(*file)) for name, file in files.items() if name != INDEX
@@ -82,7 +82,7 @@ def _sending(content: bytes, kind: str) -> Handler:
 
 
 def _either(page: Handler, other: Handler) -> Handler:
-    """``page`` for who takes HTML, ``other`` for the rest."""
+    """Return a handler: ``page`` for clients that accept HTML, ``other`` for the rest."""
 
     async def choose(request: Request) -> Response:
         html = "text/html" in request.headers.get("accept", "")

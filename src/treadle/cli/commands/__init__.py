@@ -1,1 +1,1 @@
-"""The commands: one file each, with a ``command``; imported when it is called."""
+"""The commands: one file each, with a ``command``; imported only when called."""

@@ -1,4 +1,4 @@
-"""``treadle batch``: a file of requests to a file of answers."""
+"""``treadle batch``: from a file of requests to a file of answers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from treadle.server.batch_file.work import OutputLine
     from treadle.server.requests.service import ServerSettings
 
-TOLD_S = 10.0  # seconds between two lines of progress, where nobody watches a bar
+TOLD_S = 10.0  # seconds between two lines of progress, if there is no progress bar
 
 
 class JobProgress:
-    """How far a job is, on standard error."""
+    """Progress of a job, on standard error."""
 
     def __init__(self, total: int, n_earlier: int, progress: ProgressBar) -> None:
         self.total, self.n_lines, self.n_failed, self.n_tokens = total, n_earlier, 0, 0
@@ -36,7 +36,7 @@ class JobProgress:
         self._last = self._began
 
     def note(self, written: OutputLine) -> None:
-        """One line more."""
+        """Count one written line."""
         self.n_lines += 1
         self.n_failed += written.failed
         self.n_tokens += written.n_tokens
@@ -47,7 +47,7 @@ class JobProgress:
             remark(self.summary())
 
     def summary(self) -> str:
-        """What is written so far."""
+        """Format the counts so far."""
         of = f" of {self.total}" if self.total else ""
         seconds = time.monotonic() - self._began
         return (
@@ -130,7 +130,7 @@ def command(
     load |= {"deterministic": deterministic, "n_sequences": sequences, **defaults}
     settings = ServerSettings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
     for name in (source, target):
-        file_name(name)  # which is not empty
+        file_name(name)  # raises for an empty one
     file = open_input(source)
     check_apart(source, target)
     total = count_lines(source)
@@ -175,7 +175,7 @@ def answer_here(
     progress: ProgressBar,
     load: dict[str, Any],
 ) -> None:
-    """By a model in this process."""
+    """Answer with a model in this process."""
     from treadle.server.batch_file.local import LocalAnswers
     from treadle.server.batch_file.work import work
     from treadle.server.requests.service import Service
@@ -204,7 +204,7 @@ def answer_there(
     replicas: int,
     load: dict[str, Any],
 ) -> None:
-    """By models on a cluster."""
+    """Answer with models on a cluster."""
     from treadle.cli.commands.cluster import check_extra, connect
 
     check_extra()
@@ -227,7 +227,7 @@ def answer_there(
 
 
 def count_lines(path: str) -> int:
-    """Lines with something on them; 0 where that cannot be known beforehand."""
+    """Return the number of lines that are not blank; 0 if it cannot be known in advance."""
     if path == "-" or not os.path.isfile(path):
         return 0
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""``treadle bench``: prompt and generation speed, beside what this machine reaches at best."""
+"""``treadle bench``: prefill and decode speed, compared with this machine's peaks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from treadle.errors import TreadleError
 from treadle.files.target import files_of
 from treadle.models.graphs import main_output
 
-TELLING_S = 0.02  # seconds of all repetitions: waking the threads takes some 0.1 ms of each
+TELLING_S = 0.02  # least seconds of all repetitions: waking the threads takes 0.1 ms of each
 
 
 def least(n: int) -> Callable[[str], tuple[int, ...]]:
-    """What reads whole numbers of ``n`` or more, separated by commas."""
+    """Return a parser of integers of ``n`` or more, separated by commas."""
 
     def numbers(text: str) -> tuple[int, ...]:
         try:
-            found = tuple(dict.fromkeys(map(int, text.split(","))))  # one given twice counts once
+            found = tuple(dict.fromkeys(map(int, text.split(","))))  # without duplicates
         except ValueError:
             what = f"'{text}' is not a list of whole numbers, as in 1,2"
             raise click.BadParameter(what) from None
@@ -45,8 +45,8 @@ def least(n: int) -> Callable[[str], tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Test:
-    """What is timed: ``n`` tokens read at once, or written one by one by each of ``sequences``,
-    after ``depth`` others.
+    """One test: prefill of ``n`` tokens, or decode of ``n`` tokens by each of ``sequences``, after
+    ``depth`` cached tokens.
     """
 
     kind: str  # "pp" or "tg"
@@ -56,17 +56,17 @@ class Test:
 
     @property
     def name(self) -> str:
-        """``pp512``, ``tg128``: the names that llama.cpp's bench uses."""
+        """``pp512``, ``tg128``: the names of llama.cpp's bench."""
         return f"{self.kind}{self.n}"
 
     @property
     def n_tokens(self) -> int:
-        """Tokens in all, of which a speed counts."""
+        """Tokens of all sequences, which the speed counts."""
         return self.n * self.sequences
 
     def runs(self, at_once: int) -> Iterator[tuple[Parts, int]]:
-        """The runs of the model that this takes: parts, and rows of logits; a prompt's only at its
-        end. One run reads ``at_once`` tokens at most.
+        """Yield the model's runs: parts, and logits rows; a prompt has those only at its end. One
+        run takes at most ``at_once`` tokens.
         """
         if self.kind == "tg":
             for i in range(self.n):
@@ -79,7 +79,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Everything one call of the command is to time."""
+    """All tests of one call of the command."""
 
     tests: list[Test]
     repeat: int
@@ -89,7 +89,7 @@ class Schedule:
 
     @property
     def n_sequences(self) -> int:
-        """Sequences that are held at once, at most."""
+        """Most sequences at once."""
         return max(test.sequences for test in self.tests)
 
     @property
@@ -155,7 +155,7 @@ def command(
         raise click.UsageError("nothing to time: -p and -n are both 0")
     if sequences != (1,) and not any(n_gen):
         raise click.UsageError("-s: sequences write together, and -n is 0")
-    tests.sort(key=lambda test: test.depth)  # what one depth holds, the next reads on from
+    tests.sort(key=lambda test: test.depth)  # each depth continues from the previous one's tokens
     schedule = Schedule(tests, repeat, kv, against is not None, device)
     if plot:
         from treadle.cli.ui.svg import check_place
@@ -172,7 +172,7 @@ def command(
     else:
         print_results(results)
     warn_busy(results)
-    if plot:  # after the results: a full disk costs no more than the picture
+    if plot:  # after the results: a full disk loses only the chart
         from treadle.cli.bench_plot import draw
         from treadle.cli.ui.svg import origin, save
 
@@ -180,7 +180,9 @@ def command(
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """The files' names, or where two have the same, the paths; a file given twice counts twice."""
+    """Return the files' names, or the paths if names are ambiguous; a file given twice counts
+    twice.
+    """
     unique = {path.name for path in paths}
     return [path.name if len(unique) == len(set(paths)) else str(path) for path in paths]
 
@@ -221,15 +223,15 @@ def time_model(
 
 @dataclass
 class BenchTimes:
-    """What repetitions of one test took."""
+    """Times of the repetitions of one test."""
 
     seconds: list[list[float]]  # [n_engines][repeat]
-    peaks: list[Peaks]  # of this machine right after each of our own, [repeat]
-    cpu_s: float = 0.0  # processor time of all of our own repetitions, of all threads together
+    peaks: list[Peaks]  # of this machine right after each of treadle's, [repeat]
+    cpu_s: float = 0.0  # processor time of all of treadle's repetitions and threads
 
     def share(self, seconds: Sequence[float], n_threads: int) -> float | None:
-        """Of the processor time that ``n_threads`` asked for in ``seconds``, what they got; None
-        where that was too short to tell.
+        """Return the share of the processor time that ``n_threads`` wanted in ``seconds`` and got;
+        None if that was too short to tell.
         """
         total_s = sum(seconds)
         return min(1.0, self.cpu_s / total_s / n_threads) if total_s >= TELLING_S else None
@@ -240,8 +242,8 @@ def time_in_turns(
 ) -> BenchTimes:
     """Time every repetition of every engine.
 
-    The engines take turns, so that a slow minute of a shared machine falls on all of them. One
-    repetition before the first warms caches and compiles what is missing; it is not counted.
+    The engines alternate, so that a slow minute of a shared machine affects all of them. One extra
+    repetition first warms caches and compiles missing kernels; it is not counted.
     """
     timed = BenchTimes([[] for _ in engines], [])
     for i in range(repeat + 1):
@@ -252,14 +254,14 @@ def time_in_turns(
                 times.append(elapsed)
             if i and engine.name == Treadle.name:
                 timed.cpu_s += cpu_s
-                timed.peaks.append(measured_peaks(model, None))  # bandwidth moves by the second
+                timed.peaks.append(measured_peaks(model, None))  # bandwidth varies within seconds
     progress(f"timing {test.name} at depth {test.depth}", repeat + 1, repeat + 1)
     return timed
 
 
 def time_once(engine: Contender, test: Test) -> tuple[float, float]:
-    """Return the seconds that ``test`` takes once, the tokens before it not counted: by the clock,
-    and of processor time, in which a thread that waits for the others in a run counts too.
+    """Return the seconds that ``test`` takes once, without the tokens before it: wall time, and
+    processor time, which includes threads that wait for others within a run.
     """
     engine.hold(test.depth, test.sequences)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
@@ -273,9 +275,9 @@ def time_once(engine: Contender, test: Test) -> tuple[float, float]:
 def evaluate(
     model: Any, name: str, engines: Sequence[Contender], test: Test, timed: BenchTimes
 ) -> Iterator[Result]:
-    """Turn seconds into results; bytes and operations are those of treadle's plan.
+    """Yield results from seconds; bytes and operations are those of treadle's plan.
 
-    A share is the median of those that each repetition has of the peaks right after it.
+    A share is the median of each repetition's share of the peaks measured right after it.
     """
     n_rows = test.n if test.kind == "pp" else test.sequences
     steps = model.plan(min(n_rows, model.engine.max_tokens), test.sequences)
@@ -287,7 +289,7 @@ def evaluate(
         middle = median(times)
         ours = engine.name == Treadle.name
         device = device_name(model) if ours else None
-        told = ours and device is None  # else threads wait, and work is done elsewhere
+        told = ours and device is None  # else threads only wait for the device
         yield Result(
             test=test.name,
             depth=test.depth,

@@ -1,4 +1,4 @@
-"""``treadle chat``: a conversation in the terminal; the answers alone are standard output."""
+"""``treadle chat``: a conversation in the terminal; standard output has only the answers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def command(
     if model is None:
         raise click.UsageError(NO_MODEL)
     shown: dict[str, Any] = {"markdown": markdown, "show_reasoning": show_reasoning}
-    reasoning = defaults.pop("reasoning", "auto")  # which /set may change
+    reasoning = defaults.pop("reasoning", "auto")  # /set may change it
     settings = AnswerSettings(**vars(options), when_full=when_full, reasoning=reasoning, **shown)
     conversation = Conversation(settings=settings)
     if record is not None:
@@ -104,34 +104,36 @@ def command(
                 chat.run(open_lines(words, keys), interactive=True)
             return
         if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 ends no chat
+            sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 does not end the chat
         chat.run(PipedLines(sys.stdin), interactive=False)
     if chat.failed or (chat.n_asked and not chat.n_answered):
-        raise click.exceptions.Exit(1)  # a script should know
+        raise click.exceptions.Exit(1)  # so that scripts notice
 
 
 class Chat:
-    """The loop between a source of lines, a conversation and a model."""
+    """The loop that connects a source of lines, a conversation and a model."""
 
     def __init__(
         self, model: Model, conversation: Conversation, progress: ProgressBar | None = None
     ) -> None:
         self.model = model
-        self.progress = progress  # of kernels that are compiled when an answer needs them
+        self.progress = progress  # of kernels compiled for an answer
         self.conversation = conversation
         conversation.check = self.check
-        self.session = model.session()  # keeps the cache from one turn to the next
-        self.lines: LineSource | None = None  # while it runs
+        self.session = model.session()  # keeps the KV cache between turns
+        self.lines: LineSource | None = None  # set while it runs
         self.n_asked = self.n_answered = 0
-        self.failed = False  # whether a command could not be carried out
+        self.failed = False  # whether a command could not be executed
 
     def check(self, settings: AnswerSettings) -> None:
-        """Raise SamplingError or GrammarError for what this model cannot have. Nothing is run."""
+        """Raise SamplingError or GrammarError for settings that this model cannot have. Nothing is
+        run.
+        """
         with settings.named():
             self.model.generate([0], session=self.session, **settings.settings())
 
     def run(self, lines: LineSource, *, interactive: bool) -> None:
-        """Read, answer, and read again, until the lines end or the person leaves."""
+        """Read and answer, until the lines end or the user exits."""
         self.lines = lines
         while True:
             try:
@@ -145,14 +147,14 @@ class Chat:
                     self.answer(interactive=interactive)
             except EOFError:
                 return
-            except KeyboardInterrupt:  # a second one in an answer, too
+            except KeyboardInterrupt:  # also a second one during an answer
                 if not interactive:
                     raise
                 lines.discard()
                 note("Ctrl-D exits.")
 
     def answer(self, *, interactive: bool) -> None:
-        """Stream the model's next answer, and record it; Ctrl-C keeps what was said so far."""
+        """Stream the model's next answer, and record it; Ctrl-C keeps the output so far."""
         conversation = self.conversation
         self.n_asked += 1
         screen = open_screen(markdown=conversation.settings.markdown)
@@ -176,11 +178,11 @@ class Chat:
                 screen.end()
                 note("stopped; the message was discarded")
                 return
-        except TreadleError as error:  # a template that refuses these roles, say: talk goes on
+        except TreadleError as error:  # a template that refuses roles, say: the chat continues
             self.clean(heard)
             if heard is not None and heard.content:
                 screen.end()
-            if isinstance(error, FileError):  # the model's file shrank: there is nobody to talk to
+            if isinstance(error, FileError):  # the model's file shrank, so the model is unusable
                 raise
             conversation.unanswered()
             complain(typed(error))
@@ -193,20 +195,20 @@ class Chat:
         self.record(reply, heard.content)
 
     def heard(self, reply: Generation, screen: Screen) -> ReplyView:
-        """What takes the pieces of an answer."""
+        """Return the view that takes the pieces of an answer."""
         settings = self.conversation.settings
         speech = speech_of(self.model, reply, bound=settings.constraint is not None)
         return ReplyView(screen, speech, whole=settings.show_reasoning)
 
     def clean(self, heard: ReplyView | None) -> None:
-        """End what stands half-written on the screen: a bar of compiling, a line of thinking."""
+        """Remove partial output from the screen: a progress bar, a reasoning line."""
         if self.progress is not None:
             self.progress.close()
         if heard is not None:
             heard.end()
 
     def record(self, reply: Generation, text: str) -> None:
-        """Keep an answer, and say what it cost and whether it was cut."""
+        """Record an answer, and report its cost and whether it was truncated."""
         if reply.finish_reason == "context":
             note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
@@ -216,13 +218,15 @@ class Chat:
         note(str(turn))
 
     def remedy(self) -> str:
-        """What a person can do about a full context."""
+        """Return advice about a full context."""
         if self.conversation.settings.when_full == "drop":
             return "The next message drops the oldest ones"
         return "/undo or /clear frees some of it, /set when_full drop removes the oldest messages"
 
     def begin(self, n_dropped: int) -> Generation:
-        """The answer to the conversation without its first messages. Raises ContextFullError."""
+        """Return the generation for the conversation without its first messages. Raises
+        ContextFullError.
+        """
         conversation = self.conversation
         made: Generation = self.model.chat(
             conversation.request(n_dropped),
@@ -233,9 +237,9 @@ class Chat:
         return made
 
     def fitting(self) -> Generation:
-        """The answer, before its first piece. Where the settings say so the oldest turns are
-        dropped until half of the context is free, as soon as a quarter no longer is: with every
-        drop the rest is read anew, so it should be seldom. Raises ContextFullError.
+        """Return the generation of the next answer, not started. With ``when_full`` "drop", the
+        oldest turns are dropped until half of the context is free, once less than a quarter is:
+        each drop needs a new prefill of the rest, so it should be rare. Raises ContextFullError.
         """
         conversation, settings = self.conversation, self.conversation.settings
         before, n_ctx = conversation.n_dropped, self.model.n_ctx
@@ -265,13 +269,13 @@ class Chat:
 
 
 def turn_of(model: Model, reply: Generation) -> AnswerCost:
-    """Take an answer's statistics from its `Generation`."""
-    n_context = len(reply.prompt_ids) + len(reply.ids)  # the last may only be said
+    """Return an answer's statistics from its `Generation`."""
+    n_context = len(reply.prompt_ids) + len(reply.ids)  # the last id may have no KV entry
     return AnswerCost(reply.timings, min(n_context, model.n_ctx), model.n_ctx)
 
 
 def note(text: str) -> None:
-    """Write a remark to standard error, dim on a terminal."""
+    """Write a note to standard error, dim on a terminal."""
     text = folded(printable(text, keep="\n\t"))
     if is_styled(sys.stderr):
         text = f"\x1b[2m{text}\x1b[0m"
@@ -279,6 +283,6 @@ def note(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write what went wrong to standard error; the chat goes on."""
+    """Write an error to standard error; the chat continues."""
     text = printable(f"treadle: error: {text}", keep="\n\t")
     print(folded(text), file=sys.stderr, flush=True)

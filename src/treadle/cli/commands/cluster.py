@@ -19,7 +19,7 @@ NEEDED = ("ray", "starlette", "prometheus_client")
 
 
 def check_extra() -> None:
-    """Raise ClickException where the extra is not installed."""
+    """Raise ClickException if the extra is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise click.ClickException(
@@ -28,8 +28,9 @@ def check_extra() -> None:
 
 
 def connect(address: str | None, n_cpus: float) -> None:
-    """To the Ray at ``address``, or to one that starts on this machine and ends with us. Raises
-    ClickException where it has fewer than ``n_cpus`` processors: what does not fit waits for ever.
+    """Connect to the Ray at ``address``, or start one on this machine that ends with this process.
+    Raises ClickException if it has fewer than ``n_cpus`` processors: actors that do not fit would
+    wait forever.
     """
     import logging
 
@@ -37,7 +38,7 @@ def connect(address: str | None, n_cpus: float) -> None:
 
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        most = max(math.ceil(n_cpus), os.cpu_count() or 1)  # they are shared, if there are fewer
+        most = max(math.ceil(n_cpus), os.cpu_count() or 1)  # if there are fewer, they are shared
         ray.init(include_dashboard=False, num_cpus=most, **quiet)
     else:
         try:

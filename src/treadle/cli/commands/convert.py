@@ -20,14 +20,14 @@ from treadle.files.target import check_not_read, files_of
 if TYPE_CHECKING:
     from treadle.convert.recipe import Options as OptionsOf
 
-ADAPTER = "adapter_config.json"  # of PEFT's folders
+ADAPTER = "adapter_config.json"  # in PEFT's folders
 OF_MODELS = ("align", "split_max_size", "tokenizer", "settings", "resume", "allow_nonfinite")
-TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # what a model of text has
+TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # keys that every text model has
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
 
 
 def alignment(text: str) -> int:
-    """A power of two, or ``page``: what this machine maps at a time."""
+    """Parse a power of two, or ``page``: this machine's page size."""
     if text == "page":
         return mmap.PAGESIZE
     n = int(text) if text.isdecimal() else 0
@@ -37,7 +37,7 @@ def alignment(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """A number of bytes: ``500M``, ``2G``."""
+    """Parse a number of bytes: ``500M``, ``2G``."""
     match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
     if match is None or not int(match[1]):
         raise click.BadParameter(f"'{text}' is no size, such as 500M or 2G")
@@ -170,7 +170,9 @@ def command(
 
 
 def checkpoint(src: str) -> Path:
-    """Where SRC is; what ``hf:`` names is downloaded, whatever its size: it is read in strips."""
+    """Return the path of SRC; ``hf:`` names are downloaded, whatever their size, because conversion
+    reads in strips.
+    """
     if not src.startswith("hf:"):
         return Path(src).expanduser()
     with ProgressBar() as meter:
@@ -178,7 +180,7 @@ def checkpoint(src: str) -> Path:
 
 
 def is_inside(path: Path) -> bool:
-    """Whether it is the adapter of a task in a model's folder."""
+    """Return whether it is a task's adapter in a model's folder."""
     if path.exists():
         return False
     from treadle.convert.lora.tasks import is_task
@@ -197,7 +199,7 @@ def adapted(folder: Path, base: str, target: Path, options: OptionsOf) -> Path:
 def show_written(
     path: Path, kind: str, written: list[Path], as_json: bool, remarks: Sequence[str] = ()
 ) -> None:
-    """Tell which files were written of ``path``."""
+    """Report the files that were written for ``path``."""
     sizes = [made.stat().st_size for made in written]
     if as_json:
         paths = [{"path": str(p), "n_bytes": n} for p, n in zip(written, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Two model files, tensor by tensor: what ``treadle inspect --diff`` prints."""
+"""Comparison of two model files, tensor by tensor, for ``treadle inspect --diff``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from treadle.errors import TreadleError
 from treadle.files.gguf import GGUF, GGUFArray, Tensor
 from treadle.models.load import load_config
 
-TASK_WEIGHTS = 1 << 20  # weights a thread compares at a time
+TASK_WEIGHTS = 1 << 20  # weights that a thread compares at a time
 MISSING = "-"
 Progress = Callable[[str, int, int], None]
 Rows = npt.NDArray[np.intp]
 
 
 def compare(a: GGUF, b: GGUF, n_threads: int, progress: Progress) -> dict[str, Any]:
-    """Tell all that differs: metadata, which tensors there are, their shapes, formats, weights."""
+    """Return all differences: metadata, presence of tensors, shapes, formats, weights."""
     order = order_of_b(a, b)
     names = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
     rows = []
@@ -42,13 +42,14 @@ def compare(a: GGUF, b: GGUF, n_threads: int, progress: Progress) -> dict[str, A
 
 
 def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
-    """Where B's queries and keys turn in other pairs than A's, their rows are in another order.
+    """Return the row order of B's query and key tensors, if its RoPE pairs other rows than A's.
 
-    Returns a function of a tensor's name and its rows: at which of B's is what A has in each.
+    The result is a function of a tensor's name and its number of rows: for each row of A, its index
+    in B, or None for the same order.
     """
     try:
         config, other = load_config(a), load_config(b)
-    except TreadleError:  # no model of ours: nothing is known of its heads
+    except TreadleError:  # not a supported model: its heads are unknown
         return lambda name, n: None
     if config.arch.rope == other.arch.rope:
         return lambda name, n: None
@@ -64,7 +65,7 @@ def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
         if n_head is None or n % (2 * n_head):
             return None
         rows = np.arange(n).reshape(n_head, -1)
-        if config.arch.rope == "neox":  # A's halves of a head are B's neighbours
+        if config.arch.rope == "neox":  # A pairs the halves of a head, B neighbouring rows
             return rows.reshape(n_head, -1, 2).swapaxes(1, 2).ravel()
         return rows.reshape(n_head, 2, -1).swapaxes(1, 2).ravel()
 
@@ -72,7 +73,7 @@ def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
 
 
 def compare_metadata(a: GGUF, b: GGUF) -> list[dict[str, Any]]:
-    """The keys whose values differ, or that one file alone has (None for the other's value)."""
+    """Return the keys with different values, or in one file only (None for the missing value)."""
     out = []
     for key in [*a.metadata, *(key for key in b.metadata if key not in a.metadata)]:
         if content(a.metadata.get(key)) != content(b.metadata.get(key)):
@@ -87,10 +88,10 @@ def compare_metadata(a: GGUF, b: GGUF) -> list[dict[str, Any]]:
 
 
 def content(value: object) -> object:
-    """A metadata value as something to compare: arrays by their bytes."""
+    """Return a metadata value in comparable form: arrays as bytes."""
     if isinstance(value, GGUFArray):
         return value.type, len(value), value.payload.tobytes()
-    return type(value), repr(value)  # a NaN equals itself so
+    return type(value), repr(value)  # by repr a NaN equals itself
 
 
 def compare_tensors(
@@ -99,8 +100,8 @@ def compare_tensors(
     pool: ThreadPoolExecutor,
     order_of: Callable[[str, int], Rows | None] = lambda name, n: None,
 ) -> dict[str, Any]:
-    """Tell how one tensor differs: ``rmse``, ``relative`` (to the root mean square of A's) and
-    ``largest`` are of the weights, None where they cannot be compared.
+    """Compare one tensor: ``rmse``, ``relative`` (to the root mean square of A's weights) and
+    ``largest`` are errors of the weights, None if they cannot be compared.
     """
     some = a or b
     assert some is not None
@@ -124,7 +125,7 @@ def compare_tensors(
 
 
 def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
-    """Whether the bytes are equal, B's rows taken in A's order."""
+    """Return whether the bytes are equal, with B's rows in A's order."""
     if order is None:
         return all(map(np.array_equal, a.arrays, b.arrays))
     n = len(order)
@@ -134,7 +135,9 @@ def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
 def errors(
     a: Tensor, b: Tensor, pool: ThreadPoolExecutor, order: Rows | None
 ) -> dict[str, float | None]:
-    """How far B's weights are from A's, in strips of rows; None for what is not finite."""
+    """Return the differences of B's weights from A's, computed in strips of rows; None if not
+    finite.
+    """
     assert a.format is not None
     assert b.format is not None
     k = a.shape[-1] if len(a.shape) > 1 or (a.shape and order is None) else 1
@@ -162,7 +165,7 @@ def errors(
 
 
 def print_diff(report: Mapping[str, Any]) -> None:
-    """Print it for people: what is the same is only counted."""
+    """Print the report for people; identical tensors are only counted."""
     heading(f"{report['a']} (A) and {report['b']} (B)")
     if report["metadata"]:
         print_table(
@@ -192,16 +195,16 @@ def print_diff(report: Mapping[str, Any]) -> None:
 
 
 def shown(value: object) -> str:
-    """A metadata value in a column."""
+    """Format a metadata value for a column."""
     return MISSING if value is None else shorten(written(value), 80)
 
 
 def shapes(row: Mapping[str, Any]) -> str:
-    """One shape, or both where they differ."""
+    """Format one shape, or both if they differ."""
     texts = ["×".join(map(str, shape)) for shape in row["shapes"] if shape is not None]
     return " / ".join(dict.fromkeys(texts))
 
 
 def number(value: float | None) -> str:
-    """A number of four digits."""
+    """Format a number with four digits."""
     return MISSING if value is None else f"{value:.3e}"

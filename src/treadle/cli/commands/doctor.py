@@ -1,4 +1,4 @@
-"""``treadle doctor``: what this machine can do, and what holds it back."""
+"""``treadle doctor``: the machine's capabilities and limits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.profiling.facts import ModelFile
 
-LEAST_ROOM = 16  # columns of a terminal for values beside their keys
-# How numbers are written whose name ends so; the ending is no part of what people read.
+LEAST_ROOM = 16  # least columns for values next to their keys
+# Formats of numbers by their key's suffix, which is not printed.
 UNITS: dict[str, Callable[[float], str]] = {
     "_bytes_s": lambda number: scaled(number, "B/s"),
     "_ops_s": lambda number: scaled(number, "op/s"),
@@ -45,7 +45,7 @@ def command(model: str | None, reload: bool, chat_template: str | None, as_json:
         raise click.UsageError("--reload needs a MODEL")
     if chat_template is not None and model is None:
         raise click.UsageError("--chat-template needs a MODEL")
-    build_defaults({"chat_template": chat_template})  # which says what is wrong with it
+    build_defaults({"chat_template": chat_template})  # raises click.UsageError for a bad one
     with ProgressBar() as progress:
         report = examine(model, progress, reload=reload, chat_template=chat_template)
     show(report, as_json, print_report)
@@ -58,7 +58,7 @@ def examine(
     reload: bool = False,
     chat_template: str | None = None,
 ) -> dict[str, Any]:
-    """Describe this machine, and measure its peaks if kernels can be had for that."""
+    """Describe this machine, and measure its peaks if kernels can be compiled."""
     from treadle.devices.cpu.residence import read_anew
     from treadle.devices.cuda.facts import told
     from treadle.devices.wgpu.device import told as wgpu_told
@@ -80,14 +80,14 @@ def examine(
         failure = str(error)
     report = describe(Subject(about, peaks))
     report["gpu"] = told() | wgpu_told()
-    report["warnings"] = report.pop("warnings")  # the last, as people read it
+    report["warnings"] = report.pop("warnings")  # last in the output
     if failure:
         report["warnings"].append(f"peaks were not measured: {failure}")
     return report
 
 
 def look_at(model: str, progress: ProgressBar, chat_template: str | None = None) -> ModelFile:
-    """Tell what matters of MODEL's files, without reading a weight."""
+    """Return facts about MODEL's files, without reading weights."""
     from treadle.api.summary import bytes_by_type
     from treadle.cli.load import find_model
     from treadle.convert.open import open_model
@@ -106,7 +106,7 @@ def look_at(model: str, progress: ProgressBar, chat_template: str | None = None)
         formats = list(bytes_by_type(tensors))
         lacking = {tensor.type_name for tensor in tensors if tensor.format is None}
         return ModelFile(
-            # a Hugging Face folder's own path is no file, and its tensors name theirs
+            # a Hugging Face folder's path is not a file; its tensors have their own
             files=sorted(p for p in {t.path for t in tensors} | {gguf.path} if p.is_file()),
             formats=formats,
             without_kernel=[name for name in formats if name in lacking],
@@ -118,8 +118,8 @@ def look_at(model: str, progress: ProgressBar, chat_template: str | None = None)
 
 
 def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | None] | None:
-    """What answers of the file's own chat template, or of another, are read for, and where the
-    template came from; None: the file has none.
+    """Return the origin, reasoning marks and tool-call format of the file's chat template, or of
+    another; None if the file has none.
     """
     from treadle.chat.template.override import choose_template
     from treadle.chat.template.template import load_template
@@ -153,7 +153,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
 
 
 def print_report(report: Mapping[str, object]) -> None:
-    """Print it for people."""
+    """Print the report for people."""
     room = terminal_width()
     for line in render(report):
         at = hang(line)
@@ -164,7 +164,7 @@ def print_report(report: Mapping[str, object]) -> None:
 
 
 def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
-    """Write a report, a mapping of mappings, lists and values, as indented lines."""
+    """Yield a report, a mapping of mappings, lists and values, as indented lines."""
     width = max((len(label(key)) for key in report), default=0)
     for key, value in report.items():
         if value and isinstance(value, Mapping):
@@ -178,24 +178,24 @@ def render(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
 
 
 def hang(line: str) -> int:
-    """Columns by which the continuations of a line are indented: to where its value begins."""
+    """Return the indent of a line's continuations: the column of its value."""
     begin = len(line) - len(line.lstrip())
     gap = line.find("  ", begin)
     return begin + 2 if gap < 0 else len(line) - len(line[gap:].lstrip())
 
 
 def unit(key: str) -> str:
-    """Find the ending of ``key`` that says what its number counts."""
+    """Return the suffix of ``key`` that names its number's unit, or ""."""
     return next((ending for ending in UNITS if key.endswith(ending)), "")
 
 
 def label(key: str) -> str:
-    """Write a key as people would, without its unit."""
+    """Return a key in words, without its unit."""
     return printable(key.removesuffix(unit(key)).replace("_", " "))
 
 
 def written(key: str, value: object) -> str:
-    """Write one value as people would."""
+    """Format one value for people."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

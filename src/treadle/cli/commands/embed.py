@@ -1,4 +1,4 @@
-"""``treadle embed``: texts as vectors."""
+"""``treadle embed``: embedding vectors of texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``treadle imatrix``: what in a model's weights matters for a text."""
+"""``treadle imatrix``: importance of the weights' columns for a text."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def command(
     from treadle.quantize.imatrix.matrix import missing, read
     from treadle.quantize.plan import is_matrix
 
-    # One of --in-file may be OUT: what it holds goes on in what replaces it.
+    # One of --in-file may be OUT: its contents are merged into its replacement.
     check_target(file_name(output), files_of(model, file_name(file)), force=force)
     earlier = [read(other) for other in others]
     with (
@@ -110,7 +110,7 @@ def command(
 def run(
     model: Model, file: str, n_ctx: int, chunks: int | None, with_output: bool, meter: ProgressBar
 ) -> ImportanceMatrix:
-    """Cut the text and collect."""
+    """Tokenize the text, cut it into windows and collect the importance matrix."""
     from treadle.evaluate import cut
     from treadle.quantize.imatrix.collect import collect
 
@@ -128,7 +128,7 @@ def run(
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print it for people."""
+    """Print the report for people."""
     print(
         f"{printable(report['path'])}: {report['n_entries']} matrices, "
         f"{report['n_chunks']} windows of {report['chunk_size']} tokens, "

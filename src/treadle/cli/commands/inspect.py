@@ -1,4 +1,4 @@
-"""``treadle inspect``: what a model file holds, and what treadle would miss in it."""
+"""``treadle inspect``: a model file's contents, and the parts that treadle does not support."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
 
 
 def print_difference(a: str, b: str, as_json: bool) -> None:
-    """Compare two files and print what was found."""
+    """Compare two files and print the result."""
     from treadle.cli.commands.diff import compare, print_diff
     from treadle.convert.open import open_model
     from treadle.machine.topology import usable_threads
@@ -59,7 +59,7 @@ def print_difference(a: str, b: str, as_json: bool) -> None:
 
 
 def describe(gguf: GGUF) -> dict[str, Any]:
-    """Tell all about a file; a Hugging Face folder has no version of GGUF."""
+    """Return all facts about a file; a Hugging Face folder has no GGUF version."""
     from treadle.files.splits import is_hf
 
     tensors = list(gguf.tensors.values())
@@ -90,29 +90,29 @@ def describe(gguf: GGUF) -> dict[str, Any]:
 
 
 def per_token(gguf: GGUF) -> dict[str, int] | None:
-    """What a token meets of the model; None where it cannot be told."""
+    """Return the parameters and bytes that a token uses; None if unknown."""
     from treadle.models.active_parameters import active
     from treadle.models.load import load_config
 
     try:
         found = active(gguf, load_config(gguf, warn=False))
-    except TreadleError:  # which ``find_problems`` tells
+    except TreadleError:  # ``find_problems`` reports it
         return None
     return asdict(found)
 
 
 def n_elements(tensors: Iterable[Tensor]) -> int:
-    """How many numbers they hold."""
+    """Return the number of elements of all tensors."""
     return sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 def bits(tensors: list[Tensor]) -> float:
-    """Bits a weight takes, over all of these tensors."""
+    """Return bits per weight over all of these tensors."""
     return 8 * sum(t.n_bytes for t in tensors) / max(n_elements(tensors), 1)
 
 
 def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
-    """Tell, for each weight format, how much of the file is in it and what that costs."""
+    """Return the share and size of each weight format."""
     sizes = bytes_by_type(tensors)
     groups = {name: [t for t in tensors if t.type_name == name] for name in sizes}
     return [
@@ -130,12 +130,12 @@ def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
 
 
 def find_problems(gguf: GGUF) -> list[str]:
-    """List what treadle could not do with this file, each part asked by itself."""
+    """List the parts of this file that treadle does not support; each is checked separately."""
     from treadle.models.load import TEXT_ALONE, load_config
     from treadle.tokenizer.tokenizer import load_tokenizer
 
     parts: list[tuple[str, Callable[[GGUF], object]]] = [
-        ("model", partial(load_config, warn=False)),  # its list is here
+        ("model", partial(load_config, warn=False)),  # problems are listed here instead
         ("tokenizer", load_tokenizer),
     ]
     problems = []
@@ -157,18 +157,20 @@ def find_problems(gguf: GGUF) -> list[str]:
 
 
 def find_template(gguf: GGUF) -> str | None:
-    """Where the chat template comes from that ``chat`` and ``serve`` take; None: there is none."""
+    """Return the origin of the chat template that ``chat`` and ``serve`` use; None if there is
+    none.
+    """
     from treadle.chat.template.template import load_template
     from treadle.models.load import load_config
 
     try:
         return load_template(gguf, load_config(gguf, warn=False).arch.name).origin
-    except TreadleError:  # which ``find_problems`` tells
+    except TreadleError:  # ``find_problems`` reports it
         return None
 
 
 def token_line(report: Mapping[str, Any]) -> str:
-    """Experts, if there are any, and what a token reads."""
+    """Format the experts, if there are any, and the bytes that a token reads."""
     each = report["per_token"]
     if each is None:
         return ""
@@ -181,7 +183,7 @@ def token_line(report: Mapping[str, Any]) -> str:
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """Print it for people."""
+    """Print the report for people."""
     heading(report["path"])
     version = report["version"]
     kind = "Hugging Face folder" if version is None else f"GGUF version {version}"

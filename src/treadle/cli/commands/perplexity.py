@@ -1,4 +1,4 @@
-"""``treadle perplexity``: how well a model predicts a text, alone and beside a reference."""
+"""``treadle perplexity``: how well a model predicts a text, alone or against a reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.evaluate import Reference, Scores, Summary, TokenWindows
 
-DEFAULT_CONTEXT = 512  # tokens: what published numbers are for
+DEFAULT_CONTEXT = 512  # tokens, as in published numbers
 STAGE = "perplexity"
 
 
@@ -123,7 +123,7 @@ def check_usage(
     save: str | None,
     context: int | None,
 ) -> None:
-    """Options that exclude each other are wrong usage."""
+    """Raise click.UsageError for options that exclude each other."""
     if file is None and not saved:
         why = f": {reference} holds no saved predictions, nor so a text" if reference else ""
         raise click.UsageError(f"Missing argument 'FILE'{why}")
@@ -138,7 +138,7 @@ def check_usage(
 def open_model(
     ref: str, n_ctx: int, threads: int | None, meter: ProgressBar, stack: ExitStack, **settings: Any
 ) -> Model:
-    """Load a model with room for the windows that are run at once."""
+    """Load a model with a KV cache for the windows that run at once."""
     from treadle.evaluate import N_SEQUENCES
 
     return stack.enter_context(
@@ -155,7 +155,7 @@ def windows_of(
     stride: int,
     chunks: int | None,
 ) -> TokenWindows:
-    """Cut the text, after all concerned agree on its tokens."""
+    """Cut the text into windows; raise TreadleError if the two models tokenize it differently."""
     from treadle.evaluate import cut
 
     tokenizer = model.tokenizer
@@ -175,7 +175,7 @@ def windows_of(
 
 
 def bos_of(tokenizer: Any) -> int | None:
-    """The token that this model wants every text to begin with, if any."""
+    """Return the BOS token if the model expects it at the beginning of every text."""
     return tokenizer.bos if tokenizer.add_bos else None
 
 
@@ -219,7 +219,7 @@ def describe(
     summary: Summary,
     seconds: float,
 ) -> dict[str, Any]:
-    """Tell all: what was measured, how, and what came out."""
+    """Return the report: model, settings, speed and results."""
     n_run = len(windows) * (windows.n_ctx - 1)
     report: dict[str, Any] = {
         "model": str(model.path),
@@ -236,7 +236,7 @@ def describe(
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print it for people."""
+    """Print the report for people."""
     heading(report["model"])
     print(
         f"{report['n']} tokens scored in {report['n_windows']} windows of {report['n_ctx']}, "
@@ -260,6 +260,6 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def plus_minus(estimate: dict[str, float], digits: int, scale: float = 1, unit: str = "") -> str:
-    """Write a value and its standard error."""
+    """Format a value and its standard error."""
     value, error = scale * estimate["value"], scale * estimate["error"]
     return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"

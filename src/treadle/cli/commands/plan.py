@@ -1,4 +1,4 @@
-"""``treadle plan``: the steps that a model's forward pass consists of, in order."""
+"""``treadle plan``: the steps of a model's forward pass, in order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from treadle.cli.ui.table import heading, n_bytes, print_json, print_table, say,
 from treadle.errors import TreadleError
 from treadle.models.graphs import main_output
 
-ROOM = 4096  # tokens of context that a profile has at least: small ones have plans of their own
-AGREES = 0.03  # of the whole: what the steps' sum may differ by before it is explained
+ROOM = 4096  # least context of a profile in tokens: smaller ones have other plans
+AGREES = 0.03  # of the whole: a larger difference of the steps' sum is explained
 SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 
 
@@ -90,13 +90,13 @@ def command(
 def row_of(
     step: Any, parts: list[tuple[int, int]], profile: Profile | None, peaks: Peaks
 ) -> dict[str, Any]:
-    """Tell one step's facts, and its speed if it was run."""
+    """Return one step's facts, and its speed if it was run."""
     row = {"label": step.label, "kernel": step.kernel, "shape": list(step.shape)}
     return row | facts_of([step], parts, profile, peaks)
 
 
 def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
-    """Print the rows, and their sum."""
+    """Print the rows and their sum."""
     headers = ["label", "kernel", "shape", "bytes ", "operations "]
     total = [counted(len(rows), "step"), "", ""]
     total += [n_bytes(sum(row["n_bytes"] for row in rows))]
@@ -111,13 +111,13 @@ def print_plan(rows: list[dict[str, Any]], profile: bool) -> None:
 
 
 def cells_of(row: dict[str, Any], profile: bool) -> list[str]:
-    """Write one row for people."""
+    """Format one row for people."""
     cells = [row["label"], row["kernel"], "×".join(map(str, row["shape"]))]
     return cells + work_cells(row, profile)
 
 
 def work_cells(row: dict[str, Any], profile: bool) -> list[str]:
-    """Write work, and time and speeds: a step without bytes or operations has none of these."""
+    """Format work, time and speeds; a step without bytes or operations lacks those cells."""
     cells = [n_bytes(row["n_bytes"]), scaled(row["n_flops"])]
     if not profile:
         return cells
@@ -132,7 +132,7 @@ def work_cells(row: dict[str, Any], profile: bool) -> list[str]:
 
 
 def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
-    """Print the sums by kind, and how they compare with the whole."""
+    """Print the sums by kind, and compare them with the whole."""
     print()
     heading("by kind, of all steps")
     headers = ["kind", "steps ", "bytes ", "operations ", *SPEEDS]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from treadle.models.lora import Adapter
     from treadle.quantize.plan import Recipe
 
-SHOWN = 6  # names of tensors in a remark
+SHOWN = 6  # most tensor names in a remark
 
 
 @click.command()
@@ -106,7 +106,7 @@ def command(
                 imatrix=matrix,
             )
             if matrix is not None:
-                check_importances(gguf, recipe, matrix)  # in a dry run, too
+                check_importances(gguf, recipe, matrix)  # also in a dry run
             merged = adapters_of(gguf.path, lora)
             began = time.perf_counter()
             if not dry_run:
@@ -135,7 +135,7 @@ def command(
 
 
 def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Adapter, float]]:
-    """The adapters that are to be added to a model's weights."""
+    """Open the adapters to merge into the model's weights."""
     if not given:
         return []
     from treadle.convert.lora.lora import open_adapter
@@ -145,7 +145,7 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
     from treadle.models.lora import EMBEDDINGS
 
     made = []
-    with open_gguf(path) as gguf:  # its tensors get the graph's names: not for writing
+    with open_gguf(path) as gguf:  # load_config renames tensors: this copy is not for writing
         config = load_config(gguf)
         for file, scale in given:
             adapter = open_adapter(file, gguf, config)
@@ -159,7 +159,7 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
 
 
 def gguf_of(src: str, meter: ProgressBar) -> Path:
-    """The file that SRC means, which must be GGUF: a folder's tensors have another order."""
+    """Return the file of SRC, which must be GGUF: tensors of a folder have another order."""
     path = find_model(src, meter)
     if path.is_dir() or path.suffix == ".safetensors":
         raise UnsupportedError(
@@ -170,7 +170,7 @@ def gguf_of(src: str, meter: ProgressBar) -> Path:
 
 
 def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> dict[str, Any]:
-    """Tell what became, or is to become, of the file; without ``seconds`` nothing was done."""
+    """Return the report of the written file, or without ``seconds`` of a dry run."""
     before = sum(target.tensor.n_bytes for target in recipe.targets)
     return {
         "source": str(gguf.path),
@@ -200,8 +200,8 @@ def describe(recipe: Recipe, gguf: Any, made: Shard, seconds: float | None) -> d
 
 
 def remarks(recipe: Recipe, matrix: Any) -> list[str]:
-    """What a user should know before it is done: formats that stand in, formats that are not for
-    these weights, importances that lack or change nothing.
+    """Return warnings about the recipe: substituted formats, unsuitable formats, importances that
+    are missing or unused.
     """
     from treadle.quantize.imatrix.matrix import missing
 
@@ -227,7 +227,7 @@ def remarks(recipe: Recipe, matrix: Any) -> list[str]:
 
 
 def instead(recipe: Recipe) -> list[str]:
-    """Formats that stand in for others, in one line for the whole file."""
+    """Return a line about all substituted formats."""
     groups = recipe.instead
     if not groups:
         return []
@@ -241,7 +241,7 @@ def instead(recipe: Recipe) -> list[str]:
 
 
 def trained(recipe: Recipe) -> list[str]:
-    """A warning for each format that only weights trained in it bear."""
+    """Return a warning for each format that only suits weights trained in it."""
     from treadle.formats import by_name
     from treadle.quantize.mixes import TRAINED
     from treadle.quantize.plan import nearest
@@ -265,7 +265,7 @@ def matrices(n: int) -> str:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Print it for people: of a dry run, every tensor."""
+    """Print the report for people; for a dry run, every tensor."""
     dry_run = report["seconds"] is None
     if dry_run:
         print_table(

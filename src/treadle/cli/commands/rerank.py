@@ -1,4 +1,4 @@
-"""``treadle rerank``: which documents answer a query best."""
+"""``treadle rerank``: documents sorted by how well they answer a query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``treadle run``: complete a prompt, and stream the completion alone."""
+"""``treadle run``: complete a prompt; standard output has only the completion."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def command(
                 print_json(report(model, prompt, generation))
             else:
                 if progress.wanted and options.max_tokens != 1:
-                    model.plan()  # what compiles later would draw its bar over the text
+                    model.plan()  # compile now, or a progress bar would cover the text
                 stream(generation)
     if generation.finish_reason == "context":
         remark(f"stopped: the context of {model.n_ctx} tokens is full")
@@ -76,22 +76,22 @@ def command(
 
 
 def is_watched() -> bool:
-    """Tell whether a person sees both the text and what is said of it."""
+    """Return whether both standard output and standard error are terminals."""
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def show_stats(model: Model, generation: Generation, *, whole: bool) -> None:
-    """Say on standard error what the run has done: all of it, or one line."""
+    """Print statistics of the run on standard error: all of them, or one line."""
     from treadle.cli.commands.chat import note, turn_of
     from treadle.cli.stats import report
 
     turn = turn_of(model, generation)
     text = report(model, turn) if whole else str(turn)
-    note(f"\n{text}" if whole and is_watched() else text)  # set apart from what was written
+    note(f"\n{text}" if whole and is_watched() else text)  # a blank line after the output
 
 
 def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Tell MODEL and PROMPT apart; either may be absent."""
+    """Split the arguments into MODEL and PROMPT; either may be None."""
     if len(words) > 2:
         raise click.UsageError(
             f"expected MODEL and PROMPT, got {len(words)} words: put the prompt in quotes"
@@ -104,7 +104,7 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
 
 
 def read_prompt(*, raw: bool) -> str:
-    """Read the prompt from standard input; one newline at its end is the shell's, and is cut."""
+    """Read the prompt from standard input; one newline at its end, the shell's, is removed."""
     if sys.stdin.isatty():
         remark("type the prompt; Ctrl-D ends it")
     try:
@@ -116,7 +116,7 @@ def read_prompt(*, raw: bool) -> str:
 
 
 def is_utf8(argument: str) -> bool:
-    """Tell whether a command line argument was UTF-8: Python keeps other bytes as surrogates."""
+    """Return whether an argument was UTF-8: Python represents other bytes as surrogates."""
     return not any("\ud800" <= c <= "\udfff" for c in argument)
 
 
@@ -125,7 +125,7 @@ def stream(generation: Generation) -> None:
     try:
         for piece in generation:
             emit(piece)
-    except FileError:  # the model's file shrank: what is said of it begins a line
+    except FileError:  # the model's file shrank: its error begins a new line
         if generation.text and sys.stdout.isatty():
             emit("\n")
         raise
@@ -134,7 +134,7 @@ def stream(generation: Generation) -> None:
 
 
 def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:
-    """Run the generation to its end and tell all about it."""
+    """Run the generation to its end and return the report."""
     for _ in generation:
         pass
     timings = generation.timings

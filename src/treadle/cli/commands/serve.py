@@ -15,16 +15,16 @@ from treadle.cli.options import ModelCommand, Number, writing_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 
-MOST_SEQUENCES = 128  # where a number of bytes says how many fit
-# Of all texts together, where nobody says: agents' prompts have 6,000 to 21,000 tokens. They take a
-# quarter of the memory that there is at most, but may take so much.
+MOST_SEQUENCES = 128  # if --kv-mib bounds the cache
+# Default KV cache of all sequences: agents' prompts have 6,000 to 21,000 tokens. It is at most a
+# quarter of the usable memory, or SHARED_BYTES if that is more.
 SHARED_TOKENS, SHARED_BYTES = 32768, 256 << 20
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
 def origin(text: str) -> str:
-    """Where a page is from, as browsers send it. Raises click.BadParameter for anything else, which
-    no page would ever match.
+    """Check an origin of web pages, as browsers send it. Raises click.BadParameter for anything
+    else, which no page would match.
     """
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
         raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")
@@ -190,7 +190,7 @@ def command(
 
 
 def make_folder(path: Path | None) -> None:
-    """The folder of slots that are saved, if one is wanted."""
+    """Create the folder of saved slots, if given."""
     try:
         if path is not None:
             path.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def make_folder(path: Path | None) -> None:
 
 
 def shared_room() -> dict[str, int]:
-    """What all texts have together, where nobody says."""
+    """Return the default limits of the KV cache."""
     from treadle.machine.memory import usable_memory
 
     bound = usable_memory()

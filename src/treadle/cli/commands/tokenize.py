@@ -52,5 +52,5 @@ def command(model: str, text: str | None, only_ids: bool, as_json: bool, raw: bo
 
 
 def describe(tokenizer: Any, id: int) -> dict[str, object]:
-    """Tell all about one token."""
+    """Return all facts about one token."""
     return {"id": id, "piece": tokenizer.piece(id), "bytes": tokenizer.token_bytes(id).hex()}

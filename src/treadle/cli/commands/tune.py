@@ -1,4 +1,4 @@
-"""``treadle tune``: the fastest shape of each kernel on this machine, measured and kept."""
+"""``treadle tune``: the fastest tile of each kernel on this machine, measured and saved."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from treadle.machine.topology import busy
 from treadle.profiling.tune import CROSSOVER, KERNELS
 
 MEASURING = ("kernel", "formats", "k", "m", "n", "threads", "repeat", "plot", "force")
-TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # that kernels read
+TUNABLE = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]  # kernels can read them
 
 
 class FormatName(click.Choice[str]):
     """A format of the table, or one of MLX's, which are too many to list."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it."""
+        """Return the format's name."""
         made = named(str(value).upper())
         return made.name if made else super().convert(value, param, ctx)
 
@@ -132,7 +132,7 @@ def command(
 
         check_place(plot)
     if not dry_run:
-        tuned_rows.check_place(isa)  # minutes of measuring would be lost
+        tuned_rows.check_place(isa)  # before minutes of measuring
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
     shape, kernels = ProductShape(k, m, n), [kernel] if kernel else list(KERNELS)
@@ -150,7 +150,7 @@ def command(
         print_results(results, shape, about, peaks)
         if saved is not None:
             say(f"kept in {saved}: later runs use it")
-    if plot is not None:  # after the results: a full disk costs no more than the picture
+    if plot is not None:  # after the results: a full disk loses only the chart
         from treadle.cli.tune_plot import draw
         from treadle.cli.ui.svg import origin, save
 
@@ -162,7 +162,7 @@ def command(
 
 
 def as_object(results: Sequence[TuneResult], shape: ProductShape, peaks: Peaks) -> dict[str, Any]:
-    """What was found, as JSON has it."""
+    """Return the results as JSON."""
     return {
         "k": shape.k,
         "m": shape.m,
@@ -174,7 +174,7 @@ def as_object(results: Sequence[TuneResult], shape: ProductShape, peaks: Peaks) 
 
 
 def refuse(doubtful: Sequence[TuneResult]) -> None:
-    """Say what was not kept, and why; leaves with exit code 1."""
+    """Report the results that were not saved, and why; exit with code 1."""
     by_reason: dict[str, list[str]] = {}
     for result in doubtful:
         by_reason.setdefault(str(result.doubt), []).append(result.format)
@@ -195,14 +195,14 @@ def measure(
     repeat: int,
     progress: ProgressBar,
 ) -> tuple[Peaks, list[TuneResult]]:
-    """Sweep every format; give this machine's peaks and the results."""
+    """Sweep every format; return this machine's peaks and the results."""
     from treadle.devices.cpu.tuned_rows import tuned_row
     from treadle.profiling.peaks import measure_peaks
     from treadle.profiling.trial import KernelTrial
     from treadle.profiling.tune import tune
 
     for fmt in formats:
-        fmt.row_bytes(shape.k)  # an error of use is told before minutes have passed
+        fmt.row_bytes(shape.k)  # raises for a wrong K before minutes of measuring
     peaks = measure_peaks(isa, n_threads, progress=progress).as_dict()
     old, results = tuned_row(isa).table, []
     for fmt in formats:
@@ -238,8 +238,8 @@ def measure(
 
 
 def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
-    """Say on standard error what may never be used, and what may be chance; ``refused`` tells of
-    its own chance.
+    """Warn on standard error of configurations with wrong results, and of a busy machine;
+    ``refused`` results are reported separately.
     """
     share = min((result.cpu_share for result in results if result not in refused), default=1.0)
     if warning := busy([share], ", so the best may be so by chance; stop them and measure again"):
@@ -251,7 +251,7 @@ def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
 
 
 def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
-    """Tell what --reset did, or would have done."""
+    """Report what --reset removed, or would remove."""
     there = removed is None and Path(path).is_file()
     if as_json:
         print_json({"removed": removed and str(removed), "would_remove": path if there else None})

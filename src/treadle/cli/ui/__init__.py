@@ -1,1 +1,1 @@
-"""What is drawn on a terminal: tables, progress, Markdown, pictures."""
+"""Terminal output: tables, progress, Markdown, charts."""

@@ -1,7 +1,7 @@
-"""Markdown shown as such, while it comes: each block when it is complete.
+"""Streaming Markdown: each block is rendered when it is complete.
 
-A block is complete once another begins behind it. Items of a list count as blocks, so that a long
-list is not awaited; a block of code is shown line by line.
+A block is complete once another begins after it. List items count as blocks, so that a long list
+appears item by item; a code block is shown line by line.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class RichReply:
-    """An answer as rich draws it. Links show their address: an answer should not hide one."""
+    """An answer rendered with rich. Links show their address: an answer should not hide one."""
 
     def __init__(self) -> None:
-        self._text = ""  # the blocks that are not complete
-        self._n_shown = 0  # rows of the first of them that stand on the screen
-        self._before = False  # whether a block stands above
-        self._in_list = False  # whether the first is an item after another one
+        self._text = ""  # the incomplete blocks
+        self._n_shown = 0  # rows of the first of them already on the screen
+        self._before = False  # whether a block was shown before
+        self._in_list = False  # whether the first one is a list item after another
 
     def show(self, piece: str) -> None:
-        """Draw what is complete."""
+        """Render the blocks that ``piece`` completes."""
         self._text += harmless(piece)
         if "\n" in piece:
             self._draw_complete()
 
     def end(self) -> None:
-        """Draw the rest."""
+        """Render the rest."""
         self._draw(self._text, whole=True)
         self._text = ""
         write("" if self._before else "\n")
@@ -54,15 +54,15 @@ class RichReply:
             self._draw("".join(lines[start:]), whole=False)
 
     def _draw(self, text: str, *, whole: bool) -> None:
-        """Write the rows of ``text`` that are not on the screen yet; not ``whole``: it is a block
-        of code whose last row, the margin, may still move.
+        """Write the rows of ``text`` that are not on the screen yet. Not ``whole``: it is a code
+        block whose last row, the margin, may still move.
         """
         if not text.strip():
             return
         rows = draw(text)
         rows = rows if whole else rows[:-1]
         if not self._n_shown:
-            if not text.lstrip().startswith(("```", "~~~")):  # whose margins have a colour
+            if not text.lstrip().startswith(("```", "~~~")):  # their margins are coloured
                 rows = trimmed(rows)
             if self._before and not self._in_list:
                 write("\n")
@@ -71,20 +71,20 @@ class RichReply:
 
 
 def trimmed(rows: list[str]) -> list[str]:
-    """``rows`` without empty ones above and below."""
+    """Return ``rows`` without empty ones at the top and bottom."""
     full = [i for i, row in enumerate(rows) if row.strip()]
     return rows[full[0] : full[-1] + 1] if full else []
 
 
 def parse(text: str) -> Markdown:
-    """The blocks of ``text``."""
+    """Parse ``text`` into blocks."""
     from rich.markdown import Markdown
 
     return Markdown(text, hyperlinks=False)
 
 
 def draw(text: str) -> list[str]:
-    """The rows that ``text`` takes on this terminal, with its colours."""
+    """Render ``text`` as rows for this terminal, with colours."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, width=columns(sys.stdout))

@@ -1,4 +1,4 @@
-"""A progress bar on standard error for work that takes a while; nothing where no person watches."""
+"""A progress bar on standard error for slow work, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ NAMES = {
     "compile": "compiling kernels",
     "unpack": "unpacking weights",
     "measure": "measuring this machine",
-}  # what a stage is called on the screen; else as it is
+}  # display names of stages; others are shown as they are
 PATIENCE_S = 0.25  # shorter work shows no bar, and then rich (50 ms) is never imported
 
 
 class ProgressBar:
-    """Called as ``bar(stage, done, total)``; appears after a moment, goes when the stage is done.
+    """Called as ``bar(stage, done, total)``; appears after a moment, disappears when the stage is
+    done.
 
-    ``total`` 0 means unknown. Byte counts (a stage whose name starts with "download") are shown
-    as such. It is a context manager as well: leaving it takes a bar off the screen.
+    ``total`` 0 means unknown. Counts of a stage whose name starts with "download" are shown as
+    bytes. It is also a context manager: leaving it removes the bar.
 
-    Of the stage ``metered`` the bar shows how many of ``unit`` ("B", "tok") are done in a second,
-    and ``note``: what the work shows so far.
+    For the stage ``metered`` the bar shows ``unit`` ("B", "tok") per second, and ``note``, an
+    interim result.
     """
 
     def __init__(self, metered: str | None = None, unit: str = "") -> None:
@@ -40,7 +41,7 @@ class ProgressBar:
         self._task: TaskID | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Report that ``done`` of ``total`` units of ``stage`` are behind us."""
+        """Report that ``done`` of ``total`` units of ``stage`` are done."""
         if not self.wanted:
             return
         now = time.monotonic()
@@ -49,7 +50,7 @@ class ProgressBar:
             self._stage, self._started = stage, now
         if total and done >= total:
             self.close()
-        elif now - self._started >= PATIENCE_S or is_download(stage):  # its calls may be far apart
+        elif now - self._started >= PATIENCE_S or is_download(stage):  # its calls may be rare
             self._draw(stage, done, total)
 
     def _draw(self, stage: str, done: int, total: int) -> None:
@@ -67,7 +68,7 @@ class ProgressBar:
             self._drawn.update(self._task, description=told)
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         if self._drawn is not None:
             self._drawn.stop()
         self._drawn, self._task, self._stage = None, None, ""
@@ -77,17 +78,17 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar off the screen, whatever happened."""
+        """Remove the bar from the screen, whatever happened."""
         self.close()
 
 
 def is_download(stage: str) -> bool:
-    """Tell whether the counts of ``stage`` are bytes from elsewhere."""
+    """Return whether the counts of ``stage`` are downloaded bytes."""
     return stage.startswith("download")
 
 
 def build_bar(*, in_bytes: bool) -> RichProgress:
-    """Lay out a bar that removes itself; counts are bytes or plain units."""
+    """Build a bar that removes itself; counts are bytes or plain units."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -107,6 +108,6 @@ def build_bar(*, in_bytes: bool) -> RichProgress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
-        redirect_stdout=False,  # what a command prints is no part of the bar
+        redirect_stdout=False,  # a command's output is not part of the bar
         redirect_stderr=False,
     )

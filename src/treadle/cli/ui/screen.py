@@ -1,4 +1,4 @@
-"""Where an answer is shown: a pipe gets its exact text, a terminal wrapped words or Markdown."""
+"""Output of an answer: a pipe gets the exact text, a terminal wrapped words or Markdown."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from treadle.cli.ui.table import columns, harmless, is_dumb, write
 
 
 class Screen(Protocol):
-    """Where one answer goes, piece by piece."""
+    """Shows one answer, piece by piece."""
 
     def show(self, piece: str) -> None:
-        """Write what can be written once ``piece`` has come."""
+        """Write what can be written after ``piece``."""
 
     def end(self) -> None:
         """Write the rest, and end the line."""
 
 
 def open_screen(*, markdown: bool = False) -> Screen:
-    """Where the next answer is shown on standard output."""
+    """Return the screen for the next answer on standard output."""
     if not sys.stdout.isatty():
         return PlainOutput()
     if markdown and not is_dumb():
@@ -59,7 +59,7 @@ class WrappedScreen:
 
 
 def folded(text: str) -> str:
-    """A remark as standard error shows it: a terminal gets its words wrapped."""
+    """Wrap a message for standard error if that is a terminal."""
     if not sys.stderr.isatty():
         return text
     from treadle.cli.ui.wrap import WordWrap

@@ -1,7 +1,7 @@
-"""Pieces of a picture in SVG: head and foot, axes, marks, text that keeps clear of other text.
+"""SVG charts: document frame, axes, markers, labels that do not overlap.
 
-The text is plain SVG 1.1 with classes, so that every viewer shows it; where the viewer prefers dark
-colours the same classes take others. The picture brings its own background along.
+The output is plain SVG 1.1 with classes, so that every viewer shows it; viewers that prefer dark
+colours get other colours for the same classes. The chart has its own background.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from treadle.cli.ui.table import printable
 from treadle.errors import FileError
 from treadle.files.target import check_folder, check_not_read, new_file
 
-HEAD = b'<svg xmlns="http://www.w3.org/2000/svg"'  # each picture begins so
-CHAR_PX = 6.4  # of a letter of 12 pixels, on average and a little more
+HEAD = b'<svg xmlns="http://www.w3.org/2000/svg"'  # the first bytes of each chart
+CHAR_PX = 6.4  # width of a 12 px letter, a little above average
 LINE_PX = 15
-MARK_PX = 5.0  # from a mark's middle to its edge
-# Corners of marks around their middle; a circle has none.
+MARK_PX = 5.0  # from a marker's centre to its edge
+# Corners of marker shapes around their centre; a circle has none.
 SHAPES: tuple[list[tuple[float, float]], ...] = (
     [],
     [(0, -MARK_PX - 1), (MARK_PX + 1, 0), (0, MARK_PX + 1), (-MARK_PX - 1, 0)],
@@ -32,8 +32,8 @@ SHAPES: tuple[list[tuple[float, float]], ...] = (
 TICKS = 9  # on an axis, at most
 WIDTH, MARGIN = 880, 24
 
-# Series take the colours s0, s1, ...: chosen so that any two stay apart for eyes that lack red,
-# green or blue cones (a distance of 20 and more in CIELAB), and from the background.
+# Colours of series are s0, s1, ...: any two of them, and each and the background, are distinct
+# also for viewers without red, green or blue cones (a distance of 20 and more in CIELAB).
 LIGHT = {
     "back": "#fcfcfa",
     "ink": "#20201e",
@@ -62,12 +62,12 @@ DARK = {
     "s5": "#d1eea9",
     "heat": "#6cabf7",
 }
-SERIES = sum(name[0] == "s" for name in LIGHT)  # colours, before they come again
+SERIES = sum(name[0] == "s" for name in LIGHT)  # number of colours, after which they repeat
 
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How a series is drawn: the colour its own, as far as they reach; shape and filling."""
+    """Style of a series: colour index, marker shape, filled or hollow."""
 
     colour: int
     shape: int = 0
@@ -75,13 +75,13 @@ class SeriesStyle:
 
     @property
     def css(self) -> str:
-        """Its class."""
+        """Its CSS class."""
         return f"s{self.colour % SERIES}"
 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """From values in ``low`` to ``high`` to pixels from ``start`` to ``end``."""
+    """Maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -90,14 +90,14 @@ class AxisScale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The pixel of ``value``."""
+        """Return the pixel of ``value``."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = log10(low), log10(high), log10(value)
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round numbers within: 1, 2, 5 of each decade, or fewer of each; else equal steps."""
+        """Return round numbers in the range: 1, 2, 5 of each decade, or fewer; else equal steps."""
         if not self.log:
             rough = (self.high - self.low) / (TICKS - 1)
             power = 10.0 ** floor(log10(rough))
@@ -110,30 +110,30 @@ class AxisScale:
             found = [tick for tick in found if self.low <= tick <= self.high]
             if len(found) <= TICKS:
                 break
-        if len(found) < 2:  # too small a part of a decade
+        if len(found) < 2:  # the range is too small a part of a decade
             return AxisScale(self.low, self.high, self.start, self.end).ticks()
         return found[:: ceil(len(found) / TICKS)]
 
     def labelled(self) -> list[tuple[float, str]]:
-        """The ticks, and how they are written."""
+        """Return the ticks with their labels."""
         return [(tick, f"{tick:g}") for tick in self.ticks()]
 
 
 def log_scale(values: Iterable[float], start: float, end: float, room: float = 1.5) -> AxisScale:
-    """A logarithmic scale around ``values``, by the factor ``room`` wider at both ends."""
+    """Return a logarithmic scale around ``values``, wider by the factor ``room`` at both ends."""
     values = [value for value in values if value > 0]
     return AxisScale(min(values) / room, max(values) * room, start, end, log=True)
 
 
 @dataclass
 class Canvas:
-    """Lines of SVG, and where they hold text and marks already."""
+    """Lines of SVG, and the boxes taken by labels and markers."""
 
     lines: list[str] = field(default_factory=list)
     taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def add(self, name: str, css: str, inside: str | None = None, **at: float | str) -> None:
-        """One element, and what is inside it."""
+        """Add one element with its content."""
         values = {
             key: value if isinstance(value, str) else f"{value:.1f}" for key, value in at.items()
         }
@@ -142,11 +142,11 @@ class Canvas:
         self.lines.append(f'<{name} class="{css}"{places}{end}')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """A straight line."""
+        """Draw a straight line."""
         self.add("line", css, x1=x1, y1=y1, x2=x2, y2=y2)
 
     def path(self, points: Iterable[tuple[float, float]], css: str) -> None:
-        """A line through ``points``."""
+        """Draw a line through ``points``."""
         self.add("polyline", css, points=places(points))
 
     def text(
@@ -158,12 +158,12 @@ class Canvas:
         anchor: str = "start",
         turn: float = 0.0,
     ) -> None:
-        """Text whose baseline is at ``y``, turned by ``turn`` degrees."""
+        """Draw text with its baseline at ``y``, rotated by ``turn`` degrees."""
         turned = {"transform": f"rotate({turn:.1f} {x:.1f} {y:.1f})"} if turn else {}
         self.add("text", css, safe(text), x=x, y=y, text_anchor=anchor, **turned)
 
     def mark(self, x: float, y: float, look: SeriesStyle, tip: str = "") -> None:
-        """A point; ``tip`` is shown when pointed at."""
+        """Draw a marker with the tooltip ``tip``."""
         css, r = f"mark {look.css}" + " hollow" * look.hollow, MARK_PX
         corners = SHAPES[look.shape % len(SHAPES)]
         if corners:
@@ -183,12 +183,14 @@ class Canvas:
         opacity: float = 1.0,
         tip: str = "",
     ) -> None:
-        """A filled rectangle; ``tip`` is shown when pointed at."""
+        """Draw a filled rectangle with the tooltip ``tip``."""
         faint = {"fill_opacity": f"{opacity:.3f}"} if opacity < 1 else {}
         self.add("rect", css, titled(tip), x=x, y=y, width=width, height=height, **faint)
 
     def head(self, title: str, subtitle: str, origin: str) -> float:
-        """What it is, and where, when and by which version it was measured; gives where it ends."""
+        """Draw the title, and where, when and by which version it was measured; return its bottom
+        y.
+        """
         self.text(MARGIN, 40, title, "ink title")
         self.text(MARGIN, 62, subtitle, "ink")
         self.text(MARGIN, 80, origin, "muted")
@@ -197,13 +199,15 @@ class Canvas:
     def keep_clear(
         self, start: tuple[float, float], end: tuple[float, float], samples: int
     ) -> None:
-        """Let no label cross the line from ``start`` to ``end``."""
+        """Keep labels off the line from ``start`` to ``end``."""
         for i in range(samples + 1):
             x, y = (a + (b - a) * i / samples for a, b in zip(start, end, strict=True))
             self.taken.append((x - 2, y - 2, x + 2, y + 2))
 
     def label(self, x: float, y: float, text: str, css: str = "ink") -> bool:
-        """Text beside a mark, on the first side where it hides nothing; False if there is none."""
+        """Draw a label next to a marker, on the first side where it covers nothing; False if there
+        is none.
+        """
         width, gap = CHAR_PX * len(text), MARK_PX + 4
         sides = (
             (x + gap, y + 4, "start", x + gap),
@@ -222,7 +226,7 @@ class Canvas:
 
 @dataclass
 class Panel:
-    """One drawing with its axes, ``top`` pixels down the page."""
+    """One diagram with its axes, ``top`` pixels down the page."""
 
     canvas: Canvas
     top: float
@@ -238,7 +242,7 @@ class Panel:
         x_ticks: Iterable[tuple[float, str]] = (),
         y_ticks: Iterable[tuple[float, str]] = (),
     ) -> None:
-        """Title, grid, ticks (the scales' own, if none are given) and what the axes count."""
+        """Draw title, grid, ticks (by default the scales' own) and axis titles."""
         c, x, top, bottom = self.canvas, self.x, self.top, self.top + self.height
         c.text(MARGIN, top - 20, title, "ink head")
         for value, text in x_ticks or x.labelled():
@@ -255,13 +259,13 @@ class Panel:
 
 
 def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    """Tell whether two boxes (left, top, right, bottom) share a point."""
+    """Return whether two boxes (left, top, right, bottom) overlap."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Move places on a line apart to ``gap`` at least, in their order, within ``low`` to ``high``
-    if they fit.
+    """Move positions on a line apart to at least ``gap``, in their order, within ``low`` to
+    ``high`` if they fit.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     places = [0.0] * len(wanted)
@@ -276,22 +280,22 @@ def spread(wanted: list[float], gap: float, low: float, high: float) -> list[flo
 
 
 def places(points: Iterable[tuple[float, float]]) -> str:
-    """Points as SVG lists them."""
+    """Format points as an SVG list."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def titled(tip: str) -> str:
-    """What an element shows when it is pointed at."""
+    """Return an element's tooltip."""
     return f"<title>{safe(tip)}</title>" if tip else ""
 
 
 def safe(text: str) -> str:
-    """Text as XML may hold it, control characters written out."""
+    """Escape text for XML, with control characters as escapes."""
     return escape(printable(text))
 
 
 def origin(facts: Iterable[str]) -> str:
-    """The processor, ``facts``, the date and treadle's version: what a measurement depends on."""
+    """Return the context of a measurement: processor, ``facts``, date and treadle's version."""
     from datetime import date
 
     from treadle.machine.topology import cpu_name
@@ -302,7 +306,7 @@ def origin(facts: Iterable[str]) -> str:
 
 
 def style() -> str:
-    """The classes of all that is drawn."""
+    """Return the style sheet."""
     return (
         "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif}"
         ".title{font-size:20px;font-weight:600}.head{font-size:15px;font-weight:600}"
@@ -311,7 +315,7 @@ def style() -> str:
         ".roof{stroke-width:1.5}.dashed{stroke-dasharray:6 4}.curve{stroke-width:2}"
         ".whisker{stroke-width:1.5}.mark,.ring{stroke-width:2}"
         + colours(LIGHT)
-        # A style of its own within: what does not know the query skips it alone.
+        # A separate block, so that viewers without media queries skip only this.
         + "@media (prefers-color-scheme:dark){"
         + colours(DARK)
         + "}"
@@ -319,7 +323,7 @@ def style() -> str:
 
 
 def colours(palette: dict[str, str]) -> str:
-    """The rules that name a colour."""
+    """Return the rules that set colours."""
     rules = f".back{{fill:{palette['back']}}}"
     for name in ("ink", "muted", "heat"):
         rules += f".{name}{{fill:{palette[name]}}}"
@@ -333,7 +337,7 @@ def colours(palette: dict[str, str]) -> str:
 
 
 def document(lines: Iterable[str], height: float, title: str) -> str:
-    """The whole file."""
+    """Return the whole file."""
     head = (
         f'{HEAD.decode()} width="{WIDTH}" height="{height:.0f}" '
         f'viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
@@ -346,8 +350,8 @@ def document(lines: Iterable[str], height: float, title: str) -> str:
 
 
 def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
-    """Raise FileError unless a picture may be written to ``path``: before the work, not after it.
-    An earlier picture is drawn anew; any other file would be lost.
+    """Raise FileError unless a chart may be written to ``path``; called before the work. An earlier
+    chart may be replaced, any other file may not.
     """
     check_not_read(path, sources)
     check_folder(path)
@@ -361,8 +365,8 @@ def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
 
 
 def save(path: Path, picture: str) -> None:
-    """Write a document: whole, or the earlier one stays. Raises FileError."""
-    if path.exists() and not path.is_file():  # a device or a pipe, which has no whole
+    """Write a document atomically. Raises FileError."""
+    if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced atomically
         try:
             path.write_text(picture, "utf-8")
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the commands print: tables and numbers for people, JSON for programs."""
+"""Output of commands: tables and numbers for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from treadle.base.humanize import scaled as scaled
 from treadle.base.humanize import why
 from treadle.errors import printable as printable
 
-CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but of \n, \t, \r before \n
-# Settings of treadle.load, where messages tell what to change, and the options that set them.
+CONTROL = re.compile(r"(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except \n, \t, and \r before \n
+# Settings of treadle.load in messages that advise to change them, and their options.
 SETTINGS = (
     (re.compile(r"\bcontext=(?: or n_sequences=)?(?![^\s,.;:)])"), "-c"),
     (re.compile(r"\bkv_(?:bytes|tokens)=(?![^\s,.;:)])"), "--kv-mib"),
 )
 SHOWN = 1000  # characters of a cell on a terminal
 GAP = 2  # columns between two cells
-FOLDED = 24  # columns that a cell of long words has at least, before others are left out
+FOLDED = 24  # least width of the folding column before other columns are omitted
 
 
 def print_table(
@@ -34,12 +34,11 @@ def print_table(
     optional: Sequence[str] = (),
     folding: str = "",
 ) -> None:
-    """Print rows under ``headers``; columns of numbers (header ends in a space) to the right.
+    """Print rows under ``headers``; columns of numbers (header ends in a space) are right-aligned.
 
-    In a pipe every row is one line, whole. On a terminal long cells are cut, and the table takes no
-    more than its width: the column ``folding`` breaks its cells after ``_``, then the ``optional``
-    columns are left out, the first of them first, and a line below tells so; what is still too wide
-    folds.
+    In a pipe every row is one whole line. On a terminal long cells are truncated, and the table
+    fits the width: first the column ``folding`` breaks its cells after ``_``, then ``optional``
+    columns are omitted in their order, with a note below; if it is still too wide, cells fold.
     """
     from rich.console import Console
     from rich.table import Table
@@ -76,7 +75,7 @@ def fitted(
     optional: Sequence[str],
     folding: str,
 ) -> tuple[Sequence[int], list[list[str]]]:
-    """The columns that are shown in ``room``, by their numbers, and the rows with folded cells."""
+    """Return the indexes of the columns that fit into ``room``, and the rows with folded cells."""
     from rich.cells import cell_len
 
     wide = [
@@ -97,7 +96,7 @@ def fitted(
 
 
 def fold(word: str, width: int) -> str:
-    """A long word in lines of at most ``width``, broken after ``_`` where there is one."""
+    """Break a long word into lines of at most ``width``, after ``_`` if possible."""
     lines = []
     while len(word) > width:
         at = word.rfind("_", 1, width) + 1 or width
@@ -107,14 +106,14 @@ def fold(word: str, width: int) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that standard output is; None where it is none."""
+    """Return the columns of standard output's terminal; None if it is not a terminal."""
     from shutil import get_terminal_size
 
     return get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def columns(stream: TextIO) -> int:
-    """Cells of a row of the terminal that ``stream`` is, as it is now."""
+    """Return the current columns of the terminal ``stream``, else 80."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
@@ -122,14 +121,14 @@ def columns(stream: TextIO) -> int:
 
 
 def say(text: str, indent: str = "") -> None:
-    """Print one line; on a terminal, in as many as its width asks for, the later ones indented."""
+    """Print one line; a terminal gets it wrapped to its width, with later lines indented."""
     width = terminal_width()
     if width is None or len(text) <= width:
         print(text)
         return
     from textwrap import wrap
 
-    # wrap() makes one space of several only at a break, so columns in the first line stay.
+    # wrap() drops spaces only at line breaks, so columns in the first line stay aligned.
     lines = wrap(
         text,
         max(width, 40),
@@ -143,13 +142,13 @@ def say(text: str, indent: str = "") -> None:
 
 
 def remark(text: str) -> None:
-    """Write what should be known of the work to standard error."""
+    """Write a remark about the work to standard error."""
     print(f"treadle: {printable(text)}", file=sys.stderr)
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document; bytes that were no UTF-8 become replacement characters in it, and
-    numbers that are not finite, which JSON does not have, null.
+    """Print one JSON document. Bytes that were not UTF-8 become replacement characters; numbers
+    that are not finite, which JSON lacks, become null.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -159,13 +158,13 @@ def print_json(value: object) -> None:
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     text = re.sub("[\x7f-\x9f]", lambda c: f"\\u{ord(c[0]):04x}", text)  # terminals obey them too
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    if codecs.lookup(encoding).name != "utf-8":  # it lacks letters, and would show "?" for them
+    if codecs.lookup(encoding).name != "utf-8":  # it lacks letters: escape all but ASCII
         text = json.dumps(json.loads(text))
     print(text)
 
 
 def show(report: Any, as_json: bool, print_report: Callable[[Any], object]) -> None:
-    """Print a report, for programs or for people."""
+    """Print a report, as JSON or for people."""
     (print_json if as_json else print_report)(report)
 
 
@@ -176,34 +175,34 @@ def heading(text: str) -> None:
 
 
 def is_styled(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that wants text bold or dim."""
+    """Return whether a stream is a terminal that supports bold and dim text."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and not is_dumb()
 
 
 def is_dumb() -> bool:
-    """Whether the terminal says that it shows escapes as they are."""
+    """Return whether the terminal does not interpret escape sequences."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def harmless(text: str) -> str:
-    """A model's words for a terminal: control characters escaped, for it can write any."""
+    """Escape control characters in a model's output, which may contain any."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def emit(text: str) -> None:
-    """Write a model's words to standard output, at once: exact into a pipe."""
+    """Write a model's output to standard output at once: exact to a pipe, escaped to a terminal."""
     write(harmless(text) if sys.stdout.isatty() else text)
 
 
 def write(text: str) -> None:
-    """Write to standard output, at once."""
+    """Write to standard output and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def typed(error: Exception) -> str:
-    """What an error says: the library's, with the command line's flags in place of keywords, or the
-    system's.
+    """Return an error's message: the library's with command-line options instead of keywords, or
+    the system's.
     """
     if isinstance(error, OSError):
         return f"{error.filename}: {why(error)}" if error.filename else why(error)
@@ -214,5 +213,5 @@ def typed(error: Exception) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a long text, and say how long it was."""
+    """Truncate a long text, and note its length."""
     return text if len(text) <= width else f"{text[: width - 1]}… ({len(text)} characters)"

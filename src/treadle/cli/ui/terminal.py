@@ -1,4 +1,4 @@
-"""Where the lines of a chat come from: an editor on a terminal, or the lines of a pipe."""
+"""Input of a chat: an editor on a terminal, or the lines of a pipe."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class LineSource(Protocol):
         """Return the next entry, which may have several lines; EOFError at the end."""
 
     def discard(self) -> None:
-        """Drop what was typed and not yet read, as a terminal does on Ctrl-C."""
+        """Drop typed input that was not read yet, as a terminal does on Ctrl-C."""
 
 
 class PipedLines:
-    """Entries from a stream: a line each, joined to the next by a backslash at its end."""
+    """Entries from a stream, one a line; a backslash at its end joins the next line."""
 
     def __init__(self, stream: Iterable[str]) -> None:
         self._entries = join_continued(stream)
@@ -41,11 +41,11 @@ class PipedLines:
         return next_entry(self._entries)
 
     def discard(self) -> None:
-        """Nothing: nobody types here, and Ctrl-C ends the chat."""
+        """Do nothing: no one types here, and Ctrl-C ends the chat."""
 
 
 def next_entry(entries: Iterator[str]) -> str:
-    """The next of them; EOFError at the end."""
+    """Return the next entry; EOFError at the end."""
     for entry in entries:
         return entry
     raise EOFError
@@ -66,7 +66,7 @@ def join_continued(lines: Iterable[str]) -> Iterator[str]:
 
 
 class PlainLines:
-    """Entries typed at a terminal that has no escapes: a prompt, and the terminal's own editing."""
+    """Entries typed at a terminal without escape sequences, with the terminal's line editing."""
 
     def __init__(self, keys: KeyboardGuard) -> None:
         self._keys = keys
@@ -77,7 +77,7 @@ class PlainLines:
             return next_entry(join_continued(self._typed()))
 
     def discard(self) -> None:
-        """Nothing: the terminal itself keeps the lines, and drops them on Ctrl-C."""
+        """Do nothing: the terminal buffers the lines, and drops them on Ctrl-C."""
 
     def _typed(self) -> Iterator[str]:
         prompt = "> "
@@ -92,16 +92,16 @@ class PlainLines:
 
 
 def open_lines(commands: Iterable[str], keys: KeyboardGuard) -> LineSource:
-    """Entries from the terminal, with as much comfort as it has."""
+    """Return the best source of entries that the terminal supports."""
     return PlainLines(keys) if is_dumb() else Editor(commands, keys)
 
 
 class KeyboardGuard:
-    """The keyboard while a chat lasts, as a context manager: what is typed during an answer is not
-    shown in it. It waits, Enter too, for the next prompt; Ctrl-C throws it away.
+    """Context manager that hides input typed during an answer. It is kept, Enter included, for the
+    next prompt; Ctrl-C drops it.
 
-    The terminal is as it was whenever somebody else has it: at the end, however that comes, and
-    while the chat is suspended. Does nothing where standard input is no terminal.
+    The terminal is restored at the end, however that comes, and while the chat is suspended. Does
+    nothing if standard input is not a terminal.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class KeyboardGuard:
         self._mine = True
 
     def __enter__(self) -> KeyboardGuard:
-        """Take the keyboard."""
+        """Turn echo off and install signal handlers."""
         with contextlib.suppress(OSError, ValueError):  # no descriptor
             self._terminal = SYSTEM.terminal(sys.stdin.fileno())
         if self._terminal is not None:
@@ -123,7 +123,7 @@ class KeyboardGuard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the keyboard back."""
+        """Restore the terminal and the signal handlers."""
         if self._terminal is not None:
             self._show(True)
             for number, handler in self._handlers.items():
@@ -132,8 +132,8 @@ class KeyboardGuard:
 
     @contextmanager
     def lent(self, *, shown: bool = False) -> Iterator[None]:
-        """Within, somebody reads the keyboard, and sets the terminal up; ``shown``: somebody for
-        whom the terminal itself must show what is typed.
+        """Let other code read the keyboard within the block, and set the terminal up; ``shown``:
+        the terminal itself must echo input.
         """
         self._mine = False
         if shown:
@@ -146,27 +146,28 @@ class KeyboardGuard:
 
     def _show(self, wanted: bool) -> None:
         if self._terminal is not None and self._terminal.is_ours():
-            # An editor reads keys, the others whole lines.
+            # The editor reads keys, other readers whole lines.
             self._terminal.show(wanted, lines=is_dumb())
 
     def _stop(self, number: int, _: object) -> None:
-        """Ctrl-Z, Ctrl-\\: leave the terminal as it was, and do what the signal would have done."""
+        """Handle Ctrl-Z and Ctrl-\\: restore the terminal, then take the default action."""
         self._show(True)
         signal.signal(number, signal.SIG_DFL)
-        signal.raise_signal(number)  # back from here when the chat goes on
+        signal.raise_signal(number)  # returns when the chat is resumed
         signal.signal(number, self._stop)
         self._go_on()
 
     def _go_on(self, *_: object) -> None:
-        """Also after a stop that nobody can catch."""
+        """Turn echo off again after a suspension, also after a stop that cannot be caught."""
         if self._mine:
             self._show(False)
 
 
 class Editor:
-    """Entries typed at a terminal: history, editing, several lines. Draws on standard error.
+    """Entries typed at a terminal: history, editing, several lines. Writes to standard error.
 
-    Enter sends; Alt-Enter, or Enter after a backslash, starts a new line; a paste keeps its lines.
+    Enter sends; Alt-Enter, or Enter after a backslash, starts a new line; pasted text keeps its
+    lines.
     """
 
     def __init__(self, commands: Iterable[str], keys: KeyboardGuard) -> None:
@@ -178,8 +179,8 @@ class Editor:
             return self._session.prompt()
 
     def discard(self) -> None:
-        """Drop the keys behind the last entry: several lines that came at once, without a mark of
-        a paste, were read by the editor together.
+        """Drop the keys after the last entry: the editor may have read several lines at once,
+        without paste marks.
         """
         from prompt_toolkit.input.typeahead import clear_typeahead
 
@@ -225,13 +226,13 @@ def build_session(commands: Iterable[str]) -> PromptSession[str]:
 
 
 def history_file() -> Path | None:
-    """Return the file of earlier entries, made if need be; None where none can be written."""
+    """Return the file of earlier entries, created if needed; None if it cannot be written."""
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         folder = Path(state) / "treadle"
         path = folder / "chat_history"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # what one says to a model is nobody else's business
-    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+        path.touch(mode=0o600)  # private: it contains prompts
+    except (OSError, RuntimeError):  # RuntimeError: the home folder is unknown
         return None
     return path

@@ -1,7 +1,7 @@
-"""Words that wrap at spaces, as they come: text in pieces, rows of a terminal out.
+"""Streaming word wrap: text in pieces, terminal rows out.
 
-A word is held back until its end is known. Wide characters are two cells and may be parted without
-a space. Lines of code, those of tables too, are left as they are.
+A word is held back until its end is known. Wide characters take two cells and may break without a
+space. Lines of code and tables are unchanged.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^`]*)$")  # what opens or ends a block of code
-MARK = re.compile(r"[ \t]*(?:[-*+•]|\d{1,9}[.)])[ \t]+")  # what begins an item of a list
+FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^`]*)$")  # opens or ends a code block
+MARK = re.compile(r"[ \t]*(?:[-*+•]|\d{1,9}[.)])[ \t]+")  # begins a list item
 VERBATIM = re.compile(r"[ \t]*(?:```|~~~|\|)")
-CODE = re.compile(r"(?: {4}|\t)[ \t]*\S")  # lines that are indented as code is
-SIGHT = 80  # characters of a line that tell what it is
-# Typography of wide characters: what may not begin a row, and what may not end one.
+CODE = re.compile(r"(?: {4}|\t)[ \t]*\S")  # lines indented as code
+SIGHT = 80  # first characters of a line, which determine its kind
+# Typography of wide characters: those that may not begin a row, and may not end one.
 CLOSING = frozenset(
     "、。，．・：；？！」』】）〕］｝〉》”’…ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ\u200d"
 )
@@ -22,26 +22,26 @@ OPENING = frozenset("「『【（〔［｛〈《“‘\u200d")
 
 
 class WordWrap:
-    """``feed`` pieces, then ``end``; what they return is to be written. ``width`` gives the cells
-    of a row, asked for each word: terminals change their size.
+    """Call ``feed`` with pieces, then ``end``, and write what they return. ``width`` returns the
+    cells of a row; it is called for each word, because terminals are resized.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
         from prompt_toolkit.utils import get_cwidth  # loaded with the editor
 
         self._width, self._cells = width, get_cwidth
-        self._column = 0  # cells taken of this row
-        self._line = ""  # this line's beginning, as it came
-        self._held = ""  # a word that may go on, and the space before it
-        self._fence = ""  # what the open block of code began with
+        self._column = 0  # cells used in this row
+        self._line = ""  # this line's beginning, unwrapped
+        self._held = ""  # an incomplete word, and the space before it
+        self._fence = ""  # the marks that opened the current code block
         self._long = False  # inside a word that is longer than a row
 
     def feed(self, text: str) -> str:
-        """What can be written once ``text`` has come."""
+        """Return the output that ``text`` completes."""
         return "".join(map(self._take, text))
 
     def end(self) -> str:
-        """What was held back."""
+        """Return the word that was held back."""
         return self._place()
 
     def _take(self, c: str) -> str:
@@ -75,12 +75,12 @@ class WordWrap:
         return len(self._line.split(maxsplit=1)) > 1 or self._line[-1:] in " \t"
 
     def _hang(self) -> int:
-        """Cells that an item's later rows are indented by."""
+        """Return the indent of a list item's later rows, in cells."""
         mark = MARK.match(self._line)
         return mark.end() if mark else 0
 
     def _fence_after(self, line: str) -> str:
-        """What the open block began with, when ``line`` is over."""
+        """Return the marks of the code block that is open after ``line``."""
         found = FENCE.match(line)
         if not found:
             return self._fence
@@ -90,7 +90,7 @@ class WordWrap:
         return "" if marks.startswith(self._fence) and not rest.strip() else self._fence
 
     def _may_part(self, c: str) -> bool:
-        """Whether a row may end between what is held and ``c``."""
+        """Return whether a row may end between the held word and ``c``."""
         before = self._held[-1:]
         if not before.strip() or c in CLOSING or before in OPENING:
             return False
@@ -98,7 +98,7 @@ class WordWrap:
         return cells == 2 or (cells == 1 and self._cells(before) == 2)
 
     def _place(self) -> str:
-        """Put the held word into this row, or the next."""
+        """Put the held word into this row, or the next one."""
         word = self._held.lstrip(" \t")
         if not word:
             self._held = ""
@@ -106,7 +106,7 @@ class WordWrap:
         gap = self._held[: len(self._held) - len(word)].expandtabs()
         self._held = ""
         width, wide = max(1, self._width()), self._cells(word)
-        if self._column > width:  # the terminal is narrower now, and has parted this row itself
+        if self._column > width:  # the terminal was narrowed and broke this row itself
             self._column %= width
         if self._column and not self._long and self._column + len(gap) + wide > width:
             hang = min(self._hang(), width // 2)

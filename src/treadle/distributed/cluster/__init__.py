@@ -1,7 +1,7 @@
-"""More than one machine, on Ray: the extra ``treadle[cluster]``.
+"""Several machines, with Ray: the extra ``treadle[cluster]``.
 
-``load`` gives a model whose layers are split over Ray's actors; ``treadle cluster serve`` puts
-several models behind one address; ``treadle batch --cluster`` spreads a file of requests.
+``load`` returns a model whose layers are split over Ray actors; ``treadle cluster serve`` serves
+several models at one address; ``treadle batch --cluster`` distributes a file of requests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ __all__ = ["load"]
 
 
 def load(path: Any = None, *, stages: int, **settings: Any) -> StagedModel:
-    """A model in ``stages``, each an actor of Ray's with ``threads`` processors; the other settings
-    are those of ``treadle.load``. ``ray.init`` comes first, else Ray starts on this machine.
+    """Load a model in ``stages``, each a Ray actor with ``threads`` processors; the other settings
+    are those of ``treadle.load``. Call ``ray.init`` first, else Ray starts on this machine.
 
     Every machine needs the file under the same path; it is mapped, and each reads its own layers.
-    Raises what ``treadle.load`` does, and TreadleError for more stages than layers, or without Ray.
+    Raises the errors of ``treadle.load``, and TreadleError for more stages than layers, or without
+    Ray.
     """
     if find_spec("ray") is None:
         raise TreadleError("a cluster needs ray: pip install 'treadle[cluster]'")

@@ -1,4 +1,4 @@
-"""Which replica a call goes to: the one that has read its beginning, unless it is too busy."""
+"""Prefix affinity: routes a request to the replica with its prefix cached, unless it is busy."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-BLOCK = 256  # characters of a beginning that are known or not
-DEEPEST = 256  # blocks that are looked at
-KNOWN = 1 << 16  # beginnings that are remembered
-SLACK = 4  # calls more than the idlest has in hand: then the beginning is read there, too
+BLOCK = 256  # characters of a prefix block
+DEEPEST = 256  # most blocks of a prefix
+KNOWN = 1 << 16  # most remembered prefixes
+SLACK = 4  # most requests above the idlest replica's at which a cached prefix is preferred
 
 
 def beginning(body: Any) -> list[str]:
-    """What a body's prompt begins with, as names of ever longer beginnings; none for a body without
-    a prompt.
-    """
+    """Return hashes of ever longer prefixes of a body's prompt; none without a prompt."""
     said = _said(body)
     names, so_far = [], hashlib.sha256()
     for at in range(0, min(len(said), BLOCK * DEEPEST), BLOCK):
@@ -38,15 +36,14 @@ def _said(body: Any) -> str:
 
 
 class Affinity:
-    """Remembers which replica has read which beginnings."""
+    """Remembers which replica has which prefixes cached."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[str, str] = OrderedDict()
 
     def choose(self, names: Sequence[str], loads: Mapping[str, int]) -> str:
-        """A replica for a call that begins so; ``loads``: calls that each has in hand. Of a
-        beginning that nobody has read yet every caller thinks of the same one, where loads are
-        equal.
+        """Return the replica for a request with these prefixes; ``loads``: running requests of
+        each. For an unknown prefix every router chooses the same replica, if loads are equal.
         """
         least = min(loads.values())
         chosen = None
@@ -68,5 +65,5 @@ class Affinity:
 
 
 def _weight(name: str, replica: str) -> bytes:
-    """Rendezvous hashing (Thaler and Ravishankar, 1998)."""
+    """Return a rendezvous hash (Thaler and Ravishankar, 1998)."""
     return hashlib.sha256(f"{name}\n{replica}".encode()).digest()

@@ -1,4 +1,4 @@
-"""Stages as Ray's actors: what one gives goes to the next, not through the engine in front."""
+"""Stages as Ray actors: each passes its output to the next, not through the front engine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from treadle.distributed.stages.pipeline import StageLostError
 from treadle.distributed.stages.stage import Batch, Given, Stage
 from treadle.errors import TreadleError
 
-START_S = 300.0  # for an actor to find a place, and to open the model
-INLINE = 1 << 16  # bytes of a batch that are sent with each call; larger ones are stored once
+START_S = 300.0  # for an actor to be scheduled and to open the model
+INLINE = 1 << 16  # largest batch in bytes sent with each call; larger ones are stored once
 T = TypeVar("T")
 
 
 class StageActor:
-    """One stage, in a process of its own."""
+    """One stage, in its own process."""
 
     def __init__(self, path: str, layers: range, settings: dict[str, Any]) -> None:
         self._stage = Stage(path, layers, **settings)
 
     def where(self) -> str:
-        """The machine that it is on."""
+        """Return the address of its machine."""
         address: Any = ray.util.get_node_ip_address
         return str(address())
 
@@ -46,9 +46,7 @@ class StageActor:
 
 
 class RayChain:
-    """A chain (``distributed/stages/pipeline.py``) of actors, spread over the machines that there
-    are.
-    """
+    """A ``StageChain`` (``distributed/stages/pipeline.py``) of actors, spread over all machines."""
 
     def __init__(self, path: str, parts: list[range], settings: dict[str, Any]) -> None:
         self._path, self._parts, self._settings = path, parts, settings
@@ -63,12 +61,12 @@ class RayChain:
             raise
 
     def restart(self) -> None:
-        """See ``Chain``."""
+        """See ``StageChain``."""
         kind: Any = ray.remote(StageActor)
         options = {
             "num_cpus": self._settings["n_threads"],
             "scheduling_strategy": "SPREAD",
-            "max_restarts": 0,  # a new process has no pages: everything is read again, by the front
+            "max_restarts": 0,  # a new process has no pages: the front engine recomputes them
         }
         for i, actor in enumerate(self.actors):
             if actor is not None and not self._is_alive(actor):
@@ -96,7 +94,7 @@ class RayChain:
         return True
 
     def run(self, batch: Batch) -> Given:
-        """See ``Chain``."""
+        """See ``StageChain``."""
         sent: Any = ray.put(batch) if len(batch.inputs) > INLINE else batch
         given: Any = {}
         for actor in self.actors:
@@ -105,7 +103,7 @@ class RayChain:
         return made
 
     def read(self, name: str) -> np.ndarray:
-        """See ``Chain``."""
+        """See ``StageChain``."""
         found: np.ndarray = self._get(self.actors[-1].read.remote(name))
         return found
 
@@ -116,7 +114,7 @@ class RayChain:
             self._raise(error)
 
     def _raise(self, error: RayError) -> None:
-        """As an error of treadle's."""
+        """Raise it as one of treadle's errors."""
         cause: Any = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, TreadleError):
             raise cause from None
@@ -132,7 +130,7 @@ class RayChain:
         return f"stage {i + 1} of {len(self._parts)} (layers {layers[0]} to {layers[-1]}{on})"
 
     def close(self) -> None:
-        """See ``Chain``."""
+        """See ``StageChain``."""
         actors, self.actors = self.actors, []
         for actor in actors:
             if actor is not None and ray.is_initialized():

@@ -1,7 +1,7 @@
-"""Lines of a batch file, answered by several models, on Ray Data: each takes some lines at a time.
+"""Answers lines of a batch file with several models, on Ray Data, some lines at a time each.
 
-The order is kept, and what is answered is written by one process, as ``treadle batch`` does it on
-one machine. When a model's process dies, its lines are answered anew by another.
+The order is kept, and one process writes the answers, as ``treadle batch`` does on one machine. If
+a model's process dies, another one answers its lines.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from treadle.server.requests.service import Service
 if TYPE_CHECKING:
     from treadle.distributed.cluster.plan import ReplicaPlan
 
-SLICE = 50_000  # lines that are in memory at once; the models are loaded anew for each
-AT_ONCE = 64  # lines that a model is given: they share its batches
+SLICE = 50_000  # lines in memory at once; each slice loads the models again
+AT_ONCE = 64  # lines per call of a model, which share its batches
 
 
 class Answerer:
-    """One model, in an actor of Ray Data's."""
+    """One model, in a Ray Data actor."""
 
     def __init__(self, plan: ReplicaPlan, defaults: Mapping[str, Any]) -> None:
         self._model = plan.open()
@@ -36,7 +36,7 @@ class Answerer:
         asyncio.run(self._local.ready())
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Rows of lines to rows of answers."""
+        """Return rows of answers for rows of lines."""
         lines = [
             InputLine(int(number), bytes(raw))
             for number, raw in zip(batch["number"], batch["raw"], strict=True)
@@ -53,7 +53,7 @@ class Answerer:
 def answers(
     lines: Iterator[InputLine], plan: ReplicaPlan, defaults: Mapping[str, Any]
 ) -> Iterator[OutputLine]:
-    """The answers of ``plan.replicas`` models, in the order of the lines."""
+    """Yield the answers of ``plan.replicas`` models, in the order of the lines."""
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False

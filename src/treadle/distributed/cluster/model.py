@@ -1,4 +1,4 @@
-"""A model in stages as a library user sees it: any other model."""
+"""A model in stages with the same interface as any other model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "kv_tokens", "deterministic")
 
 
 class StagedModel(Model):
-    """See ``treadle.distributed.cluster.load``. ``engine.n_lost`` counts the stages that had to be
-    replaced.
-    """
+    """See ``treadle.distributed.cluster.load``. ``engine.n_lost`` counts the replaced stages."""
 
     engine_type: ClassVar[type[Engine]] = FrontEngine
 
@@ -32,7 +30,7 @@ class StagedModel(Model):
         super().__init__(path, **self._settings)
 
     def device_type(self, name: str, isa: str | None, n_threads: int, progress: object) -> Pipeline:
-        """The device of its engine."""
+        """Return the device of its engine."""
         if name != "cpu":
             raise UnsupportedError(f"device={name!r}: stages of a model run on processors")
         row = choose(host_features(), isa)
@@ -40,6 +38,6 @@ class StagedModel(Model):
         own |= {"isa": row.name, "n_threads": n_threads, "n_ctx": self.n_ctx}
         parts = split(self.gguf, self.config, self._n_stages)
         for part in parts:
-            staged(self.config, part)  # what cannot be cut is told before anything is started
+            staged(self.config, part)  # raises for layers that cannot be split, before any start
         path = str(self.path.resolve())
         return Pipeline(row, n_threads, RayChain(path, parts, own))

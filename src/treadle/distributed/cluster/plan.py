@@ -1,4 +1,4 @@
-"""What a cluster is to run."""
+"""Configuration of the replicas of a cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """``replicas`` of a model. ``load``: settings of ``treadle.load``; with more than one of
-    ``stages`` each replica's layers are split over so many actors.
+    """``replicas`` of a model. ``load``: settings of ``treadle.load``. With more than one of
+    ``stages``, each replica's layers are split over that many actors.
     """
 
     path: str | None
@@ -27,22 +27,24 @@ class ReplicaPlan:
 
     @property
     def threads(self) -> int:
-        """Of a replica, or of each stage."""
+        """Threads of a replica, or of each stage."""
         return int(self.load.get("threads") or 1)
 
     @property
     def cpus(self) -> float:
-        """Processors that a replica's own actor asks Ray for; stages have theirs beside it."""
+        """Processors that a replica's own actor requests from Ray; stages request theirs in
+        addition.
+        """
         return self.threads if self.stages == 1 else 0.1
 
     @property
     def n_cpus(self) -> float:
-        """All that are asked for: one is for what stands before the replicas."""
+        """All requested processors, one of them for the front server."""
         stages = self.threads * self.stages if self.stages > 1 else 0
         return self.replicas * (self.cpus + stages) + 1
 
     def open(self) -> Model:
-        """A replica's model."""
+        """Load a replica's model."""
         import treadle
         from treadle.distributed.cluster import load
 

@@ -1,4 +1,4 @@
-"""Ray Serve's choice of a replica, by what a call's prompt begins with."""
+"""Prefix routing for Ray Serve: chooses a replica by the beginning of a request's prompt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from treadle.distributed.cluster.affinity import Affinity
 
 
 class PrefixRouter(RequestRouter):
-    """Of a handle's calls; the first argument is ``affinity.beginning`` of the body.
+    """Router of a deployment handle; the first argument of its calls is ``affinity.beginning`` of
+    the body.
 
-    A replica that is full, or gone, is left for the others.
+    A replica that is full or gone is skipped.
     """
 
     def initialize_state(self, **_: Any) -> None:
-        """Called by Ray Serve once."""
+        """Create the affinity; Ray Serve calls it once."""
         self._affinity = Affinity()
 
     async def choose_replicas(
@@ -24,7 +25,7 @@ class PrefixRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The chosen one, then all others."""
+        """Return the chosen replica, then all others."""
         free = self.select_available_replicas(candidate_replicas) or candidate_replicas
         if not free or pending_request is None:
             return [free] if free else []

@@ -1,7 +1,8 @@
-"""Several models behind one address, on Ray Serve.
+"""Several models at one address, on Ray Serve.
 
-The front reads a call's body, and gives it to the replica that has read its beginning. A replica is
-the whole server of ``treadle serve``, without its socket: keys, hosts, limits and errors are its.
+The front server reads a request's body, and passes it to the replica that has its prefix cached. A
+replica is the whole server of ``treadle serve`` without its socket: it checks keys, hosts and
+limits, and makes the errors.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from treadle.server.http.api_errors import ApiError
 from treadle.server.http.http_io import MAX_BODY, parse
 from treadle.server.requests.service import Service
 
-# Of a scope: what can be sent to another process.
+# Keys of an ASGI scope that can be sent to another process.
 KEPT = (
     *("type", "asgi", "http_version", "method", "path", "raw_path", "query_string", "headers"),
     *("client", "server", "scheme"),
 )
 APP = "treadle"
-MAX_CALLS = 512  # in one replica; more wait in the front
+MAX_CALLS = 512  # in one replica; further ones wait in the front server
 
 
 class Replica:
-    """One model and its server."""
+    """One model with its server."""
 
     def __init__(self, plan: ReplicaPlan) -> None:
         self._model = plan.open()
@@ -46,14 +47,14 @@ class Replica:
         self._app = build_app(self._service)
 
     def check_health(self) -> None:
-        """Called by Ray Serve, which replaces a replica whose model cannot be used any more."""
+        """Raise if the model is no longer usable; Ray Serve then replaces the replica."""
         if self._service.engine.state == "error":
             raise TreadleError(self._service.engine.why)
 
     async def call(
         self, names: list[str], scope: dict[str, Any], body: bytes
     ) -> AsyncIterator[dict[str, Any]]:
-        """The messages that answer one call, as ASGI sends them. ``names`` are the router's."""
+        """Yield the ASGI messages of the response. ``names`` are for the router."""
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         gone, asked = asyncio.Event(), False
 
@@ -86,13 +87,13 @@ class Replica:
 
 
 class FrontServer:
-    """The address: reads bodies, and passes calls on."""
+    """Serves the address: reads bodies, and forwards requests to replicas."""
 
     def __init__(self, replica: Any) -> None:
         self._call = replica.options(stream=True).call
 
     async def __call__(self, request: Request) -> Response:
-        """One call."""
+        """Handle one request."""
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -101,7 +102,7 @@ class FrontServer:
                 return JSONResponse(error.as_dict(), error.status)
         try:
             names = beginning(parse(bytes(body))) if body else []
-        except ApiError:  # the replica says what is wrong
+        except ApiError:  # the replica reports the error
             names = []
         scope = {name: request.scope[name] for name in KEPT if name in request.scope}
         messages = self._call.remote(names, scope, bytes(body))
@@ -116,7 +117,7 @@ class FrontServer:
 
 
 async def _parts(messages: Any) -> AsyncIterator[bytes]:
-    """The body, as it comes; a client that leaves is told to the replica."""
+    """Yield the body as it comes; a client's disconnect cancels the replica's call."""
     try:
         async for message in messages:
             if part := message.get("body"):
@@ -126,9 +127,7 @@ async def _parts(messages: Any) -> AsyncIterator[bytes]:
 
 
 def run(plan: ReplicaPlan, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Start, or replace, the application on the Ray that ``ray.init`` has found; ``ready`` is told
-    its address.
-    """
+    """Start or replace the application on the connected Ray; ``ready`` gets its address."""
     serve.start(http_options={"host": host, "port": port})
     chosen_by: Any = PrefixRouter
     router = RequestRouterConfig(request_router_class=chosen_by)

@@ -1,1 +1,1 @@
-"""A model whose layers are split over several engines: each computes some, in turn."""
+"""Pipeline parallelism: a model's layers are split over several engines, which run in turn."""

@@ -1,4 +1,4 @@
-"""The engine before a pipeline: it goes on where a stage was lost, by reading everything again."""
+"""Front engine of a pipeline: it recomputes the KV cache after the loss of a stage."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
     from treadle.models.lora import Adapter
 
-TRIES = 3  # of one run, before its error is its callers'
+TRIES = 3  # of one run, before its error is raised
 T = TypeVar("T")
 
 
 class LiveCache(KVCache):
-    """Knows every sequence that somebody refers to."""
+    """KV cache that knows every referenced sequence."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self.live: weakref.WeakSet[Sequence] = weakref.WeakSet()
@@ -42,9 +42,7 @@ class LiveCache(KVCache):
         return made
 
     def lose(self) -> list[tuple[Sequence, list[int]]]:
-        """All that was held is gone: every sequence is empty, and no beginning is known. What the
-        sequences held.
-        """
+        """Empty every sequence and forget all cached prefixes. Return the ids of each sequence."""
         self.revive().close()
         held = [(seq, list(seq.ids)) for seq in self.live if seq.ids]
         for seq, _ in held:
@@ -54,10 +52,10 @@ class LiveCache(KVCache):
 
 
 class FrontEngine(Engine):
-    """An engine on a ``Pipeline``. When a stage is lost it is replaced, what the sequences held is
-    read again, and the run is done anew: those who wait for it see nothing but the time it takes.
+    """An engine on a ``Pipeline``. A lost stage is replaced, the sequences' tokens are recomputed,
+    and the run is repeated: callers notice only the time.
 
-    Raises StageLostError where that fails ``TRIES`` times.
+    Raises StageLostError if that fails ``TRIES`` times.
     """
 
     cache_type: ClassVar[type[KVCache]] = LiveCache
@@ -65,11 +63,11 @@ class FrontEngine(Engine):
     n_lost = 0  # times that a stage was lost
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        self._owed: list[tuple[Sequence, list[int], int]] = []  # to be read again
+        self._owed: list[tuple[Sequence, list[int], int]] = []  # to be recomputed
         super().__init__(*args, **settings)
 
     def adapt(self, adapters: Ids[Adapter]) -> None:
-        """Stages have no adapters. Raises UnsupportedError."""
+        """Raise UnsupportedError: stages have no adapters."""
         raise UnsupportedError("a model whose layers are split among processes takes no adapters")
 
     def _run(
@@ -91,7 +89,7 @@ class FrontEngine(Engine):
             raise AssertionError
 
     def _walk(self, ready: Any, times: list[float] | None, *, stoppable: bool = False) -> bool:
-        """Stages run a batch as a whole, so masks are waited for before it."""
+        """Wait for late masks first, because stages run a batch as a whole."""
         ready.run.write_late()
         ready.run.late.clear()
         return super()._walk(ready, times, stoppable=stoppable)
@@ -107,7 +105,7 @@ class FrontEngine(Engine):
         self.device.restart()
 
     def _read_again(self) -> None:
-        """Whoever has changed a sequence meanwhile has its own way to read it."""
+        """Recompute the lost sequences, except those that were changed in the meantime."""
         while self._owed:
             seq, ids, changes = self._owed[-1]
             if seq.n_changes == changes:

@@ -1,9 +1,9 @@
-"""A device whose plans run elsewhere: in stages, which hold some of the layers each.
+"""Pipeline device: its plans run in stages elsewhere, each with some of the layers.
 
-The engine in front knows it as any other device (``devices/protocol.py``). Its memory is the
-stages'; what a run reads reaches them in one block; the last stage's outputs come back. Whoever
-runs the stages is a ``StageChain``: processes on other machines (``treadle.distributed.cluster``),
-or engines in this one.
+The front engine uses it as any other device (``devices/protocol.py``). Its memory is the stages'
+memory; a run's inputs are sent as one block; the last stage's outputs come back. A ``StageChain``
+runs the stages: processes on other machines (``treadle.distributed.cluster``), or engines in this
+process.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 
 class StageLostError(TreadleError):
-    """A stage has ended, and its keys and values with it."""
+    """A stage has ended, and its KV cache is lost."""
 
 
 class StageChain(Protocol):
-    """Stages in their order."""
+    """The stages in order."""
 
     def run(self, batch: Batch) -> Given:
-        """What the last stage gives. Raises StageLostError, and what stages raise."""
+        """Return the last stage's outputs. Raises StageLostError, and errors of stages."""
 
     def read(self, name: str) -> np.ndarray:
-        """An output of the last run, which ``run`` did not give: the logits."""
+        """Return an output of the last run that ``run`` did not return: the logits."""
 
     def restart(self) -> None:
-        """Replace the stages that have ended. Raises TreadleError where that cannot be."""
+        """Replace the stages that have ended. Raises TreadleError if that fails."""
 
     def close(self) -> None:
         """End the stages. Idempotent."""
 
 
 class StageMemory:
-    """Memory of the stages. An arena's outputs are here once a run has given them."""
+    """Placeholder for the stages' memory. An arena's outputs can be read after a run."""
 
     bytes: np.ndarray | None = None
 
@@ -59,29 +59,29 @@ class StageMemory:
         self.arena: StageOutputs | None = None
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
-        """See ``plan.Memory``."""
+        """See ``plan.DeviceMemory``."""
         if self.arena is None:
             raise UnsupportedError("pages of a model in stages are not read or written by files")
         return self.arena.read(at, n_bytes)
 
     def write(self, at: int, data: np.ndarray) -> None:
-        """See ``plan.Memory``."""
+        """See ``plan.DeviceMemory``."""
         raise UnsupportedError("pages of a model in stages are not read or written by files")
 
 
 class StageOutputs:
-    """What the last run has given, and the logits if somebody asks for them."""
+    """Outputs of the last run; logits are fetched on demand."""
 
     def __init__(self, chain: StageChain) -> None:
         self._chain, self._plan = chain, Plan(0, 0)
         self._given: Given = {}
 
     def set(self, plan: Plan, given: Given) -> None:
-        """A run of ``plan`` is over."""
+        """Store the outputs of a finished run of ``plan``."""
         self._plan, self._given = plan, given
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
-        """The bytes of an output, by its place in the plan's arena."""
+        """Return the bytes of an output by its offset in the plan's arena."""
         for name, buffer in self._plan.outputs.items():
             start = self._plan.offsets[buffer]
             if start <= at < start + buffer.n_bytes:
@@ -92,7 +92,7 @@ class StageOutputs:
 
 
 class StagePlan(NamedTuple):
-    """A plan, and the memory of its runs."""
+    """A plan with the memory of its runs."""
 
     plan: Plan
     output: str
@@ -121,7 +121,7 @@ class Pipeline:
         return Const(name, StageMemory(0), array)
 
     def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
-        """Remember it: it is done before the next run."""
+        """Record a copy, which the stages execute before the next run."""
         if n_bytes:
             which = [cells.const.memory for cells in self._cells].index(memory)
             self._copies.append(CellCopy(which, start // n_bytes, to // n_bytes))
@@ -137,7 +137,7 @@ class Pipeline:
         deterministic: bool = False,
         output: str = "logits",
     ) -> Plan:
-        """The whole model's steps; the arena has its outputs alone."""
+        """Build the whole model's plan; its arena contains only the outputs."""
         self._cells = [*cache.pools, *cache.states]
         plan = build_plan(
             config,
@@ -170,7 +170,7 @@ class Pipeline:
         times: list[float] | None = None,
         stoppable: bool = False,
     ) -> bool:
-        """A run is not stopped on its way: a signal waits for its end."""
+        """Run the plan; a run cannot be interrupted, so signals wait for its end."""
         if steps is not None or times is not None:
             raise UnsupportedError("steps of a model in stages are not run or timed one by one")
         plan, output, _, inputs = ready
@@ -181,7 +181,7 @@ class Pipeline:
         return True
 
     def restart(self) -> None:
-        """Replace stages that have ended: nothing that was kept is there any more."""
+        """Replace stages that have ended; the KV cache is lost."""
         self._copies = []
         self.chain.restart()
 

@@ -1,7 +1,7 @@
-"""One stage: an engine of some layers, which runs batches that another engine has laid out.
+"""One pipeline stage: an engine of some layers, which runs batches laid out by the front engine.
 
-The engine in front decides everything: which sequences run, in which pages their tokens go, what is
-copied. A stage has the pages of its own layers, under the same numbers.
+The front engine decides which sequences run, the pages of their tokens, and copies. A stage has the
+pages of its own layers, under the same numbers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from treadle.jit.compile import host_features
 from treadle.models.load import load_config
 from treadle.models.stages import staged
 
-Given = dict[str, np.ndarray]  # rows of f32 as bytes, by name
+Given = dict[str, np.ndarray]  # outputs of a stage by name: rows of f32 as bytes
 
 
 class CellCopy(NamedTuple):
-    """A page or a state that is copied before a run: cells of one pool, by number."""
+    """A copy of a page or a state before a run: cell numbers in one pool."""
 
     pool: int
     cell: int
@@ -33,7 +33,7 @@ class CellCopy(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A run as the engine in front has laid it out."""
+    """A run as laid out by the front engine."""
 
     n_tokens: int  # of the plan
     n_outputs: int
@@ -43,9 +43,9 @@ class Batch(NamedTuple):
 
 
 class Stage(Engine):
-    """Computes ``layers`` of the model in a file; settings as in ``treadle.load``.
+    """An engine for ``layers`` of a model file; settings as in ``treadle.load``.
 
-    Raises what ``treadle.load`` does, and UnsupportedError for layers that cannot be apart.
+    Raises the errors of ``treadle.load``, and UnsupportedError for layers that cannot be split.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Stage(Engine):
         device = Cpu(choose(host_features(), isa), n_threads)
         super().__init__(gguf, config, device, n_ctx=n_ctx, **settings)
         self.layers = layers
-        self._last: Any = None  # what ran last, whose logits may be asked for
+        self._last: Any = None  # the last plan, whose logits may be read
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing comes behind it."""
+        """Whether it is the last stage."""
         return self.layers.stop == self.config.n_layer
 
     def run_laid_out(self, batch: Batch, given: Given) -> Given:
-        """One run. ``given``: what the stage before gives, nothing for the first; gives ``stream``,
-        or the last stage's outputs without the logits, for which see ``read``.
+        """Run one batch. ``given``: the previous stage's outputs, empty for the first. Return
+        ``stream``, or the last stage's outputs without the logits (see ``read``).
         """
         with self.lock:
             self._copy(batch.copies)
@@ -88,7 +88,7 @@ class Stage(Engine):
             return {name: self._rows_of(name) for name in ready.plan.outputs if name != "logits"}
 
     def read(self, name: str) -> np.ndarray:
-        """An output of the last run, the rows that it has made, as bytes."""
+        """Return the rows of an output of the last run, as bytes."""
         with self.lock:
             return self._rows_of(name)
 
@@ -100,7 +100,7 @@ class Stage(Engine):
         return np.array(arena.read(plan.offsets[buffer], n * buffer.row_bytes))
 
     def _copy(self, copies: Iterable[CellCopy]) -> None:
-        """Copy the parts of its own layers; the others' have never been written."""
+        """Copy the parts of its own layers; those of others were never written."""
         cells = (*self.cache.pools, *self.cache.states)
         for which, cell, to in copies:
             pool = cells[which]
@@ -117,13 +117,13 @@ class Stage(Engine):
                 )
 
     def close(self) -> None:
-        """Stop the threads and let go of the file."""
+        """Stop the threads and close the file."""
         super().close()
         self.gguf.close()
 
 
 def run_chain(stages: Iterable[Stage], batch: Batch) -> Given:
-    """A run through all stages in this process."""
+    """Run a batch through all stages in this process."""
     given: Given = {}
     for stage in stages:
         given = stage.run_laid_out(batch, given)

@@ -1,1 +1,1 @@
-"""Files of requests, a line each, to files of answers: ``treadle batch``."""
+"""``treadle batch``: files of requests, one a line, to files of answers."""

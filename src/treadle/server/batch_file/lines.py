@@ -1,7 +1,7 @@
-"""One line of a batch file: what it asks, and what is written for it.
+"""One line of a batch file: parsing the request, formatting its answer.
 
 A line is OpenAI's (``custom_id``, ``method``, ``url``, ``body``) or a simple one: the fields of a
-body, with ``prompt`` or ``messages`` among them, and perhaps a ``custom_id``.
+body with ``prompt`` or ``messages``, and optionally a ``custom_id``.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from treadle.server.http.http_io import MAX_BODY, encode, parse
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
-ENDLESS = 1 << 30  # bytes of a line
+ENDLESS = 1 << 30  # most bytes of a line
 NAMED = "batch_req_"
-HEAD = b'{"id":"%b' % NAMED.encode()  # each answer begins so
+HEAD = b'{"id":"%b' % NAMED.encode()  # the beginning of each answer
 
 
 @dataclass(frozen=True)
 class InputLine:
-    """A line of the input, and its number there; blank lines count, and are left out."""
+    """An input line and its number; blank lines are counted but skipped."""
 
     number: int
     raw: bytes
 
     @property
     def id(self) -> str:
-        """What its answer is known by when the job goes on: the same line in the same place."""
+        """Return the answer's id, by which a resumed job finds it: a hash of the number and the
+        bytes.
+        """
         digest = hashlib.sha256(b"%d\n%b" % (self.number, self.raw)).hexdigest()
         return f"{NAMED}{digest[:32]}"
 
 
 @dataclass(frozen=True)
 class LineJob:
-    """What a line asks for; ``simple``: in our own form, and to be answered so."""
+    """The request of a line. ``simple``: in treadle's short form, and answered in it."""
 
     url: str
     body: dict[str, Any]
@@ -49,8 +51,8 @@ class LineJob:
 
 
 def read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    """The lines that are not blank. Of one that is longer than a body may be, the beginning.
-    Raises TreadleError for one without an end.
+    """Yield the lines that are not blank; one that is longer than a body may be is truncated.
+    Raises TreadleError for a line of more than ``ENDLESS`` bytes.
     """
     number = 0
     while raw := file.readline(MAX_BODY + 2):
@@ -61,13 +63,13 @@ def read_lines(file: BinaryIO) -> Iterator[InputLine]:
                 raise TreadleError(f"line {number} has more than {ENDLESS} bytes")
             rest = file.readline(MAX_BODY)
             n_bytes += len(rest)
-        raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw  # as PowerShell writes
+        raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw  # PowerShell writes one
         if raw := raw.strip():
             yield InputLine(number, raw)
 
 
 def read_job(line: InputLine) -> LineJob:
-    """What a line asks for. Raises ApiError."""
+    """Parse the request of a line. Raises ApiError."""
     if len(line.raw) > MAX_BODY:
         raise ApiError(413, f"the line is longer than {MAX_BODY >> 20} MiB", code="too_large")
     given = parse(line.raw)
@@ -95,7 +97,7 @@ def read_job(line: InputLine) -> LineJob:
 
 
 def custom_id_of(line: InputLine) -> str | None:
-    """The line's own name, of a line that is otherwise wrong perhaps."""
+    """Return the line's ``custom_id``, even if the rest of the line is wrong."""
     try:
         name = parse(line.raw).get("custom_id")
     except ApiError:
@@ -104,7 +106,7 @@ def custom_id_of(line: InputLine) -> str | None:
 
 
 def answered(line: InputLine, job: LineJob, body: Mapping[str, Any]) -> bytes:
-    """The answer's line, its end included."""
+    """Return the output line of an answer, with its newline."""
     head = {"id": line.id, "custom_id": job.custom_id}
     if job.simple:
         (choice,) = body["choices"]
@@ -118,7 +120,7 @@ def answered(line: InputLine, job: LineJob, body: Mapping[str, Any]) -> bytes:
 
 
 def failed(line: InputLine, job: LineJob | None, problem: ApiError) -> bytes:
-    """The line of a request that was refused, or, without a job, that could not be read."""
+    """Return the output line of a request that was refused or, without a job, not parsed."""
     head = {"id": line.id, "custom_id": job.custom_id if job else custom_id_of(line)}
     if job is not None and not job.simple:
         response = {"status_code": problem.status, "request_id": line.id, "body": problem.as_dict()}

@@ -1,4 +1,4 @@
-"""Lines answered by a model in this process: bodies are read as the server reads them."""
+"""Answers lines with a model in this process; bodies are read as the server reads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from treadle.server.protocols.openai.echo import measure_prompts
 from treadle.server.requests.generation_request import SYNONYMS
 from treadle.server.requests.service import Service
 
-PATIENCE_S = 0.2  # before a line that found no room is tried again
+PATIENCE_S = 0.2  # before a line that found no room is retried
 OVERLOADED = 503
 
 
@@ -50,19 +50,19 @@ ANSWERS: dict[str, Callable[[Service, dict[str, Any]], Awaitable[dict[str, Any]]
 
 
 class LocalAnswers:
-    """Answers lines with a service. ``defaults``: fields of bodies that lack them."""
+    """Answers lines with a service. ``defaults``: values of fields that a body lacks."""
 
     def __init__(self, service: Service, defaults: Mapping[str, Any]) -> None:
         self.service, self.defaults = service, dict(defaults)
         self._n_in_hand = 0
 
     async def ready(self) -> None:
-        """Once the plans are compiled. Raises what keeps the model from being used."""
+        """Wait until the plans are compiled. Raises the error that makes the model unusable."""
         self.service.engine.start()
         await asyncio.wrap_future(self.service.engine.warmed)
 
     async def answer(self, line: InputLine) -> OutputLine:
-        """The output's line. Raises TreadleError where the model cannot be used any more."""
+        """Return the output line. Raises TreadleError if the model can no longer be used."""
         job: LineJob | None = None
         self._n_in_hand += 1
         try:
@@ -87,7 +87,7 @@ class LocalAnswers:
             except ApiError as error:
                 if error.status != OVERLOADED or self._n_in_hand == 1:
                     raise
-            await asyncio.sleep(PATIENCE_S)  # the others end, and make room
+            await asyncio.sleep(PATIENCE_S)  # other lines end and make room
 
     def _with_defaults(self, body: dict[str, Any]) -> dict[str, Any]:
         given = {name for name, value in body.items() if value is not None}

@@ -1,7 +1,7 @@
-"""The file of answers: appended to, line by line, and gone on with after any end.
+"""The output file of a batch job: append-only, one answer a line, resumable after any crash.
 
-The n-th line answers the n-th request. A process may be killed while it writes: then the last line
-has no end, and is cut off at the next start. All others are whole, so no line is written twice.
+The n-th line answers the n-th request. If the process is killed while it writes, the last line has
+no newline, and the next start cuts it off. All others are whole, so no line is written twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | SYSTEM.BINARY
 
 
 class Output:
-    """Where answers go; ``path`` "-" is standard output, which nothing can be gone on with."""
+    """The output file; ``path`` "-" is standard output, which cannot be resumed."""
 
     def __init__(self, path: str) -> None:
         self.path, self.n_earlier = path, 0
@@ -41,8 +41,8 @@ class Output:
                 raise TreadleError(f"{self.path}: another treadle batch is writing it")
 
     def skip(self, lines: Iterator[InputLine]) -> None:
-        """Take from ``lines`` those that are answered already. Raises FileError where the file
-        holds answers to others.
+        """Skip the ``lines`` that are already answered. Raises FileError if the file holds answers
+        to other requests.
         """
         if self.path == "-" or not _is_file(self._fd):
             return
@@ -73,8 +73,8 @@ class Output:
             )
 
     def _check_cut(self, raw: bytes) -> None:
-        """Cut off is only what an answer may have begun as: other files have last lines without an
-        end too. A disk that lost its cache leaves zeros.
+        """Raise FileError unless the last line may be the beginning of an answer: other files may
+        lack a last newline too. A disk that lost its cache leaves zeros.
         """
         begun = raw.rstrip(b"\0")[: len(HEAD)]
         if not HEAD.startswith(begun):
@@ -83,8 +83,8 @@ class Output:
             raise FileError(what, path=self.path, where=where, expected="answers, or no such file")
 
     def append(self, data: bytes) -> None:
-        """Write a line. Raises OSError with the file's name, and then perhaps a part of it is
-        there.
+        """Write a line. Raises OSError with the file's name; a part of the line may have been
+        written.
         """
         view = memoryview(data)
         try:
@@ -95,7 +95,7 @@ class Output:
             raise
 
     def close(self) -> None:
-        """Wait until the disk has it all. Idempotent."""
+        """Flush the file to disk and close it. Idempotent."""
         if self._fd > 1:
             with contextlib.suppress(OSError):
                 os.fsync(self._fd)
@@ -110,14 +110,14 @@ def _is_file(fd: int) -> bool:
 
 
 def open_input(path: str) -> BinaryIO:
-    """The file of requests; "-" is standard input."""
+    """Open the file of requests; "-" is standard input."""
     if path == "-":
-        # Not sys.stdin: a thread may wait in it when the process ends.
+        # Not sys.stdin: a thread may be blocked in it when the process ends.
         return open(0, "rb", closefd=False)
     return open(path, "rb")
 
 
 def check_apart(source: str, target: str) -> None:
-    """Raise TreadleError where answers would be written behind the requests."""
+    """Raise TreadleError if the output is the same file as the input."""
     if "-" not in (source, target) and os.path.exists(target) and os.path.samefile(source, target):
         raise TreadleError(f"{target}: the answers cannot go into the file of the requests")

@@ -1,7 +1,7 @@
-"""Many lines at once, written in their order.
+"""Runs many lines at once and writes their answers in input order.
 
-Lines are answered as they are done; an answer waits until those before it are written. So what the
-file holds is always a beginning of the whole, and a job can go on behind it.
+An answer waits until those before it are written. So the file always holds the answers of the first
+lines without a gap, and a job can resume after them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from treadle.base.fast_dataclass import dataclass
 from treadle.server.batch_file.lines import InputLine
 
-IN_HAND = 256  # lines that are being answered
-AHEAD = 4096  # lines that were begun and are not written
-HELD = 64 << 20  # bytes of answers that wait for one before them: then no line more is begun
+IN_HAND = 256  # lines being answered at once
+AHEAD = 4096  # lines that were started but not written
+HELD = 64 << 20  # bytes of unwritten answers, above which no further line is started
 
 
 @dataclass(frozen=True)
 class OutputLine:
-    """A line of the output; ``failed``: it says why there is no answer."""
+    """A line of the output; ``failed``: it is an error instead of an answer."""
 
     data: bytes
     n_tokens: int = 0
@@ -31,7 +31,7 @@ Answer = Callable[[InputLine], Awaitable[OutputLine]]
 
 
 class AsyncLines:
-    """Lines for an event loop: read by a thread of their own, which may wait for a pipe."""
+    """Lines for an event loop, read by their own thread, which may block on a pipe."""
 
     def __init__(self, lines: Iterator[InputLine]) -> None:
         self._lines, self._loop = lines, asyncio.get_running_loop()
@@ -49,13 +49,13 @@ class AsyncLines:
                 found = error
             try:
                 self._loop.call_soon_threadsafe(self._queue.put_nowait, found)
-            except RuntimeError:  # the loop is closed: nobody waits
+            except RuntimeError:  # the loop is closed
                 return
             if not isinstance(found, InputLine):
                 return
 
     async def next(self) -> InputLine | None:
-        """The next one; None at the end."""
+        """Return the next line; None at the end."""
         self._asked.release()
         found = await self._queue.get()
         if isinstance(found, BaseException):
@@ -66,8 +66,8 @@ class AsyncLines:
 async def work(
     lines: Iterator[InputLine], answer: Answer, write: Callable[[OutputLine], None]
 ) -> None:
-    """Have all lines answered, and ``write`` each answer in its turn. What ``answer`` and ``write``
-    raise ends it.
+    """Answer all lines, and ``write`` each answer in input order. Stops at an error of ``answer``
+    or ``write``, and raises it.
     """
     order: asyncio.Queue[asyncio.Task[OutputLine] | None] = asyncio.Queue(AHEAD)
     slots, below, held = asyncio.Semaphore(IN_HAND), asyncio.Event(), 0

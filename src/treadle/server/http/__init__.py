@@ -1,1 +1,1 @@
-"""HTTP: bodies, errors, connections and the log."""
+"""HTTP layer: bodies, errors, connections and the log."""

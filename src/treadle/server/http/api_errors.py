@@ -1,4 +1,4 @@
-"""What a client is told when a call cannot be served: a status and OpenAI's error object."""
+"""API errors: an HTTP status and OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treadle.errors import (
 )
 from treadle.server.http.redaction import without_folders, without_paths
 
-RETRY_S = 2  # in Retry-After, where it is not known when there will be room
+RETRY_S = 2  # Retry-After if it is unknown when there will be room
 
 TYPES = {
     400: "invalid_request_error",
@@ -38,8 +38,8 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """A call that ends with ``status``. ``param`` names the field that is wrong; ``more`` are
-    further keys of the error object.
+    """An error response with ``status``. ``param`` names the wrong field; ``more`` are further keys
+    of the error object.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ApiError(Exception):
         self.param, self.code, self.headers, self.more = param, code, headers or {}, more
 
     def as_dict(self) -> dict[str, Any]:
-        """OpenAI's object."""
+        """Return OpenAI's error object."""
         known = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**known, **self.more}}
 
@@ -68,9 +68,9 @@ class ApiError(Exception):
 def too_long(
     n_prompt: int, n_ctx: int, n_most: int | None = None, *, at_least: bool = False
 ) -> ApiError:
-    """A prompt that the context cannot hold: it is never cut silently. The first words are those of
-    Anthropic's API: agents find them in a message, and shorten their conversation. ``n_most``:
-    tokens that it may have, where that is less than ``n_ctx``.
+    """Return the error for a prompt that exceeds the context; prompts are never cut silently. The
+    first words are those of Anthropic's API: agents look for them, and shorten their conversation.
+    ``n_most``: the most tokens allowed, if less than ``n_ctx``.
     """
     n_most = n_ctx if n_most is None else n_most
     shown = f"at least {n_prompt}" if at_least else str(n_prompt)
@@ -87,7 +87,9 @@ def too_long(
 
 @contextmanager
 def within(where: str) -> Iterator[None]:
-    """What goes wrong is said of this part of a body."""
+    """Prefix errors raised in the block with ``where``, a part of the body, and set it as
+    ``param``.
+    """
     try:
         yield
     except (ApiError, TreadleError) as error:
@@ -98,7 +100,7 @@ def within(where: str) -> Iterator[None]:
 
 @contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """What goes wrong is said by the names that a client knows: ``names`` has them by ours."""
+    """Rewrite field names in errors raised in the block: ``names`` maps our names to a client's."""
     try:
         yield
     except (ApiError, TreadleError) as error:
@@ -114,7 +116,7 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
-    """No room now; in ``retry_s`` there may be."""
+    """Return a 503 error: no room now, retry in ``retry_s`` seconds."""
     return ApiError(
         503,
         message,
@@ -125,12 +127,12 @@ def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
 
 
 def not_yet(what: str) -> ApiError:
-    """A path or a field's value that is known and not built."""
+    """Return a 501 error for a path or a field's value that is known but not implemented."""
     return ApiError(501, f"{what}: not supported by treadle yet", code="not_implemented")
 
 
 def problem_of(error: BaseException) -> ApiError:
-    """What a client is told of an error of the library. Our own bugs show no detail."""
+    """Return the API error for an exception of the library. Internal errors show no detail."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NoRoomError):

@@ -1,7 +1,7 @@
-"""The fields of a body, read by tables: a row is a name and what reads its value.
+"""Table-driven reading of body fields: each row is a field's name and its reader.
 
-A field that no table has is ignored: clients send much that is meant for others. One that is known
-and cannot be honoured is an error, so nothing that was asked for is left out silently.
+Fields in no table are ignored: clients send many that are meant for other servers. A known field
+that cannot be honoured is an error, so nothing that a client requests is dropped silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean
 
 
 def wrong(name: str, value: Any, expected: str) -> ApiError:
-    """A field of the wrong type or out of its range."""
+    """Return the error for a field of the wrong type or out of its range."""
     found = _NAMES.get(type(value), type(value).__name__)
     if isinstance(value, int | float) and not isinstance(value, bool):
         found = f"{value:g}" if isinstance(value, float) else f"{str(value)[:24]}"
@@ -31,8 +31,8 @@ def wrong(name: str, value: Any, expected: str) -> ApiError:
 
 
 def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[str, Any]:
-    """Those of a table's fields that a body has; null is as good as absent. ``where``: what a wrong
-    one's name has before it.
+    """Read the fields of a table that a body has; null counts as absent. ``where`` is a prefix of
+    field names in errors.
     """
     return {
         name: read(where + name, body[name])
@@ -42,7 +42,7 @@ def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[
 
 
 def of_type(kind: type[T], expected: str) -> Callable[[str, Any], T]:
-    """Values of one JSON type."""
+    """Return a reader of values of one JSON type."""
 
     def read(name: str, value: Any) -> T:
         if not isinstance(value, kind):
@@ -59,7 +59,7 @@ array: Callable[[str, Any], list[Any]] = of_type(list, "an array")
 
 
 def object_of(table: Table) -> Callable[[str, Any], dict[str, Any]]:
-    """Objects whose fields a table reads."""
+    """Return a reader of objects whose fields ``table`` reads."""
 
     def read(name: str, value: Any) -> dict[str, Any]:
         return read_fields(mapping(name, value), table, f"{name}.")
@@ -68,7 +68,7 @@ def object_of(table: Table) -> Callable[[str, Any], dict[str, Any]]:
 
 
 def whole(low: int, high: int = 2**31 - 1) -> Callable[[str, Any], int]:
-    """Whole numbers from ``low`` to ``high``; 5.0 is one, as in JSON."""
+    """Return a reader of integers from ``low`` to ``high``; 5.0 counts as one, as in JSON."""
 
     def read(name: str, value: Any) -> int:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
@@ -80,7 +80,7 @@ def whole(low: int, high: int = 2**31 - 1) -> Callable[[str, Any], int]:
 
 
 def number(low: float, high: float) -> Callable[[str, Any], float]:
-    """Numbers from ``low`` to ``high``."""
+    """Return a reader of numbers from ``low`` to ``high``."""
 
     def read(name: str, value: Any) -> float:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
@@ -92,7 +92,7 @@ def number(low: float, high: float) -> Callable[[str, Any], float]:
 
 
 def one_of(*values: str) -> Callable[[str, Any], str]:
-    """One of some words."""
+    """Return a reader of strings that must be one of ``values``."""
 
     def read(name: str, value: Any) -> str:
         if value in values and isinstance(value, str):
@@ -103,7 +103,7 @@ def one_of(*values: str) -> Callable[[str, Any], str]:
 
 
 def texts(name: str, value: Any) -> list[str]:
-    """A string, or an array of them."""
+    """Read a string, or an array of strings, as a list."""
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise wrong(name, value, "a string or an array of strings")
@@ -111,7 +111,7 @@ def texts(name: str, value: Any) -> list[str]:
 
 
 def refused(reason: str, *harmless: Any) -> Reader:
-    """A field that is known and not supported, but for values that ask for nothing."""
+    """Return a reader of a known but unsupported field; only the ``harmless`` values pass."""
 
     def read(name: str, value: Any) -> Any:
         if any(value == fine and type(value) is type(fine) for fine in harmless):

@@ -1,4 +1,4 @@
-"""One connection of a client: how long is waited for it, and how many there may be."""
+"""One client connection: its timeouts, and the limit on open connections."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from treadle.system import SYSTEM
 
-HEAD_S = 20.0  # until the head of a request is whole
-STALLED_S = 300.0  # a reader who takes nothing for so long has left without a word
-SPARE = 256  # files that the process may need beside its connections
+HEAD_S = 20.0  # to receive a whole request head
+STALLED_S = 300.0  # a client that reads nothing for this long is considered gone
+SPARE = 256  # file descriptors reserved for things other than connections
 
 
 def most_open() -> int:
-    """Connections that this process may hold, when its bound on open files is as high as can be."""
+    """Return how many connections this process may hold, after raising its limit on open files."""
     n_files = SYSTEM.most_files()
     return 1 << 20 if n_files is None else max(n_files - SPARE, SPARE)
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which by itself waits for ever for a head, and for a reader who has stopped.
+    """uvicorn's h11 protocol with timeouts: by itself it waits forever for a request head, and for
+    a client that has stopped reading.
 
-    ``most`` connections are held; one more is closed at once. Without that bound the process could
-    open no file, and nobody could connect any more.
+    At most ``most`` connections are held; further ones are closed at once. Without this limit the
+    process could run out of file descriptors, and nobody could connect.
     """
 
     most = 1 << 20
@@ -36,10 +37,10 @@ class Connection(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """It is there."""
+        """Set TCP_NODELAY and start the head timeout; abort if there are too many connections."""
         super().connection_made(transport)
-        # asyncio does so only where a socket names its protocol, and a listening one does not. With
-        # Nagle's delay an event waits for the acknowledgement of the one before it, up to 40 ms.
+        # asyncio sets it only if a socket names its protocol, and a listening one does not. With
+        # Nagle's algorithm an event waits for the previous one's acknowledgement, up to 40 ms.
         opened: socket.socket = transport.get_extra_info("socket")
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.most:
@@ -48,7 +49,7 @@ class Connection(H11Protocol):
             self._head = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come: of a head, of a body, or of the next request."""
+        """Handle bytes of a head, a body, or the next request; update the head timeout."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             _stop(self._head)
@@ -57,23 +58,23 @@ class Connection(H11Protocol):
             self._head = self.loop.call_later(HEAD_S, self.transport.close)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: whoever asks for a WebSocket is answered without one. uvicorn's own advises to
-        install libraries for it.
+        """Log nothing: a WebSocket request is answered as plain HTTP. uvicorn's own warning advises
+        to install libraries for it.
         """
 
     def pause_writing(self) -> None:
-        """The client does not take what was sent."""
+        """Start the stall timeout: the client does not read what was sent."""
         super().pause_writing()
         _stop(self._stalled)
         self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Stop the stall timeout: the client reads again."""
         super().resume_writing()
         _stop(self._stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Cancel all timeouts."""
         _stop(self._head)
         _stop(self._stalled)
         super().connection_lost(exc)

@@ -1,7 +1,7 @@
-"""Bodies in, JSON and events out, and the clients that leave before their answer is whole.
+"""Reads bodies, writes JSON and event streams, and detects clients that disconnect early.
 
-Plain ASGI: a middleware that wraps ``receive`` would hide that a client has gone. Nothing here
-imports Starlette, so that ``treadle batch`` makes the same answers without it.
+Plain ASGI: a middleware that wraps ``receive`` would hide disconnects. Nothing here imports
+Starlette, so that ``treadle batch`` makes the same responses without it.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 MAX_BODY = 16 << 20  # bytes
-MAX_BODIES = 256 << 20  # of all large bodies that are being read: many slow writers fill no memory
-BODY_S = 30.0  # a client that sends nothing for so long is not waited for
-WHOLE_BODY_S = 120.0  # nor one that sends a little now and then
-PING_S = 1.0  # after so long without a piece a stream shows that it is alive
-LARGE = 1 << 16  # bytes of JSON that are read in another thread: 1 MB takes 10 ms
-is_large = ContextVar("is_large", default=False)  # of the body of the call that a task answers
-MANY = 20_000  # log-probabilities, which take some 0.1 s
-Render = Callable[[ApiError], bytes]  # of an error within a stream
+MAX_BODIES = 256 << 20  # of all large bodies being read: slow clients cannot fill memory
+BODY_S = 30.0  # longest wait for the next bytes of a body
+WHOLE_BODY_S = 120.0  # longest time for a whole body
+PING_S = 1.0  # of silence, after which a stream sends a keep-alive
+LARGE = 1 << 16  # bytes of JSON from which it is parsed in another thread: 1 MB takes 10 ms
+is_large = ContextVar("is_large", default=False)  # whether the task's request has a large body
+MANY = 20_000  # log-probabilities, which take about 0.1 s to encode
+Render = Callable[[ApiError], bytes]  # formats an error within a stream
 
 
-# Of Unicode's ends of lines, those that JSON has within a text. httpx's ``iter_lines`` ends a line
-# there, and Ollama's client reads lines by it.
+# Unicode's line ends that JSON allows within a string. httpx's ``iter_lines`` splits at them, and
+# Ollama's client reads lines with it.
 ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 
 def encode(value: Any) -> bytes:
-    """JSON on one line. Lone surrogates, which UTF-8 has not, become question marks. Raises
-    ValueError for NaN and infinity, which JSON has not.
+    """Encode as JSON on one line. Lone surrogates, which UTF-8 lacks, become question marks. Raises
+    ValueError for NaN and infinity, which JSON lacks.
     """
     made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if not made.isascii():
@@ -59,14 +59,14 @@ def encode(value: Any) -> bytes:
 
 
 def event(value: Any, name: str = "") -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     head = b"event: " + name.encode() + b"\n" if name else b""
     return head + b"data: " + encode(value) + b"\n\n"
 
 
 def encode_large(value: Any, depth: int = 5) -> bytes:
-    """The same, a part after another: json's encoder lets no other thread run before it is done,
-    which may take seconds.
+    """Encode as ``encode`` does, part by part: json's encoder holds the GIL until it is done, which
+    may take seconds.
     """
     if depth and isinstance(value, dict):
         made = [encode(key) + b":" + encode_large(each, depth - 1) for key, each in value.items()]
@@ -81,7 +81,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Response:
-    """An answer, as ASGI sends it. A ``body`` of None has a length that nobody knows yet."""
+    """A response, as ASGI sends it. A ``body`` of None has an unknown length."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class Response:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         await send(self.head)
         await send({"type": "http.response.body", "body": self.body or b""})
 
 
 class Json(Response):
-    """An answer in JSON."""
+    """A JSON response."""
 
     def __init__(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -123,8 +123,8 @@ class Json(Response):
 async def whole_json(
     make: Callable[[list[StreamPiece]], Any], pieces: list[StreamPiece]
 ) -> Response:
-    """What is made of a call's texts. Where they have many log-probabilities that takes seconds:
-    then it is done in another thread.
+    """Return the JSON response that ``make`` builds of a request's outputs. Many log-probabilities
+    take seconds to encode: then another thread does it.
     """
     tops = [piece.text.request.n_top or 0 for piece in pieces]
     n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
@@ -135,7 +135,7 @@ async def whole_json(
 
 
 def n_echoed(piece: StreamPiece) -> int:
-    """Tokens of its prompt that are told with their log-probabilities."""
+    """Return how many prompt tokens are returned with their log-probabilities."""
     measured = piece.text.call.asked.more.get("measured")
     return len(measured[piece.text.prompt]) if measured else 0
 
@@ -144,16 +144,16 @@ def n_echoed(piece: StreamPiece) -> int:
 
 
 class Bodies:
-    """Bytes of large bodies that are being read. Small ones are not counted: who sends slowly is
-    to keep out none but other large ones.
+    """Counts bytes of the large bodies being read. Small ones are not counted, so slow senders of
+    large bodies block only other large ones.
     """
 
     n_bytes = 0
 
     @contextmanager
     def weighing(self) -> Iterator[Callable[[int], None]]:
-        """A scale for one body, to be told how long it is; raises ApiError where that is too much
-        with the others. At the block's end it is gone.
+        """Yield a function to call with the length of one body so far; it raises ApiError if all
+        large bodies together are too large. At the block's end the body no longer counts.
         """
         held = 0
 
@@ -171,7 +171,7 @@ class Bodies:
 
 
 async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
-    """The whole body. Raises ApiError where it is too large, packed, or does not come."""
+    """Return the whole body. Raises ApiError if it is too large, compressed, or late."""
     most = MAX_BODY
     packed = request.headers.get("content-encoding", "identity")
     if packed.lower() != "identity":
@@ -202,12 +202,12 @@ def _too_large() -> ApiError:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The body as an object of JSON, whatever its content type says. Raises ApiError."""
+    """Return the body as a JSON object, whatever its content type. Raises ApiError."""
     return _object(await read_any(request))
 
 
 async def read_any(request: Request) -> Any:
-    """The body as a value of JSON. Raises ApiError."""
+    """Return the body as a JSON value. Raises ApiError."""
     bodies: Bodies = request.app.state.service.bodies
     with bodies.weighing() as weigh:
         raw = await read_body(request, weigh)
@@ -216,7 +216,7 @@ async def read_any(request: Request) -> Any:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """An object of JSON. Raises ApiError that says where it is broken."""
+    """Parse a JSON object. Raises ApiError that says where it is broken."""
     return _object(parse_any(raw))
 
 
@@ -227,9 +227,9 @@ def _object(found: Any) -> dict[str, Any]:
 
 
 def parse_any(raw: bytes) -> Any:
-    """A value of JSON. Raises ApiError as ``parse`` does."""
+    """Parse a JSON value. Raises ApiError as ``parse`` does."""
     try:
-        # .NET's and PowerShell's writers put a byte order mark before it.
+        # .NET and PowerShell write a byte order mark first.
         said = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
         with garbage_kept():  # nothing in it is garbage
             return json_pieces.loads(said, _no_number)
@@ -245,12 +245,12 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-# -- clients that leave ---------------------------------------------------------------------------
+# -- client disconnects ---------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterator[None]:
-    """Within it, ``leave`` is called at once when the client goes."""
+    """Call ``leave`` at once if the client disconnects within the block."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -267,18 +267,18 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
 
 
 def ticking(call: RequestStream) -> AsyncIterator[StreamPiece | None]:
-    """A call's pieces for a stream; None where it is time to show that it is alive."""
+    """Iterate over a request's pieces for a stream; None means that a keep-alive is due."""
     return call.pieces(PING_S if call.asked.ping_s is None else call.asked.ping_s)
 
 
 async def finished(request: Request, call: RequestStream) -> list[StreamPiece]:
-    """Read a call to its end: each text as one piece. Raises ApiError, and GoneError."""
+    """Read a request to its end: one piece for each output. Raises ApiError and GoneError."""
     async with watched(request.receive, lambda: call.give_up(GoneError())):
         return await read_to_end(call)
 
 
 async def read_to_end(call: RequestStream) -> list[StreamPiece]:
-    """Each text of a call as one piece. Raises ApiError, and what ``give_up`` was told."""
+    """Return each output of a request as one piece. Raises ApiError and ``give_up``'s error."""
     got: dict[OutputStream, list[StreamPiece]] = {text: [] for text in call.texts}
     try:
         async for piece in call.pieces(ping_s=60.0):
@@ -290,7 +290,7 @@ async def read_to_end(call: RequestStream) -> list[StreamPiece]:
 
 
 def seconds_of(request: Request) -> float:
-    """Seconds that a call may take by its header, from its arrival on. Raises ApiError."""
+    """Return the time limit in the request's header, in seconds. Raises ApiError."""
     said = request.headers.get("x-request-timeout")
     if said is None:
         return math.inf
@@ -304,8 +304,8 @@ def seconds_of(request: Request) -> float:
 
 
 async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """What ``work`` gives, which is cancelled when the client goes. Raises ApiError where the time
-    that the call's header gives it is over before.
+    """Return the result of ``work``, which is cancelled if the client disconnects. Raises ApiError
+    if the header's time limit ends first.
     """
     try:
         seconds = seconds_of(request)
@@ -324,10 +324,10 @@ async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class StreamedResponse(Response):
-    """An answer that comes in parts, as ``parts`` makes them of a call's pieces.
+    """A streamed response; ``parts`` formats a request's pieces.
 
-    The headers go out before the first piece is there. An error behind them is ``render``ed as the
-    protocol's last part: the status cannot be changed any more.
+    The headers are sent before the first piece exists. A later error is ``render``ed as the
+    protocol's last part, because the status can no longer change.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class StreamedResponse(Response):
         self._call, self._parts, self._render = call, parts, render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, until the client leaves."""
+        """Send it until it ends or the client disconnects."""
         call = self._call
         try:
             await send(self.head)

@@ -1,8 +1,8 @@
-"""JSON of very many values, read so that other threads run meanwhile: Python's own parser lets none
-run before it is done, which takes a second for millions of values.
+"""Parses JSON of very many values without blocking other threads: Python's own parser holds the GIL
+until it is done, a second for millions of values.
 
-Objects and arrays are read by Python code, texts and numbers by that parser's parts; the result and
-the errors are the same. It takes some ten times as long.
+Python code reads objects and arrays, and the parser's C parts read strings and numbers. Results and
+errors are the same. It is about ten times slower.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from json import decoder, scanner
 from typing import Any
 
-MANY = 200_000  # values, which the parser reads in some 20 ms
+MANY = 200_000  # values, which the C parser reads in about 20 ms
 
 
 def loads(text: str, parse_constant: Callable[[str], Any]) -> Any:
-    """As ``json.loads`` does."""
+    """Parse as ``json.loads`` does."""
     if text.count(",") + text.count("[") + text.count("{") < MANY:
         return json.loads(text, parse_constant=parse_constant)
     made = json.JSONDecoder(parse_constant=parse_constant)

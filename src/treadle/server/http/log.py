@@ -1,4 +1,4 @@
-"""The server's log: objects of JSON on standard error, one a line."""
+"""The server's log: JSON objects on standard error, one a line."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Folders of this machine, which no answer of the server names: files have their names alone."""
+"""Redaction of folders: no response names a folder of this machine, only file names."""
 
 from __future__ import annotations
 
 import os
 import re
 
-# An absolute path up to its last name, on any system: no client's words are in what this reads.
+# An absolute path up to its last name, on any system. It is applied to no client text.
 _FOLDERS = re.compile(r"(?<![\w.:/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s:'\"]*[/\\])*(?=[^/\\\s])")
-_NAMES: dict[str, str] = {}  # of the served files' paths
+_NAMES: dict[str, str] = {}  # the served files' names by their paths
 
 
 def hide(path: str | os.PathLike[str]) -> None:
-    """Have messages name a file without its folder, however its path is spelt."""
+    """Register a file: messages name it without its folder, however its path is spelt."""
     given = os.fspath(path)
     name = os.path.basename(os.path.abspath(given))
     for spelt in (given, os.path.abspath(given), os.path.realpath(given)):
@@ -20,7 +20,7 @@ def hide(path: str | os.PathLike[str]) -> None:
 
 
 def without_paths(message: str) -> str:
-    """A message without the folders of the files that are served."""
+    """Return a message without the folders of the served files."""
     for path in sorted(_NAMES, key=len, reverse=True):
         if path in message:
             message = message.replace(path, _NAMES[path])
@@ -28,8 +28,8 @@ def without_paths(message: str) -> str:
 
 
 def without_folders(message: str, path: str = "") -> str:
-    """A message of the library about files, devices or compilers, without any absolute folder;
-    ``path``: the file that it is about, whose name may have spaces.
+    """Return a message about files, devices or compilers without any absolute folder. ``path``: the
+    file that it is about, whose name may have spaces.
     """
     if path:
         message = message.replace(path, os.path.basename(path))

@@ -1,1 +1,1 @@
-"""Protocols of other servers: a file for each family of endpoints."""
+"""Protocols of other servers: a file or folder for each family of endpoints."""

@@ -41,24 +41,24 @@ from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 
-# A client's first line of the system prompt, which changes with every call: with it no beginning
-# of a prompt would ever be found in the cache.
+# First line of a client's system prompt; it changes with every call, so with it no prompt prefix
+# would ever be found in the cache.
 BILLING = "x-anthropic-billing-header:"
-# Of reasoning. Nobody checks it; but clients (pydantic-ai) take an empty one for a stream that was
-# cut, and do not send the block back.
+# Signature of reasoning. It is not checked, but clients (pydantic-ai) take an empty one for a
+# truncated stream, and do not send the block back.
 SIGNATURE = "treadle"
 
 
 def _format(name: str, value: Any) -> dict[str, Any]:
-    """What answers must be, as OpenAI's ``response_format``."""
+    """Read a JSON schema for answers, as OpenAI's ``response_format``."""
     form = mapping(name, value)
     kind = one_of("json_schema")(f"{name}.type", form.get("type"))
     return {"type": kind, "schema": mapping(f"{name}.schema", form.get("schema"))}
 
 
 def _thread(name: str, value: Any) -> Any:
-    """Anthropic's SDKs ask for a conversation that the server keeps, and then send new messages
-    alone. Told by this code that there is none, they send all of it.
+    """Refuse server-side conversations: Anthropic's SDKs request one, and then send only new
+    messages. With this error code they send the whole conversation.
     """
     why = "treadle keeps no conversation: send all of its messages, without this field"
     code = "thread_unsupported_request"
@@ -67,7 +67,7 @@ def _thread(name: str, value: Any) -> Any:
 
 FIELDS: Table = {
     "thread": _thread,
-    "max_tokens": whole(0),  # 0: the prompt is read, for the cache
+    "max_tokens": whole(0),  # 0: only prefill the prompt into the cache
     "stop_sequences": texts,
     "metadata": mapping,
     "tools": array,
@@ -75,7 +75,7 @@ FIELDS: Table = {
     "messages": array,
     "thinking": mapping,
     "output_config": object_of({"effort": text, "format": _format}),
-    "output_format": _format,  # its older place
+    "output_format": _format,  # older name of output_config.format
     "mcp_servers": refused("treadle calls no servers", []),
     "compaction": refused("treadle summarizes no conversation"),
 }
@@ -99,7 +99,7 @@ TYPES = {
 
 
 def error_dict(error: ApiError) -> dict[str, Any]:
-    """Anthropic's error object."""
+    """Return Anthropic's error object."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     made = {"type": TYPES.get(error.status, other), "message": error.message}
     if "details" in error.more:
@@ -109,7 +109,7 @@ def error_dict(error: ApiError) -> dict[str, Any]:
 
 @named(NAMES)
 def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What a body asks for. Raises ApiError, TreadleError."""
+    """Read the generation request of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     if "max_tokens" not in given:
         raise ApiError(400, "max_tokens: required", param="max_tokens")
@@ -127,13 +127,13 @@ def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
     asked = read_asked({**body, **own}, service.model, service.defaults)
     asked.ignored = ignored_fields(body, ANTHROPIC)
     asked.ignored += ignored_fields(given.get("thinking", {}), ANTHROPIC_THINKING, "thinking.")
-    asked.more["stop"] = list(asked.settings["stop"])  # the template's own are no stop_sequence
+    asked.more["stop"] = list(asked.settings["stop"])  # without the template's own
     read_conversation(chat_of(body), service, asked)
     return asked
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body's conversation and tools, as OpenAI's chat has them."""
+    """Return a body's conversation and tools in OpenAI's chat format."""
     given = read_fields(body, FIELDS)
     if not given.get("messages"):
         raise ApiError(400, "messages: required", param="messages")
@@ -147,16 +147,14 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "effort" in given.get("output_config", {}):
         chat["reasoning_effort"] = given["output_config"]["effort"]
-    if "thinking" in given:  # variables that templates of models which reason read
+    if "thinking" in given:  # variable of reasoning models' templates
         on = given["thinking"].get("type") != "disabled"
         chat["chat_template_kwargs"] = {"enable_thinking": on}
     return chat
 
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
-    """Tokens of a body's conversation, also where the context cannot hold them: that is what a
-    client wants to know.
-    """
+    """Return the number of tokens of a body's conversation, even if it exceeds the context."""
     prompt = conversation_text(chat_of(body), service)
     return len(service.model.tokenizer.encode_prompt(prompt))
 
@@ -206,8 +204,8 @@ def _text(name: str, block: Any) -> str:
 
 
 def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A message as OpenAI's: results of tools are messages of their own, calls a list beside the
-    content.
+    """Convert a message to OpenAI's format: tool results become messages of their own, tool calls a
+    list next to the content.
     """
     role, content = message.get("role"), message.get("content")
     if isinstance(content, str):
@@ -238,14 +236,14 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _read(name: str, block: Any) -> str:
-    """The text of a block. Raises ApiError for one that has another kind of content."""
+    """Return a block's text. Raises ApiError for blocks that are not text."""
     own = mapping(name, block)
     kind, source = own.get("type"), own.get("source")
     if kind == "text":
         return _text(name, own)
     if kind == "search_result":
         return "\n".join(_text(name, part) for part in array(f"{name}.content", own.get("content")))
-    if kind == "tool_reference":  # all tools are shown from the start
+    if kind == "tool_reference":  # the model sees all tools anyway
         return text(f"{name}.tool_name", own.get("tool_name"))
     if kind == "document" and isinstance(source, dict) and source.get("type") in TEXT_SOURCES:
         where = f"{name}.source"
@@ -260,8 +258,8 @@ def _read(name: str, block: Any) -> str:
 
 
 def _parts(name: str, block: Any) -> list[dict[str, Any]]:
-    """A block of a tool's result as parts of a chat's content. What is no text stays as it is: the
-    conversation has a sentence for it.
+    """Convert a block of a tool result to parts of chat content. Parts that are not text stay as
+    they are; the prompt describes them in a sentence.
     """
     own = mapping(name, block)
     source = own.get("source") if own.get("type") == "document" else None
@@ -288,7 +286,7 @@ def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 
-# -- answers --------------------------------------------------------------------------------------
+# -- responses ------------------------------------------------------------------------------------
 
 
 async def messages(request: Request) -> Response:
@@ -310,7 +308,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _message(service: Service, of: OutputStream) -> dict[str, Any]:
-    """A message of which nothing is written yet."""
+    """Return a message object without any output yet."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -324,7 +322,7 @@ def _message(service: Service, of: OutputStream) -> dict[str, Any]:
 
 
 def _usage(of: OutputStream) -> dict[str, int]:
-    """Tokens that the cache had are not in ``input_tokens``: a client adds them up."""
+    """Return token counts; ``input_tokens`` excludes cached tokens, because clients add them up."""
     t = of.answer.timings
     return {
         "input_tokens": t.n_prompt - t.n_cached,
@@ -346,7 +344,7 @@ def _stop(call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
 
 
 def _blocks(parts: list[OutputPiece]) -> list[dict[str, Any]]:
-    """A whole answer's blocks of content."""
+    """Return the content blocks of a whole answer."""
     blocks: list[dict[str, Any]] = []
     for part in parts:
         if part.kind == "arguments":
@@ -360,11 +358,11 @@ def _blocks(parts: list[OutputPiece]) -> list[dict[str, Any]]:
     return blocks
 
 
-_TEXTS = {"reasoning": "thinking", "content": "text"}  # where a block has its text
+_TEXTS = {"reasoning": "thinking", "content": "text"}  # the key of a block's text
 
 
 def _opening(part: OutputPiece) -> dict[str, Any]:
-    """A block of which nothing is told yet."""
+    """Return an empty block of the kind of ``part``."""
     if part.call is not None:
         return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
     if part.kind == "reasoning":
@@ -381,8 +379,8 @@ def _delta(part: OutputPiece) -> dict[str, Any]:
 
 
 def _closing(index: int, kind: str) -> bytes:
-    """The end of the block that is open, if one is. Before that of reasoning comes its signature,
-    which clients send back with it.
+    """Return the end events of the open block, or nothing if there is none. Reasoning first gets
+    its signature, which clients send back with it.
     """
     if not kind:
         return b""
@@ -395,7 +393,7 @@ def _closing(index: int, kind: str) -> bytes:
 
 async def _events(call: RequestStream, shown: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_start", message=shown)
-    index, kind = -1, ""  # of the block that is open
+    index, kind = -1, ""  # of the open block
     async for piece in ticking(call):
         if piece is None:
             yield _event("ping")

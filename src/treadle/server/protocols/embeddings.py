@@ -1,4 +1,4 @@
-"""``/v1/embeddings`` of OpenAI's, and llama.cpp's ``/embedding``."""
+"""OpenAI's ``/v1/embeddings`` and llama.cpp's ``/embedding``."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 MAX_INPUTS = 2048
 
 CUT: Table = {"dimensions": whole(1)}
-# And what ``Config`` calls them.
+# API names of poolings, and ``Config``'s.
 POOLINGS = {"mean": "mean", "cls": "first", "last": "last", "none": "none"}
 READ: Table = {"lora": adapters, "pooling": one_of(*POOLINGS), "default_prompt": flag}
 
 
 def _is_cut(name: str, value: Any) -> bool:
-    """Whether texts that are too long are cut: a boolean, or a word of Cohere's."""
+    """Read whether long inputs are truncated: a boolean, or Cohere's "none" or "end"."""
     if isinstance(value, str):
         return one_of("none", "end")(name, value.lower()) == "end"
     return flag(name, value)
 
 
 def _side(name: str, value: Any) -> str:
-    """The side that is left out."""
+    """Read the side to truncate; only "right" is supported."""
     return one_of("right")(name, value.lower() if isinstance(value, str) else value)
 
 
@@ -76,7 +76,9 @@ NATIVE: Table = {**READ, **TRUNCATE, "embd_normalize": whole(NOTHING)}
 
 
 async def embeddings(request: Request) -> Response:
-    """``POST /v1/embeddings``. ``content`` and no ``input``: as ``/embedding``."""
+    """``POST /v1/embeddings``. A body with ``content`` and no ``input`` is handled as
+    ``/embedding``.
+    """
     service, body = service_of(request), await read_json(request)
     if "input" not in body and "content" in body:
         return await _native(request, service, body)
@@ -84,7 +86,7 @@ async def embeddings(request: Request) -> Response:
 
 
 async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """The whole answer. Raises ApiError, TreadleError."""
+    """Return the whole response body. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     if given.get("pooling") == "none":
         raise ApiError(
@@ -129,7 +131,7 @@ async def _native(request: Request, service: Service, body: dict[str, Any]) -> R
     by, most = given.get("embd_normalize", EUCLIDEAN), most_tokens(service.model, given)
     pooling = given.get("pooling", service.model.config.pooling)
     embedder = embedder_of(service.model, {**given, "normalize": by == EUCLIDEAN})
-    for message in ignored_fields(body, IGNORED):  # the answer, a list, has no place for it
+    for message in ignored_fields(body, IGNORED):  # the response is a bare list without warnings
         service.warn_once(message)
     if pooling == "none":
         work = embed_tokens(service, content, embedder, most)
@@ -141,7 +143,9 @@ async def _native(request: Request, service: Service, body: dict[str, Any]) -> R
 
 
 def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
-    """Tokens behind which a text is cut; None: one that is too long is refused. Raises ApiError."""
+    """Return the token limit at which inputs are truncated; None: refuse long ones. Raises
+    ApiError.
+    """
     asked = given.get("truncate_prompt_tokens")
     if asked is None:
         return room(model) if given.get("truncate") else None
@@ -151,7 +155,7 @@ def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
 
 
 def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
-    """What makes the vectors that were asked for. Raises ApiError, TreadleError."""
+    """Return an embedder with the requested options. Raises ApiError and TreadleError."""
     pooling, own = given.get("pooling"), model.config.pooling
     free = pooling == "none" or (own, pooling) == ("none", "mean")
     if pooling is not None and not free and POOLINGS[pooling] != own:
@@ -178,8 +182,9 @@ async def embed(
     *,
     most: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Vectors float32 ``[n_texts, n]``, and how many tokens were read. Runs and steps of texts take
-    turns. ``most``: tokens behind which a text is cut. Raises ApiError, TreadleError.
+    """Return vectors, float32 ``[n_texts, n]``, and the number of tokens processed. Runs alternate
+    with steps of the scheduler. ``most``: the token limit for truncation. Raises ApiError and
+    TreadleError.
     """
     texts = await service.prepare(_read, value, service.model, embedder, name, most)
     made = [np.zeros((0, embedder.n), np.float32)]
@@ -193,7 +198,7 @@ async def embed(
 async def embed_tokens(
     service: Service, value: Any, embedder: Embedder, most: int | None
 ) -> list[np.ndarray]:
-    """The same of each token of a text, float32 ``[n_tokens, n_embd]``, as they are."""
+    """Return a vector for each token of each input, float32 ``[n_tokens, n_embd]``, not pooled."""
     made = []
     for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
         began = time.perf_counter()
@@ -205,7 +210,9 @@ async def embed_tokens(
 def _read(
     value: Any, model: Model, embedder: Embedder, name: str, most: int | None
 ) -> list[list[int]]:
-    """A text, ids, or a list of either; the embedder's prompt goes before each text."""
+    """Return the ids of inputs: a string, ids, or a list of either. The embedder's prompt precedes
+    each string.
+    """
     several = isinstance(value, list) and not (value and is_ids(value))
     items = value if several else [value]
     if value is None or not items or len(items) > MAX_INPUTS:

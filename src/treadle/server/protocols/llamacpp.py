@@ -1,4 +1,4 @@
-"""llama.cpp's own endpoints: ``/completion``, and tokens, templates and state."""
+"""llama.cpp's own endpoints: ``/completion``, ``/infill``, tokens, templates and state."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 
-MOST_NAMES = 256  # of fields of an answer
+MOST_NAMES = 256  # of ``response_fields``
 
 
 def _names(name: str, value: Any) -> list[str]:
-    """They are looked for in each event of a stream."""
+    """Read a bounded list of names; each event of a stream looks them all up."""
     found = texts(name, value)
     if len(found) > MOST_NAMES:
         raise ApiError(400, f"{name}: {len(found)}, at most {MOST_NAMES}", param=name)
@@ -65,7 +65,7 @@ def _names(name: str, value: Any) -> list[str]:
 
 
 def _n_probs(name: str, value: Any) -> int:
-    """``logprobs`` is another name of it; true is 1."""
+    """Read ``logprobs``, another name of ``n_probs``; true means 1."""
     return whole(0, MAX_TOP)(name, int(value) if isinstance(value, bool) else value)
 
 
@@ -81,7 +81,7 @@ COMPLETION: Table = {
 
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What a body asks for. Raises ApiError, TreadleError."""
+    """Read the generation request of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, COMPLETION)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
     asked.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
@@ -107,7 +107,7 @@ INFILL: Table = {
 
 
 def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What ``/infill`` asks for: a completion of a prompt that is made of its parts."""
+    """Read the request of ``/infill``: a completion of a fill-in-the-middle prompt."""
     given, model = read_fields(body, INFILL), service.model
     before, behind = given.get("input_prefix", ""), given.get("input_suffix", "")
     begun, files = given.get("prompt", ""), []
@@ -146,15 +146,15 @@ async def _completed(request: Request, service: Service, call: RequestStream) ->
 
 
 def _whole(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """An answer, or a stream's last event: of its fields those that were asked for. That of an
-    inner object, ``timings/prompt_n``, is told by this name.
+    """Return an answer or a stream's last event, restricted to the requested ``response_fields``. A
+    nested field, such as ``timings/prompt_n``, keeps this name as its key.
     """
     tokens = call.stream or call.asked.more["tokens"]
     made = {**said(piece, tokens=tokens), **end(service, call, piece)}
     names: list[str] = call.asked.more["fields"]
     found: dict[str, Any] = {}
     for name in names:
-        with suppress(KeyError, TypeError):  # one that is not there is left out
+        with suppress(KeyError, TypeError):  # unknown names are left out
             found[name] = reduce(getitem, name.split("/"), made)
     return found if names else made
 
@@ -176,7 +176,9 @@ async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]
 
 
 async def tokenize(request: Request) -> Response:
-    """``POST /tokenize``: content (texts and ids may be mixed); add_special, and others."""
+    """``POST /tokenize``: ``content``, a string or strings and ids mixed; ``add_special`` and
+    others.
+    """
     service, body = service_of(request), await read_json(request)
     table: Table = dict.fromkeys(("add_special", "parse_special", "with_pieces"), flag)
     given, content = read_fields(body, table), body.get("content")
@@ -205,7 +207,7 @@ async def tokenize(request: Request) -> Response:
 
 
 def _piece(service: Service, token: int) -> str | list[int]:
-    """What a token adds to a text; its bytes, where they are part of a character."""
+    """Return a token's text, or its bytes if they are part of a character."""
     raw = service.model.tokenizer.token_bytes(token)
     try:
         return raw.decode("utf-8")
@@ -214,7 +216,7 @@ def _piece(service: Service, token: int) -> str | list[int]:
 
 
 async def detokenize(request: Request) -> Response:
-    """``POST /detokenize``: tokens."""
+    """``POST /detokenize``: text of ``tokens``."""
     service, body = service_of(request), await read_json(request)
     ids = array("tokens", body.get("tokens"))
     if not all(type(item) is int for item in ids):
@@ -223,7 +225,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def apply_template(request: Request) -> Response:
-    """``POST /apply-template``: messages."""
+    """``POST /apply-template``: the prompt of ``messages``."""
     service, body = service_of(request), await read_json(request)
     return Json({"prompt": await service.prepare(conversation_text, body, service)})
 
@@ -260,7 +262,7 @@ async def props(request: Request) -> Response:
             },
             "total_slots": model.engine.cache.n_sequences,
             "model_alias": service.name,
-            "model_path": model.path.name,  # without folders, which are nobody's business
+            "model_path": model.path.name,  # without folders, which stay private
             "chat_template": template.source,
             "bos_token": spelt(tokenizer.bos),
             "eos_token": spelt(tokenizer.eos),

@@ -1,4 +1,4 @@
-"""llama.cpp's form of an answer: that of ``/completion``, and ``__verbose`` of others."""
+"""llama.cpp's response format: that of ``/completion``, and ``__verbose`` of other endpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_TYPES = {"length": "limit", "context": "limit"}
 
 
 def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
-    """What came of a text; with its ``tokens``, where they are wanted."""
+    """Return the fields of a piece of output, with its ``tokens`` if requested."""
     made: dict[str, Any] = {
         "index": piece.text.index,
         "content": piece.content,
@@ -35,7 +35,7 @@ def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
 
 
 def end(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """What an answer, or a stream's last event, has beside its text."""
+    """Return the final fields of an answer, or of a stream's last event."""
     answer, word = piece.text.answer, piece.text.answer.stopped_by
     kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
     limit = call.asked.settings["max_tokens"]
@@ -61,12 +61,12 @@ def end(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, 
 
 
 def _is_full(service: Service, answer: RequestOutput) -> bool:
-    """Whether prompt and text fill the context."""
+    """Return whether prompt and output fill the context."""
     return answer.timings.n_prompt + len(answer.ids) >= room(service.model)
 
 
 def verbose(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """What an answer, or a stream's last event, has for a call that is ``verbose``."""
+    """Return the ``__verbose`` field of a final answer if the call requested it."""
     if not call.asked.more["verbose"]:
         return {}
     prompt = service.model.detokenize(call.asked.prompts[piece.text.prompt])
@@ -74,7 +74,7 @@ def verbose(service: Service, call: RequestStream, piece: StreamPiece) -> dict[s
 
 
 def sampling_dict(sampling: Sampling) -> dict[str, Any]:
-    """Settings as JSON has them: no infinity, no callables."""
+    """Return sampling settings as JSON values: without infinity and callables."""
     made = dataclasses.asdict(dataclasses.replace(sampling, custom=None))
     del made["custom"]
     made["samplers"] = list(sampling.samplers)

@@ -1,4 +1,4 @@
-"""llama.cpp's ``/lora-adapters``: how much of which adapter texts have that say nothing of it."""
+"""llama.cpp's ``/lora-adapters``: the default LoRA scales of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def show(request: Request) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """``POST /lora-adapters``: scales of texts from now on; adapters not named get 0."""
+    """``POST /lora-adapters``: set the scales of later requests; adapters not named get 0."""
     engine = service_of(request).model.engine
     body = await read_any(request)
     engine.cache.lora = lora_scales(adapters("body", body), engine)

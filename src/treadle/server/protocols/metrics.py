@@ -1,7 +1,7 @@
 """``/metrics``: counts and times under llama.cpp's and vLLM's names, for Prometheus.
 
-The engine's thread and the event loop count into plain numbers. They become Prometheus' families
-when somebody asks.
+The engine thread and the event loop update plain numbers. They become Prometheus families when
+scraped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def metrics(request: Request) -> Response:
 
 
 def exposition(service: Service) -> bytes:
-    """The text that Prometheus reads."""
+    """Return the text that Prometheus reads."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -41,13 +41,13 @@ def exposition(service: Service) -> bytes:
 
 
 class _Families:
-    """Prometheus' collector of one service."""
+    """Prometheus collector of one service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, with its value now."""
+        """Yield every family with its current value."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -98,15 +98,15 @@ class _Families:
 
 
 def _labels(key: str, name: str) -> tuple[list[str], list[str]]:
-    """vLLM's families name the model, llama.cpp's do not."""
+    """Return label names and values: vLLM's families name the model, llama.cpp's do not."""
     return (["model_name"], [name]) if key.startswith("vllm:") else ([], [])
 
 
-Values = dict[str, tuple[str, float]]  # by name: what it is, and its value
+Values = dict[str, tuple[str, float]]  # description and value by name
 
 
 def counters(service: Service) -> Values:
-    """What only grows; Prometheus puts ``_total`` behind each name."""
+    """Return values that only grow; Prometheus appends ``_total`` to each name."""
     t = service.tally
     read = t.n_prompt - t.n_cached + t.n_embedded
     preempted = service.engine.scheduler.admission.n_preempted
@@ -140,7 +140,7 @@ def counters(service: Service) -> Values:
 
 
 def gauges(service: Service) -> Values:
-    """What is so now."""
+    """Return current values."""
     t, texts = service.tally, list(service.engine.texts.values())
     running = sum(text.request.seq is not None for text in texts)
     read, read_s = t.n_prompt - t.n_cached + t.n_embedded, t.prefill_s + t.embed_s

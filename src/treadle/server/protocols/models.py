@@ -1,4 +1,4 @@
-"""``/v1/models``: the one model that is served, whatever it is called by clients."""
+"""``/v1/models``: the one served model, under any name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.server.requests.service import Service, service_of
 
 
 def describe(service: Service) -> dict[str, Any]:
-    """OpenAI's object, with llama.cpp's ``meta``."""
+    """Return OpenAI's object, with llama.cpp's ``meta``."""
     model, tensors = service.model, service.model.gguf.tensors.values()
     return {
         "id": service.name,
@@ -33,7 +33,7 @@ def describe(service: Service) -> dict[str, Any]:
 
 
 def describe_for_anthropic(service: Service) -> dict[str, Any]:
-    """Anthropic's object."""
+    """Return Anthropic's object."""
     created = datetime.fromtimestamp(service.created, timezone.utc)
     return {
         "type": "model",
@@ -46,7 +46,7 @@ def describe_for_anthropic(service: Service) -> dict[str, Any]:
 
 
 def is_anthropics(request: Request) -> bool:
-    """Whether a client of Anthropic's asks, who has the same path and reads another form."""
+    """Return whether an Anthropic client sent it: the path is the same, the format another."""
     return "anthropic-version" in request.headers
 
 
@@ -60,7 +60,7 @@ async def models(request: Request) -> Response:
 
 
 async def one_model(request: Request) -> Response:
-    """``GET /v1/models/NAME``: any name is this model's; without one it is the list."""
+    """``GET /v1/models/NAME``: any name means this model; an empty one gives the list."""
     if not request.path_params["name"]:
         return await models(request)
     of = describe_for_anthropic if is_anthropics(request) else describe

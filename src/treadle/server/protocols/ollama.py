@@ -1,4 +1,4 @@
-"""Ollama's ``/api``: one line of JSON a part, durations in nanoseconds."""
+"""Ollama's ``/api``: streams of JSON lines, durations in nanoseconds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from treadle.server.requests.request_stream import OutputStream, RequestStream, 
 from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
 
-Say = Callable[[ParsedOutput], dict[str, Any]]  # from what was said to the keys that carry it
+Say = Callable[[ParsedOutput], dict[str, Any]]  # from output to its fields in the response
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
 EFFORTS = ("low", "medium", "high", "max")
 NOTHING = ParsedOutput("", "", [])
@@ -74,15 +74,15 @@ FIELDS: Table = {
 
 
 def error_dict(error: ApiError) -> dict[str, Any]:
-    """Ollama's error object."""
+    """Return Ollama's error object."""
     return {"error": error.message}
 
 
 def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
-    """Settings: Ollama has them in ``options``, and streams unless it is told not to."""
+    """Read settings: Ollama has them in ``options``, and streams by default."""
     given = read_fields(body, FIELDS)
     options = dict(given.get("options", {}))
-    if options.get("num_predict") in (0, -2):  # no limit, too, and to fill the context
+    if options.get("num_predict") in (0, -2):  # both mean: up to the context's end
         options["num_predict"] = -1
     form = body.get("format")
     if form not in (None, ""):
@@ -96,7 +96,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
 
 
 def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``format`` as a schema; the word json says nothing where ``options`` have a schema."""
+    """Return ``format`` as a schema; "json" yields to a schema in ``options``."""
     other = next((key for key in ("json_schema", "guided_json") if options.get(key)), None)
     if form == "json":
         return dict(ANY_OBJECT) if other is None else {}
@@ -108,7 +108,7 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What ``/api/chat`` asks for. Raises ApiError, TreadleError."""
+    """Read the request of ``/api/chat``. Raises ApiError and TreadleError."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
     chat = {"messages": messages, "tools": given.get("tools")}
@@ -117,7 +117,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _given(name: str, message: Any) -> dict[str, Any]:
-    """A message as a chat's: pictures of a tool's result are parts of its content."""
+    """Convert to a chat message: images of a tool result become parts of its content."""
     made = dict(mapping(name, message))
     pictures = array(f"{name}.images", made.pop("images", None) or [])
     if not pictures:
@@ -132,7 +132,7 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 
 @named({"json_schema": "format"})
 def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What ``/api/generate`` asks for: a prompt is one message, unless it is raw."""
+    """Read the request of ``/api/generate``: the prompt is one chat message, unless ``raw``."""
     given, asked = read_fields(body, FIELDS), _asked(service, body)
     prompt = given.get("prompt", "")
     if given.get("suffix"):
@@ -151,7 +151,7 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
-    """``think``: variables that templates of models which reason read."""
+    """Convert ``think`` to variables of reasoning models' templates."""
     think = body.get("think")
     if think is None or think == "":
         return {}
@@ -165,7 +165,7 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
 async def chat(request: Request) -> Response:
     """``POST /api/chat``."""
     service, body = service_of(request), await read_json(request)
-    if body.get("messages") in (None, []):  # a client that wants the model loaded
+    if body.get("messages") in (None, []):  # the client wants the model loaded
         return Json(_loaded(service, _message))
     return await _answer(request, service, await service.begin(request, read_chat, body), _message)
 
@@ -173,7 +173,7 @@ async def chat(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """``POST /api/generate``."""
     service, body = service_of(request), await read_json(request)
-    if not body.get("prompt"):  # a client that wants the model loaded
+    if not body.get("prompt"):  # the client wants the model loaded
         return Json(_loaded(service, _response))
     call = await service.begin(request, read_generate, body)
     return await _answer(request, service, call, _response)
@@ -219,11 +219,11 @@ async def _answer(request: Request, service: Service, call: RequestStream, say: 
 
 async def _lines(service: Service, call: RequestStream, say: Say) -> AsyncIterator[bytes]:
     async for piece in ticking(call):
-        if piece is None:  # there is no comment in lines of JSON: a part without text
+        if piece is None:  # JSON lines have no comments: keep-alive is an empty part
             yield _line({**_head(service), **say(NOTHING), "done": False})
             continue
         parts = piece.said()
-        if parts or piece.logprobs:  # some of tokens whose text is held back
+        if parts or piece.logprobs:  # log-probabilities may precede held-back text
             yield _line({**_head(service), **_said(piece, parts, say), "done": False})
         if piece.finish_reason is not None:
             yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(call)})
@@ -287,7 +287,7 @@ async def embed_texts(request: Request) -> Response:
 
 
 async def embed_prompt(request: Request) -> Response:
-    """``POST /api/embeddings``, the older form: one text."""
+    """``POST /api/embeddings``, the older form: one input."""
     service, body = service_of(request), await read_json(request)
     given, prompt = read_fields(body, {"truncate": flag}), text("prompt", body.get("prompt"))
     embedder, most = Embedder(service.model), most_tokens(service.model, given)
@@ -296,16 +296,16 @@ async def embed_prompt(request: Request) -> Response:
 
 
 def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dict[str, list[str]]:
-    """What was asked for and is not done."""
+    """Return warnings about options that have no effect."""
     told = ignored_by_ollama(body, {}, room(service.model))
     told += [embedder.note] if embedder.note else []
     return {"warnings": told} if told else {}
 
 
 def describe(service: Service) -> dict[str, Any]:
-    """The one model, as ``/api/tags`` lists it."""
+    """Return the served model, as ``/api/tags`` lists it."""
     model, when = service.model, datetime.fromtimestamp(service.created, timezone.utc)
-    # Clients want a digest; hashing all of a file would take longer than it is worth.
+    # Clients need a digest; hashing the whole file would be too slow.
     told = f"{model.path}:{model.gguf.n_bytes}".encode()
     return {
         "name": service.name,
@@ -318,7 +318,7 @@ def describe(service: Service) -> dict[str, Any]:
 
 
 def details(service: Service) -> dict[str, Any]:
-    """What kind of model it is."""
+    """Return the model's family, size and quantization."""
     card, arch = service.card(), service.model.config.arch.name
     return {
         "parent_model": "",
@@ -331,13 +331,13 @@ def details(service: Service) -> dict[str, Any]:
 
 
 async def root(request: Request) -> Response:
-    """``GET /``: how clients of Ollama find out that a server is there."""
+    """``GET /``: Ollama clients probe it to find out if a server runs."""
     return Response(b"Ollama is running", headers={"vary": "Accept"})  # a browser gets the page
 
 
 async def version(request: Request) -> Response:
-    """``GET /api/version``: of Ollama whose API is spoken, which clients ask for (VS Code's Copilot
-    wants 0.6.4 at least), and treadle's own.
+    """``GET /api/version``: the Ollama version whose API is implemented, which clients check (VS
+    Code's Copilot requires 0.6.4), and treadle's own.
     """
     return Json({"version": SPOKEN, "treadle": __version__})
 
@@ -356,19 +356,19 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """``POST /api/show``: any name is this model's."""
+    """``POST /api/show``: any name means this model."""
     service = service_of(request)
     model = service.model
     arch = model.config.arch.name
     return Json(
         {
             "modelfile": "",
-            "parameters": f"{'num_ctx':30} {room(model)}",  # clients shorten their prompts to it
+            "parameters": f"{'num_ctx':30} {room(model)}",  # clients truncate prompts to it
             "template": model.template.source,
             "details": details(service),
             "model_info": {
                 "general.architecture": arch,
-                f"{arch}.context_length": room(model),  # no call can ask for more
+                f"{arch}.context_length": room(model),  # a request cannot raise it
                 f"{arch}.embedding_length": model.config.n_embd,
             },
             "capabilities": _capabilities(service),
@@ -377,7 +377,7 @@ async def show(request: Request) -> Response:
 
 
 def _capabilities(service: Service) -> list[str]:
-    if not service.writes:  # clients offer no conversation with it
+    if not service.writes:  # so that clients offer no chat with it
         return ["embedding"]
     found = {"tools": True, "thinking": service.manner.thought is not None}
     return ["completion", "embedding", *(name for name, there in found.items() if there)]

@@ -1,5 +1,5 @@
-"""``/v1/rerank``: how well documents answer a query, as llama.cpp, Jina and Cohere spell it;
-with ``texts`` for ``documents``, as Text Embeddings Inference does.
+"""``/v1/rerank``: scores of documents for a query, in the forms of llama.cpp, Jina and Cohere; with
+``texts`` instead of ``documents``, in that of Text Embeddings Inference.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ async def rerank(request: Request) -> Response:
 
 
 async def cohere_rerank(request: Request) -> Response:
-    """``POST /v2/rerank``, whose answer Cohere's own client reads."""
+    """``POST /v2/rerank``, in the format of Cohere's client."""
     service, body = service_of(request), await read_json(request)
-    body.pop("texts", None)  # another protocol's
+    body.pop("texts", None)  # Text Embeddings Inference's field
     found = await result(request, rerank_answer(service, body))
     n_tokens = found["usage"]["prompt_tokens"]
     tokens = {"input_tokens": n_tokens, "output_tokens": 0}
     meta: dict[str, Any] = {"api_version": {"version": "2"}, "tokens": tokens}
-    meta |= {"warnings": found["warnings"]} if "warnings" in found else {}  # Cohere's place of them
+    meta |= {"warnings": found["warnings"]} if "warnings" in found else {}  # where Cohere has them
     return Json({"id": str(uuid.uuid4()), "results": found["results"], "meta": meta})
 
 
 async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
-    """The whole answer, the best document first. Raises ApiError, TreadleError."""
+    """Return the whole response body, best document first. Raises ApiError and TreadleError."""
     name = "texts" if "texts" in body else "documents"
     given, documents = read_fields(body, FIELDS), _documents(body.get(name), name)
     if "query" not in given:
@@ -81,7 +81,7 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
     n_tokens = sum(len(ids) for ids, _ in pairs)
     told = ignored_fields(body, IGNORED)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: given.get("top_n", len(scores))]
-    if name == "texts":  # a bare list, in which there is no place for warnings
+    if name == "texts":  # a bare list has no place for warnings
         for message in told:
             service.warn_once(message)
         whole = bool(given.get("return_text"))
@@ -103,7 +103,7 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
 
 
 def _documents(value: Any, name: str) -> list[str]:
-    """Texts, or objects with a text."""
+    """Read documents: strings, or objects with a ``text``."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INPUTS:
         raise wrong(name, value, f"1 to {MAX_INPUTS} texts")
     texts = [item.get("text") if isinstance(item, dict) else item for item in value]
@@ -122,7 +122,7 @@ def _read(
     most: int | None,
     per_document: int | None,
 ) -> tuple[Reranker, list[Pair]]:
-    """Pairs are cut behind ``most`` tokens, documents alone behind ``per_document``."""
+    """Tokenize pairs, truncated to ``most`` tokens; documents alone to ``per_document`` tokens."""
     try:
         reranker = Reranker(model, lora)
     except UnsupportedError as error:

@@ -1,8 +1,7 @@
-"""Slots, as llama.cpp's clients know them: numbered places that texts are written in one after
-another. What a slot's last text was can be saved to a file, restored and erased.
+"""llama.cpp's slots: save, restore and erase a slot's last sequence.
 
-treadle shares the beginnings of all texts, whatever their slots. So a slot is a text's name here:
-no text waits for one, and one that finds none free has the number -1.
+treadle shares cached prefixes between all requests, whatever their slots. So a slot only labels a
+request: none waits for a slot, and one without a free slot has the number -1.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 Act = Callable[["Model", ClientSlot, Path], dict[str, Any]]
 FILE: Table = {"filename": text}
-MOST_BYTES = 240  # of a file's name, beside which it is written under a longer one
+MOST_BYTES = 240  # of a file name; its temporary file has a longer one
 
 
 async def slots(request: Request) -> Response:
-    """``GET /slots``: nothing of what texts say. Behind the slots are texts that have none."""
+    """``GET /slots``: progress without any text. Requests without a slot come last."""
     service = service_of(request)
     made = [
         {
@@ -65,7 +64,7 @@ def _progress(each: Any) -> dict[str, int]:
 
 
 async def act(request: Request) -> Response:
-    """``POST /slots/{id}?action=save|restore|erase``, with a ``filename`` but for the last."""
+    """``POST /slots/{id}?action=save|restore|erase``; ``filename`` for save and restore."""
     service, action = service_of(request), request.query_params.get("action")
     acts: dict[str | None, Act] = {"save": _save, "restore": _restore, "erase": _erase}
     if action not in acts:
@@ -90,7 +89,7 @@ def _slot(service: Service, word: str) -> ClientSlot:
 
 
 def _path(service: Service, body: dict[str, Any]) -> Path:
-    """The file that a body names: in the operator's folder, and in no other. Raises ApiError."""
+    """Return the named file within the operator's folder. Raises ApiError."""
     folder = service.settings.slot_save_path
     if folder is None:
         raise ApiError(
@@ -112,7 +111,7 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
     return path
 
 
-# -- in the engine's thread -----------------------------------------------------------------------
+# -- in the engine thread -----------------------------------------------------------------------
 
 
 def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
@@ -122,8 +121,8 @@ def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]
 
 
 def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Write what the slot's text has; pages that have given way to others are read again."""
-    began, ids = time.perf_counter(), slot.ids[: model.n_ctx]  # the last may never have been read
+    """Save the slot's sequence to a file; pages that were evicted are recomputed."""
+    began, ids = time.perf_counter(), slot.ids[: model.n_ctx]  # the last id may not be in the cache
     if not ids:
         raise ApiError(400, f"slot {slot.id} is empty", param="id")
     with model.engine.lock:
@@ -131,7 +130,7 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
         session = Session(model.engine, slot.lora)
         try:
             session.prefill(ids)
-            save_session(path, model.engine, session.seq, mode=0o600)  # it says what users said
+            save_session(path, model.engine, session.seq, mode=0o600)  # it contains prompts
         finally:
             session.close()
     return {
@@ -144,7 +143,7 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
 
 
 def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Put what a file has where the next text that begins so finds it."""
+    """Load a file's sequence into the prefix cache."""
     began = time.perf_counter()
     session = model.load_session(path)
     slot.ids, slot.lora = session.ids, session.seq.lora
@@ -159,7 +158,7 @@ def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
 
 
 def _erase(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Give up the pages of the slot's text, but for those that other texts have too."""
+    """Drop the cached pages of the slot's sequence, except those shared with other sequences."""
     ids, slot.ids = slot.ids, []
     with model.engine.lock:
         model.engine.cache.revive().close()

@@ -1,1 +1,1 @@
-"""From a request's body to generations, and back to events."""
+"""From a request's body to generations, and from their output to events."""

@@ -1,4 +1,4 @@
-"""From the messages of a conversation to ids, for every protocol that has messages."""
+"""From chat messages to prompt ids, for every protocol that has messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from treadle.server.requests.generation_request import GenerationRequest
     from treadle.server.requests.service import Service
 
-_TEXT_PARTS = {  # kinds of parts, and where they have their text
+_TEXT_PARTS = {  # types of content parts, and the key of their text
     "text": "text",
     "input_text": "text",
     "output_text": "text",
@@ -40,11 +40,11 @@ _SYSTEM = ("system", "developer")
 MAX_MESSAGES = 10_000
 EFFORTS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens of reasoning
 
-REASONING = "reasoning_content"  # what of a last message goes on, as llama.cpp names it
+REASONING = "reasoning_content"  # llama.cpp's value to continue the last message's reasoning
 
 
 def _continued(name: str, value: Any) -> bool | str:
-    """Whether a last message goes on: its content, or its reasoning."""
+    """Read whether the last message is continued: its content, or its reasoning."""
     if value in ("content", REASONING):
         return str(value)
     if not isinstance(value, bool):
@@ -69,9 +69,7 @@ MESSAGE: Table = {"function_call": refused("use tool_calls")}
 
 
 def read_conversation(body: Mapping[str, Any], service: Service, asked: GenerationRequest) -> None:
-    """Put the prompt into ``asked``, the texts that end an answer, and what may be found in it.
-    Raises ApiError, TreadleError.
-    """
+    """Set the prompt, stop strings and answer plan of ``asked``. Raises ApiError, TreadleError."""
     given, model = read_fields(body, FIELDS), service.model
     tools, wanted = read_tools(given), asked.wanted
     if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
@@ -103,8 +101,8 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
 
 
 def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
-    """Tokens of reasoning: none where it is off, those that were ``asked`` for, or by
-    ``reasoning_effort``, where the template does not read that.
+    """Return the reasoning budget in tokens: 0 if reasoning is off, else ``asked``, else that of
+    ``reasoning_effort`` if the template does not use it.
     """
     template, effort = service.model.template, given.get("reasoning_effort")
     if template.is_off(_variables(given), budget=asked):
@@ -119,9 +117,8 @@ def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> in
 def conversation_text(
     body: Mapping[str, Any], service: Service, told: list[str] | None = None
 ) -> str:
-    """The prompt that the model's template makes of a body's messages. ``told`` gets a warning for
-    each part of them that is in another form than the client's, or left out. Raises ApiError, and
-    TemplateError.
+    """Render a body's messages with the model's template. ``told`` gets a warning for each part
+    that is converted or left out. Raises ApiError and TemplateError.
     """
     given, model = read_fields(body, FIELDS), service.model
     if "messages" not in given:
@@ -142,7 +139,7 @@ def conversation_text(
     earlier = said if last is None else said[:-1]
     messages, shown = shaped(earlier, read_tools(given).functions, service.manner)
     variables = _variables(given)
-    if "documents" in given:  # vLLM's name for the variable of the same name
+    if "documents" in given:  # vLLM's field for the template variable of the same name
         variables.setdefault("documents", given["documents"])
     if last is not None:
         asked = model.template.render(
@@ -155,12 +152,12 @@ def conversation_text(
         made = model.template.render(
             messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
         )
-    check_text(made, model)  # tools, calls and variables are in it too
+    check_text(made, model)  # includes tools, tool calls and variables
     return made
 
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
-    """The last message, whose reasoning goes on. Raises ApiError."""
+    """Return the last message, whose reasoning is continued. Raises ApiError."""
     last = messages[-1] if messages else {}
     found = last.get("reasoning_content") and not last.get("content")
     if not (found and goes_on(messages)) or service.manner.thought is None:
@@ -175,7 +172,7 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A body's variables of the chat template."""
+    """Return the chat template's variables of a body."""
     variables = dict(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
@@ -185,8 +182,8 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """As templates take them: those of the system that are first as one; contents as texts or
-    parts of text; arguments of calls as objects. Raises ApiError.
+    """Convert messages to the form that templates take: leading system messages merged into one,
+    contents as strings. Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
         raise ApiError(
@@ -218,7 +215,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
 
 
 def content_text(name: str, content: Any) -> str:
-    """A content as one text. Raises ApiError for parts that are no text."""
+    """Return a message's content as one string. Raises ApiError for parts that are not text."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -239,7 +236,7 @@ def content_text(name: str, content: Any) -> str:
 
 
 def _call(name: str, call: Any) -> dict[str, Any]:
-    """A call of a tool. Raises ApiError."""
+    """Read a tool call. Raises ApiError."""
     made = dict(mapping(name, call))
     function = dict(mapping(f"{name}.function", made.get("function")))
     text(f"{name}.function.name", function.get("name"))

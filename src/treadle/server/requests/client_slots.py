@@ -1,4 +1,4 @@
-"""Texts in numbered places: which slot each is in, and what was written there last."""
+"""Numbered slots, as llama.cpp has them: which request is in each, and its last tokens."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
     from treadle.scheduler.request import Request
 
-NONE = -1  # of a text without a slot
-BLOCK = 256
+NONE = -1  # the slot of a request without one
+BLOCK = 256  # tokens that ``alike`` compares at once
 
 
 class SlotText(Protocol):
-    """One that is written; see ``treadle.server.requests.request_stream.OutputStream``."""
+    """A running request; see ``treadle.server.requests.request_stream.OutputStream``."""
 
     request: Request
-    slot: int  # that it is in, or has been in
+    slot: int  # its current or last slot
 
 
 class ClientSlot:
-    """One place: its ``text`` while one is written, and the tokens of the last one."""
+    """One slot: the output in it while it runs, and the tokens of the last one."""
 
     def __init__(self, id: int) -> None:
         self.id, self.used = id, 0
         self.ids: list[int] = []
-        self.lora: Lora = ()  # the adapters that it was read with
+        self.lora: Lora = ()  # the LoRA adapters of ``ids``
         self.text: SlotText | None = None
 
 
 class ClientSlots:
-    """``n`` places. A text goes where one that begins alike was, else where none was longest."""
+    """``n`` slots. A request gets the free slot with the longest common prefix, else the least
+    recently used one.
+    """
 
     def __init__(self, n: int) -> None:
         self._slots = [ClientSlot(id) for id in range(n)]
@@ -47,7 +49,7 @@ class ClientSlots:
         return self._slots[id]
 
     def take(self, text: SlotText, wanted: int = NONE) -> None:
-        """Find a place: the one that is ``wanted``, where that is free."""
+        """Assign a free slot: ``wanted`` if that is free."""
         free = [slot for slot in self._slots if slot.text is None]
         if not free:
             return
@@ -56,8 +58,8 @@ class ClientSlots:
         slot.text, slot.used, text.slot = text, self._n_taken, slot.id
 
     def _best(self, free: list[ClientSlot], text: SlotText) -> ClientSlot:
-        """Where most of the text was, of equals the one that was longest none's. Called for each of
-        a call's texts, which may be as many as the slots, and all alike.
+        """Return the slot with the longest common prefix; of equals the least recently used. Called
+        for each output of an HTTP request: there may be as many as slots, all with the same prompt.
         """
         ids = text.request.ids
         best, *others = sorted(free, key=lambda slot: slot.used)
@@ -69,16 +71,16 @@ class ClientSlots:
         return best
 
     def leave(self, text: SlotText) -> None:
-        """It is written, or given up: its place is free."""
+        """Free the slot of an output that is finished or cancelled."""
         if text.slot != NONE and self._slots[text.slot].text is text:
             slot = self._slots[text.slot]
             slot.text, slot.ids, slot.lora = None, list(text.request.ids), text.request.lora
 
 
 def alike(a: list[int], b: list[int]) -> int:
-    """Tokens that two texts begin with, where that is half of the first at least; else 0."""
+    """Return the length of the common prefix if it is at least half of ``a``, else 0."""
     n = min(len(a), len(b))
-    if a[:n] != b[:n]:  # slices are compared much quicker than numbers
+    if a[:n] != b[:n]:  # comparing slices is much faster than comparing items
         at = 0
         while a[at : at + BLOCK] == b[at : at + BLOCK]:
             at += BLOCK

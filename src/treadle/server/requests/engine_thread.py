@@ -1,8 +1,7 @@
-"""The one thread that calls the engine: it steps the scheduler, and tells the event loop once a
-step.
+"""The engine thread: it alone steps the scheduler, and notifies the event loop once a step.
 
-Handlers hand requests over (``add``) and are told by their call's bell. What is no text, such as
-embeddings, is a job: jobs and steps take turns.
+Handlers add requests (``add``) and are woken by their call's ``bell``. Work other than generation,
+such as embeddings, runs as jobs, which alternate with steps.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _Job = tuple[Callable[[], Any], "Future[Any]"]
 class EngineThread:
     """Steps ``model``'s scheduler from ``start`` to ``stop``.
 
-    ``state`` is "loading" until the plans are compiled, then "ok"; "error" where the model cannot
-    be used any more, and ``why`` says it.
+    ``state`` is "loading" until the plans are compiled, then "ok"; "error" if the model can no
+    longer be used, with the reason in ``why``.
     """
 
     def __init__(self, model: Model, tally: ServerStats) -> None:
@@ -47,14 +46,14 @@ class EngineThread:
         self.turns, self.scheduler = model._turns, model._turns.scheduler
         self.state, self.why = "loading", ""
         self.warmed: Future[None] = Future()
-        # Who gives up waiting for it (Ctrl-C, while kernels are compiled) must not cancel it.
+        # A waiter that gives up (Ctrl-C while kernels are compiled) must not cancel it.
         self.warmed.set_running_or_notify_cancel()
-        self.texts: dict[Request, OutputStream] = {}  # in hand
+        self.texts: dict[Request, OutputStream] = {}  # running and queued
         self.slots = ClientSlots(model.engine.cache.n_sequences)
         self._left: deque[OutputStream] = (
             deque()
-        )  # dropped when they were done, perhaps before ``_tell``
-        self._news: deque[RequestStream] = deque()  # what has something new, and does not know it
+        )  # dropped after they were done, perhaps before ``_tell``
+        self._news: deque[RequestStream] = deque()  # calls with new output, not yet woken
         self._jobs: deque[_Job] = deque()
         self._bell, self._stopping = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
@@ -64,18 +63,20 @@ class EngineThread:
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End the thread after the step in hand. Idempotent."""
+        """End the thread after the current step. Idempotent."""
         self._stopping = True
         self._bell.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
-        """Something has changed that lets the thread go on. Any thread may call this."""
+        """Wake the thread: something has changed. Any thread may call this."""
         self._bell.set()
 
     def add(self, texts: Iterable[OutputStream]) -> None:
-        """Have these written. A text that is done before it begins (``max_tokens`` 0) is told."""
+        """Queue these outputs. One that is done before it begins (``max_tokens`` 0) wakes its call
+        at once.
+        """
         for text in texts:
             if text.answer.done:
                 text.call.bell.ring()
@@ -86,7 +87,7 @@ class EngineThread:
         self._bell.set()
 
     def drop(self, text: OutputStream) -> None:
-        """Forget a text; cancel it, if it is not done."""
+        """Forget an output; cancel it if it is not done."""
         if self.texts.pop(text.request, None) is None:
             return
         self.slots.leave(text)
@@ -115,18 +116,18 @@ class EngineThread:
             return
         self.state = "ok"
         self.warmed.set_result(None)
-        # The event loop writes to clients while a run is computed: then Python has time, which
-        # between two runs would be the next run's.
+        # The event loop writes to clients while a run is computed: between two runs its Python code
+        # would delay the next run.
         self.model.engine.beside = self._ring
         while not self._stopping:
-            self._bell.clear()  # before looking: what comes later rings again
+            self._bell.clear()  # before checking for work: later arrivals set it again
             if self._jobs:
                 self._ring()
                 self._do(*self._jobs.popleft())
             if not self.scheduler.idle:
                 self._step()
             elif not self._jobs:
-                # Another thread of this program may have written them, for a text of its own.
+                # Another thread of this program may have stepped them for its own request.
                 self._tell([r for r, text in list(self.texts.items()) if text.answer.done])
                 self._ring()
                 self._bell.wait()
@@ -135,17 +136,17 @@ class EngineThread:
             self._jobs.popleft()[1].cancel()
 
     def _warm(self) -> None:
-        """Compile the plans of every size of batch, so that nobody's first token waits for it."""
+        """Compile the plans of every batch size, so that no first token waits for a compilation."""
         drafter = self.scheduler.drafting.drafter
         for engine in (self.model.engine, *((drafter.engine,) if drafter else ())):
-            adapted = bool(engine.adapters)  # a deterministic engine runs no other plans then
+            adapted = bool(engine.adapters)  # if deterministic, only these plans are run
             for lora in {adapted, adapted and engine.deterministic}:
                 self._warm_engine(engine, lora)
 
     def _warm_engine(self, engine: Engine, lora: bool) -> None:
         sizes = engine.few
         if main_output(engine.config) != "logits":
-            for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer texts are rare
+            for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer inputs are rare
                 engine.plan_for(n_tokens, 1, "embedding", lora)
             return
         for n_tokens in (*sizes, engine.max_tokens):
@@ -168,32 +169,32 @@ class EngineThread:
             fed, others = self.turns.step()
             if others:
                 fed = list(self.texts)
-        except BaseException as error:  # a bug of ours: all are told, none waits for ever
+        except BaseException as error:  # an internal error: all requests fail, none waits forever
             traceback.print_exc()
             fed = list(self.texts)
             for request in fed:
                 request.answer.fail(error)
                 self.scheduler.cancel(request)
         seconds = time.perf_counter() - began
-        self._ring()  # if nothing was run
+        self._ring()  # if the step ran nothing
         self.tally.note_step(len(fed), self.scheduler.n_tokens, seconds)
         self._tell(fed)
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        """Ring where a stream has asked how far its prompt is."""
+        """Note the calls whose streams report prompt progress that has changed."""
         waiting = [text for text in list(self.texts.values()) if text.call.asked.progress]
         moved = {text.call: None for text in waiting if text.progress() not in (None, text.told)}
         self._news += moved
 
     def queued_s(self) -> float:
-        """Seconds until the prompts of all texts in hand are read, as far as that is known."""
+        """Return the estimated seconds until the prompts of all requests are processed."""
         texts = list(self.texts.values())
         left = sum(t.answer.timings.n_prompt - t.request.n_read for t in texts if not t.answer.ids)
         return left * self.scheduler.token_s
 
     def _tell(self, fed: list[Request]) -> None:
-        """Note all calls that have something new, for their bells to be rung together."""
+        """Note all calls with new output, to be woken together."""
         now = time.perf_counter()
         for request in fed:
             text = self.texts.get(request)
@@ -208,9 +209,9 @@ class EngineThread:
             self.tally.note_news(self._left.popleft(), now)
 
     def _ring(self) -> None:
-        """Ring the bells of calls that have something new: one hand-over for all."""
+        """Wake calls with new output: one hand-over for each event loop."""
         calls: dict[RequestStream, None] = {}
-        while self._news:  # a thread that steps for its own text may be here too
+        while self._news:  # a thread that steps for its own request may be here too
             with suppress(IndexError):
                 calls[self._news.popleft()] = None
         by_loop: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
@@ -219,7 +220,7 @@ class EngineThread:
         for loop, of_loop in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_ring, of_loop)
-            except RuntimeError:  # its loop is closed: nobody is there
+            except RuntimeError:  # its loop is closed
                 for call in of_loop:
                     call.close()
 

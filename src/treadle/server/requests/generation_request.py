@@ -1,4 +1,4 @@
-"""From the body of a call to requests: what all protocols share.
+"""Reads generation requests from bodies: the fields that all protocols share.
 
 Each protocol reads its own fields and its prompt; settings, limits and constraints are read here.
 """
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.scheduler.request import Request
 
-MAX_N = 128  # texts of one prompt
+MAX_N = 128  # outputs of one prompt
 MAX_PROMPTS = 256  # of one call
-LOOK_AHEAD = 64  # pieces that a stream's reader may be behind before its text pauses
+LOOK_AHEAD = 64  # unread pieces of a stream before its request pauses
 MAX_STOP = 64  # stop strings
 SEEDS = 2**64
-NEVER_S = 1e6  # no stream is silent for so long
+NEVER_S = 1e6  # keep-alive interval that means none
 
 
 def _words(name: str, value: Any) -> list[str] | str:
     return value if isinstance(value, str) else texts(name, value)
 
 
-_NUMBER, _WHOLE = number(-1e300, 1e300), whole(-(2**31))  # Sampling knows their ranges
+_NUMBER, _WHOLE = number(-1e300, 1e300), whole(-(2**31))  # ``Sampling`` checks their ranges
 SAMPLERS: Table = {
     "samplers": _words,
     "temperature": _NUMBER,
@@ -96,14 +96,14 @@ SYNONYMS = {
     "reasoning_budget_tokens": "reasoning_budget",
 }
 
-GUIDED = ("guided_json", "guided_regex")  # vLLM's names of what an answer must be
+GUIDED = ("guided_json", "guided_regex")  # vLLM's names of constraints
 
 _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
 _PROMPT: Table = {"multimodal_data": refused("treadle reads text alone", [])}
 
 
 def adapters(name: str, value: Any) -> dict[int, float]:
-    """``[{"id", "scale"}]``: scales of adapters by their numbers; those not named have none."""
+    """Read ``[{"id", "scale"}]``: adapters' scales by their numbers; those not named are off."""
     made: dict[int, float] = {}
     for entry in array(name, value):
         given = read_fields(mapping(name, entry), _ADAPTER)
@@ -122,7 +122,7 @@ _OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
 
 
 def _choices(name: str, value: Any) -> str:
-    """A regular expression of the texts that may be chosen."""
+    """Return a regular expression that matches the given strings."""
     found = texts(name, value)
     if not found:
         raise wrong(name, value, "a text at least")
@@ -130,7 +130,7 @@ def _choices(name: str, value: Any) -> str:
 
 
 STRUCTURED: Table = {
-    "json": lambda name, value: value,  # checked where it is compiled
+    "json": lambda name, value: value,  # checked when it is compiled
     "regex": text,
     "choice": _choices,
     "grammar": text,
@@ -175,35 +175,35 @@ COMMON: Table = {
 
 @dataclass
 class GenerationRequest:
-    """What one call wants: ``prompts`` of ids, ``n`` texts of each, made by ``settings`` of
-    ``Model.generate``. ``more``: what only its protocol reads.
+    """One call: ``prompts`` of ids, ``n`` outputs of each, and ``settings`` of ``Model.generate``.
+    ``more``: fields that only its protocol reads.
     """
 
     prompts: list[list[int]]
     settings: dict[str, Any]
     n: int = 1
     stream: bool = False
-    client: str | None = None  # whose turn its prompts are read in
+    client: str | None = None  # key for fair sharing of prefill
     priority: int = 0
     timeout_s: float | None = None
-    slot: int = NONE  # that the text is to be in
-    reuse: bool = True  # of what the cache has of its prompts
-    progress: bool = False  # whether a stream tells how far its prompt is
-    lines: tuple[int, int] = (0, 0)  # blanks before each, and milliseconds: see ``IndentStop``
+    slot: int = NONE  # the preferred slot
+    reuse: bool = True  # of cached prefixes
+    progress: bool = False  # whether a stream reports prompt progress
+    lines: tuple[int, int] = (0, 0)  # indent, and milliseconds: see ``IndentStop``
     more: dict[str, Any] = field(default_factory=dict)
-    wanted: AnswerOptions = field(default_factory=AnswerOptions)  # what must hold for the texts
+    wanted: AnswerOptions = field(default_factory=AnswerOptions)  # constraints of the output
     planned: AnswerPlan = field(
         default_factory=AnswerPlan
-    )  # how it is held, and what is found in them
-    names: dict[str, str] = field(default_factory=dict)  # that the client has for settings, by ours
+    )  # the compiled constraint and the output's parser
+    names: dict[str, str] = field(default_factory=dict)  # the client's names of settings, by ours
     rules: TokenRules = field(default_factory=TokenRules)
-    keeps_stop: bool = False  # whether a text has the stop string that ends it
-    ping_s: float | None = None  # seconds of silence behind which a stream shows that it is alive
-    ignored: list[str] = field(default_factory=list)  # what was asked for and is not done
+    keeps_stop: bool = False  # whether the output includes the stop string that ends it
+    ping_s: float | None = None  # seconds of silence before a keep-alive
+    ignored: list[str] = field(default_factory=list)  # warnings about ignored fields
 
     def plan(self, model: Model, manner: TemplateDialect | None = None, prompt: str = "") -> None:
-        """Compile what must hold for answers to ``prompt``; without a ``manner`` they
-        are plain text. Raises GrammarError.
+        """Compile the constraints of answers to ``prompt``; without a ``manner`` they are plain
+        text. Raises GrammarError.
         """
         with named(self.names):
             self.planned = plan_answer(
@@ -211,7 +211,7 @@ class GenerationRequest:
             )
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
-        """Tokens to write: where keys and values have less room than a context, that bounds it."""
+        """Return the most tokens to generate; a KV cache smaller than the context bounds it."""
         asked: int | None = self.settings["max_tokens"]
         asked = model.defaults.max_tokens if asked is None else asked
         if room(model) == model.n_ctx:
@@ -220,7 +220,7 @@ class GenerationRequest:
         return most if asked in (None, -1) else min(asked, most)
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
-        """A request for each text, and the number of its prompt. Raises TreadleError."""
+        """Return a request for each output, with the index of its prompt. Raises TreadleError."""
         sampling: Sampling = self.settings["sampling"]
         made = []
         for at, ids in enumerate(self.prompts):
@@ -247,13 +247,13 @@ class GenerationRequest:
 
 
 def _seeded(sampling: Sampling, i: int) -> Sampling:
-    """The i-th text of a prompt has a seed of its own, or all would be the same."""
+    """Give the i-th output of a prompt its own seed, or all would be the same."""
     assert sampling.seed is not None
     return replace(sampling, seed=(sampling.seed + i) % SEEDS)
 
 
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> GenerationRequest:
-    """All but the prompts. Raises ApiError; TreadleError for settings out of range."""
+    """Read all fields but the prompts. Raises ApiError; TreadleError for settings out of range."""
     body = dict(body)
     names = _structured(body)
     for name, ours in SYNONYMS.items():
@@ -273,7 +273,7 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Gen
 
 
 def _structured(body: dict[str, Any]) -> dict[str, str]:
-    """Put what vLLM's fields ask of a text's form where ours are; the client's names of these."""
+    """Move vLLM's constraint fields into ours, in place. Return the client's names by ours."""
     made, names = dict[str, Any](), dict[str, str]()
     own = {"json": "json_schema", "choice": "regex"}
     given = read_fields(
@@ -328,7 +328,7 @@ def _asked(
 
 
 def _ping_s(asked: float | None) -> float | None:
-    """llama.cpp's interval: -1, and 0, for none."""
+    """Convert llama.cpp's keep-alive interval: -1 and 0 mean none."""
     return asked if asked is None or asked > 0 else NEVER_S
 
 
@@ -350,7 +350,7 @@ def _sampling(
 
 
 def _bias(value: Any, model: Model) -> dict[int, float]:
-    """OpenAI's object, or llama.cpp's pairs. A text means each of its tokens; false forbids."""
+    """Read OpenAI's object or llama.cpp's pairs. A string means each of its tokens; false: -inf."""
     pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
     made: dict[int, float] = {}
     for pair in pairs:
@@ -372,8 +372,8 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
 
 
 def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions:
-    """The grammar, the schema or the regular expression of answers. ``names``: the client's names
-    of fields, by ours. Raises ApiError where two fields say different things.
+    """Read the grammar, schema or regular expression of answers. ``names``: the client's field
+    names by ours. Raises ApiError if two fields contradict each other.
     """
     keys = ("grammar", "json_schema", "regex")
     found = {key: given[key] for key in keys if given.get(key, "") != ""}
@@ -400,13 +400,13 @@ def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions
 
 
 def two_forms(one: str, other: str) -> ApiError:
-    """Two fields that each say what an answer must be."""
+    """Return the error for two fields that both constrain the answer."""
     why = "each says what the answer must be: send one of them"
     return ApiError(400, f"{one} and {other}: {why}", param=one)
 
 
 def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The grammar, the schema or the regular expression that a ``response_format`` has."""
+    """Return the grammar, schema or regular expression of a ``response_format``."""
     kind, where = form.get("type"), "response_format"
     if kind == "text":
         return {}
@@ -424,7 +424,7 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a ``response_format``: its own, or that of its ``json_schema``."""
+    """Return the schema of a ``response_format``: its own, or that of its ``json_schema``."""
     if form.get("json_schema") is None:  # Responses has all of it one level up
         return mapping(f"{where}.schema", form.get("schema"))
     inner = mapping(f"{where}.json_schema", form["json_schema"])
@@ -435,7 +435,7 @@ def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_lenient(form: Mapping[str, Any]) -> bool:
-    """Whether a ``response_format`` says that its schema is to hold as far as possible."""
+    """Return whether a ``response_format`` has ``strict: false``: enforce as much as possible."""
     inner = form.get("json_schema")
     return (form if inner is None else inner).get("strict") is False
 
@@ -444,8 +444,8 @@ def _is_lenient(form: Mapping[str, Any]) -> bool:
 
 
 def check_length(ids: list[int], model: Model) -> list[int]:
-    """``ids``, which the context can hold. Raises ApiError for none, for one that is no token, and
-    for too many.
+    """Return ``ids`` if they fit the context. Raises ApiError for an empty prompt, an invalid
+    token, or too many tokens.
     """
     if not ids:
         raise ApiError(400, "the prompt is empty", param="prompt")
@@ -456,18 +456,18 @@ def check_length(ids: list[int], model: Model) -> list[int]:
 
 
 def room(model: Model) -> int:
-    """Tokens that a text may have: the context's, or all that keys and values have room for."""
+    """Return the most tokens of a sequence: the context's, or all that the KV cache holds."""
     return min(model.n_ctx, model.engine.cache.n_tokens)
 
 
 def is_ids(value: Any) -> bool:
-    """Whether a prompt is a list of token ids."""
+    """Return whether a prompt is a list of token ids."""
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def several(value: Any) -> list[Any]:
-    """The prompts of a body: a list of texts or of lists is several. One with ids in it, alone or
-    between texts, is one prompt. Raises ApiError.
+    """Return the prompts of a body. A list of strings or of lists is several prompts; a list with
+    ids in it, alone or mixed with strings, is one. Raises ApiError.
     """
     if value is None:
         raise ApiError(400, "prompt: required", param="prompt")
@@ -479,7 +479,7 @@ def several(value: Any) -> list[Any]:
 
 
 def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
-    """A text, ids, or both mixed, as ids. Raises ApiError."""
+    """Return the ids of a prompt: a string, ids, or both mixed. Raises ApiError."""
     if isinstance(value, dict) and "prompt_string" in value:
         value = read_fields(value, {**_PROMPT, "prompt_string": text}, f"{name}.")["prompt_string"]
     if isinstance(value, str):
@@ -498,14 +498,14 @@ def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
 
 
 def check_text(said: str, model: Model) -> None:
-    """Refuse a text that no vocabulary brings into the context, before it is tokenized: that
-    takes a second for some megabytes. A token of ordinary text has 4 characters, one of blanks
-    up to some hundred.
+    """Raise ApiError for a prompt that cannot fit the context with any vocabulary, before it is
+    tokenized, which takes a second for some megabytes. A token of ordinary text has about 4
+    characters, one of blanks up to some hundred.
     """
     if len(said) > most_characters(model):
         raise too_long(len(said) // 512, room(model), at_least=True)
 
 
 def most_characters(model: Model) -> int:
-    """Of a text that is worth tokenizing."""
+    """Return the longest prompt worth tokenizing, in characters."""
     return 512 * model.n_ctx + 4096

@@ -1,9 +1,9 @@
-"""Fields that clients of other servers send and that change nothing here. An answer's ``warnings``
-name each that was sent, unless its value asks for nothing.
+"""Fields that clients of other servers send and that have no effect here. An answer's ``warnings``
+name each that was sent, unless its value has no effect anyway.
 
-A field is in one place: in a table of what is read (``generation_request.py`` and the protocols'
-files), which may refuse it, or here. ``tests/server/test_known_fields.py`` compares all of them
-with the protocols' own lists.
+Each field is in one place: in a table of fields that are read (``generation_request.py`` and the
+protocols' files), which may refuse it, or here. ``tests/server/test_known_fields.py`` compares all
+of them with the protocols' own lists.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class IgnoredField(NamedTuple):
-    """Why a field changes nothing, and values of it that ask for nothing."""
+    """The reason why a field has no effect, and its values that need no warning."""
 
     why: str
     harmless: tuple[Any, ...] = ()
@@ -23,10 +23,10 @@ Fields = dict[str, IgnoredField]
 
 ACCEPTED = frozenset(
     {
-        "model",  # any name is the one model's
+        "model",  # any name means the one model
         "betas",  # Anthropic's SDKs send them as a header
         "keep_alive",  # the model stays loaded; see ``ignored_by_ollama``
-        "cache_control",  # the cache finds the beginnings of all prompts
+        "cache_control",  # the prefix cache serves all prompts
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -36,13 +36,11 @@ ACCEPTED = frozenset(
 ACCEPTED_OF_VECTORS = ACCEPTED | {
     "user",
     "cache_salt",
-}  # nothing is kept of texts that are embedded
+}  # embeddings leave nothing in the cache
 
 
 def ignored_fields(body: Mapping[str, Any], table: Fields, where: str = "") -> list[str]:
-    """A sentence for each field of ``body`` that a table has. ``where``: what its name begins
-    with.
-    """
+    """Return a warning for each field of ``body`` in the table. ``where``: a prefix of its name."""
     return [
         f"{where}{name}: {row.why}"
         for name, row in table.items()
@@ -51,7 +49,7 @@ def ignored_fields(body: Mapping[str, Any], table: Fields, where: str = "") -> l
 
 
 def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
-    """Numbers compare as in JSON; true is not 1."""
+    """Return whether the value is harmless. Numbers compare as in JSON; true is not 1."""
     same = (
         isinstance(value, bool) == isinstance(each, bool) and value == each for each in harmless
     )
@@ -59,8 +57,8 @@ def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 
 def ignored_by_ollama(body: Mapping[str, Any], table: Fields, n_ctx: int) -> list[str]:
-    """The same of a body of Ollama's, and its ``options``. A context that is smaller than the
-    server's ``n_ctx`` has room in it.
+    """Return warnings for an Ollama body and its ``options``. A ``num_ctx`` up to the server's
+    ``n_ctx`` needs none.
     """
     told, options = ignored_fields(body, table), body.get("options")
     if body.get("keep_alive") in OLLAMA_UNLOAD:

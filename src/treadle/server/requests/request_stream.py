@@ -1,8 +1,8 @@
-"""The texts of one HTTP call, as the event loop sees them: they grow elsewhere, and are taken here.
+"""Event-loop side of one HTTP request: receives the output that the engine thread produces.
 
-The engine's thread writes into each text's answer and rings the call's bell, once a step. Pieces
-wait in the answer. A reader who is slow lets them pile up to ``look_ahead``; then the scheduler
-leaves this text alone until some are taken, and goes on with the others.
+The engine thread appends to each request's output and wakes the call once a step. Pieces wait in
+the output. A slow reader lets them pile up to ``look_ahead``; then the scheduler pauses this
+request until some are taken, and goes on with the others.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a prompt is: of ``total`` tokens ``processed``, ``cached`` of them found. ``place``:
-    in the queue, 0 where it is being read.
+    """Prompt progress: ``processed`` of ``total`` tokens, ``cached`` of them reused. ``place``:
+    position in the queue, 0 once prefill has begun.
     """
 
     total: int
@@ -36,7 +36,7 @@ class Progress:
     place: int
 
     def as_dict(self, since_s: float) -> dict[str, int]:
-        """llama.cpp's object, and the place."""
+        """Return llama.cpp's object, with the queue position."""
         taken = round(1e3 * (time.perf_counter() - since_s))
         return {
             "total": self.total,
@@ -49,33 +49,33 @@ class Progress:
 
 @dataclass
 class StreamPiece:
-    """What came of one text since the last time. The last one has a ``finish_reason``. Before the
-    first there are some with ``progress`` alone, where that was asked for.
+    """The new output of one request since the last piece. The last one has a ``finish_reason``. If
+    progress is requested, pieces with ``progress`` alone come before the first token.
     """
 
     text: OutputStream
     content: str
     ids: list[int]
-    logprobs: list[TokenLogprob]  # where asked for: of each id whose text is not cut off
+    logprobs: list[TokenLogprob]  # if requested: for each id before a stop string
     finish_reason: str | None  # "stop", "length" or "context"
     progress: Progress | None = None
-    starts: Sequence[int] = ()  # of each entry of ``logprobs``, in characters of the whole text
-    parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with how many ids it took
+    starts: Sequence[int] = ()  # character offset in the whole output of each ``logprobs`` entry
+    parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with its number of ids
 
     def said(self) -> list[OutputPiece]:
-        """Reasoning, content and calls in it. To be asked for once, of pieces in their order."""
+        """Return its reasoning, content and tool calls. Call it once for each piece, in order."""
         scanner, out = self.text.scanner, []
         for part, n_ids in self.parts:
             out += self.text.scan(part, n_ids)
         if self.finish_reason is not None:
-            if scanner.in_reasoning:  # ids without a text yet
+            if scanner.in_reasoning:  # ids not decoded to text yet
                 self.text.n_thought += len(self.ids) - sum(n_ids for _, n_ids in self.parts)
             out += self.text.scan("", 0, last=True)
         return merged(out)
 
     @classmethod
     def joined(cls, pieces: list[StreamPiece]) -> StreamPiece:
-        """Pieces of one text as one."""
+        """Join the pieces of one output."""
         return cls(
             pieces[-1].text,
             "".join(piece.content for piece in pieces),
@@ -88,25 +88,27 @@ class StreamPiece:
 
 
 class OutputStream:
-    """One request of a call: which choice it is, and when it came and was begun, in seconds."""
+    """One output of a call: its choice index, and its arrival and first-token times in seconds."""
 
     def __init__(self, call: RequestStream, request: Request, index: int, prompt: int = 0) -> None:
         self.call, self.request, self.answer = call, request, request.answer
-        self.index, self.prompt = index, prompt  # the choice's, and that of its prompt
+        self.index, self.prompt = index, prompt  # indexes of the choice and of its prompt
         self.scanner = call.asked.planned.speech.scanner()
-        self.n_told = 0  # ids that were given out
-        self.n_thought = 0  # ids of reasoning, and of the mark that ends it: see ``said``
-        self._n_open = 0  # ids of which it is not known yet whether they are reasoning
-        self.told: Progress | None = None  # that was given out last
-        self.slot = NONE  # that it is in, or has been in
+        self.n_told = 0  # ids returned so far
+        self.n_thought = 0  # ids of reasoning and of its end mark: see ``said``
+        self._n_open = 0  # ids not yet known to be reasoning or not
+        self.told: Progress | None = None  # the last that was returned
+        self.slot = NONE  # its current or last slot
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
-        # In the tally: ids, seconds of writing, and whether it has ended.
+        # Already counted in ``ServerStats``: ids, seconds of decoding, its end.
         self.n_counted, self.counted_s, self.counted = 0, 0.0, False
         self.drafts_counted: tuple[int, int, list[int]] = (0, 0, [])
 
     def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[OutputPiece]:
-        """What is certain of the text with a ``part`` of ``n_ids``; its reasoning is counted."""
+        """Feed a ``part`` of ``n_ids`` to the parser, return its certain results, count reasoning
+        ids.
+        """
         scanner = self.scanner
         reasons, open = scanner.in_reasoning, scanner.undecided
         out = scanner.feed(part, last=last)
@@ -121,7 +123,7 @@ class OutputStream:
         return out
 
     def take(self) -> StreamPiece | None:
-        """What is new. Raises ApiError where the text has ended with an error."""
+        """Return the new output, or None. Raises ApiError if the request has failed."""
         if self.call.asked.progress and (moved := self._take_progress()) is not None:
             return moved
         answer, parts, n = self.answer, [], self.n_told
@@ -134,7 +136,7 @@ class OutputStream:
         if not parts and not over:
             return None
         start, end = self.n_told, len(answer.ids) if over else answer.n_taken
-        shown = answer.n_shown if over else end  # a stop string is told to nobody
+        shown = answer.n_shown if over else end  # a stop string is never returned
         self.n_told = end
         logprobs = answer.logprobs[start:shown]
         reason = answer.finish_reason if over else None
@@ -149,15 +151,15 @@ class OutputStream:
         )
 
     def progress(self) -> Progress | None:
-        """How far the prompt is; None once the text has begun, or where nothing is known yet."""
+        """Return the prompt's progress; None after the first token, or before anything is known."""
         timings, request = self.answer.timings, self.request
         found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place)
         begun = self.answer.ids or self.answer.done
         return None if begun or not (found.processed or found.place) else found
 
     def _take_progress(self) -> StreamPiece | None:
-        """A piece that tells it, where it has changed; one at least before the text begins, however
-        quickly the prompt was read.
+        """Return a progress piece if it has changed; at least one before the first token, however
+        fast the prefill was.
         """
         now, timings = self.progress(), self.answer.timings
         begun = self.answer.ids or self.answer.done
@@ -171,21 +173,21 @@ class OutputStream:
 
 
 class Wakeup:
-    """Wakes the one coroutine that waits; a ring that nobody waits for is kept."""
+    """Wakes the one waiting coroutine; a wakeup without a waiter is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._rung = loop, False
         self._waiter: asyncio.Future[bool] | None = None
 
     def ring(self, rung: bool = True) -> None:
-        """In the loop's thread."""
+        """Wake the waiter. Call it in the loop's thread."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rung)
         elif rung:
             self._rung = True
 
     async def wait(self, timeout_s: float) -> bool:
-        """Until it rings; False where that takes longer."""
+        """Wait for a wakeup; return False on timeout."""
         if not self._rung:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(timeout_s, self.ring, False)
@@ -199,8 +201,8 @@ class Wakeup:
 
 
 class RequestStream:
-    """One HTTP call's texts. ``drop`` cancels a request, ``wake`` tells the engine's thread that
-    pieces were taken.
+    """The outputs of one HTTP request. ``drop`` cancels a request, ``wake`` tells the engine thread
+    that pieces were taken.
     """
 
     def __init__(
@@ -212,13 +214,13 @@ class RequestStream:
         came_s: float,
         timeout_s: float | None = None,
     ) -> None:
-        self.asked, self.came_s = asked, came_s  # what it wants, and when it came
+        self.asked, self.came_s = asked, came_s  # its arrival time
         self.on_close: Callable[[], None] = _nothing
         self.loop = asyncio.get_running_loop()
         self.bell = Wakeup(self.loop)
         self.texts: list[OutputStream] = []
-        self.stream = asked.stream  # else only ends are of interest
-        self.ended: BaseException | None = None  # why it was given up
+        self.stream = asked.stream  # else only finished outputs matter
+        self.ended: BaseException | None = None  # the error of ``give_up``
         self._drop, self._wake = drop, wake
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
@@ -226,9 +228,9 @@ class RequestStream:
             self._timer = self.loop.call_later(max(left_s, 0), self.give_up, late(timeout_s))
 
     async def pieces(self, ping_s: float) -> AsyncIterator[StreamPiece | None]:
-        """What comes, of whichever text; None each time that nothing comes for ``ping_s``.
+        """Yield new pieces of any output; None whenever nothing comes for ``ping_s``.
 
-        Raises ApiError where a text ends with an error, and what ``give_up`` was told.
+        Raises ApiError if an output ends with an error, and the error of ``give_up``.
         """
         left = list(self.texts)
         while left:
@@ -245,7 +247,7 @@ class RequestStream:
                 yield None
 
     def give_up(self, why: BaseException) -> None:
-        """End it: the engine computes for it for one more step at most, and ``pieces`` raises
+        """Abort the call: the engine computes at most one more step for it, and ``pieces`` raises
         ``why``.
         """
         if self.ended is None:
@@ -254,7 +256,7 @@ class RequestStream:
             self.bell.ring()
 
     def close(self) -> None:
-        """Nobody reads on. What is still being written is cancelled."""
+        """Cancel the unfinished outputs: their reader is gone."""
         if self._timer is not None:
             self._timer.cancel()
         self.on_close()
@@ -267,9 +269,9 @@ def _nothing() -> None:
 
 
 def late(timeout_s: float) -> ApiError:
-    """What a call is told whose time is over."""
+    """Return the error for a call whose time limit is over."""
     return ApiError(504, f"not done within {timeout_s:g} s", code="timeout")
 
 
 class GoneError(Exception):
-    """The client has left."""
+    """The client has disconnected."""

@@ -1,6 +1,4 @@
-"""Conversations that are kept in memory, for responses that go on from them by their ids, and the
-responses themselves.
-"""
+"""In-memory store of /v1/responses, for ``previous_response_id`` and look-ups by id."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ from treadle.base.fork_safety import free_lock
 
 Message = dict[str, Any]
 Item = dict[str, Any]
-MOST = 256  # conversations
-MOST_CHARACTERS = 16 << 20  # of all
+MOST = 256  # responses
+MOST_CHARACTERS = 16 << 20  # of all responses together
 
 
 @dataclass
 class StoredResponse:
-    """One response: what was said up to its end as messages of a chat, the items that it was asked
-    with, those of responses before it among them, and its object.
+    """One response: its conversation as chat messages (``talk``), all input items including those
+    of earlier responses, and the response object.
     """
 
     talk: list[Message]
@@ -29,18 +27,18 @@ class StoredResponse:
 
     @property
     def items(self) -> list[Item]:
-        """All of the conversation."""
+        """Return all items of the conversation."""
         return [*self.inputs, *self.whole["output"]]
 
     @cached_property
     def n(self) -> int:
-        """Characters, of which there may be so many."""
+        """Return its size in characters, which counts against ``MOST_CHARACTERS``."""
         return sum(len(str(each)) for each in (*self.talk, *self.inputs, self.whole))
 
 
 class ResponseStore:
-    """The last conversations, by the id of their last response; and their items, by their own. The
-    event loop keeps them, threads of the pool look for them.
+    """The most recent responses by id, and their items by id. The event loop stores them, pool
+    threads look them up.
     """
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
@@ -51,8 +49,8 @@ class ResponseStore:
         self._lock = free_lock()
 
     def keep(self, name: str, kept: StoredResponse) -> None:
-        """Keep a response. Those that nobody asked for for the longest time go."""
-        n = kept.n  # takes long for a long one
+        """Store a response; drop the least recently used ones above the limits."""
+        n = kept.n  # slow for a long one, so computed before the lock
         with self._lock:
             self._kept[name] = kept
             for item in kept.items:
@@ -62,7 +60,7 @@ class ResponseStore:
                 self._drop(next(iter(self._kept)))
 
     def get(self, name: str) -> StoredResponse | None:
-        """A response, if it is still here."""
+        """Return a response if it is still stored."""
         with self._lock:
             found = self._kept.get(name)
             if found is not None:
@@ -70,7 +68,7 @@ class ResponseStore:
             return found
 
     def drop(self, name: str) -> bool:
-        """Forget a response; whether it was here. Others that went on from it stay as they are."""
+        """Delete a response; return whether it existed. Responses that continue it stay."""
         with self._lock:
             return self._drop(name)
 
@@ -86,7 +84,7 @@ class ResponseStore:
         return True
 
     def item(self, name: str) -> Item | None:
-        """One item of a conversation, if a response of that is still here."""
+        """Return an item of a conversation if a response that has it is still stored."""
         with self._lock:
             if name not in self._of_item:
                 return None

@@ -1,4 +1,4 @@
-"""What all handlers share: the model, the thread of its engine, a pool for what takes a while."""
+"""State shared by all handlers: the model, its engine thread, a pool for slow preparation."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
 
 T = TypeVar("T")
-MAX_WARNED = 64  # different warnings in the log: clients can make up more
+MAX_WARNED = 64  # different warnings in the log, since clients can cause any number
 PREPARING = 4  # threads that render, tokenize and compile grammars
-PREPARING_LARGE = 2  # of them, at most, for large bodies: short calls pass
+PREPARING_LARGE = 2  # at most so many of them for large bodies, so that small ones are not blocked
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the operator has said."""
+    """The operator's settings."""
 
     alias: str | None = None  # the model's name
-    api_keys: tuple[str, ...] = ()  # none: everybody on this machine may call
-    allow_hosts: tuple[str, ...] = ()  # names in the header Host, beside this machine's
+    api_keys: tuple[str, ...] = ()  # none: everyone on this machine may call
+    allow_hosts: tuple[str, ...] = ()  # names allowed in the Host header, besides this machine's
     allow_origins: tuple[str, ...] = ()  # of web pages that may call
     metrics: bool = False
-    max_requests: int = 512  # texts in hand, waiting ones included
-    max_queue_s: float = 300.0  # seconds of reading that may be before a text
+    max_requests: int = 512  # outputs at once, queued ones included
+    max_queue_s: float = 300.0  # most seconds of queued prefill before a request
     log: bool = True
-    log_text: bool = False  # prompts and texts too
-    page: bool = True  # at /
+    log_text: bool = False  # prompts and outputs too
+    page: bool = True  # the web page at /
     host: str = "127.0.0.1"
-    slot_save_path: Path | None = None  # the folder of slots that are saved
+    slot_save_path: Path | None = None  # the folder of saved slots
 
 
 @dataclass
 class Service:
-    """One model that is served. ``close`` it to end its threads."""
+    """One served model. ``close`` it to end its threads."""
 
     model: Model
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -75,9 +75,9 @@ class Service:
         self.tally, self.talks, self.bodies = ServerStats(), ResponseStore(), Bodies()
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling
-        self.writes = main_output(self.model.config) == "logits"  # texts
+        self.writes = main_output(self.model.config) == "logits"  # whether it generates text
         self.draining = False
-        self.n_open = 0  # calls that the end waits for: those that came before it began
+        self.n_open = 0  # open HTTP requests that the shutdown waits for
         self.calls: set[RequestStream] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._large = asyncio.Semaphore(PREPARING_LARGE)
@@ -86,15 +86,15 @@ class Service:
 
     @cached_property
     def manner(self) -> TemplateDialect:
-        """How the model's template has reasoning and calls; renders it a few times."""
+        """The template's format of reasoning and tool calls; renders it a few times."""
         return manner_of(self.model.template)
 
     def card(self) -> dict[str, str]:
-        """What the model is, in words."""
+        """Return a description of the model."""
         return card(self.model.path, self.model.engine)
 
     def check_ready(self) -> None:
-        """Raise ApiError where no call can be taken now."""
+        """Raise ApiError if no request can be taken now."""
         if self.draining:
             raise busy("the server is stopping")
         if self.engine.state == "loading":
@@ -111,7 +111,7 @@ class Service:
             raise busy(f"{self.settings.max_requests} texts are in hand, which is the most")
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
-        """What ``work(*args)`` gives, computed beside the event loop."""
+        """Return ``work(*args)``, computed in the pool, off the event loop."""
         self.check_ready()
         self._n_preparing += 1
         work = self._noting(work)
@@ -121,7 +121,7 @@ class Service:
             await self._large.acquire()
             job, loop = self._pool.submit(work, *args), asyncio.get_running_loop()
 
-            def done(_: Future[T]) -> None:  # and not when its client leaves: its thread works on
+            def done(_: Future[T]) -> None:  # not on disconnect, as the thread continues
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._large.release)
 
@@ -131,8 +131,9 @@ class Service:
             self._n_preparing -= 1
 
     async def steps(self, runs: Generator[T | None, None, None]) -> T:
-        """The first of ``runs`` that is not None. Each is computed as a job of the engine's thread:
-        steps of texts come between. When the client leaves, no further one is computed.
+        """Return the first item of ``runs`` that is not None. Each is computed as a job of the
+        engine thread, so steps of the scheduler run in between. If the client disconnects, no
+        further one is computed.
         """
         try:
             while True:
@@ -140,11 +141,11 @@ class Service:
                 if made is not None:
                     return made
         except BaseException:
-            self.engine.submit(runs.close)  # behind the run in hand
+            self.engine.submit(runs.close)  # after the current run
             raise
 
     def _noting(self, work: Callable[..., T]) -> Callable[..., T]:
-        """``work``, whose warnings are lines in the log, where nobody else takes them."""
+        """Return ``work`` with its warnings written to the log, unless it catches them itself."""
 
         def noted(*args: Any) -> T:
             with warnings_to(self.warn_once):
@@ -153,7 +154,7 @@ class Service:
         return noted
 
     async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
-        """What ``work`` gives. Raises ApiError where the call's time is over before."""
+        """Return the result of ``work``. Raises ApiError if the call's time limit ends first."""
         if within_s == math.inf:
             return await work
         try:
@@ -164,7 +165,7 @@ class Service:
     async def begin(
         self, request: HttpRequest, read: Callable[..., GenerationRequest], *args: Any
     ) -> RequestStream:
-        """``start`` for a call over HTTP, whose header may bound its time."""
+        """Call ``start`` for an HTTP request, whose header may bound its time."""
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
         call = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
@@ -179,12 +180,12 @@ class Service:
         came_s: float | None = None,
         key: int | None = None,
     ) -> RequestStream:
-        """Read what is asked, ``read(service, *args)``, and have it written. ``came_s``: when it
-        came, by ``perf_counter``; ``within_s`` counts from then on; ``key``: whose turn it
-        takes, where there are several. Raises ApiError, TreadleError.
+        """Read a generation request, ``read(service, *args)``, and start it. ``came_s``: its
+        arrival by ``perf_counter``; ``within_s`` counts from then. ``key``: the API key's index for
+        fair sharing, if there are several. Raises ApiError and TreadleError.
         """
 
-        if not self.writes:  # said before a stream begins
+        if not self.writes:  # refused before a stream begins
             raise ApiError(400, f"{self.name} writes no text: it makes vectors or scores of texts")
 
         def prepared() -> tuple[GenerationRequest, Any]:
@@ -220,14 +221,14 @@ class Service:
         return call
 
     def warn_once(self, message: str) -> None:
-        """A line in the log about what clients ask for in vain; each once."""
+        """Log a warning about ignored or unsupported fields; each once."""
         if not self.settings.log or message in self._warned or len(self._warned) >= MAX_WARNED:
             return
         self._warned.add(message)
         log(level="warning", message=message)
 
     def check_room(self, n: int) -> None:
-        """Raise ApiError where ``n`` texts more are too many."""
+        """Raise ApiError if ``n`` more outputs are too many."""
         self.check_ready()
         if len(self.engine.texts) + n > self.settings.max_requests:
             raise busy(f"{n} texts more than the {self.settings.max_requests} that may be in hand")
@@ -236,17 +237,17 @@ class Service:
             raise busy(f"{queued_s:.0f} s of prompts are to be read before", queued_s - most_s)
 
     def stop_calls(self) -> None:
-        """Give up what is still being written: the server ends."""
+        """Abort the unfinished calls: the server is stopping."""
         for call in list(self.calls):
             call.give_up(busy("the server is stopping"))
 
     def close(self) -> None:
-        """End the threads; the model is its owner's."""
+        """End the threads; the owner closes the model."""
         self.engine.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def service_of(request: HttpRequest) -> Service:
-    """The service that a call came to."""
+    """Return the service of an HTTP request."""
     service: Service = request.app.state.service
     return service

@@ -1,4 +1,4 @@
-"""What a server has done since it was started, in plain numbers."""
+"""Counters and histograms of a server since its start."""
 
 from __future__ import annotations
 
@@ -14,45 +14,44 @@ EDGES_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.
 
 
 class Histogram:
-    """How many values lie up to each edge, and their sum."""
+    """Counts of values up to each edge, and the values' sum."""
 
     def __init__(self, edges: tuple[float, ...] = EDGES_S) -> None:
         self.edges, self.counts = edges, [0] * (len(edges) + 1)
         self.sum = 0.0
 
     def note(self, value: float) -> None:
-        """One value."""
+        """Add one value."""
         self.counts[bisect_left(self.edges, value)] += 1
         self.sum += value
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus' form: how many up to each edge."""
+        """Return Prometheus' form: the cumulative count up to each edge."""
         edges = [*map(str, self.edges), "+Inf"]
         return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]
 
 
 class ServerStats:
-    """What has happened since the start. ``n_`` are counts, ``_s`` seconds.
+    """Counters since the start: ``n_`` are counts, ``_s`` seconds.
 
-    Numbers of steps and tokens are written by the engine's thread alone, the others by the event
-    loop's.
+    The engine thread alone writes numbers of steps and tokens, the event loop's thread the others.
     """
 
     def __init__(self) -> None:
         self.n_steps = self.n_fed = self.n_cancelled = self.n_embedded = 0
         self.n_prompt = self.n_cached = self.n_from_files = self.n_written = 0
         self.prefill_s = self.decode_s = self.step_s = self.embed_s = 0.0
-        self.n_most = 0  # tokens of the longest prompt and its text
+        self.n_most = 0  # tokens of the longest sequence, prompt included
         self.n_drafts = self.n_drafted = self.n_accepted = 0
-        self.accepted_at: list[int] = []  # drafts that were right up to each place
+        self.accepted_at: list[int] = []  # drafts accepted at each position
         self.ended: dict[str, int] = {"stop": 0, "length": 0, "error": 0}
         self.first, self.between, self.whole = Histogram(), Histogram(), Histogram()
         self.waited, self.reading, self.writing = Histogram(), Histogram(), Histogram()
         self.step_tokens = Histogram(EDGES_TOKENS)
 
     def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:
-        """One step of the scheduler: it ran ``n_tokens`` and gave ``n_fed`` texts an id."""
+        """Count one scheduler step: it ran ``n_tokens`` and gave ``n_fed`` requests a token."""
         if n_tokens:
             self.step_tokens.note(n_tokens)
         self.n_steps += 1
@@ -60,12 +59,12 @@ class ServerStats:
         self.step_s += seconds
 
     def note_embedded(self, n_tokens: int, seconds: float) -> None:
-        """Texts that were read for vectors or scores."""
+        """Count tokens processed for embeddings or scores."""
         self.n_embedded += n_tokens
         self.embed_s += seconds
 
     def note_news(self, text: OutputStream, now: float) -> None:
-        """Count what is new of a text: its prompt with its first id, ids as they come, its end."""
+        """Count a request's new events: its prompt with its first id, ids as they come, its end."""
         answer, t, done = text.answer, text.answer.timings, text.answer.done
         n_new = t.n_generated - text.n_counted
         if text.counted or not (n_new or done):
@@ -73,7 +72,7 @@ class ServerStats:
         text.counted = done
         if text.first_s:
             self.between.note(now - text.last_s)
-        elif n_new or answer.finish_reason:  # its prompt was read
+        elif n_new or answer.finish_reason:  # its prefill is done
             self.n_prompt += t.n_prompt
             self.n_cached += t.n_cached
             self.n_from_files += t.cache.files
@@ -98,7 +97,7 @@ class ServerStats:
             self.ended[reason or "error"] += 1
 
     def _note_drafts(self, text: OutputStream) -> None:
-        """Count those of a text that are new."""
+        """Count the new drafts of a request."""
         t, (n_drafts, n_drafted, at) = text.answer.timings, text.drafts_counted
         if t.n_drafts == n_drafts:
             return

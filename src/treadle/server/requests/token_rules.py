@@ -1,5 +1,5 @@
-"""vLLM's rules about tokens: those that a text may have, words that it may not, and how many there
-must be before its end. They hold as a custom sampler does, before everything else.
+"""vLLM's token rules: allowed tokens, forbidden words, and a least number of tokens. They run as a
+custom sampler, before all other samplers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_MIN = 2**31 - 1
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """A list of token ids."""
+    """Read a list of token ids."""
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise wrong(name, value, "token ids")
     return value
@@ -45,8 +45,9 @@ FIELDS: Table = {
 
 @dataclass(frozen=True)
 class TokenRules:
-    """``allowed``: the only tokens; ``bad``: runs of tokens that may not be written; ``n_least``:
-    tokens before one of ``ends`` may come; ``stop``: those of them that the caller has named.
+    """Rules for the tokens of an output. ``allowed``: the only tokens; ``bad``: forbidden token
+    sequences; ``n_least``: tokens before one of ``ends`` may come; ``stop``: end tokens that the
+    caller named.
     """
 
     allowed: tuple[int, ...] | None = None
@@ -56,7 +57,7 @@ class TokenRules:
     stop: frozenset[int] = frozenset()
 
     def applied(self, sampling: Sampling, n_prompt: int) -> Sampling:
-        """Settings in which they hold for a text behind ``n_prompt`` tokens."""
+        """Return sampling settings that apply the rules after ``n_prompt`` prompt tokens."""
         if self.allowed is None and not self.bad and not self.n_least:
             return sampling
         custom = sampling.custom or ()
@@ -68,7 +69,9 @@ class TokenRules:
         return replace(sampling, custom=(rule, *others))
 
     def mask(self, logits: np.ndarray, written: list[int]) -> np.ndarray:
-        """``logits``, in place, with -inf for what may not follow what was ``written``."""
+        """Set forbidden next tokens of ``logits`` to -inf, in place; ``written``: the tokens so
+        far.
+        """
         if self.allowed is not None:
             kept = logits[list(self.allowed)]
             logits[:] = -np.inf
@@ -82,7 +85,7 @@ class TokenRules:
 
 
 def read_rules(body: Any, model: Model) -> TokenRules:
-    """The rules of a body. Raises ApiError, TreadleError."""
+    """Read the rules of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     for name in ("allowed_token_ids", "stop_token_ids"):
         ids, n_vocab = given.get(name, []), model.config.n_vocab
@@ -104,7 +107,7 @@ def read_rules(body: Any, model: Model) -> TokenRules:
 
 
 def _runs(words: Iterable[str], model: Model) -> Iterable[tuple[int, ...]]:
-    """The tokens of words, at a text's beginning and behind a blank."""
+    """Yield the tokens of each word, at the beginning of a text and after a blank."""
     for word in words:
         for spelt in (word, f" {word.lstrip()}"):
             if ids := model.tokenize(spelt, bos=False, special=False):

@@ -1,4 +1,4 @@
-"""The tools of a call: which there are, and which the model must call."""
+"""The tools of a request: which the model may call, and which it must."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_TOOLS = 512
 
 @dataclass(frozen=True)
 class RequestTools:
-    """Functions as OpenAI's chat has them, all of which the model is shown. ``allowed``: the names
-    of those that it may call; ``forced``: of which it must call one.
+    """Tools in OpenAI's chat format, all shown to the model. ``allowed``: names that it may call;
+    ``forced``: names of which it must call one.
     """
 
     functions: tuple[dict[str, Any], ...] = ()
@@ -28,12 +28,12 @@ class RequestTools:
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Of the arguments of those that may be called, by name."""
+        """Return the argument schemas of the allowed tools, by name."""
         return {function["name"]: function.get("parameters") or {} for function in self._callable()}
 
     @property
     def strict(self) -> frozenset[str]:
-        """The names of those whose schemas must be enforced whole."""
+        """Return the names of allowed tools whose schemas must be enforced completely."""
         own = self._callable()
         return frozenset(function["name"] for function in own if function.get("strict"))
 
@@ -43,7 +43,7 @@ class RequestTools:
 
 
 def read_tools(given: Mapping[str, Any]) -> RequestTools:
-    """From ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Raises ApiError."""
+    """Read ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Raises ApiError."""
     choice = given.get("tool_choice", "auto")
     tools = given.get("tools", [])
     if not tools:
@@ -59,12 +59,12 @@ def read_tools(given: Mapping[str, Any]) -> RequestTools:
     parallel = given.get("parallel_tool_calls", True)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         return RequestTools(functions, *_allowed(choice, names), parallel)
-    named = isinstance(choice, dict)  # then there is one call
+    named = isinstance(choice, dict)  # then there is exactly one call
     return RequestTools(functions, tuple(names), _forced(choice, names), parallel and not named)
 
 
 def few(name: str, value: Any) -> list[Any]:
-    """An array of no more than may be tools."""
+    """Read an array of at most ``MAX_TOOLS`` items."""
     found = array(name, value)
     if len(found) > MAX_TOOLS:
         raise ApiError(400, f"{name}: {len(found)}, at most {MAX_TOOLS}", param=name)
@@ -91,7 +91,7 @@ def _function(name: str, tool: Any) -> dict[str, Any]:
 def _allowed(
     choice: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of those that may be called, and of those of which one must be."""
+    """Return the names of allowed tools, and of those of which one must be called."""
     where = "tool_choice.allowed_tools"
     given = mapping(where, choice.get("allowed_tools", choice))  # Responses has it one level up
     mode = one_of("auto", "required")(f"{where}.mode", given.get("mode"))
@@ -105,7 +105,7 @@ def _allowed(
 
 
 def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The name of the function that is chosen."""
+    """Return the name of the chosen function."""
     name = mapping("tool_choice", choice.get("function", choice)).get("name")
     if isinstance(name, str) and name in names:
         return name
@@ -113,7 +113,7 @@ def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of which one must be called; none for "auto"."""
+    """Return the names of which one must be called; none for "auto"."""
     if choice == "auto":
         return ()
     if choice == "required":

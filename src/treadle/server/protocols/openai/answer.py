@@ -1,4 +1,4 @@
-"""What OpenAI's and llama.cpp's answers share: the head of an object, counts, times."""
+"""Parts shared by OpenAI's and llama.cpp's responses: object heads, token counts, timings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def head(service: Service, kind: str, name: str) -> dict[str, Any]:
-    """The beginning of every answer of OpenAI's kind."""
+    """Return the first fields of every OpenAI response."""
     return {
         "id": name,
         "object": kind,
@@ -34,7 +34,7 @@ def head(service: Service, kind: str, name: str) -> dict[str, Any]:
 def counter(
     read: Callable[[Service, dict[str, Any]], GenerationRequest],
 ) -> Callable[[Request], Awaitable[Json]]:
-    """An endpoint that tells how many tokens the prompts of a body have, as ``read`` makes them."""
+    """Return an endpoint that counts the prompt tokens of a body, as ``read`` makes them."""
 
     async def input_tokens(request: Request) -> Json:
         service, body = service_of(request), await read_json(request)
@@ -46,14 +46,12 @@ def counter(
 
 
 def finish_reason(reason: str | None) -> str | None:
-    """OpenAI has no word of its own for a full context."""
+    """Return OpenAI's finish reason; a full context counts as "length"."""
     return "length" if reason == "context" else reason
 
 
 def usage(call: RequestStream) -> dict[str, Any]:
-    """Tokens of a call, when all its pieces were told. Each prompt counts once, however many texts
-    it has.
-    """
+    """Return a finished call's token counts. Each prompt counts once, whatever its ``n``."""
     first = {text.prompt: text for text in reversed(call.texts)}
     n_prompt = sum(text.answer.timings.n_prompt for text in first.values())
     n_cached = sum(text.answer.timings.n_cached for text in first.values())
@@ -70,13 +68,15 @@ def usage(call: RequestStream) -> dict[str, Any]:
 
 
 def reuse(text: OutputStream) -> dict[str, Any]:
-    """What of a prompt was in the cache, and where and why it left it: a ``PrefixHit``."""
+    """Return the ``PrefixHit``: the cached part of a prompt, and where and why reuse stopped."""
     use = text.answer.timings.cache
     return {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
 
 
 def timings(text: OutputStream) -> dict[str, Any]:
-    """Of one text, under llama.cpp's names; milliseconds. ``cache`` is our own."""
+    """Return timings of one output under llama.cpp's names, in milliseconds. ``cache`` is treadle's
+    own.
+    """
     t = text.answer.timings
     read, written = t.n_prompt - t.n_cached, t.n_generated
     return {
@@ -96,25 +96,25 @@ def timings(text: OutputStream) -> dict[str, Any]:
 
 
 def warnings(call: RequestStream) -> dict[str, list[str]]:
-    """What was asked for and is not done, and what of the schemas is not enforced."""
+    """Return warnings about ignored fields and about schema parts that are not enforced."""
     found = [*call.asked.ignored, *call.asked.planned.warnings]
     return {"warnings": found} if found else {}
 
 
 def _piece(text: OutputStream) -> str:
-    """The first token of a prompt that had to be read."""
+    """Return the text of the first prompt token that was not cached."""
     token = text.answer.timings.cache.token
     return "" if token is None else text.answer.tokenizer.piece(token)
 
 
 def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that ends with an error."""
+    """Return the last event of a stream that ends with an error."""
     return event(error.as_dict())
 
 
 def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
-    """The form of ``/v1/completions``; ``offsets``: the character of the text that each token
-    begins with.
+    """Return log-probabilities in the form of ``/v1/completions``. ``offsets``: the character of
+    the output at which each token begins.
     """
     tokens: list[str] = []
     made: dict[str, list[Any]] = {
@@ -129,6 +129,6 @@ def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict
         made["token_logprobs"].append(entry.logprob if known else None)
         tops: dict[str, float] = {}
         for top in entry.top_logprobs:
-            tops.setdefault(top.token, top.logprob)  # bytes of characters may look alike
+            tops.setdefault(top.token, top.logprob)  # partial characters may have the same text
         made["top_logprobs"].append(tops if known else None)
     return made

@@ -76,7 +76,7 @@ FIELDS: Table = {
 
 
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What a body asks for. Raises ApiError, TreadleError."""
+    """Read the generation request of a body. Raises ApiError and TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.settings["logprobs"] = read_logprobs(body, model)
@@ -87,7 +87,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
     if body.get("documents") and "documents" not in model.template.source:
         asked.ignored.append("documents: the chat template does not read them")
-    if given.get("reasoning_format") == "none":  # what is written is content, with its marks
+    if given.get("reasoning_format") == "none":  # all output is content, marks included
         speech = replace(asked.planned.speech, thought=None, opened=False)
         asked.planned = replace(asked.planned, speech=speech)
     elif given.get("reasoning_format") == "deepseek-legacy":
@@ -104,7 +104,7 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
-    """Alternatives to each token that a chat asks for; None for no log-probabilities at all. Raises
+    """Return the number of alternatives to each token; None for no log-probabilities. Raises
     ApiError.
     """
     given = read_fields(body, LOGPROBS)
@@ -127,7 +127,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 def chat_answer(service: Service, call: RequestStream, pieces: list[StreamPiece]) -> dict[str, Any]:
-    """The whole answer: a piece for each text."""
+    """Return the whole response body; ``pieces`` has one piece for each output."""
     kept = [_kept(call, piece.said()) for piece in pieces]
     told = zip(pieces, kept, strict=True)
     choices = [
@@ -144,7 +144,7 @@ def chat_answer(service: Service, call: RequestStream, pieces: list[StreamPiece]
 
 
 def _kept(call: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
-    """Without reasoning, where that is not wanted (vLLM's ``include_reasoning``)."""
+    """Drop reasoning parts if vLLM's ``include_reasoning`` is false."""
     wanted = call.asked.more["reasoning"]
     return parts if wanted else [part for part in parts if part.kind != "reasoning"]
 
@@ -165,7 +165,7 @@ def _choice(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
-    """The roles; deltas; each text's end; the use of tokens, if it was asked for."""
+    """Yield the roles, deltas, each output's end, and token usage if requested."""
     more = call.asked.more
     shared = head(service, "chat.completion.chunk", _new_id())
     for text in call.texts:
@@ -194,21 +194,21 @@ async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]
 
 
 def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
-    """A piece as chunks with their deltas: what was said, and the end, which says nothing."""
+    """Split a piece into chunks with their deltas; the last chunk of an output has no delta."""
     deltas = [_delta(part) for part in _kept(piece.text.call, piece.said())]
     end = piece.finish_reason is not None
-    if piece.logprobs and not deltas and not end:  # of a text that is held back
+    if piece.logprobs and not deltas and not end:  # of text that is held back
         deltas = [{"content": ""}]
     parts = []
     for delta in [*deltas, *([{}] if end else [])]:
         reason = None if delta else piece.finish_reason
         parts.append((replace(piece, finish_reason=reason), delta))
-        piece = replace(piece, logprobs=[])  # told once
+        piece = replace(piece, logprobs=[])  # sent once
     return parts
 
 
 def _delta(part: OutputPiece) -> dict[str, Any]:
-    if part.kind == "reasoning":  # clients read one name or the other
+    if part.kind == "reasoning":  # clients read either name
         return {"reasoning_content": part.text, "reasoning": part.text}
     if part.kind == "content":
         return {"content": part.text}

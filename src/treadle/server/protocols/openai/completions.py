@@ -1,4 +1,4 @@
-"""OpenAI's older ``/v1/completions``: texts that are gone on with."""
+"""OpenAI's legacy ``/v1/completions``: continuations of raw prompts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FIELDS: Table = {
 
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What a body asks for. Raises ApiError, TreadleError."""
+    """Read the generation request of a body. Raises ApiError and TreadleError."""
     model, given = service.model, read_fields(body, FIELDS)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.prompts = read_prompts(body, model)
@@ -102,7 +102,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
 
 
 def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
-    """The ids of a body's prompts; with a ``suffix``, those for what stands before it. Raises
+    """Return the ids of a body's prompts; with a ``suffix``, fill-in-the-middle prompts. Raises
     ApiError.
     """
     prompts, suffix = several(body.get("prompt")), read_fields(body, FIELDS).get("suffix")
@@ -136,7 +136,7 @@ async def completions(request: Request) -> Response:
 def completion_answer(
     service: Service, call: RequestStream, pieces: list[StreamPiece]
 ) -> dict[str, Any]:
-    """The whole answer: a piece for each text."""
+    """Return the whole response body; ``pieces`` has one piece for each output."""
     return {
         **_head(service),
         "choices": [_choice(call, piece) for piece in pieces],
@@ -152,7 +152,7 @@ def _head(service: Service) -> dict[str, Any]:
 
 
 def _choice(call: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
-    """A choice of an answer or a chunk, perhaps its ``first``."""
+    """Return a choice of an answer or a chunk; ``first``: of its output, which has the echo."""
     more, text, said, entries = call.asked.more, piece.text, piece.content, piece.logprobs
     before = "" if more["echo"] is None else more["echo"][text.prompt]
     offsets = [len(before) + at for at in piece.starts]

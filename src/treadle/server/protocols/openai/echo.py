@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def measure_prompts(service: Service, call: RequestStream) -> None:
-    """Put those of a call's prompts into ``asked.more["measured"]``, if they are to be shown."""
+    """Compute the prompts' log-probabilities into ``asked.more["measured"]`` if requested."""
     more, n_top = call.asked.more, call.asked.settings.get("logprobs")
     if more["echo"] is None or n_top is None:
         return
@@ -30,7 +30,9 @@ async def measure_prompts(service: Service, call: RequestStream) -> None:
 
 
 async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenLogprob]:
-    """Of each token of a prompt; NaN for the first. Steps of texts come between its batches."""
+    """Return the log-probability of each prompt token; NaN for the first. Scheduler steps run
+    between its batches.
+    """
     model, submit = service.model, service.engine.submit
 
     def begin() -> Session:
@@ -53,6 +55,6 @@ async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenL
             rows = await asyncio.wrap_future(submit(run))
             following = ids[at + 1 : at + 1 + len(some)]
             made += await asyncio.to_thread(row_logprobs, rows, following, n_top, model.tokenizer)
-    finally:  # not left to itself: a server that stops meanwhile would not do it
+    finally:  # explicit: a stopping server would not do it
         await asyncio.wrap_future(submit(session.close))
     return made

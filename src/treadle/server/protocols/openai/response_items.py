@@ -1,4 +1,4 @@
-"""Items of OpenAI's ``/v1/responses`` as messages of a chat."""
+"""Items of OpenAI's ``/v1/responses`` as chat messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treadle.server.requests.chat_prompt import content_text
 if TYPE_CHECKING:
     from treadle.server.requests.response_store import ResponseStore
 
-PREFIXES = {  # of items' ids, by their types
+PREFIXES = {  # of item ids, by item type
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
@@ -23,15 +23,15 @@ PREFIXES = {  # of items' ids, by their types
     "function_call_output": "fco",
     "custom_tool_call_output": "ctco",
 }
-SKIPPED = ("web_search_call", "file_search_call")  # items that say nothing to the model
-CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where they have them
-SEAL = "treadle:"  # before reasoning that a client cannot read
+SKIPPED = ("web_search_call", "file_search_call")  # items that the model does not see
+CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the key of their arguments
+SEAL = "treadle:"  # prefix of ``encrypted_content``
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
 def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
-    """``input``, a text or items, as items that each have a ``type`` and an ``id``; references are
-    replaced by what they lead to. Raises ApiError.
+    """Convert ``input``, a string or items, to items that each have a ``type`` and an ``id``.
+    References are replaced by their items. Raises ApiError.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -39,7 +39,7 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
     for i, item in enumerate(array("input", value)):
         where = f"input[{i}]"
         kind = mapping(where, item).get("type")
-        if kind is None:  # a reference is known by having an id and nothing else
+        if kind is None:  # a reference has an id and nothing else
             kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
         kind, name = text(f"{where}.type", kind), item.get("id")
         if kind == "item_reference":
@@ -55,13 +55,13 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
 
 
 def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items of an ``input`` as messages of a chat. Raises ApiError."""
+    """Convert items of an ``input`` to chat messages. Raises ApiError."""
     made: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         where, kind = f"input[{i}]", item["type"]
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
-            content_text(f"{where}.content", item.get("content"))  # said where it stands here
+            content_text(f"{where}.content", item.get("content"))  # so that errors name this item
             made.append({"role": role, "content": item.get("content")})
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
@@ -84,7 +84,7 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def listed(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as ``input_items`` lists it: the content of a message is parts."""
+    """Return an item as ``input_items`` lists it: a message's content becomes parts."""
     said = item.get("content")
     if item["type"] == "message" and isinstance(said, str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -94,12 +94,12 @@ def listed(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_id(kind: str) -> str:
-    """An id for an item of a type."""
+    """Return a new id for an item of this type."""
     return f"{PREFIXES.get(kind, 'item')}_{secrets.token_hex(24)}"
 
 
 def gone(where: str, name: str, code: str) -> ApiError:
-    """What ``where`` of a body names is not here."""
+    """Return the error for an id in ``where`` that is not stored."""
     return ApiError(
         400,
         f"{where}: {name[:80]!r} is not kept here (any more): send the whole conversation",
@@ -109,19 +109,19 @@ def gone(where: str, name: str, code: str) -> ApiError:
 
 
 def thinking(thought: str) -> dict[str, Any]:
-    """Reasoning as a message of a chat, of which nothing else is said."""
+    """Return reasoning as a chat message without other content."""
     return {"role": "assistant", "content": None, "reasoning_content": thought}
 
 
 def sealed(thought: str) -> str:
-    """``encrypted_content`` of reasoning: Codex sends this back and leaves the text out. Nobody
-    needs to encrypt what the same item tells in plain.
+    """Return ``encrypted_content`` of reasoning, which Codex sends back instead of the text. It is
+    not encrypted, because the same item has the plain text.
     """
     return SEAL + base64.b64encode(thought.encode("utf-8", "replace")).decode()
 
 
 def unsealed(value: Any) -> str:
-    """The reasoning in an ``encrypted_content`` of treadle's; of others nothing can be read."""
+    """Return the reasoning in treadle's ``encrypted_content``; "" for that of other servers."""
     if not isinstance(value, str) or not value.startswith(SEAL):
         return ""
     try:
@@ -131,17 +131,17 @@ def unsealed(value: Any) -> str:
 
 
 def calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """A call as a message of a chat."""
+    """Return a tool call as a chat message."""
     call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls in the message of the assistant before them, and reasoning in the one behind it: there
-    they are items of their own, but templates have one turn, and some raise on a second.
+    """Merge items into assistant turns: tool calls into the assistant message before them,
+    reasoning into the one after it. Templates expect one turn, and some raise on a second.
     """
     made: list[dict[str, Any]] = []
-    thought: dict[str, Any] = {}  # that no message has yet
+    thought: dict[str, Any] = {}  # not yet merged into a message
     for message in messages:
         calls, thinks = message.get("tool_calls"), message.get("reasoning_content")
         own = message["role"] == "assistant"

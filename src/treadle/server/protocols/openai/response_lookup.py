@@ -1,4 +1,4 @@
-"""Responses of ``/v1/responses`` by their ids: those that are still in memory."""
+"""Look-ups of stored ``/v1/responses`` by id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _limit(name: str, value: str) -> int:
-    """Queries have numbers as text."""
+    """Read ``limit``; query parameters are strings."""
     number = value.isascii() and value.isdecimal() and len(value) < 10
     return whole(1, 100)(name, int(value) if number else value)
 
@@ -33,8 +33,8 @@ async def show(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """``GET /v1/responses/ID/input_items``: a page of the items that it was asked with, those of
-    responses before it among them.
+    """``GET /v1/responses/ID/input_items``: a page of its input items, including those of earlier
+    responses.
     """
     items, given = _kept(request).inputs, read_fields(request.query_params, PAGE)
     if given.get("order", "desc") == "desc":
@@ -64,7 +64,7 @@ async def delete(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """``POST /v1/responses/ID/cancel``: a response is whole, or its client has left."""
+    """``POST /v1/responses/ID/cancel``: refused, because no response runs in the background."""
     _kept(request)
     raise ApiError(400, "only a response in the background could be cancelled: there are none")
 
@@ -78,5 +78,7 @@ def _kept(request: Request) -> StoredResponse:
 
 
 def _unknown(name: str) -> ApiError:
-    """The last ones are kept, if ``store`` is not false, until the server ends."""
+    """Return the 404 error: only the latest responses are stored, in memory, unless ``store`` is
+    false.
+    """
     return ApiError(404, f"a response {name[:80]!r} is not kept here (any more)")

@@ -1,4 +1,4 @@
-"""Tools of OpenAI's ``/v1/responses`` as functions of a chat, and which of them may be called."""
+"""Tools of OpenAI's ``/v1/responses`` as chat functions, and ``tool_choice``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FUNCTION = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True)
 class ClientTool:
-    """What a client calls a function. Calls of a ``custom`` one have a text for arguments."""
+    """The client's name of a function. Arguments of a ``custom`` tool are one string."""
 
     name: str
     namespace: str | None = None
@@ -25,8 +25,8 @@ class ClientTool:
 
 @dataclass
 class OfferedTools:
-    """The tools of a call: functions as chat has them, what the client calls each, and types that
-    only OpenAI serves. Clients offer those to everybody, so they are left out.
+    """The tools of a request: ``functions`` in chat format, ``known`` client names by ours, and
+    ``left_out`` types that only OpenAI serves. Clients send those to every server.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -36,11 +36,11 @@ class OfferedTools:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the tools does not hold."""
+        """Warnings about tools that are left out or not enforced."""
         return (*map(unserved, self.left_out), *self.unenforced)
 
     def add(self, tool: Any, namespace: str | None = None) -> None:
-        """One tool, or all of a namespace. Raises ApiError."""
+        """Add one tool, or all of a namespace. Raises ApiError."""
         kind = text("tools.type", mapping("tools", tool).get("type"))
         if len(self.functions) + len(self.left_out) > MAX_TOOLS:
             raise ApiError(400, f"tools: more than {MAX_TOOLS}", param="tools")
@@ -64,7 +64,9 @@ class OfferedTools:
         self.functions.append({"type": "function", "function": {**own, "name": name}})
 
     def _custom(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """A function of one text. No grammar but a pattern holds within a string of JSON."""
+        """Return a custom tool as a function of one string. Only a regex can be enforced within a
+        JSON string.
+        """
         form = mapping("tools.format", tool.get("format") or {"type": "text"})
         schema: dict[str, Any] = {"type": "string"}
         if form.get("type") == "grammar":
@@ -79,7 +81,7 @@ class OfferedTools:
         return {**tool, "parameters": {**parameters, "additionalProperties": False}}
 
     def named(self, choice: Mapping[str, Any]) -> Iterator[str]:
-        """Our names of the functions that a part of ``tool_choice`` is about."""
+        """Yield our names of the functions that a part of ``tool_choice`` means."""
         name, namespace = choice.get("name"), choice.get("namespace")
         if choice.get("type") == "namespace":
             yield from (own for own, known in self.known.items() if known.namespace == name)
@@ -92,7 +94,7 @@ class OfferedTools:
 
 
 def read_response_tools(tools: list[Any]) -> OfferedTools:
-    """Raises ApiError."""
+    """Read the tools of a body. Raises ApiError."""
     offered = OfferedTools()
     for tool in tools:
         offered.add(tool)
@@ -100,7 +102,7 @@ def read_response_tools(tools: list[Any]) -> OfferedTools:
 
 
 def chat_choice(choice: Any, offered: OfferedTools) -> Any:
-    """``tool_choice`` as chat has it. Raises ApiError where it asks for what is left out."""
+    """Convert ``tool_choice`` to chat's form. Raises ApiError if it needs an omitted tool."""
     if choice == "required" and not offered.functions and offered.left_out:
         raise _unserved_choice(offered.left_out[0])
     if not isinstance(choice, dict):
@@ -110,12 +112,12 @@ def chat_choice(choice: Any, offered: OfferedTools) -> Any:
         return _allowed(choice, offered)
     if kind not in ("function", "custom"):
         raise _unserved_choice(kind)
-    found = next(offered.named(choice), choice.get("name"))  # chat says that there is none
+    found = next(offered.named(choice), choice.get("name"))  # if None, chat reports it
     return {"type": "function", "function": {"name": found}}
 
 
 def _allowed(choice: Mapping[str, Any], offered: OfferedTools) -> dict[str, Any] | str:
-    """Those of the allowed tools that are functions; the others are left out here, too."""
+    """Convert ``allowed_tools``, without the tools that are left out."""
     tools: list[Any] = []
     for tool in few("tool_choice.tools", choice.get("tools")):
         if mapping("tool_choice.tools", tool).get("type") in offered.left_out:
@@ -129,13 +131,13 @@ def _allowed(choice: Mapping[str, Any], offered: OfferedTools) -> dict[str, Any]
 
 
 def flat_name(namespace: Any, name: Any) -> Any:
-    """The name of a function for the model: that of its namespace is part of it."""
+    """Return the function name for the model, which includes the namespace."""
     both = isinstance(namespace, str) and isinstance(name, str) and namespace
     return f"{namespace.rstrip('_')}__{name}" if both else name
 
 
 def unserved(kind: str) -> str:
-    """What is said of a tool that is left out."""
+    """Return the warning about a tool that is left out."""
     return f"tools: treadle has no tool of type {kind!r:.40}: it is left out"
 
 

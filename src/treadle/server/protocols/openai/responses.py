@@ -1,5 +1,5 @@
-"""OpenAI's ``/v1/responses``. Every event has its ``sequence_number``, an item its
-``output_index``, a part its ``content_index``: clients put answers together by them.
+"""OpenAI's ``/v1/responses``. Clients reassemble streams by ``sequence_number`` of events,
+``output_index`` of items and ``content_index`` of parts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ NAMES = {
 
 @named(NAMES)
 def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """What a body asks for. Raises ApiError, TreadleError."""
+    """Read the generation request of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
@@ -134,7 +134,7 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """What was asked for and is not done."""
+    """Return warnings about fields that have no effect."""
     told = ignored_fields(body, ignored.RESPONSES)
     streamed = body.get("stream_options") or {}
     told += ignored_fields(streamed, ignored.STREAMED, "stream_options.")
@@ -145,7 +145,7 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 
 def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None:
-    """The response that this one goes on from, if one is named."""
+    """Return the response that this one continues, if ``previous_response_id`` is given."""
     name = given.get("previous_response_id")
     if name is None:
         return None
@@ -156,8 +156,8 @@ def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None
 
 
 class _Item:
-    """One item of an output: a message, a reasoning or a call. ``known``: what the client calls
-    the function. ``more``: the call's own, see ``read_response``.
+    """One output item: a message, reasoning or a tool call. ``known``: the client's name of the
+    function. ``more``: protocol fields of the request, see ``read_response``.
     """
 
     def __init__(self, part: OutputPiece, more: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ class _Item:
         self.id = new_id(self.type)
 
     def part(self, text: str | None = None) -> dict[str, Any]:
-        """The one part of its content; with another text, as it begins."""
+        """Return the one part of its content, with ``text`` instead of its own if given."""
         said = self.text if text is None else text
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": said}
@@ -180,7 +180,7 @@ class _Item:
         return {"type": "output_text", "text": said, "annotations": [], "logprobs": logprobs}
 
     def as_dict(self, status: str, *, begins: bool = False) -> dict[str, Any]:
-        """The item; of one that ``begins`` nothing is told yet."""
+        """Return the item's object; if it ``begins``, without content."""
         head = {"id": self.id, "status": status, "type": self.type}
         if self.call is not None:
             said = "" if begins else self.said
@@ -198,14 +198,14 @@ class _Item:
 
     @property
     def said(self) -> str:
-        """The arguments of a call; of a custom tool's its text, once that is whole."""
+        """The arguments of a call; for a custom tool its string, "" until that is complete."""
         if not self.known.custom:
             return self.text
         found = arguments_of(self.text).get("input", "")
         return found if isinstance(found, str) else ""
 
     def message(self) -> dict[str, Any]:
-        """The item as a message of a chat."""
+        """Return the item as a chat message."""
         if self.call is not None:
             return calling(self.call.id, self.call.name, self.text)
         if self.kind == "reasoning":
@@ -214,7 +214,7 @@ class _Item:
 
 
 class _Reply:
-    """One response, as it is told: its ids, and what of the body it repeats."""
+    """One response object: its ids, and the body fields that it repeats."""
 
     def __init__(self, service: Service, call: RequestStream, body: Mapping[str, Any]) -> None:
         self.service, self.call = service, call
@@ -239,18 +239,18 @@ class _Reply:
         }
 
     def begun(self) -> dict[str, Any]:
-        """The object, with nothing written yet."""
+        """Return the object without any output."""
         none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
         return {**self._shared, "status": "in_progress", **none}
 
     def failed(self, error: ApiError, items: Sequence[_Item]) -> dict[str, Any]:
-        """The object of a response that ends with an error, with what was told of it."""
+        """Return the object of a response that ends with an error, with its output so far."""
         output = [item.as_dict("incomplete") for item in items]
         why = {"code": "server_error", "message": error.message}
         return {**self.begun(), "status": "failed", "error": why, "output": output}
 
     def ended(self, piece: StreamPiece, items: Sequence[_Item]) -> dict[str, Any]:
-        """The whole object; what was said is kept for one that goes on from it."""
+        """Return the finished object, and store it unless ``store`` is false."""
         more, used = self.call.asked.more, usage(self.call)
         done = _status(piece) == "completed"
         whole = {
@@ -299,14 +299,14 @@ async def responses(request: Request) -> Response:
 
 
 class _ResponseEvents:
-    """The events of one response, numbered."""
+    """Numbered events of one streamed response."""
 
     def __init__(self, reply: _Reply) -> None:
         self.reply, self.items, self._n = reply, list[_Item](), 0
-        self.logprobs: list[dict[str, Any]] = []  # of tokens whose text is held back, or no content
+        self.logprobs: list[dict[str, Any]] = []  # of held-back tokens, or not of content
 
     def event(self, kind: str, **values: Any) -> bytes:
-        """The next event."""
+        """Return the next event."""
         self._n += 1
         return event({"type": kind, "sequence_number": self._n - 1, **values}, kind)
 
@@ -317,7 +317,7 @@ class _ResponseEvents:
         return {"item_id": item.id, "output_index": at, **inner}
 
     def said(self, part: OutputPiece) -> bytes:
-        """A part of the answer: of the item that is open, or of a new one."""
+        """Return events for a part of the output: of the open item, or of a new one."""
         out = b""
         if part.call is not None:
             return self.closed("completed") + self._opened(part)
@@ -326,7 +326,7 @@ class _ResponseEvents:
         else:
             self.items[-1].text += part.text
         item, place = self.items[-1], self._place
-        if item.known.custom:  # its text is within JSON, and told when that is whole
+        if item.known.custom:  # its string is sent when the JSON around it is complete
             return out
         if item.call is not None:
             kind = "response.function_call_arguments.delta"
@@ -338,7 +338,7 @@ class _ResponseEvents:
         return out + self.event("response.output_text.delta", **place)
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
-        """Those that the open item, a content, has not had."""
+        """Move pending log-probabilities to the open content item, and return them."""
         taken, self.logprobs = self.logprobs, []
         self.items[-1].logprobs += taken
         return taken
@@ -354,7 +354,7 @@ class _ResponseEvents:
         return out
 
     def closed(self, status: str) -> bytes:
-        """The end of the item that is open, if one is."""
+        """Return the end events of the open item, or nothing."""
         if not self.items:
             return b""
         item, place = self.items[-1], self._place
@@ -379,7 +379,7 @@ class _ResponseEvents:
         return out + self.event("response.output_item.done", output_index=at, item=shown)
 
     def failed(self, error: ApiError) -> bytes:
-        """The last events of a response that ends with an error. Clients read one or the other."""
+        """Return the last events after an error. Clients read one or the other."""
         own = {"code": error.code or error.type, "message": error.message, "param": error.param}
         whole = self.reply.failed(error, self.items)
         return self.event("error", **own) + self.event("response.failed", response=whole)
