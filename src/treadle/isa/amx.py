@@ -1,4 +1,4 @@
-"""Intel's Advanced Matrix Extensions: eight registers of 16 rows of 64 bytes, and their products."""
+"""Intel's Advanced Matrix Extensions: eight registers of 16 rows of 64 bytes, and products."""
 
 from __future__ import annotations
 

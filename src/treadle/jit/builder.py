@@ -122,7 +122,7 @@ class Builder(Spaces):
         return Val(self, made, ptr)
 
     def static(self, name: str) -> Val:
-        """Return a pointer to 8 bytes in the object, initially zero, that live as long as the code."""
+        """Return a pointer to 8 zero-initialised bytes in the object that live as long as the code."""
         return Val(self, self.module.data(name, i64.ir, "internal global", 8, "0"), ptr)
 
     def gather(self, table: Val, index: Val, ty: Ty) -> Val:
@@ -213,7 +213,7 @@ class Builder(Spaces):
         return self.select(a < b, a, b)
 
     def reduce(self, v: Val, op: Any) -> Val:
-        """Reduce all lanes by ``op`` in a fixed tree: halves are combined until one lane is left."""
+        """Reduce all lanes by ``op`` in a fixed tree: combine halves until one lane is left."""
         n = v.ty.lanes
         while n > 1:
             half = n // 2
