@@ -128,9 +128,9 @@ class Tiles:
     gemv: tuple[tuple[int, int], ...] = ((1, 4), (2, 4), (4, 2))  # tokens, rows processed together
     # At most this, for blocks of 256. With one token from memory, two rows are up to 17 % faster.
     gemv_large: tuple[tuple[int, int], ...] = ((1, 2), (2, 2), (4, 2))
-    gemv_ahead: int = 0  # prefetch distance in bytes, if rows are separate spans; see ``Gemv``
+    gemv_ahead: int = 0  # prefetch distance in bytes, if rows are in separate runs; see ``Gemv``
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide the dot's latency
-    # Tile of i16, for formats whose prefill is faster so (``choice_act.by_words``); 0: none.
+    # Tile of i16, for formats whose prefill is faster so (``select_activation.by_words``); 0: none.
     words: tuple[int, int] = (0, 0)
     by_lane: bool = False  # a dot takes any lane of x, so tokens are loaded as vectors
     # Values of K in a step of a product of bytes. 4: dots of dwords (``dot4``); 1: outer products

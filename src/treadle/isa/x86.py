@@ -209,7 +209,7 @@ AVX2 = replace(
     # Zen 3, one core, Q8_0 and Q4_0: 2 x 4 gives 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
     # sequences leave a fifth of two of its tiles empty. One row of large blocks at a time spills
     # less than two: K-quants were 1.05 to 1.13 times as fast, with two sequences 1.16 to 1.37.
-    # Spans of rows are for F32, F16, BF16 and Q8_0: one sequence 1.2 to 1.4 times.
+    # Runs of rows are for F32, F16, BF16 and Q8_0: one sequence 1.2 to 1.4 times.
     tiles=Tiles(
         bytes=(2, 4),
         bytes16=(2, 4),
@@ -237,12 +237,12 @@ AVX2_VNNI = AVX2.above(
     "avx2_vnni",
     "avxvnni",
     **VNNI,
-    # Lanes, spans and single rows were not measured with these dots.
+    # Lanes, runs and single rows were not measured with these dots.
     tiles=replace(
         AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), gemv_ahead=0, lanes=0, words=(0, 0)
     ),
 )
-# Tiles for 32 registers. Four spans of rows are 1.2 times as fast as four adjacent rows on Sapphire
+# Tiles for 32 registers. Four runs of rows are 1.2 times as fast as four adjacent rows on Sapphire
 # Rapids, 1.02 to 1.15 times on Zen 4.
 WIDE = Tiles(
     floats=(2, 12),
