@@ -42,7 +42,7 @@ def prmt(k: Builder, a: Val, b: Val | int, picked: Val | int) -> Val:
     return k.call("llvm.nvvm.prmt", u32, [v.ir for v in given])
 
 
-# -- what a thread does ---------------------------------------------------------------------------
+# -- operations of a thread --------------------------------------------------------------------
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
@@ -114,7 +114,7 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
     return made.bits(v.ty)
 
 
-# -- what threads of a block do -------------------------------------------------------------------
+# -- operations of a block of threads -----------------------------------------------------------
 
 
 def _register(name: str) -> Any:

@@ -100,7 +100,7 @@ def exp2(k: Builder, x: Val, coefficients: Sequence[float] = EXP2) -> Val:
     Exactly 0 from -127 down to -infinity: a masked key must add nothing to a sum, since even
     2**-125 could decide a rounding tie. Between -126 and -127 the error is below 2**-126.
     """
-    bounded = k.max(k.const(EXP2_MIN, x.ty), x)  # x comes second: where it is NaN, so is the result
+    bounded = k.max(k.const(EXP2_MIN, x.ty), x)  # x comes second, so that NaN gives NaN
     rounded = bounded + WHOLE
     r = bounded - (rounded - WHOLE)
     p = polynomial(k, r, coefficients)
@@ -162,7 +162,7 @@ def gelu_erf(k: Builder, x: Val) -> Val:
 
 def relu(k: Builder, x: Val) -> Val:
     """``max(0, x)``; NaN for NaN."""
-    return k.max(k.const(0.0, x.ty), x)  # x comes second: where it is NaN, so is the result
+    return k.max(k.const(0.0, x.ty), x)  # x comes second, so that NaN gives NaN
 
 
 def relu2(k: Builder, x: Val) -> Val:
@@ -173,7 +173,7 @@ def relu2(k: Builder, x: Val) -> Val:
 
 def silu_clamped(k: Builder, x: Val) -> Val:
     """gpt-oss's gate: ``x * sigmoid(1.702 x)`` with x clamped to at most 7."""
-    x = k.min(k.const(SWIGLU_LIMIT, x.ty), x)  # x comes second: where it is NaN, so is the result
+    x = k.min(k.const(SWIGLU_LIMIT, x.ty), x)  # x comes second, so that NaN gives NaN
     return x * sigmoid(k, x * SWIGLU_ALPHA)
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Sharing(NamedTuple):
-    """One of the ``n`` threads that share a work item."""
+    """A thread's view of the ``n`` threads that share a work item."""
 
     me: Val  # the thread's number
     n: int

@@ -1,5 +1,5 @@
-"""Attention in vectors with products of 16-bit numbers, two to a lane of 32 bits: twice as many at a
-time as with floats.
+"""Attention in vectors with products of 16-bit numbers, two to a lane of 32 bits: twice as many at
+a time as with floats.
 
 A row of queries q, and a key k, are whole numbers times a scale, their length over LIMIT::
 

@@ -32,9 +32,9 @@ def gemm_act(fmt: Format, isa: Isa) -> str:
 
 
 def by_words(fmt: Format, isa: Isa) -> bool:
-    """Whether prefill multiplies as i16, with a scale for each span of weights and activations. So
-    do codes of which no two dots fit an i16 together, with a scale for every 32; and BF16. F16
-    would lose bits, and codes from a lookup grid are no faster.
+    """Whether prefill multiplies as i16, with a scale for each span of weights and activations.
+    True for codes with a scale for every 32 if no two of their dots fit an i16 together, and for
+    BF16. F16 would lose bits, and codes from a lookup grid are no faster.
     """
     if not isa.shorts or not isa.tiles.words[0]:
         return False

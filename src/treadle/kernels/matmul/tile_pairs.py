@@ -1,5 +1,5 @@
-"""The gemm tile loop with products of two rows by two tokens (``Isa.pairs``), eight values of K at a
-time::
+"""The gemm tile loop with products of two rows by two tokens (``Isa.pairs``), eight values of K at
+a time::
 
     for every 8 values kq:    acc[r][t] += panel[kq][r] * x[kq][t]          acc: i32 2 x 2
     for each scale:           sum[m][t] += f32(acc) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])

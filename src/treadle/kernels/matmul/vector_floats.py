@@ -1,5 +1,5 @@
-"""Float weights times few to medium numbers of tokens, in vectors: lanes are tokens, and a weight is
-in every lane.
+"""Float weights times few to medium numbers of tokens, in vectors: lanes are tokens, and a weight
+is in every lane.
 
 A broadcast load takes no arithmetic, so rows are multiplied as they are in the file: nothing is
 packed. In f32, or in pairs of bf16 on machines with such dots (``dot_bf16``)::

@@ -320,7 +320,7 @@ class SearchKernel(Spec):
                 part.v = k.fma(off, weighted, part.v)
         return [part[0].v + part[1].v if halves > 1 else part[0].v for part in sums]
 
-    # -- what each kind says --------------------------------------------------------------------
+    # -- hooks for subclasses ---------------------------------------------------------------------
 
     @property
     def reach(self) -> float:
