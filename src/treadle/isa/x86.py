@@ -177,7 +177,7 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
     """``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A matrix serves 8
     bytes; its rows go from the highest bit to the lowest.
     """
-    if v.ty.lanes < 16 or set(shift) == {to}:  # less than a register; a mask alone
+    if v.ty.lanes < 16 or set(shift) == {to}:  # narrower than a register; a mask alone
         return portable.bit_extract(k, v, shift, width, to)
     whole = (1 << width) - 1
     rows = [
@@ -189,7 +189,7 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
         n = part.ty.lanes
         at = [rows[(i * n // 8 + q) % len(shift)] for q in range(n // 8)]
         matrix = k.const([byte for row in at for byte in row], part.ty)
-        args = [part.ir, matrix.ir, k.const(0, u8).ir]  # the last is added to every byte
+        args = [part.ir, matrix.ir, k.const(0, u8).ir]  # the last operand is added to every byte
         return k.call(f"llvm.x86.vgf2p8affineqb.{8 * n}", part.ty, args)
 
     return by_register(k, v, one)

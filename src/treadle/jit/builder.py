@@ -122,7 +122,9 @@ class Builder(Spaces):
         return Val(self, made, ptr)
 
     def static(self, name: str) -> Val:
-        """Return a pointer to 8 bytes in the object, zero at first; they live as long as the code."""
+        """Return a pointer to 8 bytes in the object, zero at first; they live as long as the
+        code.
+        """
         return Val(self, self.module.data(name, i64.ir, "internal global", 8, "0"), ptr)
 
     def gather(self, table: Val, index: Val, ty: Ty) -> Val:

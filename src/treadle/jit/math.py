@@ -111,7 +111,7 @@ def exp2(k: Builder, x: Val, coefficients: Sequence[float] = EXP2) -> Val:
 
 def sigmoid(k: Builder, x: Val) -> Val:
     """Return ``1 / (1 + e**-x)``; 0 below -87."""
-    # Kept finite, so that a reciprocal which is mended by multiplications stays a number.
+    # Kept finite: a reciprocal refined by multiplications would turn infinity into NaN.
     near = k.isa.reciprocal(k, _exp_within(k, -x, -EXP_MIN) + 1.0)
     return k.select(x < EXP_MIN, k.const(0.0, x.ty), near)
 
@@ -130,7 +130,7 @@ def softplus(k: Builder, x: Val) -> Val:
     u = exp(k, -k.abs(x))
     s = u / (u + 2.0)
     series = polynomial(k, s * s, ATANH)
-    return k.fma(s, series, k.max(k.const(0.0, x.ty), x))  # x comes second: NaN for NaN
+    return k.fma(s, series, k.max(k.const(0.0, x.ty), x))  # x comes second, so that NaN gives NaN
 
 
 def silu(k: Builder, x: Val) -> Val:
@@ -152,8 +152,8 @@ def gelu_erf(k: Builder, x: Val) -> Val:
     The tail beyond |x| is ``e**(-x**2 / 2)`` times a polynomial in ``u = 1 / (1 + 0.26 |x|)``
     (Hastings, 1955): degree 9, least relative error, 2.5e-8 for |x| < 14.
     """
-    # Kept finite, so that a reciprocal which is mended by multiplications stays a number.
-    near = k.min(k.const(GELU_FAR, x.ty), k.abs(x))  # x comes second: NaN for NaN
+    # Kept finite: a reciprocal refined by multiplications would turn infinity into NaN.
+    near = k.min(k.const(GELU_FAR, x.ty), k.abs(x))  # x comes second, so that NaN gives NaN
     u = k.isa.reciprocal(k, near * 0.26 + 1.0)
     p = polynomial(k, u, TAIL)
     beyond = exp(k, x * x * -0.5) * (p * u)

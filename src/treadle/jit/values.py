@@ -188,7 +188,7 @@ class Var:
 
     @property
     def v(self) -> Val:
-        """The value now."""
+        """The current value."""
         return Val(self.k, self.k.b.made(self.ty.ir, f"load {self.ty.ir}, {self.slot}"), self.ty)
 
     @v.setter

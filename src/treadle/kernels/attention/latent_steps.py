@@ -1,4 +1,6 @@
-"""Steps of latent attention: split heads for their products, and store the latent row in its page."""
+"""Steps of latent attention: split heads for their products, and store the latent row in its
+page.
+"""
 
 from __future__ import annotations
 

@@ -155,7 +155,9 @@ class AttentionItem:
         return k.select(whole, score, lowest), k.select(whole, k.const(1.0, f32), none)
 
     def slope(self, g: Operand, ty: Ty) -> Val:
-        """Return the ``alibi_slopes`` of the group's g-th head, in all lanes, in units of log2(e)."""
+        """Return the ``alibi_slopes`` of the group's g-th head, in all lanes, in units of
+        log2(e).
+        """
         k, n = self.k, 1 << (self.spec.n_head.bit_length() - 1)
         head = (self.group * self.spec.heads + g).to(i32).to(f32)
         first, behind = (head + 1.0) * (-1.0 / n), (head - n) * (-1.0 / n) - 0.5 / n

@@ -214,7 +214,7 @@ class Correct(Spec):
 
 @dataclass(frozen=True)
 class AddBeside(Spec):
-    """``x[i] += norm(y)`` for all of ``n`` streams but the first, in place. Items: tokens x
+    """``x[i] += norm(y)`` for all of ``n`` streams except the first, in place. Items: tokens x
     slices.
     """
 

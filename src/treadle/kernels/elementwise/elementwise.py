@@ -1,4 +1,6 @@
-"""Steps between the products: embedding, norms, gated activations. Each writes its reader's layout."""
+"""Steps between the products: embedding, norms, gated activations. Each writes its reader's
+layout.
+"""
 
 from __future__ import annotations
 

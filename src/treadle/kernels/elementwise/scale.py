@@ -39,7 +39,9 @@ class Temper(Spec):
 
 @dataclass(frozen=True)
 class ScaleColumns(Spec):
-    """Multiply ``k`` columns of each row from ``column`` on by ``gain``, in place. Items: tokens."""
+    """Multiply ``k`` columns of each row from ``column`` on by ``gain``, in place. Items:
+    tokens.
+    """
 
     op: ClassVar[str] = "times"
     args = Args("x:inout stride column")

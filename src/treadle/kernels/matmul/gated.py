@@ -78,7 +78,9 @@ class Gated(Matmul):
         return ActivationLayout(self.to, self.m, self.to_group, self.to_sub, self.to_unit)
 
     def item_rows(self, lanes: int) -> int:
-        """Return the rows of an item in each matrix: whole panels, and whole blocks of the result."""
+        """Return the rows of an item in each matrix: whole panels, and whole blocks of the
+        result.
+        """
         return max(BLOCK, self.rows_per_item(lanes))
 
     def strips(self, heights: Sequence[int], lanes: int) -> int:

@@ -57,7 +57,7 @@ class GemvInt16:
         k.runs(self.spec.k, SPAN, span)
         flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
         made: list[Val] = []
-        for at in range(0, len(flat), self.lanes):  # as many as can be reduced together
+        for at in range(0, len(flat), self.lanes):  # as many as fit one reduction
             some = flat[at : at + self.lanes]
             reduced = reduce_all(k, some, lambda a, b: a + b)
             made += [k.extract(reduced, i) for i in range(len(some))]

@@ -141,7 +141,7 @@ class GemvSpans:
                         total.v = self.scaled(r, i, part, total.v)
         flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
         made: list[Val] = []
-        for first in range(0, len(flat), self.lanes):  # as many as can be reduced together
+        for first in range(0, len(flat), self.lanes):  # as many as fit one reduction
             some = flat[first : first + self.lanes]
             reduced = reduce_all(k, some, lambda a, b: a + b)
             made += [k.extract(reduced, i) for i in range(len(some))]
@@ -172,7 +172,9 @@ class GemvSpans:
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
     def dots(self, t: int, b: Val, i: int, codes: list[Val]) -> list[Val]:
-        """Return the i16 dots of the ``i``-th pair of vectors: one vector if both may be added up."""
+        """Return the i16 dots of the ``i``-th pair of vectors: one vector if both may be added
+        up.
+        """
         first, second = codes
         made = self.short(None, first, t, b, 2 * i)
         if self.codes.sub == BLOCK and self.shorts.room(self.codes.top - self.less) >= 2:
@@ -180,7 +182,9 @@ class GemvSpans:
         return [made, self.short(None, second, t, b, 2 * i + 1)]
 
     def pair(self, v: Val, i: int) -> Val:
-        """Return the scale of a span's ``i``-th 32 values, and of the ``i``-th of its second half."""
+        """Return the scale of a span's ``i``-th 32 values, and of the ``i``-th of its second
+        half.
+        """
         return self.k.shuffle(v, v, [i] * PAIRS + [PAIRS + i] * PAIRS)
 
 
@@ -323,7 +327,9 @@ class SpanSums:
         self.made: list[Val] = []
 
     def add(self, t: int, whole: Val, scale: Val) -> None:
-        """Add a product to the ``t``-th token's sum. The first products must come in token order."""
+        """Add a product to the ``t``-th token's sum. The first products must come in token
+        order.
+        """
         if len(self.made) == t:
             self.made.append(whole.to(f32) * scale)
         else:

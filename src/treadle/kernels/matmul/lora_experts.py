@@ -24,7 +24,9 @@ from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
 
 @dataclass(frozen=True)
 class ExpertAdapterWeights(Spec):
-    """Scale of each adapter for each token, 0 if unused: ``out`` f32 ``[N, n_adapters]``. One item."""
+    """Scale of each adapter for each token, 0 if unused: ``out`` f32 ``[N, n_adapters]``. One
+    item.
+    """
 
     op: ClassVar[str] = "lora_wants"
     args = Args("out:out")

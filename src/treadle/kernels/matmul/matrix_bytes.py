@@ -79,7 +79,9 @@ class BytesGemm(ByteStrips):
         yield from enumerate(sums)
 
     def _multiply(self, k: Builder, strip: Val, tokens: Tokens, at: Val, i: int, made: Val) -> None:
-        """Compute the ``at``-th product in the ``i``-th register of sums, and store it to scratch."""
+        """Compute the ``at``-th product in the ``i``-th register of sums, and store it to
+        scratch.
+        """
         matrix, n = k.isa.matrix, self.per_scale
         assert matrix is not None, k.isa.name
         assert matrix.dot_bytes is not None, k.isa.name

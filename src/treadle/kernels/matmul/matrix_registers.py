@@ -15,7 +15,9 @@ def paired(k: Builder, even: Val, odd: Val) -> Val:
 
 
 def turn(k: Builder, name: str, at: Val, n: int, n_side: int = 1) -> None:
-    """Transpose ``n`` groups of ``n_side`` registers of a, side by side, if the machine needs it."""
+    """Transpose ``n`` groups of ``n_side`` registers of a, side by side, if the machine needs
+    it.
+    """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
     turn_one = matrix.turn

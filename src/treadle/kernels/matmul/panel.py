@@ -132,7 +132,9 @@ def emit_pack(
     rows: int,
     unit: int = DWORD,
 ) -> None:
-    """Pack ``rows`` rows of ``source`` into ``panel``, by way of ``stage``. ``unit``: values of K."""
+    """Pack ``rows`` rows of ``source`` into ``panel``, by way of ``stage``. ``unit``: values of
+    K.
+    """
     lanes = k.isa.lanes
     if act.kind == "q16":
         with k.loop(rows, step=lanes) as at:

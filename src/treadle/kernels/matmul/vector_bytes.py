@@ -73,7 +73,9 @@ class LanesGemm(ByteStrips):
                 k.prefetch(p + (turn * n + i) * LINE, 2)
 
     def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
-        """Multiply the values of K that share the ``at``-th scale, with a row for each of ``sums``."""
+        """Multiply the values of K that share the ``at``-th scale, with a row for each of
+        ``sums``.
+        """
         n, codes, offset = sums[0].v.ty.lanes, self.codes, code_offset(self.codes, k.isa)
         start = scaled_comp(offset, tokens.comp(at, n)) if offset else k.zero(i32 * n)
         acc = self._dots(k, rows, tokens, at, k.split(start, min(n, k.isa.lanes)), len(sums))

@@ -242,7 +242,9 @@ class SearchKernel(Spec):
             self.attempt(k, scratch, "best", self.beside_steps)
 
     def attempt(self, k: Builder, scratch: Val, source: str, steps: tuple[int, ...]) -> None:
-        """Step from the integers of ``source`` with the scales in ``try_``, and keep improvements."""
+        """Step from the integers of ``source`` with the scales in ``try_``, and keep
+        improvements.
+        """
         self.do(k, "look", scratch, source, steps)
         self.do(k, "better", scratch)
 

@@ -35,7 +35,9 @@ class OffsetSearchKernel(SearchKernel):
         return top
 
     def sizes(self) -> dict[str, int]:
-        """Rows of scratch. Adds y and yw, a sub-block shifted to start at 0, and each lane's sign."""
+        """Rows of scratch. Adds y and yw, a sub-block shifted to start at 0, and each lane's
+        sign.
+        """
         more = {"sum_x": self.n_sub, "sign": 1, "y": self.length}
         return super().sizes() | more | ({"yw": self.length} if self.aware else {})
 
@@ -128,7 +130,9 @@ class OffsetSearchKernel(SearchKernel):
         known: tuple[Val, Val, Val, Val],
         best: dict[str, Var],
     ) -> None:
-        """Try AT_ONCE grid points: round to codes, then fit the line through them by least squares."""
+        """Try AT_ONCE grid points: round to codes, then fit the line through them by least
+        squares.
+        """
         unit, w, sum_y, free = known
         spots = [
             (

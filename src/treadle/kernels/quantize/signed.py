@@ -1,4 +1,6 @@
-"""Scale search for super-blocks without minimums, as a kernel; ``formats/k_signed.py`` is the twin."""
+"""Scale search for super-blocks without minimums, as a kernel; ``formats/k_signed.py`` is the
+twin.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Recurrences by chunks of 32 tokens on matrix registers.
 
 ``S`` is the state before a chunk, ``left[t]`` the product of the decays up to token t, and
-``left[t, s]`` of those after token s up to t. Token s adds ``key_s new_s^T``, and token t's output is::
+``left[t, s]`` of those after token s up to t. Token s adds ``key_s new_s^T``, and token t's output
+is::
 
     left[t] query_t S + sum over s <= t of left[t, s] (query_t key_s) new_s
 

@@ -1,4 +1,6 @@
-"""Helpers of recurrent layers: decay rates per head, unit-length keys, output gates, head halves."""
+"""Helpers of recurrent layers: decay rates per head, unit-length keys, output gates, head
+halves.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ class ChannelRates(Spec):
 
 @dataclass(frozen=True)
 class ChannelDelta(Delta):
-    """``Delta`` with a decay for each row of a state; ``rates`` is the output of ``ChannelRates``."""
+    """``Delta`` with a decay for each row of a state; ``rates`` is the output of
+    ``ChannelRates``.
+    """
 
     op: ClassVar[str] = "channel_delta"
 
