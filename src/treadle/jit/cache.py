@@ -56,7 +56,7 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class CacheState:
-    """The state of the cache, for ``treadle doctor``. ``problem``: None if it can be written."""
+    """The cache's state, for ``treadle doctor``. ``problem`` is None if kernels can be stored."""
 
     folder: str
     n_kernels: int = 0

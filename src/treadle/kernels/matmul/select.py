@@ -157,7 +157,7 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
 def gemv(
     fmt: Format, isa: Isa, k: int, tokens: int, table: TunedTable = SHIPPED, **fields: Any
 ) -> Gemv:
-    """Return the product that reads the blocks unpacked."""
+    """Return the product that reads the blocks as stored, without packing."""
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
     act, kind = gemv_act(fmt, isa), kind_of(fmt, isa, k)
     if act == "q8" and kind:
