@@ -81,8 +81,8 @@ class Simt:
     other threads see them after a barrier.
 
     By warp, of 32 threads (lanes) with consecutive numbers: ``warp_barrier(k)``: a barrier for the
-    warp. ``shuffle(k, v, lanes)``: returns the ``v``, 32 bits, of the lane whose number is
-    this lane's XOR ``lanes``. ``load_matrix(k, p)``: loads four matrices of 8 rows of 8 values of 16
+    warp. ``shuffle(k, v, lanes)``: returns the ``v``, 32 bits, of the lane whose number is this
+    lane's XOR ``lanes``. ``load_matrix(k, p)``: loads four matrices of 8 rows of 8 values of 16
     bits. Lane 8 i + j gives the address of row j of matrix i in shared memory, 16 bytes aligned to
     16; result i, u32, is the two values of row ``lane // 4`` from column ``2 (lane % 4)`` on.
     ``load_matrix_t``: the same, transposed.
