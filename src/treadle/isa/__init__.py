@@ -1,6 +1,6 @@
-"""The instruction sets treadle has a row for, and the choice among them.
+"""The supported instruction sets, and the choice among them.
 
-Add one: write a row (``docs/add-an-isa.md``), list it in ``ROWS`` with the better ones last.
+To add one, write a row (``docs/add-an-isa.md``) and list it in ``ROWS``, better ones last.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ ROWS: dict[str, Isa] = {
 
 
 def runnable(features: Set[str]) -> list[Isa]:
-    """The rows that a CPU with these features (LLVM's names) can run, the best last."""
+    """Return the rows that a CPU with these features (LLVM's names) can run, the best last."""
     return [row for row in ROWS.values() if row.needs <= features]
 
 
 def best(features: Set[str]) -> Isa:
-    """The fastest row for a CPU with these features."""
+    """Return the fastest row for a CPU with these features."""
     return [row for row in runnable(features) if not row.slow_with & features][-1]
 
 
 def choose(features: Set[str], forced: str | None = None) -> Isa:
-    """The ``best`` row, or the one named by ``forced`` or ``TREADLE_ISA``.
+    """Return the ``best`` row, or the one named by ``forced`` or ``TREADLE_ISA``.
 
     Raises UnsupportedError for a name that is unknown or that this CPU cannot run.
     """

@@ -1,4 +1,4 @@
-"""Intel's Advanced Matrix Extensions: eight registers of 16 rows of 64 bytes, and their product."""
+"""Intel's Advanced Matrix Extensions: eight registers of 16 rows of 64 bytes, and products."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from treadle.jit.types import i8, i64, u8
 
 
 def _config(n: int) -> list[int]:
-    """Palette 1, then from byte 16 each register's bytes a row (16 bits), from byte 48 each one's
-    rows: of a ``n`` bytes, of b as many dwords' rows, all else whole.
+    """Return the tile configuration: palette 1; from byte 16 each register's bytes a row (16 bits);
+    from byte 48 each register's rows. a has ``n`` bytes a row, b ``n / 4`` rows; all others are
+    full.
     """
     columns, rows = [64] * 4 + [n] * 2 + [64] * 2, [16] * 6 + [n // 4] * 2
     out = [1, *[0] * 63]
@@ -30,7 +31,7 @@ def _register(k: Builder, r: int) -> Any:
 
 
 def begin(k: Builder, p: Val) -> None:
-    """With whole registers."""
+    """Configure full registers."""
     begin_bytes(k, p, 64)
 
 
@@ -41,7 +42,7 @@ def begin_bytes(k: Builder, p: Val, n: int) -> None:
 
 
 def end(k: Builder) -> None:
-    """``tilerelease``: the next thread on this core need not save what is in the registers."""
+    """``tilerelease``: the next thread on this core need not save the registers."""
     _call(k, "tilerelease", [])
 
 

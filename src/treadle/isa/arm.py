@@ -1,6 +1,4 @@
-"""64-bit Arm: NEON, and what later cores add to it: dots of bytes, then of bytes with and without
-a sign, then of bf16.
-"""
+"""64-bit Arm: NEON, then rows with dots of bytes, of mixed-sign bytes, and of bf16."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, i8, i16, i32, u8
 
 NEON = "llvm.aarch64.neon"
-WIDE = 16  # bytes of a register
+WIDE = 16  # bytes in a register
 
 
 def _parts(k: Builder, acc: Val, *operands: Val) -> list[tuple[Val, ...]]:
-    """An accumulator's registers, each with those of the operands that it takes."""
+    """Pair each register of an accumulator with its registers of the operands."""
     cut = [k.split(acc, WIDE // 4), *(k.split(v, WIDE) for v in operands)]
     return list(zip(*cut, strict=True))
 
@@ -48,10 +46,10 @@ def _sdot(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val:
     """``dot4`` by a dot of signed bytes.
 
-    Weights above 127 lose 128, and 128 times the sum of x comes back. No kernel asks for that of
-    a row with ``dot4_least`` -128, but for formats that have minimums and eight bits.
+    Weights above 127 are reduced by 128, and 128 times the sum of x is added back. With
+    ``dot4_least`` -128, only 8-bit formats with minimums need this.
     """
-    if w.ty.lanes % WIDE:  # less than a register
+    if w.ty.lanes % WIDE:  # narrower than a register
         return portable.dot4(k, acc, w, x, w_max)
     signed = w.bits(i8.like(w.ty))
     if w.ty.is_signed or w_max <= 127:
@@ -61,7 +59,7 @@ def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val
 
 
 def dot4_smull(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """By products of 16 bits: four instructions for 16 of them."""
+    """``dot4`` by 16-bit products: four instructions for 16 of them."""
     return _by_signed(_smull, k, acc, w, x, w_max)
 
 
@@ -84,8 +82,8 @@ def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``bfdot``: it rounds a pair's sum and the total to odd, and takes what is smaller than
-    2**-126 for zero.
+    """``bfdot``: rounds a pair's sum and the total to odd, and flushes values below 2**-126 to
+    zero.
     """
     bits = (bf16.like(v.ty) for v in (a, b))
     a, b = (v.bits(ty) for v, ty in zip((a, b), bits, strict=True))
@@ -100,9 +98,7 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``isb``, which holds up a core for some ten cycles; ``yield`` is no more than a no-op on
-    most.
-    """
+    """``isb``, which stalls a core for about ten cycles; on most cores ``yield`` is a no-op."""
     k.call("llvm.aarch64.isb", None, [k.const(15, i32).ir])
 
 
@@ -145,8 +141,8 @@ I8MM = DOTPROD.above(
     tiles=replace(DOTPROD.tiles, bytes=(2, 6), bytes16=(2, 6), unit=8),
 )
 BF16 = I8MM.above("neon_bf16", "bf16", dot_bf16=dot_bf16, narrow_bf16=narrow_bf16)
-# A streaming vector's length has no name of LLVM's; detection gives it one. Cores share the unit
-# (four of an M4 do), and nobody has measured this row: it is taken only when asked for.
+# LLVM has no feature name for a streaming vector's length; detection supplies ``svl``. Cores share
+# the unit (four of an M4 do). This row is not measured, so it is used only on request.
 SME = replace(
     BF16.above("sme", "sme", matrix=sme.MATRIX, slow_with=frozenset({"sme"})),
     needs=BF16.needs | {"sme", f"svl{sme.LENGTH}"},

@@ -1,8 +1,8 @@
-"""NVIDIA's GPUs, through LLVM's NVPTX: a thread's operations, and those of a block of threads.
+"""NVIDIA GPUs, through LLVM's NVPTX: the operations of a thread, and those of a block of threads.
 
-A thread has no vectors. LLVM takes vectors apart, four bytes to a register, so what moves bytes
-works on words here. PTX is compiled for the card by its driver: a row is for the first card that
-has what it needs, and all later ones.
+A thread has no vectors. LLVM splits vectors into registers of four bytes, so byte moves work on
+words here. The driver compiles PTX for the card: a row serves the first card with the features it
+needs, and all later ones.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SREG = "llvm.nvvm.read.ptx.sreg"
 
 
 def _words(v: Val) -> Val:
-    """Bytes as words: where they fill no word, as they are."""
+    """View bytes as words."""
     return v.bits(u32 * (v.ty.lanes // 4))
 
 
 def _each_word(k: Builder, v: Val, ty: Ty, one: Any) -> Val:
-    """``one(word)`` of each word of ``v``, as ``ty``."""
+    """Apply ``one(word)`` to each word of ``v``; return the result as ``ty``."""
     words = _words(v)
     made = words
     for i in range(words.ty.lanes):
@@ -35,14 +35,14 @@ def _each_word(k: Builder, v: Val, ty: Ty, one: Any) -> Val:
 
 
 def prmt(k: Builder, a: Val, b: Val | int, picked: Val | int) -> Val:
-    """``prmt``: byte i is that of ``a`` (0 to 3) or ``b`` (4 to 7) which nibble i of ``picked``
-    says; its sign in all bits where 8 is added.
+    """``prmt``: byte i of the result is the byte of ``a`` (0 to 3) or ``b`` (4 to 7) given by
+    nibble i of ``picked``. Adding 8 replicates that byte's sign bit instead.
     """
     given = [a, k.val(b, u32), k.val(picked, u32)]
     return k.call("llvm.nvvm.prmt", u32, [v.ir for v in given])
 
 
-# -- what a thread does ---------------------------------------------------------------------------
+# -- operations of a thread --------------------------------------------------------------------
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
@@ -62,7 +62,7 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """Of either half of the table by ``prmt``, whose picks are nibbles; then a choice by bit 3,
+    """Look up in each half of the table by ``prmt``, whose picks are nibbles; then choose by bit 3,
     spread over its byte.
     """
     quarter = [
@@ -81,7 +81,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """A load for each lane, of aligned elements."""
+    """Load each lane on its own, from aligned elements."""
     found = k.zero(ty)
     for lane in range(ty.lanes):
         at = k.extract(index, lane).to(i64) * ty.scalar.n_bytes
@@ -91,7 +91,7 @@ def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """``rcp.approx``, of 1 unit in the last place."""
+    """``rcp.approx``, to 1 unit in the last place."""
     if not x.ty.lanes:
         return k.call("llvm.nvvm.rcp.approx.ftz.f", f32, [x.ir])
     made = x
@@ -101,7 +101,7 @@ def reciprocal(k: Builder, x: Val) -> Val:
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """Shifts of words: what crosses from byte to byte is masked."""
+    """Shift words; bits that cross into another byte are masked off."""
     if v.ty.lanes % 8:
         return portable.bit_extract(k, v, shift, width, to)
     mask = (((1 << width) - 1) << to) * 0x01010101
@@ -114,7 +114,7 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
     return made.bits(v.ty)
 
 
-# -- what threads of a block do -------------------------------------------------------------------
+# -- operations of a block of threads -----------------------------------------------------------
 
 
 def _register(name: str) -> Any:
@@ -125,17 +125,17 @@ def _register(name: str) -> Any:
 
 
 def shared(k: Builder) -> Val:
-    """Memory whose size is that of the launch."""
+    """Return dynamic shared memory; the launch decides its size."""
     return k.outside("shared", SHARED, 128)
 
 
 def barrier(k: Builder) -> None:
-    """``barrier.sync``, of all threads."""
+    """``barrier.sync``, for all threads."""
     k.call("llvm.nvvm.barrier.cta.sync.aligned.all", None, [k.const(0, i32).ir])
 
 
 def copy_async(k: Builder, to: Val, frm: Val, n_bytes: int = 16) -> None:
-    """``cp.async``; 16 bytes go by the first-level cache."""
+    """``cp.async``; 16 bytes bypass the first-level cache."""
     kind = "cg" if n_bytes == 16 else "ca"
     name = f"llvm.nvvm.cp.async.{kind}.shared.global.{n_bytes}"
     k.call(name, None, [k.in_space(to, SHARED), k.in_space(frm, GLOBAL)])
@@ -152,7 +152,7 @@ def wait(k: Builder, n: int) -> None:
 
 
 def warp_barrier(k: Builder) -> None:
-    """``bar.warp.sync``, of all lanes."""
+    """``bar.warp.sync``, for all lanes."""
     k.call("llvm.nvvm.bar.warp.sync", None, [k.const(-1, i32).ir])
 
 
@@ -208,7 +208,7 @@ SM_80 = replace(
     triple="nvptx64-nvidia-cuda",
     cpu="sm_80",
     features="+ptx70",
-    vector_bits=128,  # what a thread loads at once
+    vector_bits=128,  # a thread's widest load
     regs=255,
     fused=True,
     dot4=dot4,
@@ -223,16 +223,16 @@ SM_80 = replace(
     bit_extract=bit_extract,
     simt=SIMT,
     aligned=16,
-    # Activations stay floats, in plain rows: a block of threads shares what it makes of them. Tiles
-    # are those of ``devices/cuda/kernels/gemm.py``, in sixteens of rows.
+    # Activations stay floats, in plain rows: a block of threads shares its conversion of them.
+    # Tiles are those of ``devices/cuda/kernels/gemm.py``, in units of sixteen rows.
     rounds=False,
     tiles=Tiles(floats=(8, 1), few=(2, 16), gemv=((1, 1), (2, 1), (4, 1))),
 )
 SM_90 = replace(SM_80, name="sm_90", cpu="sm_90", features="+ptx78")
-ROWS = {80: SM_80, 90: SM_90}  # by the compute capability that they need, times ten
+ROWS = {80: SM_80, 90: SM_90}  # by the compute capability they need, times ten
 
 
 def row(major: int, minor: int) -> Isa | None:
-    """The best row for a card of this compute capability; None for one that is too old."""
+    """Return the best row for a card of this compute capability; None if the card is too old."""
     fit = [need for need in ROWS if need <= 10 * major + minor]
     return ROWS[max(fit)] if fit else None

@@ -1,4 +1,4 @@
-"""The meaning of every operation, in plain vector arithmetic that each of LLVM's back ends can
+"""Reference meaning of every operation, in plain vector arithmetic that each LLVM back end can
 lower.
 """
 
@@ -13,7 +13,7 @@ from treadle.jit.types import Ty, f16, f32, i16, i32, i64, u8, u16, u32, u64
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """Products fit i16 (255 * 127); sums of neighbours are taken in i32, twice."""
+    """Products fit i16 (255 * 127); neighbours are added in i32, twice."""
     n = w.ty.lanes
     wide_w, wide_x = w.to(i16), x.to(i16)
     even, odd = range(0, n, 2), range(1, n, 2)
@@ -27,14 +27,14 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot_words(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """Products in i32; sums of neighbours."""
+    """Products in i32, then sums of neighbours."""
     halves = range(0, a.ty.lanes, 2), range(1, a.ty.lanes, 2)
     even, odd = (k.shuffle(a, a, at).to(i32) * k.shuffle(b, b, at).to(i32) for at in halves)
     return acc + (even + odd)
 
 
 def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """Each row's eight values beside each token's; sums of neighbours, three times."""
+    """Multiply each row's eight values by each token's; add neighbours three times."""
     rows = [8 * i + at for i in (0, 1) for _ in (0, 1) for at in range(8)]
     products = k.shuffle(w, w, rows).to(i32) * k.concat(x, x).to(i32)
     while products.ty.lanes > acc.ty.lanes:
@@ -45,8 +45,8 @@ def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def widen_f16(k: Builder, h: Val) -> Val:
-    """f16 to f32 by integer arithmetic: shift the fields into place, rescale by 2**112, then mend
-    infinities and NaNs.
+    """Convert f16 to f32 by integer arithmetic: shift the fields into place, rescale by 2**112,
+    then fix infinities and NaNs.
     """
     bits = h.bits(u16.like(h.ty)).to(u32)
     sign = (bits & 0x8000) << 16
@@ -57,7 +57,7 @@ def widen_f16(k: Builder, h: Val) -> Val:
 
 
 def narrow_f16(k: Builder, x: Val) -> Val:
-    """f32 to f16, rounding to nearest even, by integer arithmetic."""
+    """Convert f32 to f16 by integer arithmetic, rounding to nearest even."""
     bits = x.bits(u32.like(x.ty))
     sign = (bits & 0x80000000) >> 16
     mag = bits & 0x7FFFFFFF
@@ -74,7 +74,9 @@ def narrow_f16(k: Builder, x: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """Half of what is lost is added, less one where that would round a tie up to an odd number."""
+    """Add half a unit of the last place kept, less one if that would round a tie up to an odd
+    number.
+    """
     bits = x.bits(u32.like(x.ty))
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(i16)
 
@@ -89,12 +91,12 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """Nothing, but the compiler may not take the loop away."""
+    """Emit nothing, but keep the compiler from removing the loop."""
     k.fence()
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """A tree of selects: each of four bits of the index halves what is left of the table."""
+    """Look up by a tree of selects: each of four bits of the index halves the rest of the table."""
     left = [k.const(v, index.ty) for v in table]
     for bit in (1, 2, 4, 8):
         zero = (index & bit).eq(0)
@@ -103,7 +105,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """A load for each lane."""
+    """Load each lane on its own."""
     found = k.zero(ty)
     for lane in range(ty.lanes):
         at = k.extract(index, lane).to(i64) * ty.scalar.n_bytes
@@ -112,18 +114,18 @@ def gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """A division."""
+    """Divide."""
     return 1.0 / x
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """Shifts, and a mask."""
+    """Shift, then mask."""
     lanes, mask = v.ty.lanes, ((1 << width) - 1) << to
     if len(set(shift)) == 1:
         by = shift[0] - to
         moved = v >> by if by > 0 else v << -by if by < 0 else v
         return moved & mask
-    words = v.bits(u64 * (lanes // 8))  # what crosses from byte to byte is masked
+    words = v.bits(u64 * (lanes // 8))  # bits that cross into another byte are masked off below
     by_word = [shift[i % len(shift)] - to for i in range(lanes // 8)]
     for part, down in ((by_word, True), ([-by for by in by_word], False)):
         if any(by > 0 for by in part):
@@ -133,7 +135,7 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """The two bytes that hold the bits, side by side, and a shift."""
+    """Put the two bytes that hold the bits side by side, and shift."""
     bits = [at[i % len(at)] % 64 for i in range(v.ty.lanes)]
     pairs = [i // 8 * 8 + (bit // 8 + j) % 8 for i, bit in enumerate(bits) for j in (0, 1)]
     words = k.shuffle(v, v, pairs).bits(u16 * v.ty.lanes)
@@ -141,53 +143,53 @@ def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
 
 
 def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
-    """The byte that holds the bit, and a test of it."""
+    """Select the byte that holds the bit, and test it."""
     bits = [at[i % len(at)] for i in range(v.ty.lanes)]
     held = k.shuffle(v, v, [i // 8 * 8 + bit // 8 for i, bit in enumerate(bits)])
     zero = (held & k.const([1 << bit % 8 for bit in bits], v.ty)).eq(0)
     return k.select(zero, k.zero(v.ty), k.const(1 << to, v.ty))
 
 
-# What most machines have an instruction for, that LLVM finds by itself.
+# Most machines have an instruction for these, which LLVM selects by itself.
 
 
 def fpext_f16(k: Builder, h: Val) -> Val:
-    """f16 to f32 by a conversion."""
+    """Convert f16 to f32."""
     return h.bits(f16.like(h.ty)).to(f32)
 
 
 def fptrunc_f16(k: Builder, x: Val) -> Val:
-    """f32 to f16, rounding to nearest even, by a conversion."""
+    """Convert f32 to f16, rounding to nearest even."""
     return x.to(f16)
 
 
 def masked_gather(k: Builder, table: Val, index: Val, ty: Ty) -> Val:
-    """A gather of vectors."""
+    """LLVM's gather intrinsic."""
     return k.masked_gather(table, index, ty)
 
 
-MATRIX_BYTES = 1024  # of one register
+MATRIX_BYTES = 1024  # bytes of one register
 
 
-# Functions whose registers are set up for bytes: how many a row of a has.
+# Bytes a row of a, for functions whose registers are configured for bytes.
 _BYTES: WeakKeyDictionary[Builder, int] = WeakKeyDictionary()
 
 
 def matrix_begin(k: Builder, p: Val) -> None:
-    """The registers are memory of the function's own: nobody is to be asked."""
+    """Do nothing: the registers are the function's own stack memory."""
 
 
 def matrix_begin_bytes(k: Builder, p: Val, n: int) -> None:
-    """The same; loads touch no more than there is."""
+    """Configure rows of ``n`` bytes, so that loads read no further."""
     _BYTES[k] = n
 
 
 def matrix_end(k: Builder) -> None:
-    """Nothing is to be given back."""
+    """Do nothing."""
 
 
 def matrix_scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-    """Here as anywhere."""
+    """Emit ``build`` in place."""
     build(k, *args)
 
 
@@ -196,13 +198,13 @@ def _row(k: Builder, r: int, i: Val) -> Val:
 
 
 def matrix_zero(k: Builder, r: int) -> None:
-    """Row by row."""
+    """Zero row by row."""
     with k.loop(16) as i:
         k.store(_row(k, r, i), k.zero(i32 * 16))
 
 
 def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """Row by row."""
+    """Load row by row."""
     n = _BYTES.get(k, 64)
     rows, dwords = (n // 4 if r >= 6 else 16), (n // 4 if r in (4, 5) else 16)
     with k.loop(rows) as i:
@@ -210,19 +212,19 @@ def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
 
 
 def matrix_store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """Row by row."""
+    """Store row by row."""
     with k.loop(16) as i:
         k.store(p + i * stride, k.load(_row(k, r, i), i32 * 16))
 
 
 def matrix_dots_bf16(k: Builder) -> None:
-    """One after the other."""
+    """Do the four products one after the other."""
     for c in range(4):
         _dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
 
 
 def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
-    """Sums of the even products and of the odd, one row of b after the other."""
+    """Sum the even and the odd products apart, one row of b after the other."""
     high, ty = 0xFFFF0000, f32 * 16
     with k.loop(16) as i:
         even, odd = k.var(k.zero(ty)), k.var(k.zero(ty))
@@ -235,18 +237,18 @@ def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
 
 
 def matrix_dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
-    """One dword of a row of a after the other."""
+    """Take the dwords of a row of a one after the other."""
     with k.loop(16) as i:
         total = k.var(k.load(_row(k, c, i), i32 * 16))
         with k.loop(_BYTES[k] // 4) as j:
             x = k.splat(k.load(_row(k, a, i) + j * 4, i32), i32 * 16)
             w = k.load(_row(k, b, j), i32 * 16)
-            for at in (24, 16, 8, 0):  # a byte with its sign
+            for at in (24, 16, 8, 0):  # sign-extends one byte
                 total.v = total.v + (x << at >> 24) * (w << at >> 24)
         k.store(_row(k, c, i), total.v)
 
 
-# What a machine's own matrix registers do; as memory, slower than vectors.
+# Emulated matrix registers, in memory; slower than vectors.
 MATRIX = MatrixUnit(
     begin=matrix_begin,
     end=matrix_end,

@@ -1,8 +1,8 @@
-"""64-bit RISC-V with vectors (RVV 1.0): a row for each length of a register, from 128 bits on.
+"""64-bit RISC-V with vectors (RVV 1.0): a row for each register length, from 128 bits on.
 
-A register's length is known when kernels are compiled, so vectors of it are plain LLVM vectors of
-that width; ``zvl256b`` tells LLVM that they fill a register, and ``Isa.exact`` that nothing is left
-of it. The rows for 512 bits run on longer registers as well, with the rest of each idle.
+A register's length is known when kernels are compiled, so its vectors are plain LLVM vectors of
+that width. ``zvl256b`` tells LLVM that they fill a register; ``Isa.exact`` tells it that registers
+are no longer. The 512-bit rows run on longer registers too, and leave the rest of each idle.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from treadle.isa.isa import Isa, Tiles
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, f32, i16, i32, i64, u32
 
-LENGTHS = (128, 256, 512)  # bits of a register
+LENGTHS = (128, 256, 512)  # bits in a register
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """Products of 16 bits (255 * 127 fits), whose neighbours are added in lanes twice as wide,
-    twice: what moves lanes is slow here.
+    """Products of 16 bits (255 * 127 fits). Neighbours are added in lanes twice as wide, twice,
+    because moving lanes is slow here.
     """
     n = w.ty.lanes
     products = (w.to(i16) * x.to(i16)).bits(i32 * (n // 2))
@@ -28,8 +28,8 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``vqdot``, ``vqdotsu``, of four neighbours each. LLVM's operation may add up any lanes that
-    it likes; for RISC-V with this extension it is that instruction (a test looks).
+    """``vqdot``, ``vqdotsu``: sums of four neighbours. LLVM's operation may add up any lanes; for
+    RISC-V with this extension it becomes that instruction (a test checks it).
     """
     n, wide = acc.ty.lanes, i32 * w.ty.lanes
     products = (w.to(i32) * x.to(i32)).ir
@@ -39,8 +39,8 @@ def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
-    """``vfwmaccbf16``, of the first of each pair, then of the second: moved out of dwords by
-    narrowing shifts.
+    """``vfwmaccbf16``, for the first of each pair, then the second. Narrowing shifts extract them
+    from dwords.
     """
     n = acc.ty.lanes
 
@@ -53,7 +53,7 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``pause``, a hint that cores without it take for a fence of nothing."""
+    """``pause``, a hint; cores without it execute an empty fence."""
     k.call("llvm.riscv.pause", None, [])
 
 
@@ -65,15 +65,15 @@ def _vectors(length: int) -> Isa:
         needs=frozenset({"v", f"vlen{length}" if exact else f"zvl{length}b"}),
         exact=exact,
         triple="riscv64-unknown-linux-gnu",
-        features=f"+v,+zvl{length}b,+zihintpause",  # pause is a fence where it is not known
+        features=f"+v,+zvl{length}b,+zihintpause",  # pause is a fence on cores without it
         vector_bits=length,
         regs=32,
         fused=True,
         dot4=dot4,
         gather=portable.masked_gather,  # vluxei64.v
         pause=pause,
-        # Multiply-adds an instruction at 256 bits: 1.8 by dots of dwords, of nine instructions
-        # each; 18.5 by outer products (vwmacc.vx), 10.2 where these need sums in i32.
+        # Multiply-adds an instruction at 256 bits: 1.8 with dots of dwords, of nine instructions
+        # each; 18.5 with outer products (vwmacc.vx), 10.2 if these need i32 sums.
         tiles=Tiles(
             floats=(4, 6),
             bytes=(8, 6),
@@ -87,7 +87,7 @@ def _vectors(length: int) -> Isa:
 
 
 def _halves(row: Isa) -> Isa:
-    """With vectors of f16, of which the conversions are used."""
+    """Return the row with f16 vectors, of which only the conversions are used."""
     return row.above(
         f"{row.name}_zvfh",
         "zvfh",
@@ -97,17 +97,17 @@ def _halves(row: Isa) -> Isa:
 
 
 RVV = [made for length in LENGTHS for row in [_vectors(length)] for made in (row, _halves(row))]
-# With dots of bf16: 3.1 products an instruction, where weights widened to f32 have 5.0. So this row
-# is taken only when asked for, and stands for one length.
+# With dots of bf16: 3.1 products an instruction, against 5.0 with weights widened to f32. So this
+# row is used only on request, and exists for one length only.
 BF16 = RVV[3].above(
     f"{RVV[2].name}_zvfbfwma",
     "zvfbfwma",
     dot_bf16=dot_bf16,
     slow_with=frozenset({"zvfbfwma"}),
-    tiles=replace(RVV[3].tiles, floats=(2, 4)),  # 4 by 6 spills: LLVM widens what several use
+    tiles=replace(RVV[3].tiles, floats=(2, 4)),  # 4 by 6 spills: LLVM widens shared operands
 )
-# With dots of four bytes. The extension is not ratified, no CPU and no emulator here has it, and no
-# system tells of it: code for it can be read.
+# With dots of four bytes. The extension is not ratified; no CPU or emulator here has it, and no
+# system reports it. This row only makes its code readable.
 VQDOT = RVV[3].above(
     f"{RVV[2].name}_vqdot",
     "experimental-zvqdotq",

@@ -1,14 +1,16 @@
-"""64-bit Arm's Scalable Matrix Extension, on streaming vectors of 512 bits: registers of sums are
-the four tiles of its array ZA, and a product adds a column of dwords times a row of them, 16 by 16.
+"""64-bit Arm's Scalable Matrix Extension, with streaming vectors of 512 bits.
+
+The four accumulators are the four tiles of the array ZA. A product adds a column of dwords times a
+row of dwords, 16 by 16.
 
 In streaming mode a core has these vectors and the array, and most of NEON is illegal. So code that
-multiplies is a function of its own (``scope``), which enters the mode and leaves it; LLVM keeps
-what the caller has in registers. There are no registers for operands: one is where it was read
-from, and a dot reads it there, rows of the right one and columns of the left one. The left one's
-columns lie as rows after ``turn``.
+multiplies is a function of its own (``scope``), which enters and leaves the mode; LLVM saves the
+caller's registers. There are no registers for operands: loading one records its address, and a dot
+reads it from memory, rows of the right operand and columns of the left one. ``turn`` stores the
+left one's columns as rows.
 
-ZA is turned on and off without a look at what a caller keeps there: Python's threads and treadle's
-own keep nothing.
+ZA is turned on and off without saving it for a caller: neither Python's threads nor treadle's use
+it.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from treadle.jit.types import Ty, bf16, boolean, i32, i64, ptr
 
 SME = "llvm.aarch64.sme"
 LENGTH = 512  # bits of a streaming vector
-SIDE = LENGTH // 32  # rows of a tile, and dwords
+SIDE = LENGTH // 32  # rows of a tile, and dwords in a row
 LEFT, RIGHT = 4, 6  # the first two operands, rows of a and of b
 EVERY = 31  # a pattern of ``ptrue``: all lanes
-SLOT = 16  # bytes: of an operand where it is, and how far its rows are apart
+SLOT = 16  # bytes of a slot: an operand's address and its row stride
 
 
 def _every_lane(k: Builder, lanes: int) -> Any:
@@ -34,7 +36,7 @@ def _every_lane(k: Builder, lanes: int) -> Any:
 
 
 def _move(k: Builder, how: str, tile: int, p: Val, stride: Operand) -> None:
-    """Slices of a tile, in their order, from or to rows of memory."""
+    """Load or store a tile's slices in order, from or to rows of memory."""
     every, number = _every_lane(k, 4), k.const(tile, i32).ir
     with k.loop(SIDE) as i:
         k.call(f"{SME}.{how}", None, [every, (p + i * stride).ir, number, i.to(i32).ir])
@@ -45,15 +47,15 @@ def _slot(k: Builder, r: int) -> Val:
 
 
 def begin(k: Builder, p: Val) -> None:
-    """Nothing: ``scope`` does it."""
+    """Do nothing: ``scope`` does it."""
 
 
 def end(k: Builder) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 def scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]) -> None:
-    """A function whose body is in streaming mode and has ZA."""
+    """Emit ``build`` as a function whose body is in streaming mode with ZA enabled."""
 
     def streaming(k: Builder, *args: Val) -> None:
         k.call(f"{SME}.za.enable", None, [])
@@ -64,12 +66,12 @@ def scope(k: Builder, name: str, args: Sequence[Val], build: Callable[..., None]
 
 
 def zero(k: Builder, r: int) -> None:
-    """``zero``: a tile of dwords is every fourth of eight of 64 bits."""
+    """``zero``: a tile of dwords is two of the eight tiles of 64 bits, four apart."""
     k.call(f"{SME}.zero", None, [k.const(0x11 << r, i32).ir])
 
 
 def load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``ld1w`` of sums; of an operand a note of where it is."""
+    """``ld1w`` for sums; for an operand, record its address and stride."""
     if r < LEFT:
         _move(k, "ld1w.horiz", r, p, stride)
         return
@@ -83,7 +85,7 @@ def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
 
 
 def dots_bf16(k: Builder) -> None:
-    """``bfmopa``: for each pair of values, four outer products of what is loaded once."""
+    """``bfmopa``: for each pair of values, four outer products of operands loaded once."""
     ty: Ty = bf16.scalable(8)
     every = _every_lane(k, 8)
 
@@ -99,7 +101,7 @@ def dots_bf16(k: Builder) -> None:
 
 
 def turn(k: Builder, p: Val, stride: int) -> None:
-    """Through a tile: rows in, columns out."""
+    """Transpose through a tile: load rows, store columns."""
     _move(k, "ld1w.horiz", 0, p, stride)
     _move(k, "st1w.vert", 0, p, stride)
 

@@ -1,4 +1,4 @@
-"""x86-64 with AVX2 and the AVX-512 families: what each adds to the row before it."""
+"""x86-64 with AVX2 and the AVX-512 families: each row extends the one before."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from treadle.isa.isa import Shorts, Tiles
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import bf16, i8, i16, u8, u16
 
-# Of 128, 256 and 512 bits.
+# Intrinsics for 128, 256 and 512 bits.
 MADDUBS = {16: "ssse3.pmadd.ub.sw.128", 32: "avx2.pmadd.ub.sw", 64: "avx512.pmaddubs.w.512"}
 PSIGNB = {16: "ssse3.psign.b.128", 32: "avx2.psign.b"}
 MADDUBS_TOP = 32767 // (2 * 127)
 MADDWD = {8: "sse2.pmadd.wd", 16: "avx2.pmadd.wd", 32: "avx512.pmaddw.d.512"}
 MULHRS = {8: "ssse3.pmul.hr.sw.128", 16: "avx2.pmul.hr.sw", 32: "avx512.pmul.hr.sw.512"}
-RCP14 = {4: i8, 8: i8, 16: i16}  # the masks' types
+RCP14 = {4: i8, 8: i8, 16: i16}  # types of the masks
 PSHUFB = {16: "ssse3.pshuf.b.128", 32: "avx2.pshuf.b", 64: "avx512.pshuf.b.512"}
 
 
 def by_register(k: Builder, v: Val, one: Callable[[Val, int], Val]) -> Val:
-    """``one(part, i)`` for each register that ``v`` takes, or for ``v`` if it is less."""
+    """Apply ``one(part, i)`` to each register of ``v``, or to ``v`` itself if it is narrower."""
     n = min(v.ty.lanes, k.isa.vector_bits // v.ty.bits)
     return k.concat(*(one(part, i) for i, part in enumerate(k.split(v, n))))
 
 
 def short_dot(k: Builder, acc: Val | None, w: Val, x: Val, size: Val | None = None) -> Val:
-    """``vpmaddubsw``; signed weights give x their sign, or take x's if its ``size`` is given."""
+    """``vpmaddubsw``. Signed weights give x their sign, or take x's if its ``size`` is given."""
     n = w.ty.lanes
     if size is not None and n in PSIGNB:
         w, x = size, k.call(f"llvm.x86.{PSIGNB[n]}", x.ty, [w.ir, x.ir])
@@ -53,16 +53,16 @@ def high_short(k: Builder, a: Val, b: Val) -> Val:
 
 
 def widen_short(k: Builder, acc: Val, s: Val) -> Val:
-    """The same, by ones."""
+    """``vpmaddwd`` by ones."""
     return dot2(k, acc, s, k.const(1, s.ty))
 
 
 def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``vpmaddubsw``, then pairs by ``vpmaddwd``: for signed weights, and for those so small that
+    """``vpmaddubsw``, then pairs by ``vpmaddwd``: for signed weights, and for weights so small that
     no i16 pair sum saturates.
 
-    Others are multiplied as i16, even bytes and odd bytes apart; all but two products and two sums
-    of it belongs to one operand and is shared by a tile.
+    Others are multiplied as i16, even and odd bytes apart. All but two products and two sums of
+    this depends on one operand only, and a tile shares it.
     """
     if w.ty.is_signed or w_max <= MADDUBS_TOP:
         return widen_short(k, acc, short_dot(k, None, w, x))
@@ -94,7 +94,7 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``vcvtne2ps2bf16``, of two registers at once."""
+    """``vcvtne2ps2bf16``, for two registers at once."""
     n = k.isa.lanes
     if x.ty.lanes % (2 * n):
         return portable.narrow_bf16(k, x)
@@ -122,7 +122,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
     """``vpmultishiftqb``."""
-    if v.ty.lanes < 16:  # less than a register
+    if v.ty.lanes < 16:  # narrower than a register
         return portable.multishift(k, v, at)
 
     def one(part: Val, i: int) -> Val:
@@ -134,7 +134,7 @@ def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
 
 
 def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
-    """Any 8 bits of 64 for each byte, the wanted one among them."""
+    """Take 8 bits of the 64 for each byte, placed so that a mask leaves the wanted one."""
     return multishift(k, v, [bit - to for bit in at]) & (1 << to)
 
 
@@ -145,8 +145,8 @@ def lookup_words(k: Builder, table: Val, index: Val) -> Val:
 
 
 def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``vpermb``, which looks up in the whole register: the table is in there several times over,
-    so the index need not be masked.
+    """``vpermb``, which looks up in the whole register. The table is repeated in it, so the index
+    need not be masked.
     """
 
     def one(part: Val, i: int) -> Val:
@@ -158,8 +158,8 @@ def lookup_any(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def reciprocal(k: Builder, x: Val) -> Val:
-    """``vrcp14ps``, and Newton's step to twice its bits: a division of 16 lanes holds up the core
-    for 16 cycles.
+    """``vrcp14ps``, and one Newton step for twice its bits: a division of 16 lanes occupies the
+    core for 16 cycles.
     """
     if x.ty.lanes < min(RCP14):
         return portable.reciprocal(k, x)
@@ -174,10 +174,10 @@ def reciprocal(k: Builder, x: Val) -> Val:
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
-    """``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A matrix is for 8
-    bytes, its rows from the highest bit to the lowest.
+    """``vgf2p8affineqb``: each bit of a byte becomes a sum of any of its bits. A matrix serves 8
+    bytes; its rows go from the highest bit to the lowest.
     """
-    if v.ty.lanes < 16 or set(shift) == {to}:  # less than a register; a mask alone
+    if v.ty.lanes < 16 or set(shift) == {to}:  # narrower than a register; a mask alone
         return portable.bit_extract(k, v, shift, width, to)
     whole = (1 << width) - 1
     rows = [
@@ -189,7 +189,7 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
         n = part.ty.lanes
         at = [rows[(i * n // 8 + q) % len(shift)] for q in range(n // 8)]
         matrix = k.const([byte for row in at for byte in row], part.ty)
-        args = [part.ir, matrix.ir, k.const(0, u8).ir]  # the last is added to every byte
+        args = [part.ir, matrix.ir, k.const(0, u8).ir]  # the last operand is added to every byte
         return k.call(f"llvm.x86.vgf2p8affineqb.{8 * n}", part.ty, args)
 
     return by_register(k, v, one)
@@ -206,10 +206,10 @@ AVX2 = replace(
     dot4_top=MADDUBS_TOP,
     dot_words=dot2,
     shorts=Shorts(short_dot, widen_short, dot2, high_short),
-    # Zen 3, a core, Q8_0 and Q4_0: 2 x 4 makes 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
-    # sequences leave a fifth of two of its tiles empty. A row of large blocks at a time has
-    # fewer spills than two: K-quants were 1.05 to 1.13 times as fast, two texts 1.16 to 1.37. Runs
-    # of rows are for F32, F16, BF16 and Q8_0: one text 1.2 to 1.4 times.
+    # Zen 3, one core, Q8_0 and Q4_0: 2 x 4 gives 115 and 187 GOP/s, 2 x 5 119 and 205, but eight
+    # sequences leave a fifth of two of its tiles empty. One row of large blocks at a time spills
+    # less than two: K-quants were 1.05 to 1.13 times as fast, with two sequences 1.16 to 1.37.
+    # Runs of rows are for F32, F16, BF16 and Q8_0: one sequence 1.2 to 1.4 times.
     tiles=Tiles(
         bytes=(2, 4),
         bytes16=(2, 4),
@@ -237,13 +237,13 @@ AVX2_VNNI = AVX2.above(
     "avx2_vnni",
     "avxvnni",
     **VNNI,
-    # Neither lanes, runs nor single rows were measured with such dots.
+    # Lanes, runs and single rows were not measured with these dots.
     tiles=replace(
         AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), gemv_ahead=0, lanes=0, words=(0, 0)
     ),
 )
-# Of 32 registers. Four runs of rows are 1.2 times as fast as four neighbours on Sapphire Rapids, on
-# Zen 4 1.02 to 1.15 times.
+# Tiles for 32 registers. Four runs of rows are 1.2 times as fast as four adjacent rows on Sapphire
+# Rapids, 1.02 to 1.15 times on Zen 4.
 WIDE = Tiles(
     floats=(2, 12),
     bytes=(2, 8),
@@ -255,7 +255,7 @@ WIDE = Tiles(
     lanes=128,
     float_lanes=128,
 )
-# x86-64-v4 comes with a preference for 256-bit vectors that would split every 512-bit one.
+# x86-64-v4 prefers 256-bit vectors, which would split every 512-bit one.
 AVX512 = replace(
     AVX2,
     name="avx512",
@@ -264,15 +264,15 @@ AVX512 = replace(
     features="-prefer-256-bit",
     vector_bits=512,
     halves=False,
-    dot_words=None,  # nothing was measured without vpdpwssd
+    dot_words=None,  # not measured without vpdpwssd
     lookup_words=lookup_words,
-    gather=portable.masked_gather,  # vpgatherd*, which LLVM splits again for the CPUs before
+    gather=portable.masked_gather,  # vpgatherd*; LLVM splits it again on earlier CPUs
     reciprocal=reciprocal,
     regs=32,
     tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4), lanes=0),
 )
 AVX512_VNNI = AVX512.above("avx512_vnni", "avx512vnni", **VNNI, tiles=WIDE)
-# One instruction for whatever order LLVM has to put bytes in, and for any bits in bytes.
+# One instruction for any order of bytes, and for any bits in bytes.
 AVX512_VBMI = AVX512_VNNI.above(
     "avx512_vbmi",
     "avx512vbmi avx512bitalg gfni",
@@ -286,18 +286,19 @@ AVX512_BF16 = AVX512_VBMI.above(
     "avx512bf16",
     dot_bf16=dot_bf16,
     narrow_bf16=narrow_bf16,
-    # Intel's cores with AMX run vdpbf16ps at half the speed of FMA's products: 114 GFLOP/s a core
+    # Intel's cores with AMX run vdpbf16ps at half the speed of FMA products: 114 GFLOP/s a core
     # against 195 in f32 (Sapphire Rapids; `doctor`). AMD's run it at twice the speed.
     slow_with=frozenset({"amx-bf16"}),
     tiles=replace(WIDE, gemv_ahead=1024),
 )
-# Prompts of every format of bytes, and of BF16, unpacked to bf16; all else as in the rows before.
+# Used for prefill with every format of bytes and BF16, unpacked to bf16; everything else as in the
+# earlier rows.
 AMX_BF16 = AVX512_VBMI.above(
     "amx_bf16",
     "avx512bf16 amx-tile amx-bf16",
     narrow_bf16=narrow_bf16,
     matrix=amx.MATRIX,
 )
-# `prefetchw`, products of bytes: such CPUs have them, and a hypervisor that does not say so stops
-# none of them.
+# `prefetchw`, products of bytes: such CPUs always have them, even under a hypervisor that does not
+# report them.
 AMX_BF16 = replace(AMX_BF16, features=f"{AMX_BF16.features},+prfchw,+amx-int8")

@@ -1,1 +1,3 @@
-"""From Python functions to machine code; the only part that knows LLVM."""
+"""The kernel compiler: Python functions to LLVM IR to machine code. The only package that uses
+LLVM.
+"""

@@ -1,7 +1,7 @@
 """The builder that emits LLVM IR: the kernel language.
 
-Running a kernel's Python function once emits its code. Python's own ``for`` and ``if`` therefore
-unroll and select while building, and ``with k.loop(n)`` and ``with k.if_(c)`` run on the machine.
+Running a kernel's Python function once emits its code. Python's ``for`` and ``if`` run while
+building: they unroll and select. ``with k.loop(n)`` and ``with k.if_(c)`` emit loops and branches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Builder(Spaces):
-    """Emits one function. ``b`` takes lines of IR, for the few places that need it bare."""
+    """Emits one function. ``b`` writes raw lines of IR, for the few callers that need it."""
 
     sharing: Sharing | None = None
 
@@ -32,7 +32,7 @@ class Builder(Spaces):
         self.isa = isa
         self.function = function
         self.module = function.module
-        # Slots go to a block of their own, so that a slot made inside a loop is made once.
+        # Stack slots go to the entry block, so that a slot made inside a loop is allocated once.
         self._slots = ir.BlockWriter(function, function.block("entry"))
         self._rooms: dict[str, ir.Operand] = {}
         start = function.block("start")
@@ -45,14 +45,14 @@ class Builder(Spaces):
         return Val(self, ir.zero(ty.ir), ty)
 
     def var(self, init: Val) -> Var:
-        """A variable that starts as ``init``."""
+        """Return a variable with the initial value ``init``."""
         slot = self._slots.made(ir.POINTER, f"alloca {init.ty.ir}")
         made = Var(self, slot, init.ty)
         made.v = init
         return made
 
     def room(self, n_bytes: int, name: str = "") -> Val:
-        """A pointer to memory that lasts as long as the function runs; of one name there is one."""
+        """Return a pointer to stack memory of the function. The same name gives the same memory."""
         made = self._rooms.get(name)
         if made is None:
             line = f"alloca {ir.array_of_bytes(n_bytes)}, align 64"
@@ -67,7 +67,7 @@ class Builder(Spaces):
     # -- memory ---------------------------------------------------------------------------------
 
     def load(self, p: Val, ty: Ty, *, align: int = 1, offset: Operand = 0) -> Val:
-        """A ``ty`` at ``p + offset`` bytes."""
+        """Load a ``ty`` from ``p + offset`` bytes."""
         if not (isinstance(offset, int) and offset == 0):
             p = self.gep(p, offset)
         line = f"load {ty.ir}, {p.ir}, align {self._aligned(ty, align)}"
@@ -79,12 +79,14 @@ class Builder(Spaces):
         self.b.write(f"store {x.ir}, {p.ir}, align {self._aligned(x.ty, align)}")
 
     def _aligned(self, ty: Ty, align: int) -> int:
-        """What the row knows of where a ``ty`` lies, if that is more than ``align``."""
+        """Return the alignment of a ``ty``: ``align``, or more if the instruction set guarantees
+        more.
+        """
         return max(align, min(ty.bits // 8, self.isa.aligned))
 
     def load_first(self, p: Val, ty: Ty, n: int, align: int = 1) -> Val:
-        """The first ``n`` lanes of a ``ty`` at ``p``, the others zero; memory past them is not
-        touched.
+        """Load the first ``n`` lanes of a ``ty`` at ``p``, with zeros in the others. Memory past
+        them is not touched.
         """
         if n == ty.lanes:
             return self.load(p, ty, align=align)
@@ -103,13 +105,13 @@ class Builder(Spaces):
             self.store(p, x if n == x.ty.lanes else self.shuffle(x, x, list(range(n))))
 
     def prefetch(self, p: Val, locality: int = 3, *, write: bool = False) -> None:
-        """Ask for the cache line at ``p``, perhaps to write it."""
+        """Prefetch the cache line at ``p``; ``write``: to write it."""
         c = [ir.number(ir.DWORD, v) for v in (int(write), locality, 1)]
         self.call("llvm.prefetch.p0", None, [p.ir, *c])
 
     def table(self, array: NDArray[Any]) -> Val:
-        """A pointer to the bytes of ``array``, kept as a constant in the kernel's object; the same
-        bytes are kept once.
+        """Return a pointer to the bytes of ``array``, a constant in the kernel's object. Equal
+        bytes are stored once.
         """
         data = array.tobytes()
         name = f"table.{sha256(data).hexdigest()[:16]}"
@@ -120,17 +122,19 @@ class Builder(Spaces):
         return Val(self, made, ptr)
 
     def static(self, name: str) -> Val:
-        """A pointer to 8 bytes in the object that last as long as the code does, zero at first."""
+        """Return a pointer to 8 bytes in the object, zero at first; they live as long as the
+        code.
+        """
         return Val(self, self.module.data(name, i64.ir, "internal global", 8, "0"), ptr)
 
     def gather(self, table: Val, index: Val, ty: Ty) -> Val:
-        """Lane i is element ``index[i]`` (never negative) of a table of ``ty``'s scalars: an
-        operation of the row.
+        """Return ``table[index[i]]`` in lane i, for non-negative indices into scalars of ``ty``.
+        The instruction set implements it.
         """
         return self.isa.gather(self, table, index, ty)
 
     def masked_gather(self, table: Val, index: Val, ty: Ty) -> Val:
-        """The same as LLVM's own operation, for rows whose machines have an instruction for it."""
+        """The same by LLVM's gather intrinsic, for machines that have an instruction for it."""
         lanes = ty.lanes
         line = f"getelementptr {ty.scalar.ir}, {table.ir}, {index.ir}"
         at = self.b.made(ir.vector(ir.POINTER, lanes), line)
@@ -142,11 +146,13 @@ class Builder(Spaces):
     # -- vectors --------------------------------------------------------------------------------
 
     def lookup(self, table: Sequence[int], index: Val) -> Val:
-        """Lane i is byte ``index[i] % 16`` (u8) of a table of 16: an operation of the row."""
+        """Return ``table[index[i] % 16]`` in lane i (u8), for a table of 16 bytes. The instruction
+        set implements it.
+        """
         return self.isa.lookup(self, table, index)
 
     def splat(self, x: Operand, ty: Ty) -> Val:
-        """``x`` in every lane of ``ty``."""
+        """Return ``x`` in every lane of ``ty``."""
         x = self.val(x, ty.scalar)
         if x.ty != ty.scalar:
             raise TypeError(f"splat of {x.ty} into {ty}")
@@ -161,12 +167,12 @@ class Builder(Spaces):
         return Val(self, self.b.made(ty.ir, f"extractelement {v.ir}, i32 {lane}"), ty)
 
     def shuffle(self, a: Val, b: Val, mask: Sequence[int]) -> Val:
-        """Lanes of ``a`` (0..) and ``b`` (lanes of a..) picked by ``mask``."""
+        """Pick lanes of ``a`` (0..) and ``b`` (lanes of a..) by ``mask``."""
         index, ty = constant(i32 * len(mask), tuple(mask)), a.ty.scalar * len(mask)
         return Val(self, self.b.made(ty.ir, f"shufflevector {a.ir}, {b.ir}, {index}"), ty)
 
     def concat(self, *parts: Val) -> Val:
-        """Vectors of one type, end to end (a power of two of them)."""
+        """Concatenate vectors of one type. Their number is a power of two."""
         while len(parts) > 1:
             n = parts[0].ty.lanes
             parts = tuple(
@@ -176,40 +182,40 @@ class Builder(Spaces):
         return parts[0]
 
     def split(self, v: Val, lanes: int) -> list[Val]:
-        """``v`` cut into vectors of ``lanes``."""
+        """Cut ``v`` into vectors of ``lanes``."""
         if lanes == v.ty.lanes:
             return [v]
         return [self.shuffle(v, v, range(i, i + lanes)) for i in range(0, v.ty.lanes, lanes)]
 
     def evens(self, v: Val, run: int) -> tuple[Val, Val]:
-        """Every second ``run`` lanes of ``v``, and those between them."""
+        """Return every second run of ``run`` lanes of ``v``, and the runs between them."""
         n = v.ty.lanes
         first = [i + j for i in range(0, n, 2 * run) for j in range(run)]
         return self.shuffle(v, v, first), self.shuffle(v, v, [i + run for i in first])
 
     def each(self, v: Val, run: int, times: int) -> Val:
-        """Every ``run`` lanes of ``v``, ``times`` one after the other."""
+        """Repeat each run of ``run`` lanes of ``v`` ``times`` times."""
         starts = [i for i in range(0, v.ty.lanes, run) for _ in range(times)]
         return self.shuffle(v, v, [i + j for i in starts for j in range(run)])
 
     def select(self, cond: Val, a: Val, b: Val) -> Val:
-        """``a`` where ``cond`` holds, else ``b``."""
+        """Return ``a`` where ``cond`` holds, else ``b``."""
         if a.ty != b.ty:
             raise TypeError(f"mixed types: {a.ty} and {b.ty}; convert one with .to()")
         return Val(self, self.b.made(a.ty.ir, f"select {cond.ir}, {a.ir}, {b.ir}"), a.ty)
 
     def max(self, a: Val, b: Operand) -> Val:
-        """The larger; ``b`` where either is NaN (as SSE has it)."""
+        """Return the larger; ``b`` where either is NaN (as SSE does)."""
         b = self.val(b, a.ty)
         return self.select(a > b, a, b)
 
     def min(self, a: Val, b: Operand) -> Val:
-        """The smaller; ``b`` where either is NaN."""
+        """Return the smaller; ``b`` where either is NaN."""
         b = self.val(b, a.ty)
         return self.select(a < b, a, b)
 
     def reduce(self, v: Val, op: Any) -> Val:
-        """All lanes reduced by ``op`` in a fixed tree: halves are combined until one is left."""
+        """Reduce all lanes by ``op`` in a fixed tree: combine halves until one lane is left."""
         n = v.ty.lanes
         while n > 1:
             half = n // 2
@@ -221,11 +227,11 @@ class Builder(Spaces):
         return self.reduce(v, lambda a, b: a + b)
 
     def total(self, v: Val) -> Val:
-        """``sum``, of the vectors of all threads that share an item."""
+        """``sum`` over the vectors of all threads that share a work item."""
         return self.sharing.total(self.sum(v)) if self.sharing else self.sum(v)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
-        """``a * b + c``, with one rounding where the machine has it."""
+        """Return ``a * b + c``, with one rounding where the machine has a fused multiply-add."""
         if not a.ty == b.ty == c.ty:
             raise TypeError(f"mixed types: {a.ty}, {b.ty} and {c.ty}; convert with .to()")
         return self.call(f"llvm.fmuladd.{a.ty.mangled}", a.ty, [a.ir, b.ir, c.ir])
@@ -242,10 +248,11 @@ class Builder(Spaces):
         """Round a float (of magnitude below 2**22) to the nearest integer, ties to even, as a
         float.
 
-        Adding and taking away 1.5 * 2**23 leaves no fraction bits; it needs no SSE4.1 and no libm.
+        Adding and subtracting 1.5 * 2**23 leaves no fraction bits. It needs neither SSE4.1 nor
+        libm.
         """
         magic = self.const(12582912.0, v.ty)
-        # Not ``contract``, as sums elsewhere are: this must not be simplified.
+        # Without ``contract``, unlike other sums: LLVM must not simplify this.
         plus = self.b.made(v.ty.ir, f"fadd {v.ir}, {magic.ir.ref}")
         return Val(self, self.b.made(v.ty.ir, f"fsub {plus}, {magic.ir.ref}"), v.ty)
 
@@ -269,15 +276,15 @@ class Builder(Spaces):
 
     @contextmanager
     def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
-        """``loop`` whose turns need nothing of each other: who shares an item shares them out."""
+        """A ``loop`` with independent iterations: threads that share a work item split them."""
         if self.sharing:
             start, step = self.val(start, i64) + self.sharing.me * step, step * self.sharing.n
         with self.loop(stop, start=start, step=step) as i:
             yield i
 
     def runs(self, n: int, size: int, emit: Callable[[Val, int], None]) -> None:
-        """``emit(i, count)`` for every run of ``size`` of ``n`` things, i the run's number, in a
-        ``shared_loop``; behind it for what is left, fewer than ``size``.
+        """Call ``emit(i, size)`` for each full run i of ``size`` among ``n``, in a ``shared_loop``;
+        then once for the remainder, with its smaller count.
         """
         full, rest = divmod(n, size)
         with self.shared_loop(full) as i:
@@ -297,7 +304,7 @@ class Builder(Spaces):
 
     @contextmanager
     def once(self) -> Iterator[None]:
-        """Run the body in one of the threads that share an item."""
+        """Run the body in only one of the threads that share a work item."""
         if self.sharing:
             with self.if_(self.sharing.me.eq(0)):
                 yield
@@ -314,7 +321,9 @@ class Builder(Spaces):
 
     @contextmanager
     def _within(self, body: ir.BasicBlock, after: ir.BasicBlock) -> Iterator[None]:
-        """Emit at ``body``, which goes on at ``after`` unless it leaves the function."""
+        """Emit the body in block ``body``, then jump to ``after`` unless the body has left the
+        function.
+        """
         self.at(body)
         yield
         if not self.b.block.end:
@@ -325,7 +334,7 @@ class Builder(Spaces):
         return Val(self, self.b.call_named(name, ret.ir if ret else ir.VOID, args), ret or i8)
 
     def call_pointer(self, function: Val, ret: Ty | None, args: Sequence[Val]) -> Val:
-        """Call the function at an address."""
+        """Call the function at address ``function``."""
         given = [a.ir for a in args]
         made = self.b.call(ret.ir if ret else ir.VOID, function.ir.ref, given)
         return Val(self, made, ret or i8)
@@ -337,11 +346,11 @@ class Builder(Spaces):
         build: Callable[..., None],
         attributes: Sequence[str] = (),
     ) -> None:
-        """Call ``build(k, *args)``, emitted as a function of its own (outlined). ``attributes``:
-        further ones of LLVM's.
+        """Call ``build(k, *args)``, emitted as a function of its own. ``attributes``: more LLVM
+        attributes.
 
-        What LLVM finds constant in there then takes no register out here. A name that was called
-        before is the same function.
+        Constants that LLVM finds in it then occupy no registers of the caller. The same name always
+        means the same function.
         """
         name = f"{self.function.name}_{name}"
         given = [a.ir for a in args]
@@ -367,24 +376,24 @@ class Builder(Spaces):
         self.b.end(f"br {cond.ir}, {yes}, {no}")
 
     def at(self, label: ir.BasicBlock) -> None:
-        """Go on emitting at ``label``."""
+        """Continue emitting at ``label``."""
         self.b.block = label
 
     def fence(self, *rooms: Val) -> None:
-        """An empty statement that LLVM's scheduler may not move memory operations across: a whole
-        unrolled block's loads, that would be spilt. ``rooms``: what was stored there is loaded
-        again afterwards, not remembered.
+        """Emit an empty statement that LLVM's scheduler does not move memory operations across. It
+        keeps an unrolled block's loads from moving together and spilling. Memory at ``rooms`` is
+        loaded again afterwards.
         """
         registers = ",".join(["r"] * len(rooms) + ["~{memory}"])
         self.b.call(ir.VOID, f'asm sideeffect "", "{registers}"', [room.ir for room in rooms])
 
     def pin(self, v: Val, register: str) -> Val:
-        """``v`` by way of an empty statement on a register (the target's letter for its class).
+        """Pass ``v`` through an empty statement on a register (the target's letter for its class).
 
-        LLVM's scheduler may put an unrolled block's integer sums off until its end, and spill all
-        their parts until then; not through this.
+        Without it LLVM's scheduler may delay an unrolled block's integer sums until its end, and
+        spill all their operands until then.
         """
-        # With side effects: in the order of the program.
+        # ``sideeffect`` keeps the order of the program.
         same = f'asm sideeffect "", "={register},0"'
         return Val(self, self.b.call(v.ty.ir, same, [v.ir]), v.ty)
 

@@ -1,10 +1,10 @@
-"""Compiled kernels kept on disk: raw objects, named by everything that went into them.
+"""On-disk cache of compiled kernels: object files named by a hash of their inputs.
 
-The key hashes contents (the sources of ``isa``, ``jit``, ``kernels`` and ``formats``), never times.
-The folder holds code that will be run, so it must belong to the user and be closed to others;
-anything else is refused. A file is an object, what ``treadle kernels`` tells of it as JSON, and a
-footer with a checksum over both: one file, so that no crash leaves a part of it, and still an
-object to ``objdump -d``.
+The hash covers contents (the sources of ``isa``, ``jit``, ``kernels`` and ``formats``), never
+times. The folder holds code that will be run, so it must belong to the user and be closed to
+others; any other folder is refused. A file is an object, then JSON for ``treadle kernels``, then a
+footer with a checksum of both. One file cannot be half written by a crash, and ``objdump -d`` still
+reads it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAGIC = b"treadle1"
 
 
 class CachedKernel(NamedTuple):
-    """A kernel that this version of treadle would use from the cache."""
+    """A kernel in the cache that this version of treadle would use."""
 
     name: str
     n_bytes: int  # of its object
@@ -39,7 +39,7 @@ class CachedKernel(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """One sound file of the cache. ``about`` is what was said of the kernel when it was written."""
+    """One sound file of the cache. ``about`` is the JSON written with the kernel."""
 
     path: Path
     n_bytes: int  # of the file
@@ -48,26 +48,26 @@ class KernelRecord:
 
     @property
     def current(self) -> bool:
-        """Whether today's sources would look for this file: another version's kernels stay beside
-        it.
+        """Whether the present sources look up this file. Kernels of other versions stay in the
+        folder too.
         """
         return self.path.stem == _key(str(self.about.get("name")), str(self.about.get("isa_key")))
 
 
 @dataclass(frozen=True)
 class CacheState:
-    """The cache as ``treadle doctor`` tells of it. ``problem`` is None where kernels are kept."""
+    """The cache's state, for ``treadle doctor``. ``problem`` is None if kernels can be stored."""
 
     folder: str
     n_kernels: int = 0
     n_bytes: int = 0
-    n_stale: int = 0  # files of other versions of treadle, or damaged ones: nothing reads them
+    n_stale: int = 0  # unused files: of other versions of treadle, or damaged
     stale_bytes: int = 0
     problem: str | None = None
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept: ``TREADLE_CACHE``, or ``treadle`` in the user's cache
+    """Return the folder for compiled kernels: ``TREADLE_CACHE``, or ``treadle`` in the user's cache
     directory.
     """
     own = os.environ.get("TREADLE_CACHE")
@@ -83,8 +83,8 @@ def folder() -> Path:
 
 @lru_cache(maxsize=1)
 def source_hash() -> str:
-    """One hash of every source that can change a kernel's code, of llvmlite's version (which fixes
-    LLVM's), and of the machine: a home directory may be shared by machines of several kinds.
+    """Return one hash of every source that can change a kernel's code, of llvmlite's version (which
+    fixes LLVM's), and of the machine: machines of several kinds may share a home directory.
     """
     import llvmlite
 
@@ -93,8 +93,8 @@ def source_hash() -> str:
 
 
 def hash_of_sources(*names: str) -> str:
-    """A hash of treadle's Python files under ``names``: modules, and packages with all that is
-    below them. A file counts with its contents and its path.
+    """Return a hash of the Python files of ``names``: modules, and packages with everything below
+    them. A file counts with its contents and its path.
     """
     state = hashlib.sha256()
     for name in names:
@@ -105,8 +105,8 @@ def hash_of_sources(*names: str) -> str:
 
 
 def checked_folder(path: Path | None = None) -> Path:
-    """The cache folder, made if absent; CacheError when it is not the user's own or others may
-    write to it.
+    """Return the cache folder, created if absent. Raise CacheError if it belongs to another user or
+    others may write to it.
     """
     path = path or folder()
     try:
@@ -131,14 +131,14 @@ def _key(name: str, isa_key: str) -> str:
 
 
 def path_of(name: str, isa_key: str) -> Path:
-    """The file of one kernel for one instruction set. Raises CacheError for a folder that is
-    refused.
+    """Return the file of one kernel for one instruction set. Raises CacheError for a refused
+    folder.
     """
     return checked_folder() / f"{_key(name, isa_key)}.o"
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes] | None:
-    """A file's object and JSON, or None if a byte of it is not what was written."""
+    """Return a file's object and JSON, or None if the checksum does not match."""
     if len(data) < _FOOTER.size:
         return None
     n_code, n_about, digest, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
@@ -149,10 +149,10 @@ def _parts(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read(name: str, isa_key: str) -> bytes | None:
-    """A kernel's object; None where there is none, or none that is whole (a linker may crash on
-    half of one).
+    """Return a kernel's object; None if there is none or it is damaged (a linker may crash on half
+    of one).
 
-    Raises CacheError for a folder that is refused.
+    Raises CacheError for a refused folder.
     """
     try:
         data = path_of(name, isa_key).read_bytes()
@@ -163,9 +163,10 @@ def read(name: str, isa_key: str) -> bytes | None:
 
 
 def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None = None) -> None:
-    """Keep a kernel's object; readers see the whole of it or nothing. ``about`` is for ``records``.
+    """Store a kernel's object; readers see the whole of it or nothing. ``about`` is for
+    ``records``.
 
-    Raises CacheError for a folder that is refused, OSError where it cannot be written.
+    Raises CacheError for a refused folder, OSError if it cannot be written.
     """
     target = path_of(name, isa_key)
     body = code + json.dumps({"name": name, "isa_key": isa_key, **(about or {})}).encode()
@@ -174,8 +175,8 @@ def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None 
 
 
 def write_whole(path: Path, *pieces: bytes) -> None:
-    """Write a file that its user alone can read, whole or not at all. Raises OSError."""
-    import tempfile  # only who writes needs it
+    """Write a file that only its user can read, whole or not at all. Raises OSError."""
+    import tempfile  # only needed to write
 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
@@ -188,7 +189,7 @@ def write_whole(path: Path, *pieces: bytes) -> None:
 
 
 def records() -> Iterator[KernelRecord]:
-    """Every sound file of the cache. Raises CacheError for a folder that is refused."""
+    """Yield every sound file of the cache. Raises CacheError for a refused folder."""
     for path in sorted(checked_folder().glob("*.o")):
         try:
             data = path.read_bytes()
@@ -200,8 +201,8 @@ def records() -> Iterator[KernelRecord]:
 
 
 def entries() -> list[CachedKernel]:
-    """The kernels that today's treadle would use. Raises CacheError for a folder that is
-    refused.
+    """Return the kernels that the present version of treadle would use. Raises CacheError for a
+    refused folder.
     """
     return [
         CachedKernel(str(r.about["name"]), r.n_code, str(r.about.get("isa", "")))
@@ -211,7 +212,9 @@ def entries() -> list[CachedKernel]:
 
 
 def state() -> CacheState:
-    """What the cache holds, and what keeps it from holding more; never raises."""
+    """Return the contents of the cache, and the problem that keeps kernels from being stored. Never
+    raises.
+    """
     try:
         where = str(folder())
     except CacheError as error:

@@ -19,44 +19,44 @@ if TYPE_CHECKING:
 
 
 def compiler_versions() -> dict[str, str]:
-    """Of llvmlite, and of the LLVM inside it."""
+    """Return the versions of llvmlite and of the LLVM inside it."""
     version = ".".join(map(str, llvm.llvm_version_info))
     return {"llvmlite": llvmlite.__version__, "llvm": version}
 
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """LLVM's names of the features that this CPU has and the operating system lets us use."""
+    """Return LLVM's names of the features that this CPU has and the operating system permits."""
     known = {name for name, on in llvm.get_host_cpu_features().items() if on}
     return permitted(known | SYSTEM.cpu_features())
 
 
-# Intel's matrix registers, which a system lends to those that ask.
+# Intel's matrix registers: a process must request them from the operating system.
 ASKED_FOR = frozenset({"amx-tile"})
 
 
 def permitted(features: Set[str]) -> frozenset[str]:
-    """``features`` (LLVM's names) without those that are not to be had. A CPU that has none to ask
-    for costs no call.
+    """Return ``features`` (LLVM's names) without those that the system refuses. Makes no system
+    call if none must be requested.
     """
     refused = ASKED_FOR if features & ASKED_FOR and not SYSTEM.lends_tiles() else frozenset()
     return frozenset(features) - refused
 
 
-DEFINITION = re.compile(r"^(define .*\))", re.MULTILINE)  # a function's, up to its attributes
+DEFINITION = re.compile(r"^(define .*\))", re.MULTILINE)  # of a function, up to its attributes
 
-# What every Linux of an architecture takes for granted and LLVM does not: features, and the ABI.
+# Features and the ABI that every Linux of an architecture assumes and LLVM does not.
 TAKEN_FOR_GRANTED = {"riscv64": ("+m,+a,+f,+d,+c", "lp64d")}
 
 
 def architecture(triple: str) -> str:
-    """LLVM's name of it, the same on every system."""
+    """Return LLVM's name of the architecture, the same on every system."""
     name = triple.partition("-")[0]
     return "aarch64" if name == "arm64" else name
 
 
 def is_native(isa: Isa) -> bool:
-    """Whether this process could run the row's code, as far as the architecture goes."""
+    """Whether this process's architecture is that of ``isa``."""
     here = architecture(llvm.get_process_triple())
     return not isa.triple or architecture(isa.triple) == here
 
@@ -81,7 +81,7 @@ def _target_machine(isa: Isa, triple: str = "") -> Any:
 
 
 def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -> Any:
-    """``jit``: for this process."""
+    """Return a target machine. ``jit``: for code of this process."""
     _initialize(not jit)
     granted, abi = TAKEN_FOR_GRANTED.get(architecture(triple), ("", ""))
     return llvm.Target.from_triple(triple).create_target_machine(
@@ -95,25 +95,28 @@ def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -
 
 
 def _passes() -> Any:
-    """What a kernel still needs: its Python has unrolled and vectorised it already.
+    """Return the passes that a kernel needs: its Python function has already unrolled and
+    vectorised it.
 
-    LLVM's -O2 takes three times as long for the same speed, and two of its passes do harm: one
+    LLVM's -O2 takes three times as long and gives the same speed. Two of its passes do harm: one
     gathers an unrolled block's integer sums at the block's end, where they spill; one turns stores
     into calls of memset.
     """
     passes = llvm.create_new_module_pass_manager()
-    passes.add_sroa_pass()  # variables to registers
+    passes.add_sroa_pass()  # variables become registers
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     passes.add_new_gvn_pass()
-    passes.add_loop_rotate_pass()  # one jump a round
+    passes.add_loop_rotate_pass()  # one jump an iteration
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     return passes
 
 
 def _with_length(ir_text: str, isa: Isa) -> str:
-    """IR whose functions say how long a register is, in parts of 64 bits, where the row knows."""
+    """Return IR whose functions state the register length, in units of 64 bits, if ``isa`` is
+    exact.
+    """
     if not isa.exact:
         return ir_text
     n = isa.vector_bits // 64
@@ -121,11 +124,11 @@ def _with_length(ir_text: str, isa: Isa) -> str:
 
 
 def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
-    """Parse and optimise one module; ``triple``: for a system that is not this process's."""
+    """Parse and optimise one module. ``triple``: the target system, if not this process's."""
     machine = _target_machine(isa, triple)
     try:
-        # A context of its own: LLVM deletes the modules of its global one as a process ends. In a
-        # child that was forked here, it found one that was half optimised, and aborted.
+        # A context of its own: LLVM deletes the global context's modules at process exit. A forked
+        # child would find a half-optimised one there, and abort.
         module = llvm.parse_assembly(_with_length(ir_text, isa), llvm.create_context())
         module.verify()
     except RuntimeError as error:
@@ -133,34 +136,34 @@ def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     _passes().run(module, llvm.create_pass_builder(machine, llvm.PipelineTuningOptions()))
-    if "llvm.coro." in ir_text:  # LLVM's pipeline for -O0 splits coroutines, and does little else
+    if "llvm.coro." in ir_text:  # LLVM's -O0 pipeline splits coroutines, and does little else
         lowest = llvm.create_pass_builder(machine, llvm.PipelineTuningOptions(speed_level=0))
         lowest.getModulePassManager().run(module, lowest)
     return module
 
 
 def emit_object(ir_text: str, isa: Isa, triple: str = "") -> bytes:
-    """Machine code of one module, as a relocatable object file."""
+    """Return one module's machine code, as a relocatable object file."""
     module = optimise(ir_text, isa, triple)
     return bytes(_target_machine(isa, triple).emit_object(module))
 
 
 def emit_assembly(ir_text: str, isa: Isa, triple: str = "") -> str:
-    """The same as text."""
+    """Return one module's assembly text."""
     return str(_target_machine(isa, triple).emit_assembly(optimise(ir_text, isa, triple)))
 
 
 class Linker:
-    """Objects loaded into this process. Code stays loaded as long as the linker lives."""
+    """Loads objects into this process. Code stays loaded as long as the linker lives."""
 
     def __init__(self) -> None:
-        # Without a target machine LLVM takes RISC-V's for one without floats, and crashes.
+        # Without a target machine LLVM assumes a RISC-V without floats, and crashes.
         triple = llvm.get_process_triple()
         # LLVM's older linker lacks some of RISC-V's relocations.
         newer = architecture(triple) == "riscv64"
         self._jit = llvm.create_lljit_compiler(_machine(triple), use_jit_link=newer)
         self._libraries: list[Any] = []
-        self._names = count()  # never twice: the name of a link that Ctrl-C ended stays taken
+        self._names = count()  # unique: the name of a link that Ctrl-C interrupted stays taken
 
     def link(self, symbol: str, code: bytes) -> int:
         """Load an object and return the address of ``symbol`` in it."""

@@ -1,4 +1,4 @@
-"""Functions that suspend and are resumed later: LLVM's coroutines, in the kernel language."""
+"""Functions that suspend and are resumed later: LLVM coroutines in the kernel language."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _NONE, _FALSE, _NULL = ir.Operand(TOKEN, "none"), ir.zero(ir.FLAG), ir.zero(ir.P
 
 
 class Coroutine(Builder):
-    """Emits a function that gives a handle, for ``resume``. What it calls cannot suspend."""
+    """Emits a function that returns a handle for ``resume``. Functions that it calls cannot
+    suspend.
+    """
 
     def __init__(self, function: ir.Function, isa: Isa) -> None:
         super().__init__(function, isa)
         self._leave = self.label("leave")
 
     def begin(self, frame: Val, room: Val, asked: Val) -> None:
-        """Whatever outlives a suspension is kept at ``frame``, and suspend. Where ``room`` bytes
-        are not enough, the number needed goes to ``asked``, i64, and the function gives null.
+        """Put the coroutine's frame at ``frame``, and suspend. If ``room`` bytes are too few, store
+        the size needed at ``asked``, i64, and return null.
         """
         token = self._intrinsic("id", TOKEN, [ir.zero(i32.ir), _NULL, _NULL, _NULL])
         size = Val(self, self._intrinsic("size.i64", i64.ir, []), i64)
@@ -46,13 +48,13 @@ class Coroutine(Builder):
         self.suspend()
 
     def suspend(self) -> None:
-        """Give control back; go on here when resumed."""
+        """Return to the caller; continue here when resumed."""
         resumed, on = self._intrinsic("suspend", i8.ir, [_NONE, _FALSE]), self.label("on")
         self.b.end(f"switch {resumed}, {self._leave} [ i8 0, {on} ]")
         self.at(on)
 
     def ret(self) -> None:
-        """The end: it may not be resumed any more."""
+        """End the coroutine. It must not be resumed again."""
         self.goto(self._leave)
 
     def _intrinsic(self, name: str, ret: str, args: Sequence[ir.Operand]) -> ir.Operand:
@@ -60,7 +62,7 @@ class Coroutine(Builder):
 
 
 def resume(k: Builder, handle: Val) -> None:
-    """Let a coroutine go on, until it suspends again or ends."""
+    """Resume a coroutine until it suspends again or ends."""
     k.call("llvm.coro.resume", None, [handle.ir])
 
 
@@ -71,8 +73,8 @@ def trace_coroutine(
     build: Callable[..., None],
     kind: type[Coroutine] = Coroutine,
 ) -> str:
-    """IR of one coroutine; ``build(k, *args)`` begins it, and emits it but for its end. ``kind``:
-    k's.
+    """Return the IR of one coroutine. ``build(k, *args)`` emits it, all but its end; ``kind`` is
+    the class of k.
     """
     function = _function(name, ptr.ir, arguments)
     _emit(kind(function, isa), function, arguments, build)
@@ -82,7 +84,7 @@ def trace_coroutine(
 
 
 def trace_function(name: str, arguments: Sequence[Ty], isa: Isa, build: Callable[..., None]) -> str:
-    """IR of one function that gives nothing; ``build(k, *args)`` emits it."""
+    """Return the IR of one function without a result. ``build(k, *args)`` emits it."""
     function = _function(name, ir.VOID, arguments)
     _emit(Builder(function, isa), function, arguments, build)
     return str(function.module)

@@ -1,7 +1,7 @@
-"""LLVM's IR, written down as it is made: modules, functions, blocks, and the names of values.
+"""LLVM IR as text: modules, functions, basic blocks, and operands.
 
-An instruction is a line of text as soon as it is emitted. llvmlite's package for the same keeps an
-object for each, and writes all of them out at the end: tracing a kernel takes twice as long so.
+An instruction becomes a line of text when it is emitted. llvmlite's own IR package keeps an object
+for each and prints them at the end, which makes tracing a kernel take twice as long.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TypeVar
 
 VOID, POINTER, FLAG, BYTE, DWORD = "void", "ptr", "i1", "i8", "i32"
 Named = TypeVar("Named", "Global", "Function")
-CODES = {"half": "e", "float": "f", "double": "d"}  # of ``struct``
+CODES = {"half": "e", "float": "f", "double": "d"}  # ``struct`` format characters
 
 
 class Operand:
-    """What an instruction's operand is: LLVM's spelling of its type, and its name or number."""
+    """An operand of an instruction: LLVM's name of its type, and its own name or number."""
 
     __slots__ = ("ref", "type")
 
@@ -28,57 +28,57 @@ class Operand:
 
 
 def vector(scalar: str, lanes: int, *, is_scaled: bool = False) -> str:
-    """A vector's type; one that is scaled is as long as a register."""
+    """Return the name of a vector type. ``is_scaled``: scalable, as long as a register."""
     return f"<{'vscale x ' if is_scaled else ''}{lanes} x {scalar}>"
 
 
 def pointer(space: int) -> str:
-    """The type of addresses in an address space."""
+    """Return the pointer type of an address space."""
     return f"{POINTER} addrspace({space})" if space else POINTER
 
 
 def array_of_bytes(n: int) -> str:
-    """The type of so much memory."""
+    """Return the type of ``n`` bytes of memory."""
     return f"[{n} x {BYTE}]"
 
 
 def _spelt(scalar: str, number: float) -> str:
-    """A number of a scalar type."""
+    """Return LLVM's spelling of a number of a scalar type."""
     if scalar not in CODES:
         return str(number)
     rounded = struct.unpack(CODES[scalar], struct.pack(CODES[scalar], number))[0]
-    return f"0x{struct.pack('>d', rounded).hex()}"  # a double's bits, whatever the type
+    return f"0x{struct.pack('>d', rounded).hex()}"  # LLVM prints all float types as a double's bits
 
 
 def number(scalar: str, value: float) -> Operand:
-    """A constant of a scalar type."""
+    """Return a constant of a scalar type."""
     return Operand(scalar, _spelt(scalar, value))
 
 
 def numbers(scalar: str, ty: str, lanes: tuple[float, ...]) -> Operand:
-    """A constant vector of type ``ty``, each lane a number of its own."""
+    """Return a constant vector of type ``ty``, one number for each lane."""
     return Operand(ty, f"<{', '.join(f'{scalar} {_spelt(scalar, v)}' for v in lanes)}>")
 
 
 def zero(ty: str) -> Operand:
-    """The zero of any type."""
+    """Return the zero of any type."""
     return Operand(ty, "zeroinitializer")
 
 
 def undefined(ty: str) -> Operand:
-    """A value that nobody minds."""
+    """Return an undefined value (LLVM ``undef``)."""
     return Operand(ty, "undef")
 
 
 class Module:
-    """What one object is made of: functions and constants by name, in the order of their making."""
+    """An LLVM module: its functions and constants by name, in order of creation."""
 
     def __init__(self) -> None:
         self.names: dict[str, Global | Function] = {}
         self._notes: list[str] = []
 
     def note(self, text: str) -> str:
-        """The name of a piece of metadata; the same is kept once."""
+        """Return the name of a metadata node. Equal nodes are stored once."""
         if text not in self._notes:
             self._notes.append(text)
         return f"!{self._notes.index(text)}"
@@ -98,7 +98,9 @@ class Module:
     def data(
         self, name: str, ty: str, how: str, align: int, init: str = "", space: int = 0
     ) -> Global:
-        """Memory of that name: ``how`` it is kept, what it is at first, its address space."""
+        """Define a global variable. ``how``: its linkage and kind; ``init``: its initial value;
+        ``space``: its address space.
+        """
         definition = f"{how} {ty} {init}".rstrip() + f", align {align}"
         return self._added(name, Global(name, definition, space))
 
@@ -114,7 +116,7 @@ class Module:
 
 
 class Global(Operand):
-    """The address of memory that has a name."""
+    """The address of a global variable."""
 
     __slots__ = ("definition",)
 
@@ -124,7 +126,7 @@ class Global(Operand):
 
 
 class Function(Operand):
-    """A function: one without blocks is somebody else's."""
+    """A function. Without blocks it is an external declaration."""
 
     __slots__ = ("args", "attributes", "blocks", "module", "n_made", "name", "ret", "start", "told")
 
@@ -134,13 +136,13 @@ class Function(Operand):
         super().__init__(POINTER, f'@"{name}"')
         self.module, self.name, self.ret, self.start = module, name, ret, start
         self.args = [Operand(ty, f"%a{i}") for i, ty in enumerate(types)]
-        self.told = [""] * len(types)  # attributes of the arguments
+        self.told = [""] * len(types)  # attributes of each argument
         self.attributes: list[str] = []
         self.blocks: list[BasicBlock] = []
         self.n_made = 0
 
     def block(self, name: str) -> BasicBlock:
-        """A new block, behind those there are."""
+        """Append a new basic block."""
         made = BasicBlock(f"{name}{len(self.blocks)}")
         self.blocks.append(made)
         return made
@@ -160,7 +162,7 @@ class Function(Operand):
 
 
 class BasicBlock:
-    """Instructions that follow each other, and the jump or return at their end."""
+    """A basic block: instructions, then a jump or a return."""
 
     __slots__ = ("end", "lines", "name")
 
@@ -177,24 +179,24 @@ class BasicBlock:
 
 
 def bytes_text(data: bytes) -> str:
-    """A constant array of bytes."""
+    """Return a constant array of bytes as text."""
     return 'c"' + "".join([f"\\{byte:02x}" for byte in data]) + '"'
 
 
 class BlockWriter:
-    """Where instructions go: a block of a function. Lines are as LLVM's reference manual has
-    them.
+    """Appends instructions to a basic block of a function. Lines have the syntax of LLVM's
+    reference manual.
     """
 
     def __init__(self, function: Function, block: BasicBlock) -> None:
         self.function, self.module, self.block = function, function.module, block
 
     def write(self, line: str) -> None:
-        """An instruction that gives nothing."""
+        """Append an instruction without a result."""
         self.block.lines.append(line)
 
     def made(self, ty: str, line: str) -> Operand:
-        """An instruction that gives a ``ty``."""
+        """Append an instruction with a result of type ``ty``, and return that."""
         function = self.function
         function.n_made += 1
         ref = f"%v{function.n_made}"
@@ -202,7 +204,7 @@ class BlockWriter:
         return Operand(ty, ref)
 
     def end(self, line: str) -> None:
-        """The block's last line."""
+        """Set the block's terminator."""
         if self.block.end:
             raise ValueError(f"{self.block.name} ends twice: {self.block.end}, {line}")
         self.block.end = line
@@ -211,7 +213,7 @@ class BlockWriter:
         self.end(f"br {to}")
 
     def call(self, ret: str, callee: str, args: Sequence[Operand]) -> Operand:
-        """Call what ``callee`` is the name of; nothing is given where ``ret`` is VOID."""
+        """Call the function named ``callee``. With ``ret`` VOID there is no result."""
         line = f"call {ret} {callee}({', '.join(map(str, args))})"
         if ret != VOID:
             return self.made(ret, line)
@@ -219,7 +221,7 @@ class BlockWriter:
         return Operand(VOID, "")
 
     def call_named(self, name: str, ret: str, args: Sequence[Operand]) -> Operand:
-        """Call a function of somebody else, an intrinsic mostly."""
+        """Call an external function, usually an intrinsic. Declares it on first use."""
         function = self.module.names.get(name)
         if function is None:
             function = self.module.function(name, ret, [a.type for a in args])

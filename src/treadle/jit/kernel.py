@@ -1,4 +1,4 @@
-"""From a spec to an address: traced, compiled, kept, linked; each at most once."""
+"""Kernel spec to function address: trace, compile, cache, link; each at most once."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class CompileStats:
-    """What making kernels ready has cost: how many were compiled, how many the cache had."""
+    """Cost of preparing kernels: how many were compiled, how many came from the cache."""
 
     n_compiled: int = 0
     n_cached: int = 0
-    seconds: float = 0.0  # with the plans that name them
+    seconds: float = 0.0  # includes making the plans that name them
 
 
 def trace(spec: Spec, isa: Isa) -> str:
-    """The kernel's LLVM IR, as the Python function emits it."""
+    """Return the kernel's LLVM IR, as the Python function emits it."""
     from treadle.jit.types import i64, ptr
 
     k, given = begin(spec, isa, (ptr, ptr, i64, i64, ptr))
@@ -48,7 +48,7 @@ def trace(spec: Spec, isa: Isa) -> str:
 def begin(
     spec: Spec, isa: Isa, types: Sequence[Ty], convention: str = ""
 ) -> tuple[Builder, list[Val]]:
-    """A function that is named for the kernel, in a module of its own: where it is emitted, and its
+    """Start a function named for the kernel, in a module of its own. Return its builder and its
     arguments.
     """
     from treadle.jit import ir
@@ -63,7 +63,7 @@ def begin(
 
 
 def symbol(spec: Spec) -> str:
-    """The name of the kernel's function in its object."""
+    """Return the name of the kernel's function in its object."""
     return f"treadle_{spec.name}".replace(".", "p").replace("-", "m")
 
 
@@ -75,22 +75,22 @@ def _linker() -> Linker:
 
 
 _linked: dict[tuple[str, str], int] = {}
-# llvmlite fills tables at their first use, and links, as if there were one thread. A forked child
-# cannot make the lock free: LLVM has locks of its own, and may be half done.
+# llvmlite fills tables at first use, and links, without locking. A forked child cannot free the
+# lock: LLVM has locks of its own, and may be half done.
 _making = UseLock("compiled", "start the child by spawn and not by fork")
 
 
 def isa_key(isa: Isa) -> str:
-    """Everything of an instruction set that can change the code."""
+    """Return everything in an instruction set's row that can change the code."""
     return "\0".join((isa.name, isa.triple, isa.cpu, isa.features))
 
 
 def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> bytes:
-    """A kernel's object: from the cache, else compiled, and kept if that can be.
+    """Return a kernel's object: from the cache, else compiled and stored if possible.
 
-    Where the cache is refused or cannot be written to, kernels live in memory only, and a line says
-    so once. Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError when LLVM
-    refuses the kernel.
+    If the cache is refused or read-only, kernels stay in memory only, and one warning says so.
+    Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError if LLVM refuses the
+    kernel.
     """
     key, tally = isa_key(isa), tally or CompileStats()
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
@@ -118,13 +118,13 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
         return code
     try:
         cache.write(spec.name, key, code, about(spec, isa))
-    except OSError as error:  # a read-only image, a full disk
+    except OSError as error:  # a read-only or full disk
         _warn(f"{cache.folder()}: cannot be written to: {error.strerror}")
     return code
 
 
 def about(spec: Spec, isa: Isa) -> dict[str, object]:
-    """What the cache notes of a kernel, enough to build its spec again; see ``inspect.py``."""
+    """Return the cache's JSON for a kernel, enough to build its spec again; see ``inspect.py``."""
     kind = type(spec)
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
     return {"isa": isa.name, "module": kind.__module__, "spec": kind.__qualname__, "fields": values}
@@ -132,7 +132,7 @@ def about(spec: Spec, isa: Isa) -> dict[str, object]:
 
 @lru_cache
 def _warn(why: str) -> None:
-    """Say once a process that kernels are not kept."""
+    """Warn once a process that kernels are not stored."""
     from logging import getLogger
 
     getLogger("treadle").warning(
@@ -146,8 +146,8 @@ def load_kernels(
     progress: Progress | None = None,
     tally: CompileStats | None = None,
 ) -> dict[str, int]:
-    """Addresses of the kernels by name. ``progress("compile", done, total)`` is called before each
-    one that is compiled; ``tally`` counts them.
+    """Return the addresses of the kernels by name. ``progress("compile", done, total)`` is called
+    for each kernel before it is loaded; ``tally`` counts them.
     """
     unique = {spec.name: spec for spec in specs}
     key = isa_key(isa)

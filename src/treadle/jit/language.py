@@ -1,6 +1,6 @@
-"""The names that annotations of kernels, formats and instruction sets need.
+"""Names for type annotations in kernels, formats and instruction sets.
 
-While a program runs they are Any: who makes a plan, or reads a file, loads no compiler.
+At run time they are ``Any``, so making a plan or reading a file does not load the compiler.
 """
 
 from __future__ import annotations

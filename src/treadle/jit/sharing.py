@@ -1,4 +1,4 @@
-"""Threads that do one item of a kernel together: which of its turns are whose."""
+"""Threads that share one work item of a kernel, as the builder sees them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 class Sharing(NamedTuple):
-    """What one of ``n`` threads knows while its code is built."""
+    """A thread's view of the ``n`` threads that share a work item."""
 
-    me: Val  # its number
+    me: Val  # the thread's number
     n: int
-    meet: Callable[[], None]  # all have written what they write; then it can be read
-    total: Callable[[Val], Val]  # the sum of all threads' f32, the same bits in each
+    meet: Callable[[], None]  # a barrier: writes before it can be read after it
+    total: Callable[[Val], Val]  # the sum of all threads' f32, bitwise equal in each thread

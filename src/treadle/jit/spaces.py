@@ -1,4 +1,4 @@
-"""Memory of several kinds or that threads share, and intrinsics of several results."""
+"""Address spaces, atomic operations, and intrinsics with several results."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from treadle.jit.values import Emitter, Val
 
 
 class Spaces(Emitter):
-    """The part of the builder that knows LLVM's address spaces and atomic operations."""
+    """The part of the builder for LLVM's address spaces and atomic operations."""
 
     module: ir.Module
 
     def in_space(self, p: Val, space: int) -> ir.Operand:
-        """The same address as a pointer of an address space: raw IR, for an intrinsic."""
+        """Return the address as a pointer of an address space: raw IR, for an intrinsic."""
         ty = ir.pointer(space)
         return self.b.made(ty, f"addrspacecast {p.ir} to {ty}")
 
     def address(self, p: Val) -> Val:
-        """A pointer's number, i64."""
+        """Return a pointer's number, i64."""
         return Val(self, self.b.made(i64.ir, f"ptrtoint {p.ir} to {i64.ir}"), i64)
 
     def outside(self, name: str, space: int, align: int) -> Val:
-        """A pointer to memory of an address space whose size who launches the kernel knows."""
+        """Return a pointer to memory of an address space; the launch of the kernel decides its
+        size.
+        """
         made = self.module.names.get(name)
         if made is None:
             how = f"external addrspace({space}) global"
@@ -32,12 +34,14 @@ class Spaces(Emitter):
         return Val(self, self.b.made(ir.POINTER, f"addrspacecast {made} to ptr"), ptr)
 
     def store_passing(self, p: Val, x: Val) -> None:
-        """``x`` to ``p``, aligned to its size, past the caches: for what nobody reads soon."""
+        """Store ``x`` at ``p``, aligned to its size, bypassing the caches: for data not read again
+        soon.
+        """
         one = self.module.note("i32 1")
         self.b.write(f"store {x.ir}, {p.ir}, align {x.ty.n_bytes}, !nontemporal {one}")
 
     def call_several(self, name: str, n: int, ty: Ty, args: Sequence[ir.Operand]) -> list[Val]:
-        """Call an intrinsic that has ``n`` results, with raw IR arguments."""
+        """Call an intrinsic with ``n`` results, with raw IR arguments."""
         results = self.b.call_named(name, f"{{{', '.join([ty.ir] * n)}}}", args)
         return [Val(self, self.b.made(ty.ir, f"extractvalue {results}, {i}"), ty) for i in range(n)]
 
@@ -48,14 +52,14 @@ class Spaces(Emitter):
         return Val(self, self.b.made(ty.ir, line), ty)
 
     def atomic_add(self, p: Val, x: Val) -> Val:
-        """Add ``x``; gives what was there before."""
+        """Add ``x``; return the previous value."""
         return Val(self, self.b.made(x.ty.ir, f"atomicrmw add {p.ir}, {x.ir} seq_cst"), x.ty)
 
     def atomic_set(self, p: Val, x: Val) -> None:
         self.b.made(x.ty.ir, f"atomicrmw xchg {p.ir}, {x.ir} seq_cst")
 
     def compare_swap(self, p: Val, old: Val, new: Val) -> Val:
-        """Set to ``new`` if it holds ``old``; gives whether it did."""
+        """Set to ``new`` if the value is ``old``; return whether it was."""
         both = f"{{{old.ty.ir}, {boolean.ir}}}"
         found = self.b.made(both, f"cmpxchg {p.ir}, {old.ir}, {new.ir} seq_cst seq_cst")
         return Val(self, self.b.made(boolean.ir, f"extractvalue {found}, 1"), boolean)

@@ -13,7 +13,7 @@ from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit import ir
 
-# LLVM's names of scalars, but for integers.
+# LLVM's names of scalar types, integers excepted.
 LLVM = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double", "ptr": ir.POINTER}
 
 
@@ -24,11 +24,11 @@ class Ty:
     kind: str  # "f", "bf", "i", "u", "bool" or "ptr"
     bits: int
     lanes: int = 0
-    is_scaled: bool = False  # registers hold a multiple of ``lanes``, which the machine knows
+    is_scaled: bool = False  # scalable: ``lanes`` times a factor that the machine knows
 
     @cached_property
     def ir(self) -> str:
-        """LLVM's spelling of it."""
+        """LLVM's name of the type."""
         scalar = LLVM.get(self.scalar_name, f"i{self.bits}")
         return ir.vector(scalar, self.lanes, is_scaled=self.is_scaled) if self.lanes else scalar
 
@@ -59,8 +59,8 @@ class Ty:
         return replace(self, lanes=lanes)
 
     def scalable(self, lanes: int) -> Ty:
-        """A vector of ``lanes`` for every 128 bits of a register that may be longer: its size is
-        not known here.
+        """Return a scalable vector type: ``lanes`` for every 128 bits of a register, whose length
+        is unknown at compile time.
         """
         return replace(self, lanes=lanes, is_scaled=True)
 
@@ -73,7 +73,7 @@ class Ty:
 
     @property
     def mangled(self) -> str:
-        """The type's part of an LLVM intrinsic's name: ``v16f32``."""
+        """The type's part of an LLVM intrinsic's name, for example ``v16f32``."""
         letter = {"f": "f", "bf": "bf", "i": "i", "u": "i", "bool": "i"}[self.kind]
         vector = f"{'nx' if self.is_scaled else ''}v{self.lanes}" if self.lanes else ""
         return f"{vector}{letter}{self.bits}"

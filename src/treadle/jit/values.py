@@ -1,6 +1,6 @@
-"""Typed values of the kernel language, and what their operators emit.
+"""Typed values of the kernel language, and the instructions that their operators emit.
 
-Nothing is promoted silently: mixing types raises.
+There is no implicit promotion: mixing types raises TypeError.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Binary: TypeAlias = "Callable[[Val, Operand], Val]"
 
 @lru_cache(maxsize=1 << 14)
 def constant(ty: Ty, lanes: tuple[float, ...], text: str = "") -> ir.Operand:
-    """A constant as LLVM has it, the same object each time: a kernel has thousands. ``text`` tells
-    apart what is equal and not the same.
+    """Return an LLVM constant. It is cached, because a kernel has thousands. ``text`` is part of
+    the cache key: it tells ``0.0`` from ``-0.0``.
     """
     scalar = ty.scalar.ir
     return ir.numbers(scalar, ty.ir, lanes) if ty.lanes else ir.number(scalar, lanes[0])
 
 
 class Emitter:
-    """What values need of the builder that they belong to: ``b``, where lines are written."""
+    """Base of the builder, as far as values need it. ``b`` writes lines of IR."""
 
     def __init__(self, b: ir.BlockWriter) -> None:
         self.b = b
 
     def val(self, x: Operand, ty: Ty) -> Val:
-        """``x`` as a value: a Python number becomes a constant (splat) of ``ty``."""
+        """Return ``x`` as a value: a Python number becomes a constant (splat) of ``ty``."""
         if isinstance(x, Val):
             return x
         if isinstance(x, Var):
@@ -40,7 +40,7 @@ class Emitter:
         return self.const(x, ty)
 
     def const(self, x: float | Sequence[float], ty: Ty) -> Val:
-        """A constant; a sequence gives each lane its own number."""
+        """Return a constant; a sequence gives each lane its own number."""
         lanes = tuple(x) if isinstance(x, Sequence) else (x,)
         if not ty.is_float:
             made = tuple(int(v) for v in lanes)
@@ -49,17 +49,19 @@ class Emitter:
             lanes = made
         if not isinstance(x, Sequence):
             lanes *= max(ty.lanes, 1)
-        # Zeros of either sign are equal, their texts are not.
+        # 0.0 == -0.0, but their texts differ.
         return Val(self, constant(ty, lanes, str(lanes) if ty.is_float else ""), ty)
 
     def gep(self, p: Val, n_bytes: Operand) -> Val:
-        """The pointer ``n_bytes`` further on."""
+        """Return the pointer ``n_bytes`` after ``p``."""
         off = self.val(n_bytes, i64)
         return Val(self, self.b.made(ir.POINTER, f"getelementptr i8, {p.ir}, {off.ir}"), ptr)
 
 
 def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: str | None) -> Binary:
-    """What ``sign`` emits, by LLVM's names; None for kinds of numbers that do not have it."""
+    """Return the method for ``sign``, given LLVM's instruction names. None: no such instruction for
+    that kind of number.
+    """
 
     def emit(self: Val, other: Operand) -> Val:
         ty = self.ty
@@ -74,7 +76,7 @@ def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: st
 
 
 def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
-    """``op`` with a number on its left."""
+    """Return ``op`` for a number on the left."""
     return lambda self, other: op(self.k.val(other, self.ty), self)
 
 
@@ -90,7 +92,7 @@ def _comparison(of_floats: str, signed: str, unsigned: str) -> Binary:
 
 
 class Val:
-    """A typed run-time value. Arithmetic takes another ``Val`` of the very same type, or a Python
+    """A typed run-time value. The other operand is a ``Val`` of exactly the same type, or a Python
     number.
     """
 
@@ -103,7 +105,7 @@ class Val:
         raise TypeError(f"a run-time value ({self.ty}) in a Python if: use k.if_ or k.select")
 
     def _other(self, other: Operand) -> ir.Operand:
-        """The IR of ``other``, as a value of this very type."""
+        """Return the IR of ``other``, which must have this value's type."""
         other = self.k.val(other, self.ty)
         if other.ty != self.ty:
             raise TypeError(f"mixed types: {self.ty} and {other.ty}; convert one with .to()")
@@ -117,8 +119,8 @@ class Val:
             return Val(self.k, self.k.b.made(self.ty.ir, f"fneg {self.ir}"), self.ty)
         return 0 - self
 
-    # By LLVM's names: of floats, of signed and of unsigned integers. FMAs may form (``contract``);
-    # nothing may be reordered, so every sum has the one order that the source gives it.
+    # LLVM's instruction names: floats, signed integers, unsigned integers. FMAs may form
+    # (``contract``), but nothing may be reordered: every sum keeps the order of the source.
     _plus = _operator("+", "fadd contract", "add", "add")
     __sub__ = _operator("-", "fsub contract", "sub", "sub")
     __mul__ = _operator("*", "fmul contract", "mul", "mul")
@@ -138,7 +140,7 @@ class Val:
     __le__ = _comparison("ole", "sle", "ule")
     __gt__ = _comparison("ogt", "sgt", "ugt")
     __ge__ = _comparison("oge", "sge", "uge")
-    # Lane by lane; a method, so that ``==`` keeps its Python meaning.
+    # A method, not ``==``, so that ``==`` keeps its Python meaning. Compares lane by lane.
     eq = _comparison("oeq", "eq", "eq")
 
     def to(self, ty: Ty) -> Val:
@@ -155,7 +157,7 @@ class Val:
         return Val(self.k, self.k.b.made(ty.ir, line), ty)
 
     def bits(self, ty: Ty) -> Val:
-        """The same bits as another type of the same size."""
+        """Reinterpret the bits as another type of the same size."""
         if max(ty.lanes, 1) * ty.bits != max(self.ty.lanes, 1) * self.ty.bits:
             raise TypeError(f"{self.ty} and {ty} differ in size")
         if ty.ir == self.ty.ir:
@@ -164,7 +166,7 @@ class Val:
 
 
 def _conversion(src: Ty, dst: Ty) -> str:
-    """LLVM's name of the conversion of numbers from ``src`` to ``dst`` (same lanes)."""
+    """Return LLVM's name of the numeric conversion from ``src`` to ``dst`` (same lanes)."""
     if src.is_float and dst.is_float:
         return "fpext" if dst.bits > src.bits else "fptrunc"
     if src.is_float:
@@ -186,7 +188,7 @@ class Var:
 
     @property
     def v(self) -> Val:
-        """The value now."""
+        """The current value."""
         return Val(self.k, self.k.b.made(self.ty.ir, f"load {self.ty.ir}, {self.slot}"), self.ty)
 
     @v.setter

@@ -1,1 +1,1 @@
-"""The kernels, each beside its numpy twin: specs, and the functions that emit them."""
+"""The kernels: specs, the functions that emit them, and their numpy twins."""

@@ -1,21 +1,22 @@
-"""Activations as a matrix product reads them: rows of one ``kind``, ``group`` tokens interleaved.
+"""Layout of activations as a matrix product reads them: rows of one ``kind``, ``group`` tokens
+interleaved.
 
 The unit along K is a *dword*: 4 bytes holding 4 int8 (``q8``), 2 bf16 or 1 f32. In ``bf16x2`` a
-value is two bf16, ``high = bf16(x)`` and ``low = bf16(x - high)``, 16 bits together: of every 32
-values the 16 dwords of their high parts, then those of their low parts. ``bf16x3`` has a third part
-of what is left, and all 24 bits of an f32. A group of g tokens
-is stored as ``[KD, g]`` dwords, so that the tile loop reads one dword of each of its tokens from
-neighbouring addresses; g = 1 is plain row-major. Where products take two tokens of eight values
-each (``Isa.pairs``), ``unit`` is 8 and two dwords of a token stand together.
+value is two bf16, ``high = bf16(x)`` and ``low = bf16(x - high)``, 16 bits together: every 32
+values are the 16 dwords of their high parts, then those of their low parts. ``bf16x3`` adds a third
+part, the bf16 of the remainder, and keeps all 24 bits of an f32. A group of g tokens is stored as
+``[KD, g]`` dwords, so that the tile loop reads one dword of each token from adjacent addresses; g =
+1 is plain row-major. For products of two tokens by eight values each (``Isa.pairs``), ``unit`` is
+8: two dwords of a token are adjacent.
 
-``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, kept as ``[KB, g]`` behind
-the dwords, then for every ``sub`` of them the compensation of the weights' zero point, ``comp =
-MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``: where a weight's code is its value + 128,
-an accumulator that starts there ends as MAGIC_BITS + the true dot product, which are the bits of
-the float MAGIC + dot.
+``q8`` quantises every 32 values to -127..127 with an f32 scale ``d``, stored as ``[KB, g]`` after
+the dwords. Then for every ``sub`` values comes the compensation of the weights' zero point, ``comp
+= MAGIC_BITS - 128 * sum of the quants`` as i32 ``[KS, g]``. If a weight's code is its value + 128,
+an accumulator that starts at ``comp`` ends as MAGIC_BITS + the true dot product, which are the bits
+of the float MAGIC + dot.
 
-``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, kept as
-``[KB, g]`` behind the dwords. Weights that meet it have such scales of their own.
+``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, stored as
+``[KB, g]`` after the dwords. Its weights have the same scales per span.
 """
 
 from __future__ import annotations
@@ -32,42 +33,42 @@ from treadle.jit.types import f32, i8, i16, i32, i64, u16, u32
 from treadle.kernels.spec import Grid, round_up
 from treadle.kernels.transpose import transpose
 
-DWORD = 4  # bytes of one, or codes
+DWORD = 4  # bytes, or codes, in a dword
 BLOCK = 32  # values that share a q8 scale
-SPAN = 256  # values that share a q16 scale; a row's last ones are what is left
-DWORDS = {"q8": 8, "q16": 16, "bf16": 16, "bf16x2": 32, "bf16x3": 48, "f32": 32}  # of a block
-NARROW = {"bf16": 1, "bf16x2": 2, "bf16x3": 3}  # how many bf16 a value is
-N_PRODUCTS = {"bf16x2": 3, "bf16x3": 6}  # of two such values: products that are made for one
-TOGETHER = 16  # tokens of such a group that are written at once
-# 1.5 * 2**23: floats of this size are whole numbers, so an integer of up to 22 bits that is added
-# to the bits is added to the value. MAGIC times a scale of up to 22 bits is exact.
+SPAN = 256  # values that share a q16 scale; a row's last span may be shorter
+DWORDS = {"q8": 8, "q16": 16, "bf16": 16, "bf16x2": 32, "bf16x3": 48, "f32": 32}  # a block
+NARROW = {"bf16": 1, "bf16x2": 2, "bf16x3": 3}  # bf16 parts of a value
+N_PRODUCTS = {"bf16x2": 3, "bf16x3": 6}  # products of parts for one product of values
+TOGETHER = 16  # tokens of an unscaled group that are written at once
+# 1.5 * 2**23. Floats of this size are whole numbers, so adding an integer of up to 22 bits to the
+# bits adds it to the value. MAGIC times a scale of up to 22 bits is exact.
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
-OFFSET = 128  # of the codes that ``comp`` serves
-# The largest of a q16 span, of activations and of weights: SPAN products of two such are a sum
-# below 2**31, whatever they are.
+OFFSET = 128  # zero point of the codes that ``comp`` is for
+# The largest q16 value of activations and of weights: SPAN products of two such values always sum
+# to less than 2**31.
 WORD_TOP = 2895
-STEP_BITS = 10  # behind the point, of the words that one step of a weight's code is
-LEAST = 1e-34  # of a span's largest value: below it all are as good as zero
+STEP_BITS = 10  # fraction bits of the words for one step of a weight's code
+LEAST = 1e-34  # lower bound of a span's largest value: below it all count as zero
 
 
 @dataclass(frozen=True)
 class ActivationLayout:
-    """The layout of one activation buffer for rows of ``k`` values."""
+    """Layout of one activation buffer for rows of ``k`` values."""
 
     kind: str  # one of DWORDS
     k: int
     group: int = 1
     sub: int = BLOCK  # values that share a compensation: 16 or 32
-    unit: int = DWORD  # bytes of a token that stand together in a group: 4, of q8 perhaps 8
+    unit: int = DWORD  # bytes of a token that are adjacent in a group: 4, or 8 for some q8
 
     @property
     def kd(self) -> int:
-        """Dwords a row; rows are filled up to whole blocks with zeros."""
+        """Dwords a row; rows are padded with zeros to whole blocks."""
         return -(-self.k // BLOCK) * DWORDS[self.kind]
 
     @property
     def kb(self) -> int:
-        """Scales a row: of q8's blocks or of q16's spans."""
+        """Scales a row: one for each q8 block or q16 span."""
         share = {"q8": BLOCK, "q16": SPAN}.get(self.kind)
         return -(-self.k // share) if share else 0
 
@@ -95,25 +96,25 @@ class ActivationLayout:
 
     @property
     def together(self) -> int:
-        """Tokens that are written at once, for the sake of whole vectors: a part of a group."""
+        """Tokens written at once, so that stores are whole vectors: part of a group."""
         scaled = self.kind in ("q8", "q16")
         return TOGETHER if not scaled and self.group % TOGETHER == 0 else 1
 
     @property
     def store_scratch(self) -> int:
-        """Scratch that ``emit_store`` needs."""
+        """Bytes of scratch that ``emit_store`` needs."""
         if self.kind == "q16":
-            return 4 * (SPAN + BLOCK)  # and their largest
+            return 4 * (SPAN + BLOCK)  # and their largest magnitude
         return 4 * DWORDS[self.kind] * self.together if self.together > 1 else 0
 
     def n_bytes(self, n_tokens: int) -> int:
         return round_up(n_tokens, self.group) * self.row_bytes
 
     def grid(self, base: int, count: str) -> Grid:
-        """``base`` items for each row of whole groups, or for each ``together``.
+        """Return a grid of ``base`` items for each row of whole groups, or for each ``together``.
 
-        What stands in a group beside the real rows is multiplied too, and must be ordinary numbers:
-        the remains of another buffer, read as floats, can be denormal and a hundred times slower.
+        The padding tokens of a group are multiplied too, so they must hold ordinary numbers:
+        leftovers of another buffer, read as floats, can be denormal and a hundred times slower.
         """
         each = self.group // self.together
         return Grid(base * each, count, self.group, each)
@@ -156,14 +157,14 @@ class ActivationLayout:
                 groups[:, off : off + part.shape[1] * 4] = np.ascontiguousarray(part).view(np.uint8)
 
     def dwords_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
-        """The dwords of the first ``n`` tokens, i32 ``[n, KD]``."""
+        """Return the dwords of the first ``n`` tokens, i32 ``[n, KD]``."""
         groups, per = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes), self.unit // DWORD
         dwords = np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32)
         dwords = dwords.reshape(-1, self.kd // per, self.group, per).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(dwords).reshape(-1, self.kd)[:n]
 
     def read_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
-        """The values of the first ``n`` tokens, float64 ``[n, k]``."""
+        """Return the values of the first ``n`` tokens, float64 ``[n, k]``."""
         if not n:
             return np.zeros((0, self.k))
         g, groups = self.group, buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
@@ -181,8 +182,8 @@ class ActivationLayout:
 
 
 def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """f32 ``[N, K]`` to int8 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| / 127``, ``q =
-    round(x / d)``.
+    """Quantise f32 ``[N, K]`` to int8 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| /
+    127``, ``q = round(x / d)``.
     """
     blocks = x.astype(np.float32).reshape(x.shape[0], -1, BLOCK)
     top = np.abs(blocks).max(-1)
@@ -193,36 +194,40 @@ def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def words_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """f32 ``[N, K]`` to int16 and scales f32 ``[N, K/256]``: ``d = max|x| / 2895``, ``q = round(x /
-    d)``; K is filled up to whole spans with zeros.
+    """Quantise f32 ``[N, K]`` to int16 and scales f32 ``[N, K/256]``: ``d = max|x| / 2895``, ``q =
+    round(x / d)``. K is padded with zeros to whole spans.
     """
     spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
     spans.reshape(len(x), -1)[:, : x.shape[1]] = x
     inverse, d = word_scales_ref(np.abs(spans).max(-1))
-    # Products are not rounded before they are made whole numbers: they are fused with that.
+    # float64: the kernel fuses this product with rounding to whole numbers.
     q = np.rint(spans * inverse[:, :, None].astype(np.float64)).astype(np.int16)
     return q.reshape(len(x), -1), d
 
 
 def word_scales_ref(top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What spans of at most ``top``, f32, are multiplied by to be words, and the words' scales."""
+    """Return the factors that turn spans of magnitude at most ``top``, f32, into words, and the
+    words' scales.
+    """
     top = np.maximum(top, np.float32(LEAST))
     return np.float32(WORD_TOP) / top, top * np.float32(1 / WORD_TOP)
 
 
 def to_bf16_bits(x: np.ndarray) -> np.ndarray:
-    """f32 to the 16 bits of bf16, rounding to nearest even."""
+    """Convert f32 to the 16 bits of bf16, rounding to nearest even."""
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
-    """The 16 bits of bf16 to float64."""
+    """Convert the 16 bits of bf16 to float64."""
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
-    """f32 to the bits of so many bf16, the highest first: each of what the ones before it leave."""
+    """Split f32 into ``n_parts`` bf16, as bits, the highest first. Each part is the bf16 of the
+    remainder after those before it.
+    """
     parts = [to_bf16_bits(x)]
     for _ in range(1, n_parts):
         x = x - from_bf16_bits(parts[-1]).astype(np.float32)
@@ -241,12 +246,14 @@ def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
 
 
 def narrowed(k: Builder, kind: str, x: Val) -> list[Val]:
-    """The dwords of a block of a token's values, ``x``, in ``kind`` of NARROW: of each part."""
+    """Return the dwords of a block of a token's values, ``x``, in ``kind`` of NARROW, for each
+    part.
+    """
     return [part.bits(i32 * DWORDS["bf16"]) for part in in_bf16(k, x, NARROW[kind])]
 
 
 def scaled_comp(offset: int, comp: Val) -> Val:
-    """``-offset * sum of x`` from ``comp``: offsets are 0 and powers of two up to OFFSET."""
+    """Return ``-offset * sum of x`` from ``comp``. Offsets are 0 and powers of two up to OFFSET."""
     if not offset:
         return comp & 0
     assert offset.bit_count() == 1, offset
@@ -254,7 +261,7 @@ def scaled_comp(offset: int, comp: Val) -> Val:
 
 
 def block_sums(k: Builder, comp: Val, d: Val) -> Val:
-    """The sum of each block's values, from ``comp`` and the scale ``d``."""
+    """Return the sum of each block's values, from ``comp`` and the scale ``d``."""
     return (comp - MAGIC_BITS).to(f32) * (d * (-1 / OFFSET))
 
 
@@ -267,9 +274,9 @@ def emit_store(
     values_of: Callable[[Val], list[Val]],
     scratch: Val,
 ) -> None:
-    """Write block ``block`` of the ``together`` tokens from ``n`` on: of each, 32 f32 values
-    (vectors, in order), zeros past K. All other tokens are left alone. Blocks of a q16 span must
-    come one after the other, for they are written with the last of them.
+    """Write block ``block`` of the ``together`` tokens from ``n`` on: 32 f32 values of each
+    (vectors, in order), zeros past K. Other tokens are not changed. The blocks of a q16 span must
+    be written in order: the last one writes the span.
     """
     group, place = out + n // act.group * act.group_bytes, n % act.group
     if act.kind == "q16":
@@ -292,7 +299,7 @@ def emit_store(
 
 
 def _dwords(k: Builder, kind: str, values: list[Val]) -> list[Val]:
-    """A block of a token's values, in ``kind``, as dwords, ``i32 * 16`` each."""
+    """Return a block of a token's values, in ``kind``, as dwords, ``i32 * 16`` each."""
     whole = k.concat(*values)
     if kind in NARROW:
         return narrowed(k, kind, whole)
@@ -302,14 +309,14 @@ def _dwords(k: Builder, kind: str, values: list[Val]) -> list[Val]:
 def _store_one(
     k: Builder, act: ActivationLayout, group: Val, place: Val, block: Val, values: list[Val]
 ) -> None:
-    """Block ``block`` of the token at ``place`` in the group at ``group``."""
+    """Write block ``block`` of the token at ``place`` in the group at ``group``."""
     stride = 4 * act.group
     if act.kind == "q8":
         top = largest(k, values).bits(f32)
         inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
-        # Beside MAGIC, the nearest whole number stands in the low bits; of MAGIC's own bits, OFFSET
-        # times a block's sum keeps none.
+        # After adding MAGIC the low bits are the nearest whole number. OFFSET times a block's sum
+        # drops MAGIC's own bits.
         rounded = [(v * scale + MAGIC).bits(i32.like(v.ty)) for v in values]
         at = (block * act.group + place) * 4
         k.store(group + act.d_off, top * (1 / 127), offset=at)
@@ -343,7 +350,9 @@ def _store_span(
     values: list[Val],
     scratch: Val,
 ) -> None:
-    """The same in q16: f32 in ``scratch``, and their largest, until the span's last block comes."""
+    """The same in q16: keep f32 values and their largest in ``scratch`` until the span's last
+    block.
+    """
     per, last, ty = SPAN // BLOCK, -(-act.k // BLOCK) - 1, values[0].ty
     top_at, here = scratch + 4 * SPAN, block % per
     for i, v in enumerate(values):
@@ -367,16 +376,16 @@ def _store_span(
 
 
 def largest(k: Builder, values: list[Val]) -> Val:
-    """The bits of the largest magnitude of f32 values: they are in the magnitudes' order, and a
-    NaN's above all, so as integers none is lost.
+    """Return the bits of the largest magnitude of f32 values. As integers they have the order of
+    the magnitudes, with NaN above all, so no NaN is lost.
     """
     bits = [k.abs(v).bits(i32.like(v.ty)) for v in values]
     return k.reduce(reduce(k.max, bits), k.max)
 
 
 def word_scale(k: Builder, top: Val) -> tuple[Val, Val]:
-    """What values of at most ``top`` (``largest``, or several such) are multiplied by to be words,
-    and the words' scale.
+    """Return the factor that turns values of magnitude at most ``top`` (from ``largest``, one or
+    several) into words, and the words' scale.
     """
     top = k.reduce(top, k.max) if top.ty.lanes > 1 else top
     top = k.max(top, k.const(LEAST, f32).bits(i32)).bits(f32)
@@ -384,8 +393,8 @@ def word_scale(k: Builder, top: Val) -> tuple[Val, Val]:
 
 
 def in_words(k: Builder, values: list[Val], inverse: Val) -> Val:
-    """Some of a span's values as dwords of two i16 each."""
+    """Return some values of a span as dwords of two i16 each."""
     whole = k.concat(*values)
-    # Beside MAGIC, the nearest whole number stands in the low bits.
+    # After adding MAGIC the low bits are the nearest whole number.
     words = (whole * k.splat(inverse, whole.ty) + MAGIC).bits(i32.like(whole.ty)).to(i16)
     return words.bits(i32 * (words.ty.lanes // 2))

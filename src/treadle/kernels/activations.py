@@ -1,4 +1,4 @@
-"""Activation functions: how a kernel computes each, and what it is in numpy."""
+"""Activation functions: emitted code, and the exact function in numpy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ F64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Activation:
-    """One function of one value, and in a gated network one of what it gates; ``exact`` ones in
-    float64.
+    """One activation function, and for gated networks the function applied to the gated value.
+    ``exact`` ones are in float64.
     """
 
     emit: Callable[[Builder, Val], Val]
     exact: Callable[[F64Array], F64Array]
-    emit_up: Callable[[Builder, Val], Val] | None = None  # None: as it is
+    emit_up: Callable[[Builder, Val], Val] | None = None  # None: identity
     exact_up: Callable[[F64Array], F64Array] | None = None
 
     def gate(self, k: Builder, gate: Val, up: Val) -> Val:
-        """What the gate lets through."""
+        """Return the gated activation: ``emit(gate)`` times ``up``."""
         return self.emit(k, gate) * (self.emit_up(k, up) if self.emit_up else up)
 
 
@@ -68,7 +68,7 @@ def _sigmoid(y: F64Array) -> F64Array:
 _ROWS = {
     "silu": Activation(math.silu, _silu),
     "gelu": Activation(math.gelu, _gelu),  # the tanh form
-    "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # as it is defined
+    "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # exact
     "relu": Activation(math.relu, _relu),
     "relu2": Activation(math.relu2, _relu2),
     "swiglu_clamped": Activation(
@@ -81,8 +81,8 @@ _ROWS = {
 
 
 class Activations(dict[str, Activation]):
-    """By name. Behind a name there may be a limit: of silu_to_7 a gate is at most 7, and what it
-    gates between -7 and 7.
+    """Activations by name. A name may end with a limit: silu_to_7 limits the gate to at most 7, and
+    the gated value to -7..7.
     """
 
     def __missing__(self, name: str) -> Activation:
@@ -95,7 +95,7 @@ class Activations(dict[str, Activation]):
 @cache
 def _limited(of: Activation, limit: float) -> Activation:
     def emit(k: Builder, x: Val) -> Val:
-        # What is computed comes second: where it is NaN, so is the result.
+        # The computed value comes second, so that NaN gives NaN.
         return k.min(k.const(limit, x.ty), of.emit(k, x))
 
     def emit_up(k: Builder, x: Val) -> Val:
@@ -114,11 +114,11 @@ ACTIVATIONS = Activations(_ROWS)
 
 
 def activated(fn: str, y: F64Array) -> F64Array:
-    """An activation, by its name, in numpy."""
+    """Apply an activation, by its name, in numpy."""
     return ACTIVATIONS[fn].exact(y)
 
 
 def gated(fn: str, gate: F64Array, up: F64Array) -> F64Array:
-    """What a gate of that activation lets through, in numpy."""
+    """Apply a gated activation, by its name, in numpy."""
     row = ACTIVATIONS[fn]
     return row.exact(gate) * (row.exact_up(up) if row.exact_up else up)

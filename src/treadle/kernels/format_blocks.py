@@ -1,5 +1,5 @@
-"""Reading a format's blocks in a kernel: where they lie, and fields of one or several of them side
-by side.
+"""Access to a format's blocks in a kernel: addresses, fields, codes and scales of one or several
+blocks.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from treadle.jit.types import Ty, f16, f32, i16, i32, u8
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.spec import LINE
 
-WORDS = 32  # of a table that ``Isa.lookup_words`` takes
+WORDS = 32  # words in a table that ``Isa.lookup_words`` takes
 
 
 @dataclass(frozen=True)
 class BlockAddress:
-    """Where a row or a block begins: an address in each array of its format, which for most is
-    one.
-    """
+    """Address of a row or a block: one for each array of its format, usually a single one."""
 
     fmt: Format
     parts: tuple[Val, ...]
 
     @property
     def codes(self) -> Codes:
-        """How blocks of a format of bytes are read."""
+        """The codes of a format of bytes."""
         assert self.fmt.codes is not None, self.fmt.name
         return self.fmt.codes
 
     def row(self, i: Val, k: int) -> BlockAddress:
-        """The ``i``-th row of ``k`` weights from here on."""
+        """Return the address of the ``i``-th row of ``k`` weights from here."""
         return self.block(i, k // self.fmt.block)
 
     def block(self, i: Val | int, each: int = 1) -> BlockAddress:
-        """The ``i``-th block from here on, or ``i``-th run of ``each`` blocks."""
+        """Return the address of the ``i``-th block from here, or of the ``i``-th run of ``each``
+        blocks.
+        """
         steps = (each * stride for stride in self.fmt.strides)
         return BlockAddress(
             self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True))
         )
 
     def load(self, k: Builder, field: str, ty: Ty, at: int = 0) -> Val:
-        """``ty`` from where the field of this block begins, or ``at`` bytes on."""
+        """Load a ``ty`` from a field of this block, ``at`` bytes after its start."""
         part, offset = self.fmt.place(field)
         offset += at
         align = gcd(self.fmt.strides[part], offset, k.isa.aligned)
         return k.load(self.parts[part], ty, offset=offset, align=align)
 
     def prefetch(self, k: Builder, ahead: int, n: int, locality: int) -> None:
-        """Ask for ``n`` blocks, ``ahead`` blocks from here, line by line."""
+        """Prefetch ``n`` blocks, ``ahead`` blocks from here, line by line."""
         for p, stride in zip(self.parts, self.fmt.strides, strict=True):
             for line in range(0, n * stride, LINE):
                 k.prefetch(p + (ahead * stride + line), locality)
@@ -61,7 +61,7 @@ class BlockAddress:
 
 @dataclass(frozen=True)
 class WeightRows:
-    """Rows from ``first`` on of ``weights [m, k]``; the last stands in for those past it."""
+    """Rows of ``weights [m, k]`` from ``first`` on. Rows past the end repeat the last one."""
 
     weights: BlockAddress
     first: Val
@@ -72,36 +72,37 @@ class WeightRows:
         return self.weights.row(k.min(self.first + r, self.m - 1), self.k)
 
     def behind(self, n: Operand) -> WeightRows:
-        """Those ``n`` further on."""
+        """Return the rows from ``n`` rows further on."""
         return replace(self, first=self.first + n)
 
     @property
     def values(self) -> tuple[Val, ...]:
-        """What of them is known at run time only."""
+        """The fields that are run-time values."""
         return *self.weights.parts, self.first, self.m
 
     def of(self, values: Sequence[Val]) -> WeightRows:
-        """With other such values."""
+        """Return a copy with other run-time values."""
         *parts, first, m = values
         return WeightRows(BlockAddress(self.weights.fmt, tuple(parts)), first, m, self.k)
 
 
 def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[..., Val]:
-    """What formats are handed: the bytes of a field of several blocks (a power of two), or as many
-    from its ``at``-th on. ``run`` blocks at a time are neighbours; 0: all of them.
+    """Return the reader of fields that formats take. It concatenates a field's bytes from several
+    blocks (a power of two), or ``n_bytes`` of it from byte ``at``. Each ``run`` blocks are
+    adjacent; 0: all of them.
     """
     fmt, reach = blocks[0].fmt, k.isa.vector_bits // 8
     size = fmt.dtype.itemsize
 
     def field(name: str, n_bytes: int = 0, at: int = 0) -> Val:
         offset = fmt.place(name)[1] + at
-        if fmt.parts:  # neighbours' fields follow each other
+        if fmt.parts:  # adjacent blocks' fields are contiguous
             each = run or len(blocks)
             ty = u8 * (fmt.dtype[name].itemsize * each)
             return k.concat(*(block.load(k, name, ty) for block in blocks[::each]))
         n_bytes = n_bytes or fmt.dtype[name].itemsize
         assert offset + n_bytes <= size, (fmt.name, name, n_bytes)
-        # One load and one shuffle, where a register holds them all and nothing past their end.
+        # One load and one shuffle, if a register holds all of them and nothing past their end.
         if run > 1 and (run - 1) * size + offset + n_bytes <= reach <= run * size and n_bytes <= 4:
             held = [i * size + offset + j for i in range(run) for j in range(n_bytes)]
             whole = [k.load(block.parts[0], u8 * reach) for block in blocks[::run]]
@@ -112,13 +113,13 @@ def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[
 
 
 def unpack_codes(k: Builder, blocks: list[BlockAddress]) -> list[Val]:
-    """The codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
+    """Return the codes of several blocks, vectors of ``u8`` in the order of ``codes.groups``."""
     parts: list[Val] = blocks[0].codes.unpack(k, fields_of(k, blocks))
     return parts
 
 
 def ordered_codes(k: Builder, *blocks: BlockAddress) -> list[Val]:
-    """The codes of neighbouring blocks as they follow each other, in vectors of ``u8``."""
+    """Return the codes of adjacent blocks in order, in vectors of ``u8``."""
     codes = blocks[0].codes
     if codes.in_order is None:
         return [codes_in_order(k, *blocks)]
@@ -126,7 +127,7 @@ def ordered_codes(k: Builder, *blocks: BlockAddress) -> list[Val]:
 
 
 def codes_in_order(k: Builder, *blocks: BlockAddress) -> Val:
-    """The codes of neighbouring blocks as they follow each other, ``u8 * (n * block)``."""
+    """Return the codes of adjacent blocks in order, ``u8 * (n * block)``."""
     fmt, codes = blocks[0].fmt, blocks[0].codes
     parts, groups = unpack_codes(k, [*blocks]), codes.groups(fmt.block, len(blocks))
     if len(parts) == 1:
@@ -141,7 +142,9 @@ def codes_in_order(k: Builder, *blocks: BlockAddress) -> Val:
 
 
 def scales_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> tuple[Val, Val | None]:
-    """f32 scales, and minimums where there are any, one for every ``sub`` and ``sum_sub`` codes."""
+    """Return f32 scales, one for every ``sub`` codes, and minimums or None, one for every
+    ``sum_sub`` codes.
+    """
     codes = blocks[0].codes
     if codes.scales is not None:
         d, m = codes.scales(k, k.isa, fields_of(k, blocks, run))
@@ -151,7 +154,7 @@ def scales_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> tuple[Val
 
 
 def load_weights(k: Builder, block: BlockAddress) -> list[Val]:
-    """The weights of one block, ``f32 * 32`` each."""
+    """Return the weights of one block, ``f32 * 32`` each."""
     codes = block.codes
     assert codes.sum_sub == codes.sub
     whole = codes_in_order(k, block)
@@ -166,15 +169,15 @@ def load_weights(k: Builder, block: BlockAddress) -> list[Val]:
 
 
 def load_narrow(k: Builder, block: BlockAddress) -> list[Val]:
-    """The weights of one block as bf16, ``i16 * 32`` each: of each sub-block the few that there are
-    are narrowed, and each code's is looked up.
+    """Return the weights of one block as bf16, ``i16 * 32`` each. The few distinct weights of a
+    sub-block are narrowed, then looked up by code.
     """
     codes, table_ty = block.codes, f32 * (WORDS // 2)
     look_up = k.isa.lookup_words
     assert look_up is not None
     assert codes.words is not None
-    # Of several scales in a register each is a shuffle, and those are the bottleneck; from memory
-    # they come spread over all lanes.
+    # Spreading scales that share a register takes a shuffle each, the bottleneck; loads from memory
+    # broadcast them for free.
     scales = [v for v in scales_of(k, [block]) if v is not None]
     rooms = [k.room(v.ty.n_bytes, name) for v, name in zip(scales, ("d", "m"), strict=False)]
     several = block.fmt.block > codes.sub
@@ -208,7 +211,9 @@ def load_narrow(k: Builder, block: BlockAddress) -> list[Val]:
 def load_scales(
     k: Builder, blocks: list[BlockAddress], field: str, lanes: Sequence[int] = ()
 ) -> Val:
-    """One f16 field of several blocks as f32; ``lanes``: whose each lane holds, or in turn."""
+    """Return one f16 field of several blocks as f32. ``lanes``: the block of each lane, which must
+    be in order; empty: one lane a block.
+    """
     if lanes:
         repeat = len(lanes) // len(blocks)
         halves = k.concat(*(k.splat(at.load(k, field, f16), f16 * repeat) for at in blocks))
@@ -223,8 +228,8 @@ def load_scales(
 
 
 def load_scale_run(k: Builder, at: BlockAddress, n: int, field: str, lanes: Sequence[int]) -> Val:
-    """The same of ``n`` neighbouring blocks: one load and one shuffle where a register holds all
-    of their scales and nothing past their end.
+    """The same for ``n`` adjacent blocks: one load and one shuffle if a register holds all their
+    scales and nothing past their end.
     """
     (part, offset), n_bytes = at.fmt.place(field), k.isa.vector_bits // 8
     size = at.fmt.strides[part]
@@ -233,7 +238,7 @@ def load_scale_run(k: Builder, at: BlockAddress, n: int, field: str, lanes: Sequ
     first = at.parts[part]
     if (n - 1) * size + offset + 2 <= n_bytes <= n * size:
         words, stride = k.load(first, i16 * (n_bytes // 2)), size
-    else:  # the first 8 bytes of each, where formats keep their scales
+    else:  # the first 8 bytes of each block, where formats keep their scales
         heads = k.concat(*(k.load(first + i * size, u8 * 8) for i in range(n)))
         words, stride = heads.bits(i16 * (4 * n)), 8
     order = [(i * stride + offset) // 2 for i in lanes]

@@ -1,4 +1,4 @@
-"""Reducing many vectors to one value each, all at once."""
+"""Reduction of many vectors to one value each, together."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from treadle.jit.language import Builder, Val
 
 
 def reduce_all(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-    """Lane i of the result: ``vectors[i]`` reduced by ``op``. At most as many vectors as lanes.
+    """Reduce ``vectors[i]`` by ``op`` into lane i. There are at most as many vectors as lanes.
 
-    All are reduced together: of two vectors, the lower half of each beside the upper half of each
-    make two full ones, and ``op`` of them one that holds both. Every vector is reduced in the same
-    order, however many there are.
+    Two vectors are combined at a time: their lower halves side by side and their upper halves side
+    by side are two full vectors, and ``op`` gives one that holds both. The order of reduction is
+    the same for every vector, however many there are.
     """
     lanes = vectors[0].ty.lanes
-    width = lanes  # lanes that hold what is left of one vector
+    width = lanes  # lanes still used by one vector
     level = vectors + vectors[:1] * ((1 << (len(vectors) - 1).bit_length()) - len(vectors))
     while len(level) > 1:
         width //= 2

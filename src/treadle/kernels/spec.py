@@ -1,13 +1,13 @@
-"""What a kernel is to the rest of treadle: a spec that names it, builds it, and checks it.
+"""Kernel specs: a spec names a kernel, builds it, and checks it.
 
 A kernel is a pure function of its spec. Its machine code has one signature::
 
     void kernel(const i64 *args, const RunState *run, i64 begin, i64 end, u8 *scratch)
 
 ``args`` holds addresses and integers, in the order that the spec declares (``Args``). The work is
-a range of items; any thread may take any part of it, so ``kernel`` does items ``begin`` to ``end``
-and shares nothing but its outputs. ``scratch`` is the thread's own memory, ``spec.scratch(lanes)``
-bytes of it.
+a range of items. Any thread may take any part of it: ``kernel`` does items ``begin`` to ``end`` and
+shares nothing but its outputs. ``scratch`` is the thread's own memory, ``spec.scratch(lanes)``
+bytes.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, i64, ptr
 
-# What changes from one run to the next lies in one block: ``engine/batch.py`` writes it, and the
+# Everything that changes from run to run lies in one block: ``engine/batch.py`` writes it, and the
 # compiled steps read it. It begins with these fields, then EACH once for every pool and rope table:
-# those of the second are named ``kv_slots1``, and so on. Counts are numbers; the others say how
-# many bytes behind the block's beginning an array is.
+# those of the second are named ``kv_slots1``, and so on. Counts are numbers; the other fields are
+# byte offsets of arrays from the block's beginning.
 FIELDS = (
-    "n_tokens",  # rows of this batch
-    "n_outputs",  # rows of which logits are wanted
-    "n_parts",  # sequences in it
-    "n_sampled",  # rows of logits whose largest are wanted, each with its mask
+    "n_tokens",  # rows of the batch
+    "n_outputs",  # rows whose logits are requested
+    "n_parts",  # sequences in the batch
+    "n_sampled",  # rows of logits whose top-k is requested, each with its mask
     "tokens",  # i32 [n_tokens]
     "output_rows",  # i32 [n_outputs]: which rows
     "parts",  # PART [n_parts]
     "sampled",  # SAMPLED [n_sampled]
-    "n_loras",  # tiles of rows of sequences, in plans with adapters
+    "n_loras",  # tiles of rows, in plans with adapters
     "loras",  # LORA [n_loras]
 )
 EACH = (
-    "n_attn_items",  # attention: work items of parts of many tokens
-    "n_attn_few",  # those of parts of few tokens
-    "n_attn_merges",  # query groups whose keys were split among items
+    "n_attn_items",  # attention: work items for sequences with many tokens
+    "n_attn_few",  # the same for sequences with few tokens
+    "n_attn_merges",  # query groups whose keys are split among work items
     "kv_slots",  # i64 [n_tokens]: slot = page * page_size + place, where to write
     "attn_items",  # ITEM [n_attn_items]
     "attn_few",  # ITEM [n_attn_few]
     "attn_merges",  # MERGE [n_attn_merges]
     "rope",  # f32 [n_tokens, 2, rope_dims / 2]: cosines, then sines
 )
-# A sequence's first row, its rows, the first one's position, the slots of its state: where it is
-# (at position 0 there is none: zeros), and where the one after these tokens goes; and the position
-# from which its tokens are of the second type.
+# One sequence: its first row, number of rows, position of the first row; its state slot (at
+# position 0: none, zeros) and the slot for the state after these tokens; and the position from
+# which its tokens are of the second type.
 PART_FIELDS = "token", "n_tokens", "position", "state", "next", "second"
 PART = np.dtype([(name, "i8") for name in PART_FIELDS])
 
-# In plans with adapters, rows of one sequence, at most LORA_ROWS: the first, and how many; and how
-# many bytes behind this record their scales are, f32 [n_adapters].
+# In plans with adapters: at most LORA_ROWS rows of one sequence. The first row, the number of rows,
+# and the byte offset from this record to their scales, f32 [n_adapters].
 LORA = np.dtype([(name, "i8") for name in ("token", "n_tokens", "scales")])
 LORA_ROWS = 16
 
 
 def run_state(n: int) -> np.dtype[Any]:
-    """The record of a run with ``n`` pools or rope tables, whichever are more."""
+    """Return the dtype of a run's record for ``n`` pools or rope tables, whichever are more."""
     each = [numbered(name, i) for i in range(n) for name in EACH]
     return np.dtype([(name, "i8") for name in (*FIELDS, *each)])
 
 
 def numbered(field: str, index: int) -> str:
-    """The name of an ``EACH`` field of the ``index``-th pool or rope table."""
+    """Return the name of an ``EACH`` field of the ``index``-th pool or rope table."""
     return f"{field}{index or ''}"
 
 
@@ -79,7 +79,7 @@ RUN_STATE = run_state(1)
 
 @cache
 def run_offset(field: str) -> int:
-    """Where a field is in the record, in bytes."""
+    """Return a field's offset in the record, in bytes."""
     if field in FIELDS:
         return 8 * FIELDS.index(field)
     stem = field.rstrip("0123456789")
@@ -88,20 +88,20 @@ def run_offset(field: str) -> int:
 
 
 def load_record(k: Builder, p: Val, record: np.dtype[Any]) -> dict[str, Val]:
-    """The fields of the record at ``p``, all of them i64."""
+    """Load the fields of the record at ``p``, all of them i64."""
     assert record.names is not None
     return {name: k.load(p, i64, offset=8 * i, align=8) for i, name in enumerate(record.names)}
 
 
-LINE = 64  # bytes of a cache line
+LINE = 64  # bytes in a cache line
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Work items of a step: ``base * ceil(count / per)``. ``count`` is a field of RUN_STATE, the
-    constant one, or an argument of the step's own: a buffer that begins with the number, i64, which
-    an earlier step has written. ``whole`` items that follow each other write to the same cache
-    lines: two threads would hand these to and fro, so one takes all of them.
+    """Number of work items of a step: ``base * ceil(count / per)``. ``count`` is a field of
+    RUN_STATE, the constant one, or an argument of the step: a buffer that begins with the number,
+    i64, which an earlier step has written. Each ``whole`` consecutive items write to the same cache
+    lines, so one thread takes all of them.
     """
 
     base: int
@@ -110,7 +110,7 @@ class Grid:
     whole: int = 1
 
     def items(self, run: Any) -> int:
-        """Items for the RUN_STATE record ``run``."""
+        """Return the number of items for the RUN_STATE record ``run``."""
         n = 1 if self.count == "one" else int(run[self.count])
         return self.base * -(-n // self.per)
 
@@ -119,10 +119,10 @@ class Args:
     """A kernel's arguments in the order of their slots, each as ``name:kind``.
 
     ``in`` and ``out``: a buffer that the kernel reads, or writes; ``inout``: both. ``const``:
-    memory that outlives the plan, weights or a pool of pages. ``tensor``: a tuple, a slot for each
-    array that a tensor of the spec's format has. Without a kind: an integer. One marked ``?`` may
-    be left out, and the kernel finds 0. Those of ``each`` are lists, a value for each of several
-    tensors, whose slots follow each other.
+    memory that outlives the plan, weights or a pool of pages. ``tensor``: a tuple, one slot for
+    each array of a tensor in the spec's format. Without a kind: an integer. An argument marked
+    ``?`` is optional; if it is left out, the kernel reads 0. Arguments of ``each`` are lists with
+    one value for each of several tensors; the slots of a tensor are consecutive.
     """
 
     def __init__(self, once: str = "", each: str = "") -> None:
@@ -135,14 +135,14 @@ class Args:
         self.reads = tuple(name for name in kinds if "in" in kinds[name])
         self.writes = tuple(name for name in kinds if "out" in kinds[name])
         self.buffers = (*self.reads, *self.writes)
-        self._plain = not self.each and "tensor" not in kinds.values()  # a value is a slot
+        self._plain = not self.each and "tensor" not in kinds.values()  # each value takes one slot
 
     def __call__(self, **given: Any) -> SimpleNamespace:
-        """What is given, as the numpy twin takes it; None for what is left out."""
+        """Return the arguments as the numpy twin takes them; None for those left out."""
         return SimpleNamespace(**{**self.left_out, **given})
 
     def slots(self, given: Mapping[str, Any]) -> list[Any]:
-        """What is given by name, a value for each slot; None for what is left out."""
+        """Return a value for each slot, from arguments by name; None for those left out."""
         whole = {**self.left_out, **given}
         assert len(whole) == len(self.kinds), given
         if self._plain:
@@ -158,8 +158,8 @@ class Args:
 
 
 class Frame:
-    """A kernel's arguments while it is being built, each an attribute by its name: an address or an
-    integer; and the run's state.
+    """A kernel's arguments while it is built, as attributes by name (addresses or integers), and
+    the run's state.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Frame:
         return found
 
     def each(self, name: str, i: int = 0) -> Any:
-        """An argument of the i-th tensor; the tensor itself as a tuple of addresses."""
+        """Return an argument of the i-th tensor; the tensor itself as a tuple of addresses."""
         spec: Any = self.spec
         kinds = spec.args.kinds
         sizes = {n: len(spec.fmt.strides) if kinds[n] == "tensor" else 1 for n in kinds}
@@ -185,7 +185,7 @@ class Frame:
         return found if kinds[name] == "tensor" else found[0]
 
     def run(self, field: str, ty: Ty = i64) -> Val:
-        """A count of RUN_STATE; with ``ty`` ptr where an array of it begins."""
+        """Return a count of RUN_STATE; with ``ty`` ptr, the address of one of its arrays."""
         value = self.k.load(self.block, i64, align=8, offset=run_offset(field))
         return self.block + value if ty == ptr else value
 
@@ -200,16 +200,16 @@ class Spec:
     args: ClassVar[Args] = Args()
 
     def __post_init__(self) -> None:
-        """Round floats to f32, as constants of the code are: then a name's digits tell all."""
+        """Round floats to f32, as constants in the code are, so that a name's digits are exact."""
         kind: Any = type(self)
         for name in _floats(kind):
-            # + 0.0: the zeros are equal, and so is their name.
+            # + 0.0 turns -0.0 into 0.0: equal values must have equal names.
             object.__setattr__(self, name, float(np.float32(getattr(self, name))) + 0.0)
 
     @property
     def name(self) -> str:
-        """``op_value_value``; a field at its default is left out, True gives the field's own
-        name, and False (of one that is True by default) ``not_`` before it.
+        """``op_value_value``. A field at its default is left out; True gives the field's name;
+        False (for a default of True) gives ``not_`` and the name.
         """
         parts = [self.op]
         for field in fields(self):
@@ -220,32 +220,32 @@ class Spec:
                 parts.append(field.name if value else f"not_{field.name}")
             else:
                 label = "" if isinstance(value, str) else field.name
-                # str: an f-string would write all digits of the f64 that the f32 is.
+                # str of the f32: an f-string would write all digits of its f64 value.
                 digits = str(np.float32(value)) if isinstance(value, float) else value
                 parts.append(f"{label}{digits}")
         return "_".join(parts)
 
     @property
     def needs(self) -> set[str]:
-        """Arguments that must be given: those without ``?``, and of the others what this one's
-        fields ask for.
+        """Arguments that must be given: those without ``?``, and optional ones that the fields
+        require.
         """
         return self.args.required
 
     def scratch(self, lanes: int) -> int:
-        """Bytes of scratch a thread needs, where vectors have ``lanes`` f32 values."""
+        """Return the bytes of scratch a thread needs, if vectors have ``lanes`` f32 values."""
         return 0
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
-        """Bytes of keys and values that ``n_tokens`` of one sequence behind ``n_before`` others
-        make this kernel read at least, and operations on them: nothing, but for attention.
+        """Return the least bytes of keys and values, and the operations on them, for ``n_tokens``
+        of a sequence after ``n_before`` others. Zero for all kernels but attention.
         """
         return 0, 0
 
     def emit(
         self, k: Builder, isa: Isa, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:
-        """Emit the kernel into ``k``'s function, whose arguments these are."""
+        """Emit the kernel into ``k``'s function, with these arguments."""
         self.build(k, isa, Frame(k, self, args, run, begin, end, scratch))
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -253,28 +253,28 @@ class Spec:
         raise NotImplementedError
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin: does the whole grid. ``args`` has arrays and numbers, by name."""
+        """Run the numpy twin over the whole grid. ``args`` has arrays and numbers, by name."""
         raise NotImplementedError
 
 
 @cache
 def _floats(cls: Any) -> tuple[str, ...]:
-    """The fields of a kind of spec that are floats: looked up once, for a plan makes hundreds."""
+    """Return the names of a spec class's float fields. Cached: a plan makes hundreds of specs."""
     return tuple(field.name for field in fields(cls) if field.type in ("float", float))
 
 
 def round_up(n: int, multiple: int) -> int:
-    """The next multiple of ``multiple`` that is at least ``n``."""
+    """Round ``n`` up to a multiple of ``multiple``."""
     return -(-n // multiple) * multiple
 
 
 def parts(n: int, size: int) -> Iterator[tuple[int, int]]:
-    """``n`` things in parts of ``size``: where each begins, and how many it has."""
+    """Split ``n`` into parts of ``size``: yield the start and the length of each."""
     return ((at, min(size, n - at)) for at in range(0, n, size))
 
 
 def widest(most: int, n: int) -> int:
-    """The widest vector, a power of two of at most ``most`` lanes, that divides ``n``."""
+    """Return the widest vector, a power of two of at most ``most`` lanes, that divides ``n``."""
     width = most
     while n % width:
         width //= 2

@@ -1,4 +1,4 @@
-"""Rows to columns, in registers."""
+"""Transposition of rows to columns, in registers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from treadle.jit.language import Builder, Val
 
-SQUARE = 8  # rows and columns that are transposed by halves of registers
+SQUARE = 8  # rows and columns of the transposition by register halves
 
 
 def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
-    """``rows`` (n vectors of C dwords) to columns: C lists, each the n dwords of a column in
-    vectors of ``lanes``.
+    """Transpose ``rows`` (n vectors of C dwords) to columns: C lists, each the n dwords of a column
+    in vectors of ``lanes``.
 
     Zipping row i with row i + n/2, log2(n) times over, is the perfect shuffle that transposes.
     """
@@ -34,8 +34,8 @@ def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
 
 
 def _by_halves(k: Builder, rows: Sequence[Val]) -> list[Val]:
-    """Eight rows of eight: rows that are four apart are joined first, then no lane leaves its half
-    of a register. 24 shuffles; zips have 24 too, but each takes two instructions.
+    """Transpose eight rows of eight: join rows that are four apart, then keep every lane within its
+    half of a register. 24 shuffles, as many as by zips, but each zip takes two instructions.
     """
     columns = []
     for first in (0, 4):
@@ -44,7 +44,7 @@ def _by_halves(k: Builder, rows: Sequence[Val]) -> list[Val]:
             k.shuffle(a, b, half + [SQUARE + i for i in half])
             for a, b in zip(rows[:4], rows[4:], strict=True)
         ]
-        for order in ([0, 8, 1, 9], [2, 10, 3, 11]):  # dwords of two rows, then of the other two
+        for order in ([0, 8, 1, 9], [2, 10, 3, 11]):  # first two dwords of a row, then the rest
             low, high = (
                 k.shuffle(a, b, order + [i + 4 for i in order]) for a, b in (joined[:2], joined[2:])
             )
@@ -54,7 +54,7 @@ def _by_halves(k: Builder, rows: Sequence[Val]) -> list[Val]:
 
 
 def _zip(k: Builder, a: Val, b: Val, lanes: int) -> list[Val]:
-    """a0 b0 a1 b1 ..., in vectors of at most ``lanes``."""
+    """Interleave: a0 b0 a1 b1 ..., in vectors of at most ``lanes``."""
     n = a.ty.lanes
     order = [i + n * j for i in range(n) for j in range(2)]
     if 2 * n <= lanes:

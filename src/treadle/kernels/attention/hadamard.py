@@ -1,8 +1,8 @@
-"""Rotation by Hadamard matrices: what is kept in few bits has its outliers spread over a head.
+"""Rotation by Hadamard matrices: spreads outliers over a head before it is stored in few bits.
 
 The matrix of n dims (a power of two, the largest that divides the head) has entries 1 and -1 over
-sqrt(n), is symmetric and its own inverse. So ``(H q) . (H k) = q . k``, and what attention sums of
-turned values is turned back by the same matrix.
+sqrt(n), is symmetric and its own inverse. So ``(H q) . (H k) = q . k``, and attention's sums of
+rotated values are rotated back by the same matrix.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.spec import Args, Frame, Spec
 
-MOST = 128  # dims of a matrix: its sums are in registers
+MOST = 128  # largest matrix: its sums fit registers
 
 
 def points(dims: int) -> int:
-    """Dims of the matrix that turns a head's, part by part."""
+    """Return the dims of the matrix that rotates a head, part by part."""
     return min(dims & -dims, MOST)
 
 
 def rotate(k: Builder, x: Val, out: Val, dims: int) -> None:
-    """f32 ``[dims]`` at ``x`` to ``out`` (which may be the same)."""
+    """Rotate f32 ``[dims]`` at ``x`` into ``out`` (which may be the same)."""
     n = points(dims)
     width = min(k.isa.lanes, n)
     with k.loop(dims // n) as part:
@@ -50,7 +50,7 @@ def rotate(k: Builder, x: Val, out: Val, dims: int) -> None:
 
 
 def rotate_ref(x: np.ndarray) -> np.ndarray:
-    """The last axis, part by part."""
+    """Rotate the last axis, part by part."""
     n = points(x.shape[-1])
     matrix = np.ones((1, 1))
     while len(matrix) < n:
@@ -61,7 +61,7 @@ def rotate_ref(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rotate(Spec):
-    """Each of ``heads`` heads of ``k`` dims, in place. Items: tokens x heads."""
+    """Rotate each of ``heads`` heads of ``k`` dims, in place. Items: tokens x heads."""
 
     op: ClassVar[str] = "rotate"
     args = Args("x:inout stride")

@@ -1,13 +1,13 @@
-"""Attention in vectors whose products are of 16-bit numbers, two to a lane of 32 bits: twice as
-many at a time as of floats.
+"""Attention in vectors with products of 16-bit numbers, two to a lane of 32 bits: twice as many at
+a time as with floats.
 
-A row of queries q, and a key k, are whole numbers times a scale, which is their length by LIMIT::
+A row of queries q, and a key k, are whole numbers times a scale, their length over LIMIT::
 
     q = q_i |q| / LIMIT,  k = k_i |k| / LIMIT:    q k = (q_i k_i) |q| |k| / LIMIT**2
 
 so that a score's sum of whole numbers is at most LIMIT**2 (Cauchy and Schwarz), below 2**31. A
-value is whole numbers times what is largest in it by LIMIT; that scale is multiplied into the key's
-weight, and a span's weights become whole numbers that are LIMIT together::
+value is whole numbers times its largest magnitude over LIMIT. That scale is multiplied into the
+key's weight, and a span's weights become whole numbers whose sum is LIMIT::
 
     w_j = p_j d_j,  w = w_i (sum over j of w_j) / LIMIT:    |sum over j of w_i v_i| <= LIMIT**2
 
@@ -32,15 +32,15 @@ from treadle.kernels.attention.work_item import Queries
 from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import LINE, round_up
 
-LIMIT = 32000.0  # with what rounding adds, 2**15 hold a number, 2**31 a sum
-LEAST = 2.0**-40  # a length, or a largest value, is at least this: scales are numbers
-FAINT = 2.0**-100  # the same, of weights together
-VECTORS = 2  # of a product's columns
-TALL = 8  # rows of a product, of a machine with 32 registers; half of them with 16
+LIMIT = 32000.0  # with rounding, a number stays below 2**15, a sum below 2**31
+LEAST = 2.0**-40  # least length or largest value, so that scales are finite
+FAINT = 2.0**-100  # the same for the sum of weights
+VECTORS = 2  # vectors of columns in a product
+TALL = 8  # rows of a product with 32 registers; half of them with 16
 
 
 class Int16Scratch(NamedTuple):
-    """Where things are in scratch: ``d_`` what each number of theirs is multiplied by."""
+    """Byte offsets in scratch. ``d_``: factors of the numbers of that name."""
 
     q: int
     d_q: int
@@ -51,7 +51,7 @@ class Int16Scratch(NamedTuple):
     scores: int
     weights: int
     d_weights: int
-    less: int  # what results of before are multiplied by
+    less: int  # factors of earlier results
     o: int
     m: int
     total: int
@@ -59,7 +59,7 @@ class Int16Scratch(NamedTuple):
 
     @classmethod
     def of(cls, spec: Queries) -> Int16Scratch:
-        """For this kernel."""
+        """Return the offsets for a kernel."""
         rows, dims, dims_v = round_up(spec.rows, ROWS), spec.head_dim, spec.dims_v
         sizes = [
             *(2 * rows * dims, 4 * rows, 2 * KEYS * dims, 4 * KEYS, 2 * KEYS * dims_v, 4 * KEYS),
@@ -70,12 +70,12 @@ class Int16Scratch(NamedTuple):
 
 
 def words_scratch(spec: Queries) -> int:
-    """Bytes of scratch a thread needs."""
+    """Return the bytes of scratch that a thread needs."""
     return Int16Scratch.of(spec).end
 
 
 class WordTile(WideTile):
-    """Rows in products of TALL rows and VECTORS of columns."""
+    """Attention tile with products of TALL rows and VECTORS of columns."""
 
     places: ClassVar[Any] = Int16Scratch
     at: Int16Scratch
@@ -87,12 +87,12 @@ class WordTile(WideTile):
 
     @property
     def width(self) -> int:
-        """Its columns."""
+        """Columns of a product."""
         return VECTORS * self.isa.lanes
 
     @property
     def line(self) -> int:
-        """Bytes of a pair of numbers for each of them."""
+        """Bytes of a pair of numbers for each column."""
         return 4 * self.width
 
     # -- to whole numbers -----------------------------------------------------------------------
@@ -101,7 +101,7 @@ class WordTile(WideTile):
         k, at, lanes = self.k, self.at, self.isa.lanes
         dims, dims_v = self.spec.head_dim, self.spec.dims_v
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
-        k.store(self.scratch + at.d_values, k.zero(f32 * KEYS))  # where there are no pages
+        k.store(self.scratch + at.d_values, k.zero(f32 * KEYS))  # for pages that do not exist
         with k.loop(_up_to(self.n_rows, self.tall)) as r:
             query = self.query(*self.row(r))
             squares = k.var(k.zero(f32 * lanes))
@@ -127,13 +127,13 @@ class WordTile(WideTile):
         self._load_values(home + self.spec.page.v_off, i, n_keys)
 
     def _load_keys(self, home: Val, i: Val) -> None:
-        """Keys lie in the lanes: their lengths are a vector."""
+        """Load keys into lanes; their lengths are a vector."""
         k, at, lanes, dims = self.k, self.at, self.isa.lanes, self.spec.head_dim
         fmt, ty = self.spec.page.fmt, f32 * lanes
         scales = home + self.spec.page.codes_bytes(dims)
 
         def row(d: Val, c: int) -> Val:
-            """Dim ``d`` of a vector of keys."""
+            """Return dim ``d`` of a vector of keys."""
             v = fmt.load(k, self.isa, home + (d * PAGE + c) * fmt.n_bytes, lanes)
             if not fmt.scaled:
                 return v
@@ -157,14 +157,14 @@ class WordTile(WideTile):
                 k.store(to, _paired(*both), offset=column * (dims // 2 * self.line) + within * 4)
 
     def _load_values(self, home: Val, i: Val, n_keys: Val) -> None:
-        """Two keys at a time. Those past the last one are not read."""
+        """Load values of two keys at a time. Those past the last key are not read."""
         k, at, dims = self.k, self.at, self.spec.dims_v
         fmt, lanes = self.spec.page.fmt, self.isa.lanes
         scales, ty = home + self.spec.page.codes_bytes(dims), f32 * lanes
         starts = range(0, dims, lanes)
 
         def row(key: Val, start: int) -> Val:
-            """Dims of a key from ``start`` on."""
+            """Return dims of a key's value from ``start`` on."""
             v = fmt.load(k, self.isa, home + (key * dims + start) * fmt.n_bytes, lanes)
             if not fmt.scaled:
                 return v
@@ -192,7 +192,9 @@ class WordTile(WideTile):
     # -- products -------------------------------------------------------------------------------
 
     def _multiply(self, a: Val, pitch: int, b: Val, n: Val | int) -> list[list[Val]]:
-        """Sums, i32, of ``tall`` rows of pairs at ``a`` with ``n`` lines of ``width`` pairs."""
+        """Return the sums, i32, of ``tall`` rows of pairs at ``a`` with ``n`` lines of ``width``
+        pairs.
+        """
         k, isa, lanes = self.k, self.isa, self.isa.lanes
         assert isa.dot_words is not None
         ty = i32 * lanes
@@ -210,7 +212,7 @@ class WordTile(WideTile):
         return [[total.v for total in row] for row in sums]
 
     def _groups(self, block: Val) -> Val:
-        """Products that a block's rows are."""
+        """Return the number of products for a block's rows."""
         left = self.k.min(self.n_rows - block * ROWS, ROWS)
         return (left + (self.tall - 1)) // self.tall
 
@@ -266,8 +268,8 @@ class WordTile(WideTile):
                 self._weigh(row + r * (KEYS * 4), first + r, g * self.tall + r)
 
     def _shift(self, row: Val, first: Val, r: Val) -> None:
-        """m, and what is left of what was summed before, of a group's rows together: one alone
-        would wait for each of its steps.
+        """Compute m, and the correction of earlier sums, for a group's rows together: one row alone
+        would wait for each step.
         """
         k, at, starts = self.k, self.at, range(0, 4 * KEYS, 4 * self.isa.lanes)
         ty, group = f32 * self.isa.lanes, f32 * self.tall
@@ -283,7 +285,7 @@ class WordTile(WideTile):
         k.store(self.scratch + at.less, math.exp2(k, old - new), offset=r * 4)
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
-        """A row's P, and its weights as whole numbers."""
+        """Compute a row's P, and its weights as whole numbers."""
         k, at, lanes = self.k, self.at, self.isa.lanes
         ty, starts = f32 * lanes, range(0, KEYS, lanes)
         shift, by = (k.splat(v, ty) for v in (-self._number(at.m, at_m), self._scale(at_m, f32)))
@@ -307,17 +309,17 @@ class WordTile(WideTile):
         k.store(self.scratch + at.d_weights, whole * (1 / LIMIT), offset=r * 4)
 
     def _number(self, place: int, r: Val) -> Val:
-        """Of row ``r``."""
+        """Return the number of row ``r``."""
         return self.k.load(self.scratch + place, f32, offset=r * 4)
 
     def _scale(self, r: Val, ty: Ty) -> Val:
-        """What scores of rows from ``r`` on are multiplied by."""
+        """Return the factors of the scores of rows from ``r`` on."""
         if self.spec.softcap:
             return self.k.const(1.0, ty)
         return self.k.load(self.scratch + self.at.d_q, ty, offset=r * 4)
 
     def _cap(self, row: Val, r: Val) -> None:
-        """A row's scores, whole."""
+        """Apply the softcap to all scores of a row."""
         k, cap, ty = self.k, self.spec.softcap, f32 * self.isa.lanes
         by = k.splat(self._number(self.at.d_q, r) * (1 / cap), ty)
         with k.loop(KEYS, step=self.isa.lanes) as c:
@@ -325,7 +327,7 @@ class WordTile(WideTile):
             k.store(row, score, offset=c * 4)
 
     def _hide(self, row: Val, r: Val, first_key: Val) -> None:
-        """Keys that a row does not see are infinitely far: of few spans."""
+        """Set the scores of keys that a row does not see to -infinity; few spans have any."""
         k, lanes = self.k, self.isa.lanes
         first, last = self.seen(r)
         hides = (first > first_key) | (last < first_key + (KEYS - 1))
@@ -339,20 +341,20 @@ class WordTile(WideTile):
 
 
 def _up_to(n: Val, step: int) -> Val:
-    """The next multiple."""
+    """Round ``n`` up to a multiple of ``step``."""
     return (n + (step - 1)) // step * step
 
 
 def _rounded(k: Builder, x: Val, by: Val) -> Val:
-    """``x * by`` as the nearest whole number, in the low 16 bits of each lane."""
+    """Return ``x * by`` as the nearest whole number, in the low 16 bits of each lane."""
     return k.fma(x, by, k.const(math.WHOLE, x.ty)).bits(i32.like(x.ty))
 
 
 def _paired(even: Val, odd: Val) -> Val:
-    """Low halves of lanes, side by side in one."""
+    """Combine the low halves of two lanes into one."""
     return (even & 0xFFFF) | (odd << 16)
 
 
 def _narrow(k: Builder, whole: Val) -> Val:
-    """Low halves of lanes, one after the other."""
+    """Return the low halves of lanes as a vector of i16."""
     return whole.to(i16.like(whole.ty))

@@ -1,4 +1,6 @@
-"""Latent attention's own steps: heads apart for their products, and the row into its page."""
+"""Steps of latent attention: split heads for their products, and store the latent row in its
+page.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ from treadle.kernels.spec import Args, Frame, Spec, numbered
 
 @dataclass(frozen=True)
 class PackHeads(Spec):
-    """Some columns of each head, times ``scale``, as activations of that head alone.
+    """Pack some columns of each head, times ``scale``, as activations of that head alone.
 
     Head ``h`` has the ``k`` columns of f32 ``x`` from ``column + h * pitch`` on; its activations
-    are ``head_bytes`` from those of the head before. Items: rows times heads.
+    start ``head_bytes`` after the previous head's. Items: rows times heads.
     """
 
     op: ClassVar[str] = "pack_heads"
@@ -34,7 +36,7 @@ class PackHeads(Spec):
     heads: int
     sub: int = BLOCK
     scale: float = 1.0
-    unit: int = DWORD  # of the activations
+    unit: int = DWORD  # unit of the activations
 
     def layout(self) -> ActivationLayout:
         return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
@@ -47,7 +49,7 @@ class PackHeads(Spec):
         last = frame.run("n_tokens") - 1
         each = self.group // act.together
         with k.loop(frame.end, start=frame.begin) as item:
-            # All heads of a group's tokens before the next group's.
+            # All heads of a group's tokens, then the next group's.
             first = item // (self.heads * each) * self.group + item % each * act.together
             head = item // each % self.heads
             x = frame.x + (frame.column + head * frame.pitch) * 4
@@ -55,7 +57,7 @@ class PackHeads(Spec):
 
             def block(b: Val, count: int, first: Val = first, x: Val = x, out: Val = out) -> None:
                 def values_of(n: Val) -> list[Val]:
-                    row = x + k.min(n, last) * stride + b * (BLOCK * 4)  # see Act.grid
+                    row = x + k.min(n, last) * stride + b * (BLOCK * 4)  # see ActivationLayout.grid
                     return [
                         k.load_first(row + i * 4, f32 * lanes, min(max(count - i, 0), lanes))
                         * self.scale
@@ -76,13 +78,14 @@ class PackHeads(Spec):
 
 @dataclass(frozen=True)
 class LatentStore(PagedKernel):
-    """Turn what of queries and keys knows positions, and keep the latent row: its norm, behind it
-    the key's turned dims. Of the style ``none`` nothing turns, and there is no table.
+    """Rotate the positional dims of queries and keys, and store the latent row: its norm, then the
+    key's rotated dims. Style ``none`` has no rotation and no table.
 
-    A head of ``q`` is ``head_dim_q`` wide, the last ``rope_dims`` of which are turned and scaled,
-    and become the last of that head's in ``out``, which is ``head_dim`` wide. ``kv`` is ``[N,
-    head_dim]``, its last ``rope_dims`` the key's. Where pages want dims rotated, both parts of a
-    query and of a key are, each for itself: attention sums the first alone. Items: tokens.
+    A head of ``q`` is ``head_dim_q`` wide. Its last ``rope_dims`` are rotated and scaled, and
+    become the last of that head's in ``out``, which is ``head_dim`` wide. ``kv`` is ``[N,
+    head_dim]``, its last ``rope_dims`` the key's. If the page format is Hadamard-rotated, both
+    parts of a query and of a key are, separately: attention sums values from the first part alone.
+    Items: tokens.
     """
 
     op: ClassVar[str] = "latent"
@@ -95,7 +98,7 @@ class LatentStore(PagedKernel):
     kv: str
     n_head: int
     head_dim: int
-    head_dim_v: int  # the latent part of ``head_dim``
+    head_dim_v: int  # latent dims of ``head_dim``
     head_dim_q: int
     rope_dims: int
     scale: float
@@ -139,16 +142,18 @@ class LatentStore(PagedKernel):
     def _turn(
         self, k: Builder, half: int, x: Val, to: Val, table: Val | None, scaled: Callable[..., Val]
     ) -> None:
-        """As ``turn_pairs``; without a table only scaled."""
+        """``turn_pairs``, or only scaling if there is no table."""
         if table is None:
             map_row(k, 2 * half, to, scaled, x)
         else:
             turn_pairs(k, self.style, half, x, to, table, scaled)
 
     def _rotate(self, k: Builder, behind: Val) -> None:
-        """A query or key as pages want it, in place; ``behind``: its last ``rope_dims``."""
+        """Hadamard-rotate a query or key in place, if pages need it. ``behind``: address of its
+        last ``rope_dims``.
+        """
         if self.page.fmt.rotated:
-            from treadle.kernels.attention.hadamard import rotate  # few pages are of such a format
+            from treadle.kernels.attention.hadamard import rotate  # rarely needed
 
             x = behind + self.dims_v * -4
             rotate(k, x, x, self.dims_v)

@@ -1,8 +1,8 @@
 """Attention over latent rows, in vectors: a value is its key's first dims (DeepSeek-V2, 2024).
 
-Keys lie transposed, so values do too: a value's dim is a row of keys. What a query gets in one dim
-is a sum along that row, taken in the lanes of vectors and across them once for a span of pages. O
-is kept transposed, ``[dims_v, row_lanes]``: the sums across lanes of all rows are one vector.
+Keys are stored transposed, so values are too: a dim of the values is a row of keys. One dim of a
+query's result is a sum along that row, accumulated in lanes and reduced across them once for a span
+of pages. O is kept transposed, ``[dims_v, row_lanes]``: the sums of all rows are one vector.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from treadle.kernels.spec import widest
 
 
 class LatentTile(VectorTile):
-    """A few rows of queries whose values are keys."""
+    """Attention tile of few rows of queries whose values are keys."""
 
     def _load_queries(self) -> None:
         k, dims = self.k, self.spec.head_dim
@@ -49,8 +49,8 @@ class LatentTile(VectorTile):
                 k.store(at, k.fma(k.load(at, self.stat), correction, total))
 
     def _add_values(self, home: Val, n_keys: Val, p: Val, d: Val, sums: list[list[Var]]) -> None:
-        """One page's part of the sums of some dims from ``d`` on. Of keys past the last one there
-        may be anything: they are zeros.
+        """Add one page's part of the sums of dims from ``d`` on. Keys past the last one are
+        undefined memory, and count as zeros.
         """
         k, isa, fmt = self.k, self.isa, self.spec.page.fmt
         lanes = isa.lanes
@@ -88,7 +88,7 @@ class LatentTile(VectorTile):
                     k.store(row, k.extract(total, r), offset=spec.dims_v * 4 + 4)
 
     def _copy(self, r: int, to: Val, factor: Val) -> None:
-        """Row ``r`` of O, times ``factor``."""
+        """Store row ``r`` of O, times ``factor``."""
         k = self.k
         with k.loop(self.spec.dims_v) as d:
             o = k.load(self.o + d * self.stat.n_bytes, f32, offset=4 * r)

@@ -1,13 +1,13 @@
-"""Attention on matrix registers: many rows of queries meet a page of keys, then of values.
+"""Attention on matrix registers: many rows of queries times a page of keys, then of values.
 
-bf16 has 8 bits, too few for a score. So every number x is two of them, ``high = bf16(x)`` and ``low
-= bf16(x - high)``, 16 bits together (an f16 has 11), and a product of two is three products::
+bf16 has 8 bits, too few for a score. So every number x is two bf16, ``high = bf16(x)`` and ``low =
+bf16(x - high)``, 16 bits together (an f16 has 11), and one product becomes three::
 
     x y = high high + low high + high low      the fourth, low low, is below 2**-18 of the whole
 
 Scratch, for R rows (whole registers) and D dims: queries high and low ``[R/16, D/32, 16]`` lines of
 64 bytes; O ``[R, D]``, m and l f32; the span's keys ``[SPAN, D/32, 2, 16]`` and values ``[SPAN,
-D/16, 16]`` lines, high and low, in pairs of rows as the product wants them. For 32 rows at a time:
+D/16, 16]`` lines, high and low, in pairs of rows as the product needs them. For 32 rows at a time:
 scores ``[32, SPAN * PAGE]`` f32, their powers, high and low, ``[32, SPAN]`` lines.
 """
 
@@ -35,8 +35,8 @@ BOTH = range(2)
 
 @dataclass(frozen=True)
 class MatrixScratch:
-    """Where things are in scratch; those with a high and a low part: the high one, and how far on
-    the low one is.
+    """Byte offsets in scratch. For data with high and low parts: the high part's offset, and the
+    distance to the low one.
     """
 
     q: int
@@ -55,11 +55,11 @@ class MatrixScratch:
 
     @classmethod
     def of(cls, spec: Queries) -> MatrixScratch:
-        """For this kernel."""
+        """Return the offsets for a kernel."""
         rows, dims, dims_v = round_up(spec.rows, EDGE), spec.head_dim, spec.dims_v
         q, p, keys, values = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims, 2 * KEYS * dims_v
         sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims_v, 4 * rows, 4 * rows]
-        at = [LINE]  # behind what the registers are set up by
+        at = [LINE]  # after the registers' configuration
         for size in (*sizes, 2 * keys, 2 * values):
             at.append(round_up(at[-1] + size, LINE))
         o, m, total = at[3:6]
@@ -67,25 +67,27 @@ class MatrixScratch:
 
 
 def matrix_scratch(spec: Queries) -> int:
-    """Bytes of scratch a thread needs."""
+    """Return the bytes of scratch that a thread needs."""
     return MatrixScratch.of(spec).end
 
 
 class MatrixTile(WideTile):
-    """Two registers of rows have scores at a time."""
+    """Attention tile that computes scores for two registers of rows at a time."""
 
     places: ClassVar[Any] = MatrixScratch
     at: MatrixScratch
 
     @property
     def low(self) -> bool:
-        """What is kept in bf16 has no low part."""
+        """Whether keys and values have a low part; bf16 ones have none."""
         return self.spec.page.fmt.name != "bf16"
 
     # -- to bf16 --------------------------------------------------------------------------------
 
     def _paired(self, even: Val, odd: Val) -> tuple[Val, Val]:
-        """High and low, each of ``even`` beside that of ``odd``: ``i16 * 2n``."""
+        """Return the high and low parts, each of ``even`` interleaved with that of ``odd``: ``i16 *
+        2n``.
+        """
         k, n = self.k, even.ty.lanes
         high = paired(k, even, odd)
         pairs = high.bits(u32 * n)
@@ -110,7 +112,7 @@ class MatrixTile(WideTile):
             self.each_dim(BLOCK, 1, load, clear)
             for place, value in zip((self.m, self.total), self.sink(self.row(r)[1]), strict=True):
                 k.store(place, value, offset=r * 4)
-        n_queries = round_up(self.spec.rows, EDGE) * dims // (SIDE * BLOCK)  # registers of them
+        n_queries = round_up(self.spec.rows, EDGE) * dims // (SIDE * BLOCK)  # number of registers
         self._turn("queries", self.scratch + at.q, 2 * n_queries, 1)
 
     def _load_page(self, p: Val, i: Val) -> None:
@@ -163,7 +165,7 @@ class MatrixTile(WideTile):
     # -- products -------------------------------------------------------------------------------
 
     def _turn(self, name: str, at: Val, n: int, n_side: int) -> None:
-        """Turn ``n`` groups of ``n_side`` registers side by side, where the machine wants it so."""
+        """Transpose ``n`` groups of ``n_side`` registers side by side, if the machine needs it."""
         turn(self.k, name, at, n, n_side)
 
     def _multiply(
@@ -172,8 +174,8 @@ class MatrixTile(WideTile):
         a: Callable[[int, int], tuple[Val, int]],
         b: Callable[[int, int], tuple[Val, int]],
     ) -> None:
-        """Four registers of sums get two of rows times two of columns: ``a(part, m)`` and ``b(part,
-        n)`` tell where high (0) and low parts are, and their strides.
+        """Add two registers of rows times two of columns to four registers of sums. ``a(part, m)``
+        and ``b(part, n)`` return the addresses and strides of high (0) and low parts.
         """
         matrix = self.isa.matrix
         assert matrix is not None
@@ -218,7 +220,7 @@ class MatrixTile(WideTile):
             self._some_values(block, column, n_pages)
 
     def _some_values(self, block: Val, column: Val, n_pages: Val) -> None:
-        """Of 32 dims."""
+        """Compute 32 dims of the results."""
         at, dims, matrix = self.at, self.spec.dims_v, self.isa.matrix
         assert matrix is not None
 
@@ -246,7 +248,7 @@ class MatrixTile(WideTile):
     # -- between them ---------------------------------------------------------------------------
 
     def _softmax(self, block: Val, first_key: Val) -> None:
-        """Corrects O, too; P is in two parts."""
+        """Compute P, in two parts, and rescale O."""
         k, at, spec, ty = self.k, self.at, self.spec, f32 * SIDE
         lowest = k.const(float("-inf"), ty)
         iota = k.const(range(SIDE), i32 * SIDE) + k.splat(first_key.to(i32), i32 * SIDE)

@@ -1,4 +1,4 @@
-"""Joining the runs of keys that attention was cut into; see ``paged.py``."""
+"""Merging the partial results of split histories; see ``paged.py``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MERGE = np.dtype([(name, "i8") for name in ("token", "n_tokens", "partial", "n_p
 
 @dataclass(frozen=True)
 class Merge(Spec):
-    """Joins the items of one tile: ``out = sum O_i 2**(m_i - m) / sum l_i 2**(m_i - m)``, in the
-    order of the keys; a sink counts as one more m_i whose l_i is 1. Items: merges x head groups.
+    """Merge the items of one tile: ``out = sum O_i 2**(m_i - m) / sum l_i 2**(m_i - m)``, in the
+    order of the keys. A sink counts as one more m_i with l_i 1. Items: merges x head groups.
     """
 
     op: ClassVar[str] = "merge"

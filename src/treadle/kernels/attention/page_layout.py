@@ -1,12 +1,12 @@
-"""Pages of keys and values: how one is laid out, and the formats that it may hold.
+"""KV-cache pages: their layout, and the formats of keys and values.
 
 A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head
 it keeps the keys transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by
-one value of the query with no sum across lanes, then the values ``[PAGE, head_dim_v]``. ``q8_0``
-and ``q4_0`` have f32 scales per token and 32 dims behind each. A byte of ``q4_0`` has two of these
-dims, 16 apart. Its keys, values and queries are turned by a Hadamard matrix before
-(``hadamard.py``): scores stay as they are, and no dim stands out by its size. Of latent attention
-there are no values: they are the keys' first dims, which are turned apart from the others.
+one value of the query without sums across lanes; then the values ``[PAGE, head_dim_v]``. ``q8_0``
+and ``q4_0`` have f32 scales per token and 32 dims after each. A byte of ``q4_0`` has two of these
+dims, 16 apart. Its keys, values and queries are first rotated by a Hadamard matrix
+(``hadamard.py``): scores do not change, and no dim is an outlier. Latent attention stores no
+values: they are the keys' first dims, which are rotated separately from the others.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from treadle.kernels.activation_layout import BLOCK, to_bf16_bits
 from treadle.kernels.spec import Spec
 
 HALF = BLOCK // 2
-PAGE = 32  # tokens: with f16 a row of transposed keys is one cache line
+PAGE = 32  # tokens a page: with f16 a row of transposed keys is one cache line
 
 
 @dataclass(frozen=True)
 class KVFormat:
-    """A way to hold keys and values. ``load(k, isa, p, n)`` gives ``f32 * n`` (codes, where
-    scaled), of ``packed`` ones those ``shift`` bits up in each byte; ``narrow`` the inverse.
+    """A storage format of keys and values. ``load(k, isa, p, n)`` returns ``f32 * n`` (codes, if
+    scaled); for ``packed`` formats it takes those ``shift`` bits up in each byte. ``narrow`` is the
+    inverse.
     """
 
     name: str
-    n_bytes: int  # a value, or two of them
+    n_bytes: int  # bytes of a value, or of two if packed
     scaled: bool
     load: Callable[..., Val]
     narrow: Callable[[Builder, Isa, Val], Val]
     to_numpy: Callable[[np.ndarray], np.ndarray]  # bytes to float64 values or codes
     from_numpy: Callable[[np.ndarray], np.ndarray]
-    packed: bool = False  # of a block, a byte has the dims i and i + HALF
+    packed: bool = False  # a byte has the dims i and i + HALF of a block
     rotated: bool = False
 
     @property
     def halves(self) -> range:
-        """Bits that the dims of a byte are up in it."""
+        """Bit positions of the dims in a byte."""
         return range(0, 8, 4) if self.packed else range(1)
 
     @property
     def run(self) -> int:
-        """Dims of a block that follow each other in memory."""
+        """Dims of a block that are contiguous in memory."""
         return HALF if self.packed else BLOCK
 
 
@@ -58,7 +59,7 @@ F16_KV = KVFormat(
     2,
     False,
     lambda k, isa, p, n: isa.widen_f16(k, k.load(p, f16 * n)),
-    # Clamped: an infinity kept here would turn every masked key (0 * inf) into NaN.
+    # Clamped: an infinity in the cache would turn every masked key (0 * inf) into NaN.
     lambda k, isa, x: isa.narrow_f16(k, k.max(k.min(x, 65504.0), -65504.0)),
     lambda b: b.view(np.float16).astype(np.float64),
     lambda x: np.clip(x, -65504, 65504).astype(np.float16).view(np.uint8),
@@ -131,7 +132,7 @@ class PageLayout:
     n_head_kv: int
     head_dim: int
     head_dim_v: int
-    latent: bool = False  # a value is its key's first dims, and is kept nowhere else
+    latent: bool = False  # a value is its key's first dims, not stored separately
 
     def __post_init__(self) -> None:
         if self.kv not in KV_FORMATS:
@@ -148,16 +149,18 @@ class PageLayout:
         return KV_FORMATS[self.kv]
 
     def codes_bytes(self, dims: int) -> int:
-        """Of keys or values of so many dims, without their scales, which lie behind them."""
+        """Return the bytes of a page's keys or values of ``dims`` dims, without the scales after
+        them.
+        """
         return PAGE * dims * self.fmt.n_bytes // len(self.fmt.halves)
 
     def part_bytes(self, dims: int) -> int:
-        """With them."""
+        """Return the same with scales."""
         return self.codes_bytes(dims) + (PAGE * dims // BLOCK * 4 if self.fmt.scaled else 0)
 
     @property
     def v_off(self) -> int:
-        """Where a head's values start."""
+        """Byte offset of a head's values."""
         return self.part_bytes(self.head_dim)
 
     @property
@@ -169,7 +172,7 @@ class PageLayout:
         return self.n_head_kv * self.head_bytes
 
     def blank(self, page: np.ndarray, n: int) -> None:
-        """Zero what one page ``[page_bytes]`` holds of tokens from ``n`` on, in every layer."""
+        """Zero the tokens from ``n`` on of one page ``[page_bytes]``, in every layer."""
         for part in self._by_token(page.reshape(-1, self.head_bytes)):
             part[:, n:] = 0
 
@@ -178,13 +181,13 @@ class PageLayout:
     def head_ref(
         self, pool: np.ndarray, page: int, page_bytes: int, layer_off: int, head: int
     ) -> np.ndarray:
-        """The bytes of one head in one page."""
+        """Return the bytes of one head in one page."""
         start = page * page_bytes + layer_off + head * self.head_bytes
         return pool[start : start + self.head_bytes]
 
     def _by_token(self, heads: np.ndarray) -> list[np.ndarray]:
-        """Views ``[.., PAGE, n, bytes]`` of heads' bytes ``[.., head_bytes]``: of keys codes and
-        scales, then of values.
+        """Return views ``[.., PAGE, n, bytes]`` of heads' bytes ``[.., head_bytes]``: codes and
+        scales of keys, then of values.
         """
         codes, size, lead = self.codes_bytes, self.fmt.n_bytes, heads.shape[:-1]
         ends = codes(self.head_dim), self.v_off, self.v_off + codes(self.head_dim_v)
@@ -193,7 +196,7 @@ class PageLayout:
         return made + [part.reshape(*lead, PAGE, -1, n) for part, n in parts[2:]]
 
     def read_ref(self, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of one head, float64 ``[PAGE, dims]`` each."""
+        """Return keys and values of one head, float64 ``[PAGE, dims]`` each."""
         out = []
         parts = [np.ascontiguousarray(part).reshape(-1) for part in self._by_token(head)]
         for codes, scales in (parts[:2], parts[2:]):
@@ -204,8 +207,8 @@ class PageLayout:
         return out[0], out[0][:, : self.head_dim_v] if self.latent else out[1]
 
     def write_ref(self, head: np.ndarray, place: int, key: np.ndarray, value: np.ndarray) -> None:
-        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]``, which is not looked at
-        where it is the key's.
+        """Write one token's key ``[head_dim]`` and value ``[head_dim_v]``. The value is ignored for
+        latent attention.
         """
         parts = [part[place] for part in self._by_token(head)]
         both = ((key, *parts[:2]), (value, *parts[2:]))
@@ -214,7 +217,7 @@ class PageLayout:
             if self.fmt.scaled:
                 blocks = x.reshape(-1, BLOCK)
                 d = np.abs(blocks).max(-1) * np.float32(1 / 127)
-                if self.fmt.packed:  # the largest has the code that no other sign has
+                if self.fmt.packed:  # the largest gets code -8: there is no +8
                     top, low = blocks.max(-1), blocks.min(-1)
                     d = np.where(top > -low, top, low) * np.float32(-1 / 8)
                 inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
@@ -224,7 +227,7 @@ class PageLayout:
 
 
 class PagedKernel(Spec):
-    """A kernel that reads or writes pages."""
+    """Base of kernels that read or write pages."""
 
     kv: str
     n_head_kv: int
@@ -233,14 +236,14 @@ class PagedKernel(Spec):
     latent = False  # see PageLayout
 
     def __post_init__(self) -> None:
-        """Of one size: written as 0, so that one kernel has one name."""
+        """Set ``head_dim_v`` to 0 if it equals ``head_dim``, so that one kernel has one name."""
         super().__post_init__()
         if self.head_dim_v == self.head_dim:
             object.__setattr__(self, "head_dim_v", 0)
 
     @property
     def dims_v(self) -> int:
-        """Of a value."""
+        """Dims of a value."""
         return self.head_dim_v or self.head_dim
 
     @property

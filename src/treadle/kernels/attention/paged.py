@@ -1,20 +1,20 @@
 """Attention over pages of keys and values, with an online softmax (Milakov and Gimelshein, 2018).
 
-A tile of queries (tokens x the heads that share one key/value head) walks its keys SPAN pages at a
-time::
+A tile of queries (tokens x the heads that share one key/value head) processes its keys SPAN pages
+at a time::
 
     S = log2(e) Q K^T, masked;  m' = max(m, rowmax S);  P = 2**(S - m');  c = 2**(m - m')
     l = l c + rowsum P;  O = O c + P V;  m = m'          at the end: out = O / l
 
-With a sink, a score s of each head that no value belongs to, m begins as log2(e) s and l as 1. With
-ALiBi each score loses its key's distance times the head's slope; with numbers by distance it gains
-that of its head and distance (``relative_bias.py``).
+With a sink, a score s of each head without a value, m starts as log2(e) s and l as 1. ALiBi
+subtracts the key's distance times the head's slope from each score. A relative bias adds a number
+by head and distance (``relative_bias.py``).
 
-A part of few tokens (a text that is being written) has items of one token each, whatever else is
-in the batch. A long history is cut into runs of SPLIT keys, each an item of its own, so that every
-core has work; ``Merge`` joins their (O, m, l). The cuts depend on the batch's positions alone, so
-the thread count never changes a sum. In vectors spans depend on the query's own position, and a
-hidden key adds exactly 0: so what a query gets does not depend on those that share its tile.
+A sequence with few tokens in the batch (decoding) has items of one token each, whatever else is in
+the batch. A long history is split into runs of SPLIT keys, each an item of its own, so that every
+core has work; ``Merge`` joins their (O, m, l). The splits depend on the batch's positions alone, so
+the thread count never changes a sum. In vector tiles spans depend on the query's own position, and
+a masked key adds exactly 0, so a query's result does not depend on the others in its tile.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from treadle.kernels.spec import Args, Frame, numbered, run_offset
 
 @dataclass(frozen=True)
 class Attention(Queries):
-    """Attention, whole. Items: work items x head groups.
+    """Paged attention. Items: work items x head groups.
 
     ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]`` (O, then m and l). Without
-    ``causal`` queries see the keys behind them too, as far as their item's go. ``few``: 1 where
-    the items are those of parts of few tokens, 0 where they are the others.
+    ``causal`` queries also see later keys, up to the end of their item's keys. ``few``: 1 for the
+    items of sequences with few tokens, 0 for the others.
     """
 
     op: ClassVar[str] = "attention"
@@ -66,13 +66,14 @@ class Attention(Queries):
         return 4 * (self.rows * (self.head_dim + SPAN * PAGE) + o_rows * self.dims_v) + 256
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
-        """Every visible key and its value once, for the tiles of a batch find them in cache; a
-        multiplication and an addition for each value of each that a query sees.
+        """Return the bytes of every visible key and value, read once (a batch's tiles share them in
+        cache), and the operations: a multiply and an add for each of their values that a query
+        sees.
         """
         end = n_before + n_tokens
         reach = self.window or end
         n_keys = min(end, n_tokens - 1 + reach)
-        ahead = 1 if self.causal else reach  # where the first key that is not seen lies
+        ahead = 1 if self.causal else reach  # distance to the first key that is not seen
         n_seen = sum(min(end, p + ahead) - max(0, p + 1 - reach) for p in range(n_before, end))
         n_bytes = n_keys * self.page.layer_bytes // PAGE
         return n_bytes, 2 * n_seen * self.n_head * (self.head_dim + self.dims_v)
@@ -85,14 +86,17 @@ class Attention(Queries):
             assert isa.matrix is not None, isa.name
             isa.matrix.begin(k, frame.scratch)
         with k.loop(frame.end, start=frame.begin) as index:
-            # One group after the other: its keys and values stay in cache from tile to tile.
+            # One group after the other, so that its keys and values stay in cache from tile to
+            # tile.
             item = items + index % n_items * ITEM.itemsize
             tile(k, isa, self, frame, item, index // n_items).run()
         if isa.matrix and self.matrix:
             isa.matrix.end(k)
 
     def _tile(self) -> Any:
-        """How an item is built; imported here, for most runs find their kernels built."""
+        """Return the class that builds an item. Imported here, because most runs find their kernels
+        cached.
+        """
         if self.matrix:
             from treadle.kernels.attention.matrix_tile import MatrixTile
 
@@ -110,7 +114,7 @@ class Attention(Queries):
         return VectorTile
 
     def _of_run(self, frame: Frame, field: str, few: str) -> Val:
-        """A field of the pool's, or where items of few tokens are meant the other one."""
+        """Return a field of the pool, or with ``frame.few`` the one for items of few tokens."""
         many_off, few_off = (run_offset(numbered(name, self.pool)) for name in (field, few))
         at = frame.block + frame.few * (few_off - many_off)
         return frame.k.load(at, i64, align=8, offset=many_off)
@@ -155,7 +159,7 @@ class Attention(Queries):
                     if item["partial"] < 0:
                         total = p.sum()
                         if self.sinks:
-                            with np.errstate(over="ignore"):  # infinite: nothing else weighs
+                            with np.errstate(over="ignore"):  # infinite: the sink takes all weight
                                 total += np.exp(args.sinks[head] - m)
                         out_all[token, head * dims_v : (head + 1) * dims_v] = p @ vv / total
                     else:

@@ -1,9 +1,9 @@
-"""Numbers that are added to scores by distance: learned for each head and bucket of distances (T5,
-Raffel et al., 2020).
+"""Biases of scores by distance, learned for each head and bucket of distances (T5, Raffel et al.,
+2020).
 
-Keys before the query have the first half of the buckets, keys behind it the second. In each half a
-quarter of all are near distances, one for each; the others grow as the logarithm does, and the last
-one has all distances from ``reach`` on.
+Keys before the query use the first half of the buckets, keys after it the second. In each half, a
+quarter of all buckets are single near distances; the others grow logarithmically, and the last one
+has all distances from ``reach`` on.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from treadle.kernels.attention.page_layout import PAGE
 
 
 def buckets(distances: np.ndarray, n_buckets: int, reach: int) -> np.ndarray:
-    """The bucket of each distance, key - query, in tokens. In float32, as the models' own code:
-    some logarithms are whole numbers, which rounding must not miss.
+    """Return the bucket of each distance, key - query, in tokens. Computed in float32, as by the
+    models' own code: some logarithms are whole numbers, and rounding must agree.
     """
     half, exact = n_buckets // 2, n_buckets // 4
     n = np.abs(distances)
@@ -26,13 +26,14 @@ def buckets(distances: np.ndarray, n_buckets: int, reach: int) -> np.ndarray:
 
 
 def row_values(reach: int) -> int:
-    """f32 values of a head's row of ``by_distance``."""
+    """Return the f32 values of a head's row of ``by_distance``."""
     return 2 * (reach + PAGE)
 
 
 def by_distance(matrix: np.ndarray, reach: int) -> np.ndarray:
-    """Of ``[n_buckets, n_head]`` the numbers of each head, f32 ``[n_head, row_values]``, for
-    distances from ``-(reach + PAGE)`` on: a vector of keys beyond ``reach`` finds equal ones.
+    """Return each head's biases from ``[n_buckets, n_head]``, f32 ``[n_head, row_values]``, for
+    distances from ``-(reach + PAGE)`` on. Beyond ``reach`` all are equal, so that a vector of keys
+    can be clamped.
     """
     end = reach + PAGE
     found = buckets(np.arange(-end, end), len(matrix), reach)

@@ -1,4 +1,4 @@
-"""Rotary positions, and the keys and values into their pages: all that happens between qkv and
+"""Rotary positions, and storing keys and values in their pages: all steps between qkv and
 attention.
 """
 
@@ -21,15 +21,15 @@ from treadle.kernels.spec import Args, Frame, numbered, widest
 
 @dataclass(frozen=True)
 class RopeStore(PagedKernel):
-    """For every token and key/value head: norm (if any) and rotate its queries and its key; put key
-    and value into the cache.
+    """For every token and key/value head: norm (if any) and rotate its queries and its key; store
+    key and value in the cache.
 
     Su and others, "RoFormer", 2021: ``(a, b) -> (a cos - b sin, a sin + b cos)`` for each pair;
     pairs are neighbours ("norm", as Meta laid out Llama) or halves ("neox"). Queries are scaled by
-    ``scale`` and stay, f32, where they were. With ``queries_only`` nothing else is done: the layer
-    uses another one's keys and values. With ``norm_last`` the norm is of the rotated values. Values
-    have a norm of their own, without weight, if ``v_eps`` is given, and may be the keys as they
-    came: ``v_column`` is ``k_column``. Items: tokens x n_head_kv.
+    ``scale`` and updated in place, f32. With ``queries_only`` keys and values are skipped: the
+    layer uses another layer's. With ``norm_last`` the norm is applied after rotation. Values have a
+    norm of their own, without weight, if ``v_eps`` is given. Values may be the unprocessed keys:
+    ``v_column`` is then ``k_column``. Items: tokens x n_head_kv.
     """
 
     op: ClassVar[str] = "rope"
@@ -42,15 +42,15 @@ class RopeStore(PagedKernel):
     n_head: int
     n_head_kv: int
     head_dim: int
-    rope_dims: int  # 0: nothing is rotated
+    rope_dims: int  # 0: no rotation
     scale: float
-    eps: float | None = None  # of the q/k norm; None: there is none
+    eps: float | None = None  # epsilon of the q/k norm; None: no norm
     pool: int = 0
     table: int = 0
-    head_dim_v: int = 0  # of a value; 0: head_dim
+    head_dim_v: int = 0  # dims of a value; 0: head_dim
     queries_only: bool = False
     norm_last: bool = False
-    q_table: int = -1  # of queries; -1: that of keys
+    q_table: int = -1  # rope table of queries; -1: that of keys
     v_eps: float | None = None
 
     @property
@@ -77,11 +77,11 @@ class RopeStore(PagedKernel):
         queries = self.n_head // self.n_head_kv
         tmp = frame.scratch
         if self.page.fmt.rotated:
-            from treadle.kernels.attention.hadamard import rotate  # few pages are of such a format
+            from treadle.kernels.attention.hadamard import rotate  # rarely needed
         n_tokens = frame.run("n_tokens")
         with k.loop(frame.end, start=frame.begin) as item:
-            # A page's worth of tokens of one head, before the next one: a line of transposed keys
-            # has a place for each of them, and is this thread's alone.
+            # A page's worth of tokens of one head, before the next head: tokens share lines of
+            # transposed keys, and these lines then belong to one thread.
             first = item // (PAGE * self.n_head_kv) * PAGE
             each, place = k.min(n_tokens - first, PAGE), item - first * self.n_head_kv
             n, head = first + place % each, place // each
@@ -105,7 +105,7 @@ class RopeStore(PagedKernel):
                     square = mean_square(k, value, self.dims_v, isa.lanes)
                     gain = 1.0 / k.sqrt(square + self.v_eps)
                     map_row(k, self.dims_v, tmp, lambda v, g=gain: v * k.splat(g, v.ty), value)
-                    value = tmp  # the key is in its page
+                    value = tmp  # the key is already stored
                 if self.page.fmt.rotated:
                     rotate(k, value, tmp, self.dims_v)
                     value = tmp
@@ -114,7 +114,7 @@ class RopeStore(PagedKernel):
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
     ) -> None:
-        """One head, ``x`` to ``out`` (which may be the same)."""
+        """Norm and rotate one head, ``x`` to ``out`` (which may be the same)."""
         half, dims = self.rope_dims // 2, self.head_dim
         gain = None
         if self.eps is not None and not self.norm_last:
@@ -186,8 +186,8 @@ def turn_pairs(
     table: Val,
     scaled: Callable[[Val, int], Val],
 ) -> None:
-    """Turn ``half`` pairs of one head, ``x`` to ``out`` (which may be the same). ``scaled(v, i)``:
-    what values from the i-th on become before.
+    """Rotate ``half`` pairs of one head, ``x`` to ``out`` (which may be the same). ``scaled(v, i)``
+    is applied first to the values from the i-th on.
     """
     width = widest(k.isa.lanes, half)
     pairs = f32 * width
@@ -213,14 +213,14 @@ def turn_pairs(
 def store_head(
     k: Builder, page: PageLayout, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
 ) -> None:
-    """One head's key or value, narrowed, into its page."""
+    """Narrow one head's key or value, and store it in its page."""
     fmt, isa = page.fmt, k.isa
     width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
     scales = home + page.codes_bytes(dims)
     with k.loop(dims // width) as b:
         v = k.load(x, f32 * width, offset=b * (4 * width))
         if fmt.scaled:
-            if fmt.packed:  # the largest has the code that no other sign has
+            if fmt.packed:  # the largest magnitude gets code -8, which has no positive counterpart
                 top, low = k.reduce(v, k.max), k.reduce(v, k.min)
                 d = k.select(top > -low, top, low) * (-1 / 8)
                 inverse = k.select(k.abs(d) > 1e-38, 1.0 / d, k.const(0.0, f32))
@@ -244,7 +244,7 @@ def store_head(
 def turned(
     x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
 ) -> npt.NDArray[np.float64]:
-    """``x [N, heads, dims]`` with its first pairs turned by ``table [N, 2, pairs]``."""
+    """Return ``x [N, heads, dims]`` with its first pairs rotated by ``table [N, 2, pairs]``."""
     y, half = x.copy(), table.shape[-1]
     ia = np.arange(half) if style == "neox" else np.arange(0, 2 * half, 2)
     ib = ia + (half if style == "neox" else 1)

@@ -1,5 +1,5 @@
-"""Attention in vectors: a few rows of queries, whose scores and results stay in registers while a
-page of keys goes by.
+"""Attention in vectors: few rows of queries, whose scores and results stay in registers while a
+page of keys is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treadle.kernels.spec import Frame, widest
 
 
 class VectorTile(AttentionItem):
-    """A few rows, whose sums stay in registers."""
+    """Attention tile of few rows, whose sums stay in registers."""
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
@@ -29,7 +29,7 @@ class VectorTile(AttentionItem):
         self.q = frame.scratch
         self.o = self.q + 4 * rows * dims
         self.p = self.o + 4 * rows * spec.dims_v
-        self.stat = f32 * spec.row_lanes  # a lane for each row's m and l
+        self.stat = f32 * spec.row_lanes  # m and l, a lane a row
         self.slopes = [self.slope(g, f32 * isa.lanes) for g in range(spec.heads) if spec.alibi]
 
     def run(self) -> None:
@@ -42,8 +42,8 @@ class VectorTile(AttentionItem):
                 m.v, total.v = k.insert(m.v, score, r), k.insert(total.v, one, r)
         begin, end = self.item["key_begin"], self.item["key_end"]
         start, last = begin // PAGE, (end + (PAGE - 1)) // PAGE
-        # Spans lie at multiples of SPAN pages: the order of a row's sums must not depend on where
-        # the window of its tile's first row begins. Pages before that may be gone.
+        # Spans start at multiples of SPAN pages, so that the order of a row's sums does not depend
+        # on where the window of its tile's first row begins. Earlier pages may have been freed.
         with k.loop(last, start=start // SPAN * SPAN, step=SPAN) as span:
             first = k.max(span, start)
             n_pages = k.min(last, span + SPAN) - first
@@ -55,7 +55,7 @@ class VectorTile(AttentionItem):
         self._store(m.v, total.v)
 
     def _vectors(self, value: float) -> list[Var]:
-        """One for each row."""
+        """Return a variable vector for each row."""
         ty = f32 * self.isa.lanes
         return [self.k.var(self.k.const(value, ty)) for _ in range(self.spec.rows)]
 
@@ -67,7 +67,7 @@ class VectorTile(AttentionItem):
         ]
 
     def _load_queries(self) -> None:
-        """The tile's queries side by side in scratch, and zeros for its output."""
+        """Copy the tile's queries to scratch, contiguous, and zero its output."""
         k, dims, dims_v = self.k, self.spec.head_dim, self.spec.dims_v
         width = widest(self.isa.lanes, gcd(dims, dims_v))
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
@@ -84,7 +84,9 @@ class VectorTile(AttentionItem):
             self.each_dim(1, width, query, result)
 
     def _scores(self, home: Val, key: Val, at: Val, tops: list[Var]) -> None:
-        """P = masked Q K^T of one page, kept ``at`` bytes into the span's; raises ``tops``."""
+        """Compute masked Q K^T of one page, store it ``at`` bytes into the span's scores, and
+        update ``tops``.
+        """
         k, isa, spec = self.k, self.isa, self.spec
         fmt, lanes, dims = spec.page.fmt, isa.lanes, spec.head_dim
         vectors = PAGE // lanes
@@ -98,7 +100,9 @@ class VectorTile(AttentionItem):
             def dots(
                 start: Val, count: int, into: list[list[Var]], before: Val, columns: range = columns
             ) -> None:
-                """Rows of keys from ``start`` on; ``before``: dims that these lag behind."""
+                """Multiply rows of keys from ``start`` on. ``before``: how many dims the key rows
+                lag behind the query's.
+                """
                 with k.loop(start + count, start=start) as d:
                     places = [home + (d * PAGE + c * lanes) * fmt.n_bytes for c in columns]
                     for half in fmt.halves:
@@ -159,7 +163,7 @@ class VectorTile(AttentionItem):
             k.store(self.p + at, score, offset=4 * (r * SPAN * PAGE + column))
 
     def _softmax(self, m: Var, total: Var, n_pages: Val, tops: list[Var]) -> Val:
-        """P = 2**(S - m'); updates m and l, returns the correction of what was summed before."""
+        """P = 2**(S - m'). Update m and l; return the correction of the earlier sums."""
         k, lanes = self.k, self.isa.lanes
         old = m.v
         new = k.max(old, self._of_rows([top.v for top in tops], k.max))
@@ -180,7 +184,7 @@ class VectorTile(AttentionItem):
         return correction
 
     def _of_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
-        """Each row's vector reduced to one value, in the row's lane of a ``stat``."""
+        """Reduce each row's vector to one value, in the row's lane of a ``stat``."""
         k, lanes = self.k, self.isa.lanes
         vectors = vectors + vectors[:1] * (self.stat.lanes - len(vectors))
         at_once = min(lanes, self.stat.lanes)
@@ -191,7 +195,7 @@ class VectorTile(AttentionItem):
         return k.concat(*reduced)
 
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
-        """O = O c + P V. Keys past the last one are not read: what lies there may be anything."""
+        """O = O c + P V. Keys past the last one are not read: their memory is undefined."""
         k, isa, spec = self.k, self.isa, self.spec
         width = widest(isa.lanes, spec.page.fmt.run if spec.page.fmt.scaled else spec.dims_v)
         vectors = spec.dims_v // width
@@ -222,7 +226,7 @@ class VectorTile(AttentionItem):
                     k.store(self.o, total.v, offset=place)
 
     def _add_page(self, home: Val, n_keys: Val, p: Val, column: Val, sums: list[list[Var]]) -> None:
-        """One page's P V, in the vectors of V from ``column`` on."""
+        """Add one page's P V, in the vectors of V from ``column`` on."""
         k, spec = self.k, self.spec
         fmt, dims, width = spec.page.fmt, spec.dims_v, sums[0][0].ty.lanes
         scales = home + spec.page.codes_bytes(dims)

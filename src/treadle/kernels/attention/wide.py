@@ -1,8 +1,7 @@
-"""Attention of many rows of queries: what its two kinds (``matrix_tile.py``,
-``int16_tile.py``) have in common.
+"""Base of attention tiles with many rows of queries (``matrix_tile.py``, ``int16_tile.py``).
 
-A page's keys and values are put once into the form that products want, for all rows of an item,
-whose results lie in the second-level cache. BLOCK rows at a time have scores.
+A page's keys and values are converted once into the form that products need, for all rows of an
+item, whose results are in the second-level cache. Scores are computed for ROWS rows at a time.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import SPAN, AttentionItem, Queries
 from treadle.kernels.spec import Frame
 
-KEYS = SPAN * PAGE  # of a span
-ROWS = 32  # that have scores at a time
-DIMS = 32  # dims of queries and of values are a multiple
+KEYS = SPAN * PAGE  # keys of a span
+ROWS = 32  # rows with scores at a time
+DIMS = 32  # dims of queries and of values are a multiple of this
 
 
 class WideTile(AttentionItem):
-    """``o``, ``m`` and ``total``: where rows' results are, f32 ``[rows, dims_v]``, and what belongs
-    to them, f32 ``[rows]`` (``paged.py``).
+    """Base tile. ``o``, ``m`` and ``total``: addresses of the rows' results, f32 ``[rows,
+    dims_v]``, and of their m and l, f32 ``[rows]`` (``paged.py``).
     """
 
-    places: ClassVar[Any]  # ``places.of(spec)``: where things are in scratch, these among them
+    places: ClassVar[Any]  # ``places.of(spec)``: offsets in scratch, of these and others
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
@@ -59,12 +58,12 @@ class WideTile(AttentionItem):
         self._store()
 
     def _load_queries(self) -> None:
-        """The item's queries, and nothing yet for its results."""
+        """Load the item's queries, and clear its results."""
         raise NotImplementedError
 
     def _load_page(self, p: Val, i: Val) -> None:
-        """The p-th page's keys, and its values, as the span's i-th. Values past the last key are
-        zeros: what lies there may be anything.
+        """Load the p-th page's keys and values as the span's i-th. Values past the last key are
+        zeros: their memory is undefined.
         """
         raise NotImplementedError
 
@@ -73,7 +72,7 @@ class WideTile(AttentionItem):
         raise NotImplementedError
 
     def _softmax(self, block: Val, first_key: Val) -> None:
-        """P = 2**(S - m') of them; updates m and l."""
+        """P = 2**(S - m') of a block's rows; update m and l."""
         raise NotImplementedError
 
     def _values(self, block: Val, n_pages: Val) -> None:
@@ -81,11 +80,11 @@ class WideTile(AttentionItem):
         raise NotImplementedError
 
     def row(self, r: Val) -> tuple[Val, Val]:
-        """Row r's token and head."""
+        """Return row r's token and head."""
         return r // self.spec.heads, r % self.spec.heads
 
     def seen(self, r: Val) -> tuple[Val, Val]:
-        """The first key that row r sees, and the last."""
+        """Return the first key that row r sees, and the last."""
         k, item, window = self.k, self.item, self.spec.window
         here = item["position"] + self.token(self.row(r)[0])
         first, last = item["key_begin"], item["key_end"] - 1
@@ -96,7 +95,7 @@ class WideTile(AttentionItem):
         return first, last
 
     def _store(self) -> None:
-        """The results, or the parts of them."""
+        """Store the results, or the partial ones."""
         k, dims = self.k, self.spec.dims_v
         with k.loop(self.n_rows) as r:
             m, total = (k.load(p, f32, offset=r * 4) for p in (self.m, self.total))
@@ -120,7 +119,7 @@ class WideTile(AttentionItem):
 
 
 def tree(values: Sequence[Val], op: Callable[[Val, Val], Val]) -> Val:
-    """All of them, element by element."""
+    """Reduce all values by ``op``, elementwise, as a tree."""
     level = list(values)
     while len(level) > 1:
         rest = level[len(level) & ~1 :]

@@ -1,7 +1,7 @@
-"""What every attention kernel knows of a work item: which queries, which keys, and where.
+"""Base of the attention tiles: a work item's queries and keys, and their addresses.
 
-The bodies (``vector_tile.py``, ``matrix_tile.py``) are given a ``Queries``; the kernel
-itself, which chooses among them, is above them (``paged.py``).
+The tiles (``vector_tile.py``, ``matrix_tile.py``) take a ``Queries``. The kernel that chooses among
+them is in ``paged.py``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from treadle.kernels.attention.page_layout import PAGE, PagedKernel
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.spec import Frame, load_record
 
-SPAN = 4  # pages whose scores are kept: what is done for each row is done for so many keys
-SPLIT = 512  # keys of one item of a part of few tokens
-MOST_SPLIT = 32  # so many whole contexts at a time may be split: more of them are items enough
-# pages: where the sequence's table of pages begins, in bytes behind the item itself.
+SPAN = 4  # pages whose scores are kept at a time; work per row is done once for all of them
+SPLIT = 512  # keys of one item, for sequences with few tokens
+MOST_SPLIT = 32  # most whole contexts that are split at a time; more of them are items enough
+# pages: byte offset from the item to the sequence's page table.
 ITEM_FIELDS = "token n_tokens position key_begin key_end pages partial pad"
 ITEM = np.dtype([(name, "i8") for name in ITEM_FIELDS.split()])
-LOWEST = -1e30  # below every score, and finite: LOWEST - LOWEST is 0 where inf - inf is NaN
+LOWEST = -1e30  # below every score, but finite: inf - inf would be NaN
 
 
 @dataclass(frozen=True)
 class Queries(PagedKernel):
-    """What a kernel is told of its tiles: ``tokens`` query tokens each, and which keys they see."""
+    """Shape of a kernel's tiles: ``tokens`` query tokens each, and the keys they see."""
 
     kv: str
     n_head: int
@@ -40,18 +40,18 @@ class Queries(PagedKernel):
     pool: int = 0
     softcap: float = 0.0  # scores become ``softcap * tanh(score / softcap)``
     matrix: bool = False  # on matrix registers: dims a multiple of 32, many rows
-    head_dim_v: int = 0  # of a value; 0: head_dim
+    head_dim_v: int = 0  # dims of a value; 0: head_dim
     causal: bool = True
-    sinks: bool = False  # each head has one more score, of a key without value
+    sinks: bool = False  # each head has one more score, for a key without a value
     latent: bool = False  # a value is its key's first dims
-    alibi: float = 0.0  # 2**-alibi is the last slope of a power of two of heads; 0.0: none
+    alibi: float = 0.0  # 2**-alibi is the last slope for a power of two of heads; 0.0: none
     words: bool = False  # products of 16-bit numbers, in vectors: dims and rows as for ``matrix``
-    reach: int = 0  # scores have a number by distance added: see kernels.distances; 0: none
+    reach: int = 0  # biases by distance up to this: see ``relative_bias.py``; 0: none
 
     @property
     def heads(self) -> int:
-        """Query heads a tile takes from one group: all that share a key head, or the largest part
-        of at most 16.
+        """Query heads that a tile takes from one group: all that share a key head, or the largest
+        divisor of at most 16.
         """
         shared = self.n_head // self.n_head_kv
         return next(n for n in range(min(shared, 16), 0, -1) if shared % n == 0)
@@ -66,19 +66,19 @@ class Queries(PagedKernel):
 
     @property
     def row_lanes(self) -> int:
-        """Lanes of a vector with one for each row: a power of two."""
+        """Lanes of a vector with a lane for each row: a power of two."""
         return max(4, 1 << (self.rows - 1).bit_length())
 
     @property
     def partial_values(self) -> int:
-        """f32 values of one item's partial results, all groups."""
+        """f32 values of one item's partial results, over all groups."""
         return self.n_groups * self.rows * (self.dims_v + 2)
 
 
 def alibi_slopes(n_head: int, alibi: float) -> np.ndarray:
-    """What a key's score loses with each token between it and the query, by head, f64 [n_head]
-    (ALiBi, Press et al., 2022). Of heads that are no power of two, those behind the largest one in
-    them have every second slope of twice as many.
+    """Return each head's ALiBi slope, the loss of a key's score per token of distance, f64 [n_head]
+    (Press et al., 2022). If the number of heads is no power of two, heads past the largest power of
+    two take every second slope of twice as many.
     """
     n = 1 << (n_head.bit_length() - 1)
     slopes = [-(h + 1) / n if h < n else -(2 * (h - n) + 1) / (2 * n) for h in range(n_head)]
@@ -86,8 +86,8 @@ def alibi_slopes(n_head: int, alibi: float) -> np.ndarray:
 
 
 def most_partials(n_tokens: int, n_keys: int) -> int:
-    """Items that the histories of ``n_tokens`` query tokens are split into at most, where each sees
-    ``n_keys`` keys.
+    """Return the most items that the histories of ``n_tokens`` query tokens are split into, if each
+    sees ``n_keys`` keys.
     """
     return min(n_tokens, MOST_SPLIT) * (-(-n_keys // SPLIT) + 1)
 
@@ -103,7 +103,7 @@ class AttentionItem:
         self.pages = item + self.item["pages"]
 
     def page(self, p: Val) -> Val:
-        """Where the sequence's p-th page keeps this layer and head."""
+        """Return the address of this layer and head in the sequence's p-th page."""
         k, spec = self.k, self.spec
         page_bytes, layer_off = self.frame.page_bytes, self.frame.layer_off
         head = self.group * spec.heads // (spec.n_head // spec.n_head_kv) * spec.page.head_bytes
@@ -111,11 +111,11 @@ class AttentionItem:
         return self.frame.pool + (layer_off + head) + page
 
     def token(self, t: Operand) -> Val:
-        """Token ``t`` of the tile; past its end, the last one again."""
+        """Return token ``t`` of the tile; past the end, the last one."""
         return self.k.min(self.k.val(t, i64), self.item["n_tokens"] - 1)
 
     def query(self, t: Operand, g: Operand) -> Val:
-        """Where token t's query of the group's g-th head is."""
+        """Return the address of token t's query for the group's g-th head."""
         row = (self.item["token"] + self.token(t)) * (self.frame.stride * 4)
         head = self.group * self.spec.heads + g
         return self.frame.qkv + row + head * (self.spec.head_dim * 4)
@@ -124,7 +124,7 @@ class AttentionItem:
         self, per: int, step: int, query: Callable[[Val], None], result: Callable[[Val], None]
     ) -> None:
         """Emit ``query(d)`` over a query's dims and ``result(d)`` over a result's, in one loop as
-        far as both go; ``d`` counts ``per`` dims, in steps of ``step``.
+        far as both extend. ``d`` counts ``per`` dims, in steps of ``step``.
         """
         ends = self.spec.head_dim // per, self.spec.dims_v // per
         with self.k.loop(min(ends), step=step) as d:
@@ -136,14 +136,14 @@ class AttentionItem:
                     emit(d)
 
     def result(self, t: Operand, g: Operand) -> Val:
-        """Where its result goes."""
+        """Return the address of that query's result."""
         row = (self.item["token"] + self.token(t)) * (self.frame.out_stride * 4)
         head = self.group * self.spec.heads + g
         return self.frame.out + row + head * (self.spec.dims_v * 4)
 
     def sink(self, g: Operand) -> tuple[Val, Val]:
-        """What m and l of the group's g-th head begin with. Of a part of a history: with nothing,
-        for the sink is the whole one's.
+        """Return the initial m and l of the group's g-th head. A part of a split history starts
+        empty: ``Merge`` adds the sink.
         """
         k = self.k
         lowest, none = k.const(LOWEST, f32), k.const(0.0, f32)
@@ -155,7 +155,9 @@ class AttentionItem:
         return k.select(whole, score, lowest), k.select(whole, k.const(1.0, f32), none)
 
     def slope(self, g: Operand, ty: Ty) -> Val:
-        """See ``alibi_slopes``: of the group's g-th head, in a vector, in units of log2(e)."""
+        """Return the ``alibi_slopes`` of the group's g-th head, in all lanes, in units of
+        log2(e).
+        """
         k, n = self.k, 1 << (self.spec.n_head.bit_length() - 1)
         head = (self.group * self.spec.heads + g).to(i32).to(f32)
         first, behind = (head + 1.0) * (-1.0 / n), (head - n) * (-1.0 / n) - 0.5 / n
@@ -163,8 +165,8 @@ class AttentionItem:
         return math.exp2(k, k.splat(power, ty)) * math.LOG2_E
 
     def beside(self, g: Operand, distance: Val, n: int) -> Val:
-        """What the scores of ``n`` keys get added, of the group's g-th head; ``distance``: that of
-        the first key from the query, i64.
+        """Return the biases of ``n`` keys for the group's g-th head. ``distance``: from the query
+        to the first key, i64.
         """
         k, end = self.k, self.spec.reach + PAGE
         head = self.group * self.spec.heads + g
@@ -173,7 +175,7 @@ class AttentionItem:
         return k.load(row + first * 4, f32 * n, align=4)
 
     def partial(self, r: Operand) -> Val:
-        """Where row ``r`` goes, where the item is a part of a history."""
+        """Return the address of row ``r``, if the item is a part of a split history."""
         spec, row_bytes = self.spec, (self.spec.dims_v + 2) * 4
         record = (self.item["partial"] * spec.n_groups + self.group) * (spec.rows * row_bytes)
         return self.frame.partials + (record + self.k.val(r, i64) * row_bytes)

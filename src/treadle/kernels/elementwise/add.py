@@ -1,4 +1,4 @@
-"""Sums of f32 rows: two buffers', or tokens' and those of a small matrix."""
+"""Sums of f32 rows: of two buffers, or of tokens and rows of a small matrix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 
 @dataclass(frozen=True)
 class Add(Spec):
-    """``out[n] = x[n] + h[n]``, ``k`` values each, for what no product and no norm adds by itself.
+    """``out[n] = x[n] + h[n]``, ``k`` values each, for additions that no product or norm includes.
     Items: tokens.
     """
 
@@ -38,8 +38,8 @@ class Add(Spec):
 
 @dataclass(frozen=True)
 class AddRows(Spec):
-    """``x[n] += w[row]``, rows of ``k`` values: ``by`` "position" that of the token's position,
-    "type" that of its type, "first" the first. Items: the batch's parts.
+    """``x[n] += w[row]``, rows of ``k`` values. ``by`` selects the row: "position", the token's
+    position; "type", its type; "first", row 0. Items: the batch's sequences.
     """
 
     op: ClassVar[str] = "add_rows"

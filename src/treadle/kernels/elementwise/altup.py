@@ -1,9 +1,11 @@
-"""AltUp (Baykal and others, 2023): a token's states are several streams side by side, of which the
-layer computes the first. A router looks at that one. It says how each stream is predicted from all,
-and how much each is corrected by what the layer adds to its own prediction.
+"""AltUp (Baykal and others, 2023): a token's hidden state is several parallel streams, of which the
+layer computes the first.
 
-Streams are f32 ``[N, n * k]``. A row of few tokens is cut into ``slices``, which are items of
-several threads; each of them asks the router itself, so that no bit depends on the cut.
+A router reads that stream. It decides how each stream is predicted from all of them, and how much
+each is corrected by the difference of the layer's output from its own prediction.
+
+Streams are f32 ``[N, n * k]``. With few tokens a row is cut into ``slices``, items for several
+threads; each slice computes the router itself, so that results do not depend bitwise on the cut.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, Spec
 
 F64Array = npt.NDArray[np.float64]
-LEAST = 1e-5  # mean square, of rows that are scaled to the size of another
-# Of tanh(x) / x by x**2, from its fifth power down: below NEAR it leaves out 2e-9.
+LEAST = 1e-5  # least mean square of rows that are scaled to another's size
+# Polynomial of tanh(x) / x in x**2, highest power (the fifth) first: below NEAR its error is 2e-9.
 TANH = (-1382 / 155925, 62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)
 NEAR = 0.3
 
 
 @dataclass(frozen=True)
 class SpreadStreams(Spec):
-    """The streams of a token: ``x``, and each of ``n - 1`` parts of ``y`` scaled to its size,
+    """Initialise a token's streams: ``x``, and each of ``n - 1`` parts of ``y`` scaled to its size,
     ``y * rms(x) / sqrt(max(mean(y**2), LEAST))``. Items: tokens.
     """
 
@@ -81,8 +83,8 @@ class CopyColumns(Spec):
 
 @dataclass(frozen=True)
 class Join(Spec):
-    """The mean of ``n`` streams, one after the other: ``out = total + y / n``, ``y`` scaled to the
-    size of ``x`` as in Spread; the first time the total is ``x / n``. Items: tokens.
+    """Accumulate the mean of ``n`` streams one by one: ``out = total + y / n``, ``y`` scaled to the
+    size of ``x`` as in ``SpreadStreams``. The first time the total is ``x / n``. Items: tokens.
     """
 
     op: ClassVar[str] = "streams_join"
@@ -120,7 +122,7 @@ class Join(Spec):
 @dataclass(frozen=True)
 class Predict(Spec):
     """``out[i] = x[i] + sum over j of c[i, j] x[j]`` for the ``n`` streams of ``k`` values of a
-    token: ``c`` is ``coef [n * n, n]`` times what the router says of ``x[0]``. Items: tokens x
+    token: ``c`` is ``coef [n * n, n]`` times the router's output for ``x[0]``. Items: tokens x
     slices.
     """
 
@@ -162,9 +164,9 @@ class Predict(Spec):
 
 @dataclass(frozen=True)
 class Correct(Spec):
-    """``x[i] += c[i] (y - x[0])`` for the ``n`` streams that were predicted, in place: ``c`` is 1
-    and ``coef [n, n]`` times what the router says of ``y``. ``out`` is ``scale * x[0]``, of the new
-    one. Items: tokens x slices.
+    """``x[i] += c[i] (y - x[0])`` for the ``n`` predicted streams, in place: ``c`` is 1 plus ``coef
+    [n, n]`` times the router's output for ``y``. ``out`` is ``scale * x[0]`` of the corrected one.
+    Items: tokens x slices.
     """
 
     op: ClassVar[str] = "streams_correct"
@@ -212,7 +214,7 @@ class Correct(Spec):
 
 @dataclass(frozen=True)
 class AddBeside(Spec):
-    """``x[i] += norm(y)`` for all of ``n`` streams but the first, in place. Items: tokens x
+    """``x[i] += norm(y)`` for all of ``n`` streams except the first, in place. Items: tokens x
     slices.
     """
 
@@ -250,9 +252,9 @@ class AddBeside(Spec):
 
 @dataclass(frozen=True)
 class Laurel(Spec):
-    """LAuReL (Menghani and others, 2024): the sum of the states, what a mixer makes of their norm,
-    that norm itself and its low-rank product, ``scale * (x + norm(a) + norm(x) + norm(b))``, norms
-    with ``w_a``, ``w_x`` and ``w_b``. Items: tokens x slices.
+    """LAuReL (Menghani and others, 2024): the sum of the hidden state, the mixer's output, the
+    input norm and its low-rank product, ``scale * (x + norm(a) + norm(x) + norm(b))``, norms with
+    ``w_a``, ``w_x`` and ``w_b``. Items: tokens x slices.
     """
 
     op: ClassVar[str] = "laurel"
@@ -291,7 +293,7 @@ class Laurel(Spec):
 
 
 def _router(k: Builder, frame: Frame, row: Val, width: int, n: int, eps: float) -> list[Val]:
-    """``tanh(router norm(row) / width)``, each of ``n`` numbers in all lanes of a vector."""
+    """Return ``tanh(router norm(row) / width)``, each of ``n`` numbers in all lanes of a vector."""
     ty = f32 * k.isa.lanes
     sums = [k.var(k.zero(ty)) for _ in range(n + 1)]
 
@@ -311,13 +313,15 @@ def _router(k: Builder, frame: Frame, row: Val, width: int, n: int, eps: float) 
 
 
 def _tanh(k: Builder, x: Val) -> Val:
-    """To a few units in the last place: ``math.tanh`` is coarse near 0, where routers' are."""
+    """tanh to a few units in the last place: ``math.tanh`` is inaccurate near 0, where router
+    outputs are.
+    """
     near = x * math.polynomial(k, x * x, TANH)
     return k.select(k.abs(x) < NEAR, near, math.tanh(k, x))
 
 
 def _coef(k: Builder, coef: Val, i: int, says: list[Val]) -> Val:
-    """Row ``i`` of the matrix times what the router says."""
+    """Return row ``i`` of the matrix times the router's output."""
     ty, n = says[0].ty, len(says)
     total = k.zero(ty)
     for j, each in enumerate(says):
@@ -326,12 +330,12 @@ def _coef(k: Builder, coef: Val, i: int, says: list[Val]) -> Val:
 
 
 def _rms_gain(k: Builder, row: Val, n: int, lanes: int, eps: float) -> Val:
-    """What RMS norm multiplies a row by."""
+    """Return the factor of an RMS norm of a row."""
     return 1.0 / k.sqrt(mean_square(k, row, n, lanes) + eps)
 
 
 def _sized(k: Builder, row: Val, n: int, lanes: int, size: Val) -> Val:
-    """What a row is multiplied by to be of that size."""
+    """Return the factor that scales a row to ``size``."""
     return size / k.sqrt(k.max(mean_square(k, row, n, lanes), LEAST))
 
 

@@ -1,4 +1,4 @@
-"""Values held between two limits: OLMo's and MPT's queries, keys and values."""
+"""Clamping to a symmetric limit: queries, keys and values of OLMo and MPT."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 @dataclass(frozen=True)
 class Clamp(Spec):
-    """``x = min(max(x, -limit), limit)`` of ``k`` values of each row from ``column`` on, in place;
+    """``x = min(max(x, -limit), limit)`` for ``k`` values of each row from ``column`` on, in place;
     NaN stays NaN. Items: tokens.
     """
 
@@ -26,7 +26,7 @@ class Clamp(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         def held(v: Val) -> Val:
             low, high = k.const(-self.limit, v.ty), k.const(self.limit, v.ty)
-            return k.max(low, k.min(high, v))  # v comes second: where it is NaN, so is the result
+            return k.max(low, k.min(high, v))  # v comes second, so that NaN gives NaN
 
         with k.loop(frame.end, start=frame.begin) as n:
             row = frame.x + (n * frame.stride + frame.column) * 4

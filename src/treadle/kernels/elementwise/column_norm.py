@@ -1,5 +1,5 @@
-"""Norms of some columns of f32 rows, in place: queries or keys, all heads of a token together; or
-of parts of a row.
+"""Norms of some columns of f32 rows, in place: queries or keys, all heads of a token together, or
+parts of a row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 @dataclass(frozen=True)
 class ColumnNorm(Spec):
-    """RMS norm of each of ``heads`` parts of ``k`` values from ``column`` on, times ``w``, which
-    all share, or with ``own`` of ``w [heads, k]``; ``centred``: LayerNorm, as in
+    """RMS norm of each of ``heads`` parts of ``k`` values from ``column`` on, times ``w``, shared
+    by all heads, or with ``own`` times ``w [heads, k]``. ``centred``: LayerNorm, as in
     ``elementwise.Norm``. Items: tokens x heads.
     """
 
@@ -27,7 +27,7 @@ class ColumnNorm(Spec):
     eps: float
     heads: int = 1
     centred: bool = False
-    bias: bool = False  # is added at the end, the same to all heads
+    bias: bool = False  # added at the end, the same for all heads
     own: bool = False  # each head has weights of its own
 
     @property

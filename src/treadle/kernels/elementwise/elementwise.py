@@ -1,5 +1,5 @@
-"""Steps between the products: embedding rows, norms, gated activations; each ends in the layout its
-reader wants.
+"""Steps between the products: embedding, norms, gated activations. Each writes its reader's
+layout.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.panel import load_values
 from treadle.kernels.spec import Args, Frame, Spec, parts
 
-SLICE = (
-    1024  # values of a row that one item handles: decoding's single row still feeds several threads
-)
-SCALES_BYTES = 64  # scratch for the scales of the rows that a norm writes at once
+SLICE = 1024  # values of a row in an item: decoding's single row then feeds several threads
+SCALES_BYTES = 64  # scratch for the scales of rows that a norm writes at once
 
 
 @dataclass(frozen=True)
 class Embed(Spec):
     """``x[n] = scale * W[tokens[n]]``: ``w [n_vocab, k]``, ``x [N, stride]``. Items: tokens. With
-    ``rows`` the matrix has so many, and tokens behind these read the first.
+    ``rows`` the matrix has that many rows, and larger tokens read the first.
     """
 
     op: ClassVar[str] = "embed"
@@ -78,9 +76,10 @@ class Embed(Spec):
 class Norm(Spec):
     """RMS norm: ``out = x * w / sqrt(mean(x**2) + eps)``, written as activations of kind ``act``.
 
-    With ``centred`` LayerNorm (Ba and others, 2016): of ``x - mean(x)``. With ``add`` the result is
-    added to the residual stream instead: ``out = residual + norm(x)``, f32, and with ``gain`` that
-    is multiplied by its one value. With ``outputs`` the rows are the run's outputs. Items: rows.
+    With ``centred`` it is LayerNorm (Ba and others, 2016): of ``x - mean(x)``. With ``add`` the
+    result is added to the residual stream, ``out = residual + norm(x)``, f32, and with ``gain`` the
+    sum is multiplied by its single value. With ``outputs`` the rows are the run's outputs. Items:
+    rows.
     """
 
     op: ClassVar[str] = "norm"
@@ -91,12 +90,12 @@ class Norm(Spec):
     eps: float
     add: bool = False
     outputs: bool = False
-    sub: int = BLOCK  # of the activations
+    sub: int = BLOCK  # sub of the activations
     centred: bool = False
-    weight: bool = True  # else w is left out
-    bias: bool = False  # is added at the end
-    rows: bool = False  # f32 rows of x's own stride are written
-    unit: int = DWORD  # of the activations
+    weight: bool = True  # False: w is left out
+    bias: bool = False  # added at the end
+    rows: bool = False  # writes f32 rows of x's stride
+    unit: int = DWORD  # unit of the activations
     gain: bool = False
 
     @property
@@ -117,7 +116,7 @@ class Norm(Spec):
         bias = frame.bias if self.bias else w
 
         def row_of(n: Val) -> Val:
-            source = k.min(n, n_rows - 1)  # a group's last row fills it up: see Act.grid
+            source = k.min(n, n_rows - 1)  # the last row pads its group: see ActivationLayout.grid
             if self.outputs:
                 source = k.load(frame.run("output_rows", ptr), i32, offset=source * 4).to(n.ty)
             return x + source * stride * 4
@@ -190,8 +189,8 @@ class Norm(Spec):
 
 
 def map_row(k: Builder, n: int, out: Val, fn: Callable[..., Val], *rows: Val) -> None:
-    """``out[i] = fn(rows[0][i], rows[1][i], ...)`` of ``n`` f32 values, in vectors; ``out`` may be
-    one of the rows.
+    """Emit ``out[i] = fn(rows[0][i], rows[1][i], ...)`` over ``n`` f32 values, in vectors. ``out``
+    may be one of the rows.
     """
     ty = f32 * k.isa.lanes
 
@@ -205,8 +204,8 @@ def map_row(k: Builder, n: int, out: Val, fn: Callable[..., Val], *rows: Val) ->
 def blocks_of_slice(
     k: Builder, n: int, size: int, part: Val, block: Callable[[Val, int], None]
 ) -> None:
-    """``block(b, count)`` for the blocks of slice ``part`` of a row of ``n`` values, in slices of
-    ``size``: whole ones, and what is left in the last slice.
+    """Emit ``block(b, count)`` for the blocks of slice ``part`` of a row of ``n`` values, in slices
+    of ``size``: full blocks, and the remainder in the last slice.
     """
     (full, rest), per = divmod(n, BLOCK), size // BLOCK
     with k.loop(k.min((part + 1) * per, k.i64(full)), start=part * per) as b:
@@ -217,7 +216,7 @@ def blocks_of_slice(
 
 
 def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = None) -> Val:
-    """Mean of ``n`` squares, of what is above ``mean``."""
+    """Return the mean of ``n`` squares, of the differences from ``mean`` if given."""
 
     def square(total: Val, v: Val, count: int) -> Val:
         v = v if mean is None else less_mean(k, v, mean, count)
@@ -227,7 +226,7 @@ def mean_square(k: Builder, row: Val, n: int, lanes: int, mean: Val | None = Non
 
 
 def less_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
-    """``v - mean`` in the first ``count`` lanes; behind them 0, as in ``v``."""
+    """Return ``v - mean`` in the first ``count`` lanes; the others stay 0."""
     v, lanes = v - k.splat(mean, v.ty), v.ty.lanes
     if count == lanes:
         return v
@@ -236,8 +235,9 @@ def less_mean(k: Builder, v: Val, mean: Val, count: int) -> Val:
 
 
 def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, int], Val]) -> Val:
-    """Mean of ``n`` values or of what is made of them: ``add(total, v, count)`` is ``total`` with
-    the first ``count`` lanes of ``v``, the others being 0; in four sums of ``lanes`` lanes each.
+    """Return the mean of ``n`` values, or of a function of them. ``add(total, v, count)`` adds the
+    first ``count`` lanes of ``v`` (the others are 0) to ``total``. There are four accumulators of
+    ``lanes`` lanes.
     """
     sums = [k.var(k.zero(f32 * lanes)) for _ in range(4)]
     step = 4 * lanes
@@ -248,18 +248,18 @@ def row_mean(k: Builder, row: Val, n: int, lanes: int, add: Callable[[Val, Val, 
             sums[i // lanes].v = add(sums[i // lanes].v, v, have)
 
     if k.sharing:
-        k.sharing.meet()  # the row may be of others, who wrote it in other runs
+        k.sharing.meet()  # other threads may have written parts of the row
     k.runs(n, step, run)
     return k.total((sums[0].v + sums[1].v) + (sums[2].v + sums[3].v)) * (1 / n)
 
 
 @dataclass(frozen=True)
 class Pack(Spec):
-    """f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out = f(gate) *
-    up``.
+    """Convert f32 rows to activations, through a function: ``out = f(x)``, or gated, ``out =
+    f(gate) * up``.
 
-    ``fn`` is "copy" or of ACTIVATIONS; ``up`` is the column where up begins, in the rows of
-    ``apart`` if it is in others. Items: rows times slices of SLICE values.
+    ``fn`` is "copy" or of ACTIVATIONS. ``up`` is the first column of up, in the rows of ``apart``
+    if it is in another buffer. Items: rows times slices of SLICE values.
     """
 
     op: ClassVar[str] = "pack"
@@ -269,10 +269,10 @@ class Pack(Spec):
     k: int
     group: int
     sub: int = BLOCK
-    gated: bool = True  # else there is no up
-    per: int = 1  # rows of a token, or where ``rows`` counts them, of what it counts
+    gated: bool = True  # False: there is no up
+    per: int = 1  # rows of a token, or of each row that ``rows`` counts
     counted: bool = False
-    unit: int = DWORD  # of the activations
+    unit: int = DWORD  # unit of the activations
     apart: bool = False
 
     @property
@@ -297,21 +297,21 @@ class Pack(Spec):
         n_rows = k.load(frame.rows, i64) if self.counted else frame.run("n_tokens")
         n_rows = n_rows * self.per
         with k.loop(frame.end, start=frame.begin) as item:
-            # A slice of all of a group's tokens, which share lines of ``out``, before the next one.
+            # A slice of all tokens of a group, which share lines of ``out``, then the next slice.
             each = self.group // act.together
             first = item // (self.slices * each) * self.group + item % each * act.together
             part = item // each % self.slices
 
             def block(b: Val, count: int, first: Val = first) -> None:
                 def values_of(n: Val) -> list[Val]:
-                    n = k.min(n, n_rows - 1)  # see Act.grid
+                    n = k.min(n, n_rows - 1)  # see ActivationLayout.grid
                     row, values = x + n * stride * 4, []
                     if self.apart:
                         ups = frame.apart + n * frame.apart_stride * 4
                     for i in range(0, BLOCK, lanes):
                         at = row + (b * (BLOCK * 4) + i * 4)
                         have = min(max(count - i, 0), lanes)
-                        if self.group > 1:  # the next token's: too short a run for the hardware
+                        if self.group > 1:  # next token: too short for hardware prefetch
                             k.prefetch(at + stride * 4)
                             if gated and not self.apart:
                                 k.prefetch(at + (up + stride) * 4)
@@ -330,7 +330,7 @@ class Pack(Spec):
             blocks_of_slice(k, self.k, SLICE, part, block)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        # What fills up an expert's rows is whatever memory held.
+        # Padding rows of an expert are undefined memory.
         heed: Any = "ignore" if self.counted else None
         with np.errstate(invalid=heed, over=heed):
             self._run_ref(args, run)

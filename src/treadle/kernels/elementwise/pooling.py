@@ -1,4 +1,4 @@
-"""Pooling: of each text in a batch one row, made of its tokens' rows."""
+"""Pooling: one row for each sequence in a batch, from its tokens' rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 
-TINY = 1e-30  # mean squares below it are taken for it: rows of zeros stay zeros
+TINY = 1e-30  # lower bound of mean squares, so that rows of zeros stay zeros
 
 
 @dataclass(frozen=True)
 class Pooling(Spec):
-    """``how``: the "mean" of a text's rows, or the "first" or "last" of them. With ``unit`` the
-    result has length 1. Items: the batch's parts.
+    """``how``: the "mean" of a sequence's rows, or the "first" or "last". With ``unit`` the result
+    has length 1. Items: the batch's sequences.
     """
 
     op: ClassVar[str] = "pooling"

@@ -1,4 +1,4 @@
-"""Rows times one number each: the temperature of attention, and what an expert reads."""
+"""Scale each row by its own factor (attention temperature, expert inputs)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from treadle.kernels.spec import Args, Frame, Spec, numbered
 
 @dataclass(frozen=True)
 class Temper(Spec):
-    """``k`` columns of each row from ``column`` on, times the cosine of the rope table ``table``,
-    which has one pair; in place. Items: tokens.
+    """Multiply ``k`` columns of each row from ``column`` on by the cosine of the rope table
+    ``table``, which has one pair; in place. Items: tokens.
     """
 
     op: ClassVar[str] = "temper"
@@ -39,7 +39,9 @@ class Temper(Spec):
 
 @dataclass(frozen=True)
 class ScaleColumns(Spec):
-    """``k`` columns of each row from ``column`` on, times ``gain``, in place. Items: tokens."""
+    """Multiply ``k`` columns of each row from ``column`` on by ``gain``, in place. Items:
+    tokens.
+    """
 
     op: ClassVar[str] = "times"
     args = Args("x:inout stride column")
@@ -58,7 +60,7 @@ class ScaleColumns(Spec):
 
 @dataclass(frozen=True)
 class ScaleByExpert(Spec):
-    """``out = x * sigmoid(max(scores))``: a token's states, times what its best expert weighs.
+    """``out = x * sigmoid(max(scores))``: a token's hidden state times its best expert's weight.
 
     ``x`` and ``out`` are rows of ``k``, ``scores`` of ``n``. Items: tokens.
     """
@@ -86,5 +88,5 @@ class ScaleByExpert(Spec):
 
 
 def times(k: Builder, gain: Val) -> Any:
-    """What multiplies vectors by ``gain``."""
+    """Return a function that multiplies vectors by ``gain``."""
     return lambda v: v * k.splat(gain, v.ty)

@@ -1,4 +1,4 @@
-"""The softcap of Gemma 2 and Grok: logits, or scores of experts, that cannot run away."""
+"""The softcap of Gemma 2 and Grok: bounds logits, or scores of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.spec import Args, Frame, Spec
 
-PIECE = 1024  # values that one item handles
+PIECE = 1024  # values of an item
 
 
 @dataclass(frozen=True)

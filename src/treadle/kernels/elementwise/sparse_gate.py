@@ -1,5 +1,5 @@
-"""A gate that few values of a row pass: those far above its mean (Gaussian top-k, You and others,
-2025).
+"""Sparse gate: passes only the few values of a row that are far above its mean (Gaussian top-k, You
+and others, 2025).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 @dataclass(frozen=True)
 class SparseGate(Spec):
-    """``out = fn(max(0, x - c)) * up``, with ``c = mean(x) + cut * deviation(x)`` of the row, that
-    of the whole population; written as activations. ``up``: the column where it begins.
+    """``out = fn(max(0, x - c)) * up``, with ``c = mean(x) + cut * deviation(x)`` of the row
+    (population deviation), written as activations. ``up``: its first column.
 
-    Items: rows times slices of SLICE values, or with ``whole`` rows. Each finds ``c`` of the row.
+    Items: rows times slices of SLICE values, or rows if ``whole``. Each item computes the row's
+    ``c``.
     """
 
     op: ClassVar[str] = "sparse_gate"
@@ -39,7 +40,7 @@ class SparseGate(Spec):
     group: int
     cut: float
     sub: int = BLOCK
-    unit: int = DWORD  # of the activations
+    unit: int = DWORD  # unit of the activations
     whole: bool = False
 
     def layout(self) -> ActivationLayout:
@@ -50,7 +51,7 @@ class SparseGate(Spec):
 
     @property
     def slice(self) -> int:
-        """Values of a row that an item handles."""
+        """Values of a row in an item."""
         return round_up(self.k, SLICE) if self.whole else SLICE
 
     @property
@@ -61,11 +62,11 @@ class SparseGate(Spec):
         act, lanes = self.layout(), isa.lanes
         n_rows = frame.run("n_tokens")
 
-        def row_of(n: Val) -> Val:  # a group's last row fills it up: see Act.grid
+        def row_of(n: Val) -> Val:  # the last row pads its group: see ActivationLayout.grid
             return frame.x + k.min(n, n_rows - 1) * frame.stride * 4
 
         with k.loop(frame.end, start=frame.begin) as item:
-            # A slice of all of a group's tokens, which share lines of ``out``, before the next one.
+            # A slice of all tokens of a group, which share lines of ``out``, then the next slice.
             each = self.group // act.together
             first = item // (self.slices * each) * self.group + item % each * act.together
             part = item // each % self.slices

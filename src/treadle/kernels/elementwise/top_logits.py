@@ -1,11 +1,12 @@
-"""The N_TOP largest logits of a row, and what its softmax divides by: all that most samplers ask.
+"""Top-k of a row's logits (N_TOP largest), and its softmax denominator: all that most samplers
+need.
 
 A row is cut into slices of SLICE values, so that a long one has work for several threads.
 ``TopLogitsKernel`` finds the largest of each slice, ``JoinTop`` those of the row. Slices have one
-size and are joined in their order: the bits do not depend on the number of threads.
+size and are joined in order, so results do not depend bitwise on the number of threads.
 
-Floats are compared as integers, their *keys*: the order of keys is that of the floats, both zeros
-are one key, and every NaN is above infinity. So a row with a NaN or an infinity shows it first.
+Floats are compared as integers, their *keys*: keys have the order of the floats, both zeros are one
+key, and every NaN is above infinity. So a row with a NaN or an infinity has it first.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import boolean, f32, f64, i32, i64, ptr, u32
 from treadle.kernels.spec import Args, Frame, Spec
 
-N_TOP = 64  # above the top_k that people use, and the alternatives that APIs may be asked for
-WORD_KEYS = 32  # keys that are compared at once: as many as a word of a mask has bits
-SLICE_ROWS = 256  # a slice as a grid: so many rows of N_TOP values
-SLICE = SLICE_ROWS * N_TOP  # shorter ones cost more to join than other threads would save
-N_VOCAB_MAX = SLICE_ROWS * SLICE  # what is left of so many slices is as much as a slice
-FLUSH = 16  # rows that are summed in f32; then the sums go to f64
+N_TOP = 64  # above common top_k values and the most alternatives of APIs
+WORD_KEYS = 32  # keys that are compared at once: the bits of a mask's word
+SLICE_ROWS = 256  # a slice is this many rows of N_TOP values
+SLICE = SLICE_ROWS * N_TOP  # shorter slices cost more to join than parallelism saves
+N_VOCAB_MAX = SLICE_ROWS * SLICE  # the candidates of this many slices fill one slice
+FLUSH = 16  # rows summed in f32 before the sums are added in f64
 
 
 class LateMask(Protocol):
-    """A mask that is still being computed when the run begins."""
+    """A grammar mask that is still being computed when the run begins."""
 
     def wait(self) -> bytes:
-        """It, as soon as it is there."""
+        """Wait for the mask, and return it."""
 
 
 class LogitsQuery(NamedTuple):
-    """How a row's largest logits are wanted. ``mask``: bits, one for each token, set where it may
-    be chosen, the lowest first; they may come late. ``first``: the largest alone; ``total``: with
-    the sum.
+    """A request for a row's largest logits. ``mask``: one bit for each token, set if it is allowed,
+    lowest first; it may come late. ``first``: only the largest; ``total``: with the sum of
+    exponentials.
     """
 
     mask: bytes | LateMask | None = None
@@ -47,10 +48,10 @@ class LogitsQuery(NamedTuple):
     total: bool = False
 
 
-LOOKS = 2  # at one row, at most; one at most has a mask
-# A row of the logits; how many bytes behind the run's block its mask begins, 0 for none.
+LOOKS = 2  # most queries of one row; at most one has a mask
+# A row of the logits; the byte offset of its mask from the run's block, 0 for none.
 SAMPLED = np.dtype([(name, "i8") for name in ("row", "mask", "first", "total")])
-# Of a slice: keys and ids of the largest, in the order of ids; the sum of exp(x - max); max.
+# A slice's result: keys and ids of the largest, in the order of ids; the sum of exp(x - max); max.
 PARTIAL = np.dtype(
     {
         "names": ["keys", "ids", "total", "max"],
@@ -59,8 +60,8 @@ PARTIAL = np.dtype(
         "itemsize": 8 * N_TOP + 64,
     }
 )
-# Of a row: values and ids, the largest first, of equal ones the lowest id; the sum of
-# exp(x - values[0]).
+# A row's result: values and ids, the largest first, ties by lowest id; the sum of exp(x -
+# values[0]).
 RESULT = np.dtype(
     {
         "names": ["values", "ids", "total"],
@@ -69,29 +70,29 @@ RESULT = np.dtype(
         "itemsize": 8 * N_TOP + 64,
     }
 )
-# Relative error of ``total``, in u = 2**-24: exp is right to 2 units (2u), its argument to u times
-# its distance from the maximum, whose mean under the softmax is below ln(n_vocab) + 1 < 17; a sum
-# of FLUSH terms adds 15u; joining has another exp, and an argument that is right to 17u.
+# Relative error of ``total``, in u = 2**-24. exp is accurate to 2 units (2u), its argument to u
+# times its distance from the maximum, whose mean under the softmax is below ln(n_vocab) + 1 < 17. A
+# sum of FLUSH terms adds 15u. Joining adds another exp, with an argument accurate to 17u.
 TOTAL_ERROR = 64 * 2.0**-24
 IDS, TOTAL, MAX = 4 * N_TOP, 8 * N_TOP, 8 * N_TOP + 8
-NEVER = -(1 << 31)  # the key of -infinity: the least of all
+NEVER = -(1 << 31)  # the key of -infinity, the smallest
 SHIFT = 1 << 23
 KEY_INF = 0x7F800000 - SHIFT
-NOBODY = -1  # the id of what fills up
-LOWEST = -3.0e38  # a maximum is taken for no less: -infinity less -infinity is no number
-CANDIDATES = 8 * (SLICE + WORD_KEYS)  # bytes for keys and their ids: WORD_KEYS keys, then their ids
+NOBODY = -1  # the id of padding
+LOWEST = -3.0e38  # lower bound of a maximum: -infinity minus -infinity is NaN
+CANDIDATES = 8 * (SLICE + WORD_KEYS)  # bytes of keys and ids: WORD_KEYS keys, then their ids
 
 
 def slices(n: int) -> int:
-    """Slices of a row of ``n`` values."""
+    """Return the number of slices of a row of ``n`` values."""
     return -(-n // SLICE)
 
 
 @dataclass(frozen=True)
 class TopLogitsKernel(Spec):
-    """The largest of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``, of which each row has
-    ``n`` values; ``stride`` a multiple of WORD_KEYS. What the mask rules out counts as -infinity,
-    but for NaN and infinity, which show that something is wrong.
+    """Find the largest logits of each slice, as a PARTIAL: ``x f32 [n_outputs, stride]``, with
+    ``n`` values a row; ``stride`` is a multiple of WORD_KEYS. Masked values count as -infinity,
+    except NaN and infinity, which must stay visible as errors.
 
     Items: SAMPLED records x slices.
     """
@@ -152,13 +153,13 @@ class TopLogitsKernel(Spec):
                 made["keys"][i, : len(keys)], made["ids"][i, : len(keys)] = keys, ids
                 made["max"][i] = max(part.max(), np.float32(LOWEST))
                 if total:
-                    with np.errstate(all="ignore"):  # of NaN and infinity there is no sum
+                    with np.errstate(all="ignore"):  # with NaN or infinity the sum is undefined
                         made["total"][i] = np.exp(part.astype("f8") - made["max"][i]).sum()
 
 
 @dataclass(frozen=True)
 class JoinTop(Spec):
-    """A row's RESULT of its slices' PARTIALs; ``n``: values of a row. Items: SAMPLED records."""
+    """Join a row's PARTIALs into its RESULT; ``n``: values of a row. Items: SAMPLED records."""
 
     op: ClassVar[str] = "top_join"
     args = Args("partials:in out:out n")
@@ -217,16 +218,16 @@ class JoinTop(Spec):
 
 
 class TopBuffers(NamedTuple):
-    """Rows of N_TOP keys, and ``free`` memory, CANDIDATES bytes."""
+    """Accessors of rows of N_TOP keys, and ``free`` memory of CANDIDATES bytes."""
 
-    key_at: Callable[[Val], Val]  # where a row's keys are
+    key_at: Callable[[Val], Val]  # address of a row's keys
     id_at: Callable[[Val, Val], Val]  # the id of a row's column
     free: Val
 
 
 def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) -> None:
-    """Write the keys of ``n`` values, with -infinity's to the end of the last block, and where the
-    mask has no bit.
+    """Write the keys of ``n`` values. Masked values, and padding up to the end of the last block,
+    get -infinity's key.
     """
     ty = i32 * WORD_KEYS
     never, index = k.const(NEVER, ty), k.const(range(WORD_KEYS), ty)
@@ -242,11 +243,11 @@ def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) 
 
 
 def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val) -> Val:
-    """Write the N_TOP largest to ``out``, keys and then ids, in the order in which they stand, or
-    ``only`` those as large as the largest; gives the largest key.
+    """Write the N_TOP largest to ``out``, keys and then ids, in row order; with ``only``, just
+    those equal to the largest. Return the largest key.
 
-    Each of the N_TOP columns has one maximum, so N_TOP keys at least reach the least of these: few
-    others do. Of those that do, the N_TOP-th largest is found bit by bit.
+    Each of the N_TOP columns has a maximum, so at least N_TOP keys reach the smallest of these, and
+    few others do. Among the keys that do, the N_TOP-th largest is found bit by bit.
     """
     ty = i32 * WORD_KEYS
     never, one, zero = k.const(NEVER, ty), k.const(1, ty), k.zero(ty)
@@ -266,7 +267,7 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
             total.v = total.v + k.select(here, one, zero)
         return k.sum(total.v)
 
-    last = k.var(top)  # the N_TOP-th largest, as an unsigned number while it is looked for
+    last = k.var(top)  # the N_TOP-th largest; an unsigned number during the search
     with k.if_(k.val(n, i64) > N_TOP):
         bits = k.var(k.const(0, u32))
         with k.loop(32) as b:
@@ -294,11 +295,11 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
 
 
 def _gather(k: Builder, n_rows: Val, found: TopBuffers, floor: Val) -> Val:
-    """Copy the keys that reach ``floor``, with their ids; gives how many. The last block is filled
-    up with -infinity's key.
+    """Copy the keys that reach ``floor``, with their ids; return how many. The last block is padded
+    with -infinity's key.
     """
     n = k.var(k.i64(0))
-    no = k.const(0, boolean).ir  # zero is no input of cttz's here
+    no = k.const(0, boolean).ir  # cttz's input is never zero here
     with k.loop(n_rows * (N_TOP // WORD_KEYS)) as b:
         i, column = b // (N_TOP // WORD_KEYS), b % (N_TOP // WORD_KEYS) * WORD_KEYS
         here = found.key_at(i) + column * 4
@@ -316,13 +317,13 @@ def _gather(k: Builder, n_rows: Val, found: TopBuffers, floor: Val) -> Val:
 
 
 def _place(free: Val, i: Val) -> Val:
-    """Where the i-th candidate's key is; its id is WORD_KEYS words behind it."""
+    """Return the address of the i-th candidate's key; its id is WORD_KEYS words further."""
     return free + (i // WORD_KEYS * (8 * WORD_KEYS) + i % WORD_KEYS * 4)
 
 
 def emit_sorted(k: Builder, made: Val, out: Val) -> None:
-    """Write each of N_TOP keys and ids to its rank: how many keys are larger, or as large and
-    before it. Keys become floats.
+    """Write each of N_TOP keys and ids at its rank: the number of keys that are larger, or equal
+    and earlier. Keys become floats.
     """
     ty = i32 * N_TOP
     keys, index = k.load(made, ty), k.const(range(N_TOP), ty)
@@ -336,7 +337,7 @@ def emit_sorted(k: Builder, made: Val, out: Val) -> None:
 
 
 def emit_total(k: Builder, isa: Isa, keys: Val, n_rows: Val, highest: Val) -> Val:
-    """The sum of ``exp(x - highest)`` over rows of N_TOP keys, f64."""
+    """Return the sum of ``exp(x - highest)`` over rows of N_TOP keys, f64."""
     width = min(2 * isa.lanes, N_TOP)
     total, away = k.var(k.const(0.0, f64)), k.splat(highest, f32 * width)
     with k.loop(N_TOP // width) as c:
@@ -352,34 +353,34 @@ def emit_total(k: Builder, isa: Isa, keys: Val, n_rows: Val, highest: Val) -> Va
 
 
 def to_key(k: Builder, x: Val) -> Val:
-    """Keys of floats: magnitudes with their sign, less what makes that of -infinity the least of
-    all numbers. Below it are the negative NaNs alone: they become the largest.
+    """Return the keys of floats: sign and magnitude as an integer, shifted so that -infinity's is
+    the smallest. Only negative NaNs are below it: they wrap around to the largest.
     """
     bits = x.bits(i32.like(x.ty))
     return k.select(bits < 0, NEVER - bits, bits) - SHIFT
 
 
 def to_float(k: Builder, key: Val) -> Val:
-    """The floats of keys."""
+    """Return the floats of keys."""
     bits = key + SHIFT
     return k.select(bits < 0, NEVER - bits, bits).bits(f32.like(key.ty))
 
 
 def keys_ref(x: np.ndarray) -> np.ndarray:
-    """Keys of floats."""
+    """Return the keys of floats."""
     bits = x.astype(np.float32).view(np.int32)
     keys: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits) - np.int32(SHIFT)
     return keys
 
 
 def floats_ref(keys: np.ndarray) -> np.ndarray:
-    """Floats of keys."""
+    """Return the floats of keys."""
     bits = keys + np.int32(SHIFT)
     made: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits).view(np.float32)
     return made
 
 
 def largest_ref(keys: np.ndarray, n: int) -> np.ndarray:
-    """Where the ``n`` largest are, the largest first; of equal ones the lower index."""
+    """Return the indices of the ``n`` largest, largest first, ties by lower index."""
     order: np.ndarray = np.argsort(-keys.astype(np.int64), kind="stable")
     return order[:n]

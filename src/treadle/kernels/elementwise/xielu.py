@@ -1,4 +1,4 @@
-"""xIELU (Huang and Schlag, 2024): an activation whose numbers are learned, four in each layer."""
+"""xIELU (Huang and Schlag, 2024): an activation with four learned parameters a layer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from treadle.jit.types import f32
 from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.spec import Args, Frame, Spec
 
-# (e**x - 1 - x) / x**2 on -1/2 <= x <= 0: its series up to x**7, which leaves out less than 2e-9 of
-# it. Beyond, no more than two bits are lost by subtracting.
+# (e**x - 1 - x) / x**2 on -1/2 <= x <= 0: its series up to x**7, with a relative error below 2e-9.
+# Below -1/2 subtraction loses at most two bits.
 SERIES = tuple(1 / factorial(n) for n in range(9, 1, -1))
 NEAR = -0.5
 
@@ -24,7 +24,7 @@ NEAR = -0.5
 class Xielu(Spec):
     """``p x**2 + b x`` above 0, else ``n (e**min(x, eps) - 1 - x) + b x``, in place.
 
-    ``w`` is p, n, b, eps. Items: tokens x groups, which are equal parts of a row.
+    ``w`` is p, n, b, eps. Items: tokens x groups, equal parts of a row.
     """
 
     op: ClassVar[str] = "xielu"
@@ -49,9 +49,9 @@ class Xielu(Spec):
 
 
 def bent(k: Builder, x: Val, p: Val, n: Val, b: Val, eps: Val) -> Val:
-    """The function of one vector."""
+    """Return xIELU of one vector."""
     p, n, b, eps = (k.splat(number, x.ty) for number in (p, n, b, eps))
-    low = k.min(eps, x)  # x comes second: where it is NaN, so is the result
+    low = k.min(eps, x)  # x comes second, so that NaN gives NaN
     near = low * low * math.polynomial(k, low, SERIES)
     far = math.exp(k, low) - 1.0 - low
     less = k.select(low < NEAR, far, near) + (low - x)  # e**low - 1 - x

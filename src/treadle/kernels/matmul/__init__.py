@@ -1,1 +1,1 @@
-"""Products with weights: gemm, gemv, their tile loops and the choice among them."""
+"""Products with weights: gemm, gemv, their tile loops, and the choice among them."""

@@ -1,11 +1,11 @@
-"""Few tokens: products of bytes, of strips whose codes are unpacked without changing their order.
+"""Few tokens: products of bytes, by strips whose codes are unpacked without reordering.
 
-16 rows have their codes as bytes in the order of the file, then scales and minimums in f32::
+A strip is 16 rows of codes as bytes in file order, then scales and minimums in f32::
 
     sums[r, t] += f32(codes[r] . x[t]) * d_w[r] * d_x[t] (+ m_w[r] * sum_x[t])
 
-a row's sums in one vector, for all values of K that share a scale. Subclasses say how these are
-made, on matrix registers (``matrix_bytes.py``) or in vectors (``vector_bytes.py``).
+A row's sums are one vector, for the values of K that share a scale. Subclasses compute them on
+matrix registers (``matrix_bytes.py``) or in vectors (``vector_bytes.py``).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from treadle.kernels.matmul.matrix import AHEAD, RUNS, SIDE
 from treadle.kernels.matmul.strips import EACH, Strip, StripGemm
 from treadle.kernels.spec import LINE, round_up
 
-# Products to a turn, in which each of as many runs of the next strip's rows has its part.
+# Products in a turn. In a turn, each of as many runs of the next strip's rows is unpacked in part.
 AT_ONCE = RUNS
 SMALL = 8  # small blocks that are unpacked together
 
 
 @dataclass(frozen=True)
 class ByteStrips(StripGemm):
-    """``act`` "q8"."""
+    """Strip product of bytes: ``act`` "q8"."""
 
     @property
     def codes(self) -> Codes:
@@ -46,7 +46,7 @@ class ByteStrips(StripGemm):
 
     @property
     def turns(self) -> int:
-        """Rounds of AT_ONCE of them."""
+        """Turns of AT_ONCE products."""
         return -(-self.n_products // AT_ONCE)
 
     @property
@@ -59,7 +59,7 @@ class ByteStrips(StripGemm):
 
     @property
     def scale_offs(self) -> list[int]:
-        """Where in a strip's row scales begin, and minimums if there are any."""
+        """Byte offsets of scales, and of minimums if any, in a strip's row."""
         return [
             round_up(self.k, LINE) + 4 * self.n_products * i for i in range(1 + self.codes.has_m)
         ]
@@ -75,7 +75,7 @@ class ByteStrips(StripGemm):
         return SIDE * self.row_pitch
 
     def stored(self, k: Builder, codes: Val) -> Val:
-        """Codes as a strip holds them."""
+        """Return codes as a strip stores them."""
         raise NotImplementedError
 
     def unpack(self, k: Builder, strip: Strip) -> None:
@@ -83,7 +83,9 @@ class ByteStrips(StripGemm):
             self.unpack_part(k, strip, turn, run)
 
     def unpack_part(self, k: Builder, strip: Strip, turn: Val, run: Val | int) -> None:
-        """A turn's share of a strip's rows of a run: as many blocks as all turns do them in."""
+        """Unpack a turn's share of a strip's rows of a run; all turns together unpack the whole
+        strip.
+        """
         per_row = self.k // (self.n_blocks * self.fmt.block)
         n = -(-EACH * per_row // self.turns)
         for i in range(n):
@@ -95,7 +97,7 @@ class ByteStrips(StripGemm):
             self._some(k, blocks, to, c * self.n_blocks)
 
     def _some(self, k: Builder, first: BlockAddress, to: Val, b: Val) -> None:
-        """Blocks that are unpacked together, from a row's ``b``-th on."""
+        """Unpack blocks together, from a row's ``b``-th on."""
         size, n = self.fmt.block, self.n_blocks
         blocks = [first.block(i) for i in range(n)]
         together = max(1, 2 * k.isa.vector_bits // 8 // size)

@@ -1,4 +1,4 @@
-"""Where the sums of a packed product go: with factor, bias and residual, to y."""
+"""GEMM epilogue: factor, bias, residual, store to y."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from treadle.jit.types import f32
 from treadle.kernels.matmul.matmul import Matmul, Segment, finish
 from treadle.kernels.spec import Frame
 
-# Row and token in a tile, and a vector of rows from there on.
+# First row in the tile, token in the tile, and a vector of sums of rows from there on.
 Sums: TypeAlias = "Iterator[tuple[int, int, Val]]"
 
 
 @dataclass
 class Epilogue:
-    """Where a tile's sums go: a segment's columns of y, from ``token`` on. Rows of y are padded to
-    whole panels and to whole groups, so no edge needs a mask.
+    """Destination of a tile's sums: a segment's columns of y, from ``token`` on. Rows of y are
+    padded to whole panels and to whole groups, so no edge needs a mask.
     """
 
     k: Builder
@@ -33,23 +33,23 @@ class Epilogue:
         return self.frame.stride * 4
 
     def at(self, row: Operand, t: int) -> Val:
-        """Where in y the panel's row of token t is."""
+        """Return the address in y of the panel's row for token t."""
         return self.frame.y + self._place(row, t)
 
     def _place(self, row: Operand, t: int) -> Val:
-        """Where the panel's row of token t is, in bytes, in y and in the residual."""
+        """Return the byte offset, in y and in the residual, of the panel's row for token t."""
         column = self.seg.column + self.seg.rows.first + row
         return (self.token + t) * self.stride + column * 4
 
     def load(self, m: int, t: int) -> Val:
-        """What y holds."""
+        """Load the present values of y."""
         at = self.at(self.k.isa.lanes * m, t)
         return self.k.load(at, f32 * self.k.isa.lanes, align=4)
 
     def store(self, sums: Sums, above: Val, again: bool, *, add: bool) -> None:
-        """Write sums, each a vector from some row on (``above`` it others) of some token, times the
-        factor, with bias and residual unless it is written ``again``; ``add``: on top of what y
-        holds.
+        """Write sums: vectors of rows, ``above`` rows below the panel's first, of some token.
+        Multiplies by the factor; adds bias and residual unless ``again``; ``add``: adds the present
+        values of y.
         """
         k = self.k
         for row_in_tile, t, y in sums:

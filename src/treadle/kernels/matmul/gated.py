@@ -1,10 +1,10 @@
-"""gated: the two products of a gated activation and the activation itself, ``out = fn(x G^T) * (x
-U^T)``, in the layout of the product after it.
+"""gated: both products of a gated activation and the activation itself, ``out = fn(x G^T) * (x
+U^T)``, in the layout of the next product.
 
-As two kernels the two products are written whole, in f32, and read again: 8 bytes for every byte
-that is kept. Here an item is a block of out's columns: the panels of the block's rows of G and of U
-are both packed, and a tile of tokens meets one after the other. What they make stays in the
-first-level cache until it is through ``fn``.
+As two kernels, both products would be written in f32 and read again: 8 bytes for every byte that is
+kept. Here an item is a block of out's columns: the panels of the block's rows of G and of U are
+both packed, and a tile of tokens is multiplied by one after the other. The results stay in the
+first-level cache until ``fn`` is applied.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from treadle.kernels.spec import LINE, Frame
 
 @dataclass(frozen=True)
 class Gated(Matmul):
-    """Many tokens, ``fn`` of ACTIVATIONS; both matrices have ``m`` rows, whole blocks.
+    """Gated product for many tokens, with ``fn`` of ACTIVATIONS. Both matrices have ``m`` rows,
+    whole blocks.
 
-    ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of
-    tokens.
+    ``y`` is in the layout of ``result()``. Items are blocks of rows times chunks of tokens.
     """
 
     op: ClassVar[str] = "gated"
-    fence: int = 1  # these five: which gemm
+    fence: int = 1  # these five fields select the gemm
     folded: bool = False
     unit: int = DWORD
     matrix: bool = False
@@ -74,11 +74,13 @@ class Gated(Matmul):
         return self.product.rows_per_item(lanes)
 
     def result(self) -> ActivationLayout:
-        """The layout that is written."""
+        """Return the layout of the result."""
         return ActivationLayout(self.to, self.m, self.to_group, self.to_sub, self.to_unit)
 
     def item_rows(self, lanes: int) -> int:
-        """Rows of an item in each matrix: whole panels, and whole blocks of the result."""
+        """Return the rows of an item in each matrix: whole panels, and whole blocks of the
+        result.
+        """
         return max(BLOCK, self.rows_per_item(lanes))
 
     def strips(self, heights: Sequence[int], lanes: int) -> int:
@@ -88,8 +90,8 @@ class Gated(Matmul):
         return self._places(lanes)[-1]
 
     def _places(self, lanes: int) -> tuple[int, int, int]:
-        """Where in scratch the stage is (behind the panels), a tile's values if it has any, and its
-        end. What ``emit_store`` needs lies behind the values.
+        """Return scratch offsets: the stage (after the panels), a tile's values if any, and the
+        end. ``emit_store``'s scratch follows the values.
         """
         product, n_panels = self.product, 2 * (self.item_rows(lanes) // self.rows_per_item(lanes))
         stage = n_panels * product.panel_pitch(lanes)
@@ -101,13 +103,13 @@ class Gated(Matmul):
 
     @property
     def turned(self) -> bool:
-        """Whether the result lies as the sums do: dwords of 32 tokens side by side."""
+        """Whether the result has the order of the sums: dwords of 32 tokens side by side."""
         out = self.result()
         return self.matrix and out.kind in NARROW and out.group == self.nr
 
     def _row_bytes(self, lanes: int) -> int:
-        """Of a token's values: an odd number of lines, or those of many would share few sets of the
-        first-level cache.
+        """Return the bytes of a token's values: an odd number of lines, or those of many tokens
+        would share few sets of the first-level cache.
         """
         return (2 * 4 * self.item_rows(lanes) // LINE | 1) * LINE
 
@@ -128,7 +130,7 @@ class Gated(Matmul):
                 x = frame.x + token // self.nr * act.group_bytes
                 if isinstance(product, MatrixGemm) and self.turned:
                     to = self._block(frame, token, first)
-                    half = self.block_bytes // 2  # a block is asked for by a strip of each matrix
+                    half = self.block_bytes // 2  # a block is prefetched by a strip of each matrix
                     lines = MatrixOutput(half // LINE, 1, k.i64(LINE), to, half)
                     product.multiply(k, frame.scratch, x, stage, written=lines, n_panels=panels)
                     self._activate_turned(k, frame, share, first, token, stage)
@@ -140,14 +142,14 @@ class Gated(Matmul):
                         for column, t, y in sums:
                             at = self._row_bytes(isa.lanes) * t + 4 * column
                             k.store(values + above * 4, y, offset=at)
-                    # What fills up the last group is the last token once more: see Act.grid.
+                    # The last token pads the last group: see ``ActivationLayout.grid``.
                     whole = (share.end + (self.to_group - 1)) // self.to_group * self.to_group
                     upto = k.select(token + self.nr >= share.end, whole, token + self.nr)
                     with k.loop(upto, start=token, step=self.result().together) as n:
                         self._activate(k, frame, share, n, first, token, values)
 
     def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> BlockAddress:
-        """The gate's weights, or the other matrix's where ``up``."""
+        """Return the gate's weights, or the other matrix's if ``up``."""
         gate, other = frame.each("w", 0), frame.each("w", 1)
         weights = BlockAddress(
             self.product.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True))
@@ -167,8 +169,8 @@ class Gated(Matmul):
         token: Val,
         values: Val,
     ) -> None:
-        """Columns from ``first`` on of the tokens that are written together with ``n``, of what
-        both products gave for those from ``token`` on.
+        """Activate the products of the tokens from ``token`` on, and write columns from ``first``
+        on of the tokens that are written together with ``n``.
         """
         out, lanes = self.result(), k.isa.lanes
         rows, last = self.item_rows(lanes), share.end - 1
@@ -199,8 +201,8 @@ class Gated(Matmul):
     def _activate_turned(
         self, k: Builder, frame: Frame, share: StripShare, first: Val, token: Val, sums: Val
     ) -> None:
-        """The same of a whole group of tokens, straight from the sums of matrix registers: they lie
-        by row, tokens side by side, as the result does. What fills up a group is what x has there.
+        """The same for a whole group of tokens, straight from the sums of matrix registers: both
+        have rows of tokens side by side. Padding tokens come from x's padding.
         """
         n_strips = self.item_rows(k.isa.lanes) // EDGE
         to = self._block(frame, token, first)
@@ -224,18 +226,18 @@ class Gated(Matmul):
                     k.store(at, k.shuffle(part, part, order), offset=p * PART_BYTES, align=LINE)
 
     def _block(self, frame: Frame, token: Val, row: Val) -> Val:
-        """Where the result of this token's group, and of this row's block, is."""
+        """Return the address of the result of this token's group and this row's block."""
         group = frame.y + token // self.to_group * self.result().group_bytes
         return group + row // BLOCK * self.block_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Of a block of rows in a group of the result, if it is ``turned``."""
+        """Bytes of a block of rows in a group of the result, if it is ``turned``."""
         return NARROW[self.to] * PART_BYTES
 
     def _biases(self, k: Builder, frame: Frame, share: StripShare, row: Val) -> list[Val]:
-        """Where the gate's biases, and the other matrix's, are from ``row`` on; none where there
-        are none.
+        """Return the addresses of the gate's and the other matrix's biases from ``row`` on; none
+        without biases.
         """
         if not self.bias:
             return []

@@ -1,9 +1,8 @@
-"""gemm: a panel of rows is unpacked once and multiplied by every token.
+"""gemm: unpack a panel of rows once, and multiply it by every token.
 
-The tile loop, for each group of nr tokens and mr vectors of rows, is one for all formats; a row of
-``isa/`` says which (``tile.py``, ``tile_outer.py``,
-``tile_pairs.py``). The panel scheme is that of Goto and van de
-Geijn, "Anatomy of high-performance matrix multiplication", 2008.
+The tile loop, for each group of nr tokens and mr vectors of rows, is the same for all formats.
+``isa/`` selects one of three: ``tile.py``, ``tile_outer.py``, ``tile_pairs.py``. The panel scheme
+is that of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.
 """
 
 from __future__ import annotations
@@ -35,35 +34,35 @@ TILES: dict[int, type[MatmulTile | OuterTile | PairTile]] = {
 
 @dataclass(frozen=True)
 class Gemm(Tiled):
-    """Many tokens: items are panels of ``mr * lanes`` rows times chunks of tokens."""
+    """Product for many tokens. Items are panels of ``mr * lanes`` rows times chunks of tokens."""
 
     op: ClassVar[str] = "gemm"
-    tile: ClassVar[type[MatmulTile] | None] = None  # None: of TILES
-    resumes: ClassVar[bool] = True  # a tile starts from the sums of the K before; else from zero
+    tile: ClassVar[type[MatmulTile] | None] = None  # None: from TILES
+    resumes: ClassVar[bool] = True  # a tile starts from the sums of earlier K, else from zero
 
     def scratch(self, lanes: int) -> int:
         return self.panel_pitch(lanes) + self.stage_bytes(lanes) + self.sums_bytes(lanes)
 
     def panel_pitch(self, lanes: int) -> int:
-        """Scratch for a panel, and for what a tile of it needs."""
+        """Return the scratch for a panel, and for the data its tiles need."""
         rows = self.mr * lanes
         behind = {OUTER: outer_bytes, PAIRS: pairs_bytes}.get(self.unit)
         more = behind(self, rows) if behind else self.lane_bytes
         return panel_bytes(self.fmt, self.layout(), rows) + more
 
     def sums_bytes(self, lanes: int, n_panels: int = 1) -> int:
-        """Scratch for what ``registers`` and ``tiles`` of so many panels need."""
+        """Return the scratch that ``registers`` and ``tiles`` need for ``n_panels`` panels."""
         return 0
 
     def stage_bytes(self, lanes: int) -> int:
-        """Scratch for packing."""
+        """Return the scratch for packing."""
         return stage_bytes(self.fmt, self.layout(), lanes)
 
     def fill(
         self, k: Builder, panel: Val, stage: Val, rows: WeightRows, part: Ends | None = None
     ) -> None:
-        """Pack ``rows`` into ``panel``, and make ready what its tiles need beside it. ``part`` of
-        K, from a step to before another, where tiles do not resume.
+        """Pack ``rows`` into ``panel``, and store the data its tiles need after it. ``part``: first
+        and last step of K, for tiles that do not resume.
         """
         act, n = self.layout(), self.mr * k.isa.lanes
         if self.act == "q8" and self.unit == DWORD:
@@ -80,7 +79,7 @@ class Gemm(Tiled):
 
     @property
     def steps(self) -> int:
-        """Rounds of the tile loop over all of K."""
+        """Iterations of the tile loop over all of K."""
         return -(-self.layout().kd // STEP[self.act])
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -88,7 +87,7 @@ class Gemm(Tiled):
         share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
         panel, free = frame.scratch, frame.scratch + self.panel_pitch(isa.lanes)
         kc = self.kc // BLOCK * DWORDS[self.act] // STEP[self.act] or self.steps
-        kc = self.steps if self.factor and self.resumes else kc  # y's own sums have it already
+        kc = self.steps if self.factor and self.resumes else kc  # y's sums have the factor already
         in_parts = not self.resumes and kc < self.steps
         with self.registers(k, free), k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)
@@ -116,7 +115,7 @@ class Gemm(Tiled):
 
     @contextmanager
     def registers(self, k: Builder, free: Val) -> Iterator[None]:
-        """Where ``tiles`` may be used; ``free``: scratch of ``sums_bytes``."""
+        """Context in which ``tiles`` may be used. ``free``: scratch of ``sums_bytes``."""
         yield
 
     @contextmanager
@@ -130,11 +129,11 @@ class Gemm(Tiled):
         out: Epilogue | None = None,
         n_panels: int = 1,
     ) -> Iterator[tuple[Val, Sums]]:
-        """Once for each tile of a panel, or of several that follow each other: the row that it
-        begins at, and its sums.
+        """Yield for each tile of a panel, or of several consecutive ones, its first row and its
+        sums.
 
-        ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``MatmulTile.multiply``, None
-        for all of K; ``out``: where the sums will go, if that is known.
+        ``free``: scratch of ``sums_bytes``; ``part``: arguments of ``MatmulTile._multiply``, None
+        for all of K; ``out``: destination of the sums, if known.
         """
         kind = self.tile or TILES[self.unit]
         ends = part or (k.i64(0), k.i64(self.steps), None)

@@ -1,13 +1,13 @@
-"""gemv: a few tokens against rows read straight from the file's blocks.
+"""gemv: a few tokens times rows read straight from the file's blocks.
 
-Decoding is bound by reading the weights once, so nothing is packed: mr rows are walked together
-(they share each load of x)::
+Decoding is bound by reading the weights once, so nothing is packed. mr rows are processed together
+and share each load of x::
 
     q8, every 32 values:   sum[r][t] += f32(dot(code[r], x[t]) + comp[t]) * d_w[r] * d_x[t]
     q16, every 256 values: sum[r][t] += (sum of f32(dot(code[r], x[t])) * d_w[r]) * d_x[t]
     floats, every vector:  sum[r][t] += w[r] * x[t]
 
-in vectors along K, which are added up across their lanes at the end of the row.
+Accumulators are vectors along K; their lanes are added up at the end of the row.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.spec import Args, Frame, load_record, parts
 
 Dot = Callable[[list[BlockAddress], Neighbours | PrefetchRuns], list[list[Val]]]
-WALKED = "mr", "ahead", "spans"  # fields that say how rows are walked
+WALKED = "mr", "ahead", "spans"  # fields for the order in which rows are read
 GROUPED = 4  # rows of an expert that are multiplied together
-ITEM_ROWS = 16  # rows an item holds: at 1 KB a row or more, far above the cost of claiming it
+ITEM_ROWS = 16  # rows an item: at 1 KB a row or more, far above the cost of claiming an item
 
 
 @dataclass(frozen=True)
 class Gemv(Matmul):
-    """``nr`` tokens; items are ITEM_ROWS rows.
+    """``nr`` tokens; an item is ITEM_ROWS rows.
 
-    The ``mr`` rows that are walked together are neighbours; with ``ahead`` the items' rows are
-    ``mr`` runs, walked side by side, and lines are asked for so many bytes ahead in each.
+    The ``mr`` rows processed together are adjacent. With ``ahead`` the items' rows are instead
+    ``mr`` spans, read side by side, with a prefetch distance of ``ahead`` bytes in each.
 
-    With experts one row of x, and of y, at a time: ``tiles`` has the expert of each row of y, and
-    ``tokens`` of these follow each other that are made of the same row of x. With heads one head at
-    a time.
+    With experts it takes one row of x, and of y, at a time: ``tiles`` has the expert of each row of
+    y; each ``tokens`` consecutive rows of y come from the same row of x. With heads it takes one
+    head at a time.
     """
 
     op: ClassVar[str] = "gemv"
@@ -78,14 +78,14 @@ class Gemv(Matmul):
         stride = self.layout().row_bytes
 
         def tokens_of(x: Val) -> list[Val]:
-            """Fewer tokens than nr: the last stands in for the missing ones."""
+            """If there are fewer tokens than nr, the last one is repeated."""
             last = frame.run(self.count) - 1
             return [x + k.min(k.i64(t), last) * stride for t in range(self.nr)]
 
         if not self.experts and not self.heads:
             self._multiply(k, frame, tokens_of(frame.x), frame.begin, frame.end)
             return
-        # One row of y after the other, each of an expert; or one head.
+        # One row of y, with its expert, after the other; or one head.
         with self._met(k, frame) as (row, begin, end):
             if self.heads:
                 tokens = tokens_of(frame.x + row * frame.x_pitch)
@@ -97,7 +97,7 @@ class Gemv(Matmul):
 
     @contextmanager
     def _met(self, k: Builder, frame: Frame) -> Iterator[tuple[Val, Val, Val]]:
-        """What each of the items' rows, tiles or heads is, and which of all its strips to do."""
+        """Loop over the items' rows, tiles or heads; yield each with its range of strips."""
         strips = n_strips(k, frame, self, self.rows_per_item(k.isa.lanes))
         all_of_them = (frame.end + (strips - 1)) // strips
         with k.loop(all_of_them, start=frame.begin // strips) as one:
@@ -114,7 +114,7 @@ class Gemv(Matmul):
         expert: Val | None = None,
         into: list[Val] | None = None,
     ) -> None:
-        """Strips ``begin`` to ``end`` of W, or of an expert's or a head's, times ``tokens``, into
+        """Multiply strips ``begin`` to ``end`` of W, or of an expert or a head, by ``tokens``, into
         the rows ``into`` of y, or as many from the first on.
         """
         y = self.rows_of_y(frame, into)
@@ -142,7 +142,7 @@ class Gemv(Matmul):
                     self._store(k, frame, y, seg, to, dot(rows, ahead))
 
     def rows_of_y(self, frame: Frame, rows: list[Val] | None) -> list[Val]:
-        """Where these are, or the first of all."""
+        """Return the addresses of these rows of y, or of the first row."""
         return [frame.y] if rows is None else [frame.y + row * (frame.stride * 4) for row in rows]
 
     def _walk_runs(
@@ -155,8 +155,8 @@ class Gemv(Matmul):
         end: Val,
         expert: Val | None,
     ) -> None:
-        """The items of each segment are ``mr`` runs of rows, the last of them perhaps shorter: its
-        last row is then multiplied again, to the same result.
+        """Process each segment's items as ``mr`` runs of rows. The last run may be shorter: its
+        last row is then multiplied again, with the same result.
         """
         item = k.var(begin)
         with k.loop(self.segments), k.if_(item.v < end):
@@ -189,7 +189,9 @@ class Gemv(Matmul):
         rows: list[Val],
         sums: list[list[Val]],
     ) -> None:
-        """The sums of these rows with each token, whose rows of y begin at ``y``, or follow it."""
+        """Store the sums of these rows with each token. The rows of y begin at ``y``, or follow its
+        only element.
+        """
         stride = frame.stride * 4
         for row, made in zip(rows, sums, strict=True):
             at = (seg.column + row) * 4
@@ -203,13 +205,13 @@ class Gemv(Matmul):
 
 @dataclass(frozen=True)
 class GroupGemv(Gemv):
-    """With experts that few rows meet: at most ``nr`` (``GROUPED``) rows of one tile at a time.
+    """gemv for experts with few rows: at most ``nr`` (``GROUPED``) rows of one tile at a time.
 
-    Row r of ``tiles`` is row ``first`` + r of y, and of x, too, or ``of_tokens`` that of its token,
-    which ``sources`` has, as ``Sort`` writes it.
+    Row r of ``tiles`` is row ``first`` + r of y. Its row of x is r or, with ``of_tokens``, its
+    token's, from ``sources`` as ``Sort`` writes it.
 
-    One and two rows are walked as a gemv of so many walks them; its fields begin with ``one`` or
-    ``two``.
+    One and two rows are processed as a gemv for that many processes them; its fields begin with
+    ``one`` or ``two``.
     """
 
     op: ClassVar[str] = "gemv_groups"
@@ -228,14 +230,14 @@ class GroupGemv(Gemv):
 
     @classmethod
     def of_all(cls, one: Gemv, two: Gemv, most: Gemv) -> GroupGemv:
-        """``most`` with the others for fewer rows."""
+        """Return ``most`` with the row order of the others for fewer rows."""
         given: dict[str, Any] = {field.name: getattr(most, field.name) for field in fields(Gemv)}
         for name, other in (("one", one), ("two", two)):
             given |= {f"{name}_{own}": getattr(other, own) for own in WALKED}
         return cls(**given)
 
     def of(self, n: int) -> Gemv:
-        """What multiplies ``n`` rows."""
+        """Return the gemv for ``n`` rows."""
         given = {field.name: getattr(self, field.name) for field in fields(Gemv)}
         if name := {1: "one", 2: "two"}.get(n):
             given |= {own: getattr(self, f"{name}_{own}") for own in WALKED}
@@ -247,7 +249,7 @@ class GroupGemv(Gemv):
             at = load_record(k, frame.tiles + (8 + tile * TILE.itemsize), TILE)
             for fewer, most in zip((0, *counts), counts, strict=False):
                 with k.if_((at["n"] > fewer) & (at["n"] <= most)):
-                    last = at["n"] - 1  # it stands in for the missing ones
+                    last = at["n"] - 1  # the last row is repeated
                     rows = [at["first"] + k.min(k.i64(i), last) for i in range(most)]
                     sources = [self._source(k, frame, row) for row in rows]
                     tokens = [frame.x + source * stride for source in sources]
@@ -255,7 +257,7 @@ class GroupGemv(Gemv):
                     self.of(most)._multiply(k, frame, tokens, begin, end, at["expert"], into)
 
     def _source(self, k: Builder, frame: Frame, row: Val) -> Val:
-        """The row of x that this one is made of."""
+        """Return the row of x for ``row``."""
         if not self.of_tokens:
             return row
         return k.load(frame.sources + (8 + row * 4), i32).to(i64)
@@ -274,8 +276,8 @@ def _dot_floats(
     rows: list[BlockAddress],
     ahead: Neighbours | PrefetchRuns,
 ) -> list[list[Val]]:
-    """Four vectors of each row at a time, each with a sum of its own, so that no addition waits for
-    the last.
+    """Multiply four vectors of each row at a time, each with its own accumulator, so that no
+    addition waits for the previous one.
     """
     fmt, lanes = spec.fmt, k.isa.lanes
     assert fmt.load is not None

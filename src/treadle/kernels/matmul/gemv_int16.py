@@ -1,11 +1,11 @@
-"""gemv in words: codes as i16 against activations as i16 (``q16``), a span of 256 values of K at a
-time, which has one scale of x::
+"""gemv in i16: codes times activations (``q16``), by spans of 256 values of K with one scale of x::
 
     whole   i32   dots of a block's codes and x
     part    f32   + whole * scale of the block
     sum     f32   + part * scale of the span of x
 
-Bytes with a sign take no fewer steps where a dot of bytes is two, and lose more of x.
+On machines where a dot of bytes takes two instructions, signed bytes are no faster, and lose more
+of x.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treadle.kernels.reduce import reduce_all
 
 
 class GemvInt16:
-    """Rows of blocks of 32 codes with one scale, against tokens."""
+    """Rows of blocks of 32 codes with one scale, times tokens."""
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val]) -> None:
         assert spec.fmt.codes is not None, spec.name
@@ -31,7 +31,7 @@ class GemvInt16:
         self.lanes = k.isa.lanes
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """The products of some rows with all tokens."""
+        """Return the products of some rows with all tokens."""
         k, sums = self.k, grid(self.k, self.spec, self.lanes)
 
         def span(i: Val, n: int) -> None:
@@ -57,20 +57,20 @@ class GemvInt16:
         k.runs(self.spec.k, SPAN, span)
         flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
         made: list[Val] = []
-        for at in range(0, len(flat), self.lanes):  # as many as can be reduced together
+        for at in range(0, len(flat), self.lanes):  # as many as fit one reduction
             some = flat[at : at + self.lanes]
             reduced = reduce_all(k, some, lambda a, b: a + b)
             made += [k.extract(reduced, i) for i in range(len(some))]
         return [made[i : i + n] for i in range(0, len(made), n)]
 
     def _x(self, token: Val, b: Val) -> list[Val]:
-        """A token's values that meet its ``b``-th block."""
+        """Load a token's values for its ``b``-th block."""
         width = min(2 * self.lanes, BLOCK)
         at = token + b * (2 * BLOCK)
         return [self.k.load(at, i16 * width, offset=2 * i) for i in range(0, BLOCK, width)]
 
     def _codes(self, at: BlockAddress) -> list[Val]:
-        """A block's codes, less their offset, in as many vectors."""
+        """Load a block's codes, less their offset, in as many vectors."""
         (code,) = ordered_codes(self.k, at)
         words = (code - self.codes.offset).bits(i8 * BLOCK).to(i16)
         return list(self.k.split(words, min(2 * self.lanes, BLOCK)))

@@ -1,4 +1,4 @@
-"""gemv in bytes: the blocks of some rows against some tokens; see ``gemv.py``."""
+"""gemv in bytes: the blocks of some rows times some tokens; see ``gemv.py``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from treadle.kernels.reduce import reduce_all
 
 
 def grid(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
-    """A sum for each row and token."""
+    """Return an accumulator for each row and token."""
     return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
 
 
 def prepared_bytes(k: int) -> int:
-    """Scratch for one token's operands: values, scales, comps and sums, none of them wider than
-    the codes they meet.
+    """Return the scratch for one token's operands: values, scales, comps and sums, none wider than
+    the codes they are multiplied by.
     """
     return 4 * k + 64
 
 
 class Q8:
-    """Rows against tokens, as many blocks at a time as fill a register with codes. What all rows
-    read of the tokens is put in order once, in scratch.
+    """Rows times tokens, as many blocks at a time as fill a register with codes. The token operands
+    common to all rows are prepared once, in scratch.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
@@ -49,7 +49,9 @@ class Q8:
                     k.store(place, v)
 
     def _places(self, b: Val, t: int) -> list[Val]:
-        """Where the ``t``-th token's are: all tokens' of some blocks stand side by side."""
+        """Return the addresses of the ``t``-th token's operands. All tokens' operands for the same
+        blocks are adjacent.
+        """
         sizes = [ty.n_bytes for ty in self.types]
         at = self.scratch + (b * len(self.tokens) + t) * sum(sizes)
         return [at + sum(sizes[:i]) for i in range(len(sizes))]
@@ -61,7 +63,7 @@ class Q8:
         ]
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """The products of some rows with all tokens."""
+        """Return the products of some rows with all tokens."""
         k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
             ahead.fetch(b, self.at_once)
@@ -81,30 +83,30 @@ class Q8:
 
 @dataclass(frozen=True)
 class CodeVector:
-    """A vector of codes: of which vector of the format's it is which part, and what its lanes
-    (four codes each) are.
+    """A vector of codes: part ``part`` of the format's vector ``vector``, and the codes in its
+    lanes (four each).
     """
 
     vector: int
     part: int
     fours: list[int]
-    subs: tuple[int, ...]  # whose scale each lane takes
-    starts: list[int]  # lanes where a scale's codes begin: whose, else one past the last
+    subs: tuple[int, ...]  # the scale of each lane
+    starts: list[int]  # at the first lane of a scale its number, else one past the last
 
 
 class BlockSums:
-    """Sums of the products of ``n`` blocks at a time. A block's lanes stay together, for n = 2::
+    """Sums of the products of ``n`` blocks at a time. A block's lanes are adjacent; for n = 2::
 
     dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
     scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
-    comps   i32   c0  0  0  0 | c1  0  0  0      (starts), and the sums for minimums alike
+    comps   i32   c0  0  0  0 | c1  0  0  0      (starts); the same for minimums' sums
     """
 
     def __init__(self, k: Builder, spec: Matmul, n: int) -> None:
         assert spec.fmt.codes is not None
         self.k, self.isa, self.spec, self.n = k, k.isa, spec, n
         self.act, self.fmt, self.codes = spec.layout(), spec.fmt, spec.fmt.codes
-        # Codes that are too large for a dot of signed bytes are made signed, by an addition each.
+        # Codes too large for a dot of signed bytes are made signed, by one addition each.
         signed = self.codes.top > k.isa.dot4_top and k.isa.dot4_least <= -self.codes.offset
         self.less = self.codes.offset if signed else 0
         self.offset = self.codes.offset - self.less
@@ -114,7 +116,7 @@ class BlockSums:
         kinds = {piece.subs: piece for piece in reversed(self.pieces)}
         self.firsts = [piece for piece in self.pieces if kinds[piece.subs] is piece]
         self.sums = grid(k, spec, len(self.pieces[0].fours))
-        if self.codes.minimums:  # of all rows, one after the other
+        if self.codes.minimums:  # one accumulator for all rows, in order
             self.minimums = [k.var(k.zero(f32 * (spec.mr * self.n_subs))) for _ in range(spec.nr)]
 
     def _plan(self) -> list[CodeVector]:
@@ -131,9 +133,9 @@ class BlockSums:
         return pieces
 
     def operands(self, token: Val, b: Val) -> list[Val]:
-        """What of a token's activations meets the blocks from ``b`` on, whichever the row: the
-        values of each piece; scales, for each set of lanes unless the format has its own; where
-        there is an offset the comps, where there are minimums the sums.
+        """Return the operands from a token for the blocks from ``b`` on, the same for all rows: the
+        values for each code vector; scales, for each set of lanes unless the format has its own;
+        comps if there is an offset; sums if there are minimums.
         """
         k, codes, n_subs, act = self.k, self.codes, self.n_subs, self.act
         base, per = b * self.fmt.block, BLOCK // self.codes.sub
@@ -152,7 +154,7 @@ class BlockSums:
         return out
 
     def add(self, rows: list[BlockAddress], operands: list[list[Val]], b: Val) -> None:
-        """The products of the blocks from ``b`` on, ``operands`` being those of each token."""
+        """Add the products of the blocks from ``b`` on; ``operands`` are those of each token."""
         k, codes = self.k, self.codes
         starts = [row.block(b) for row in rows]
         scales = self._scales(starts, operands) if codes.scales else None
@@ -177,12 +179,12 @@ class BlockSums:
                     else:
                         scale = self._loaded(at, codes.d, subs) * d[i]
                     self.sums[r][t].v = k.fma(dot.to(f32), scale, self.sums[r][t].v)
-                if codes.m:  # a minimum's product stands in one lane of its block
+                if codes.m:  # a minimum's product is in one lane of its block
                     m = self._loaded(at, codes.m, self.pieces[0].subs)
                     self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
 
     def _codes(self, at: BlockAddress) -> list[Val]:
-        """The codes of the blocks at ``at``, as the dots take them."""
+        """Return the codes of the blocks at ``at``, as the dots take them."""
         vectors = unpack_codes(self.k, self._blocks(at))
         return [(v - self.less).bits(i8.like(v.ty)) for v in vectors] if self.less else vectors
 
@@ -190,11 +192,11 @@ class BlockSums:
         return [at.block(i) for i in range(self.n)]
 
     def _scales(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
-        """For each token the scales of all rows' blocks, times the token's own; the minimums'
-        products are added up.
+        """Return for each token the scales of all rows' blocks, times the token's own. Accumulates
+        the minimums' products.
 
-        Scales are few, and unpacking them takes many instructions: of all rows together, they fill
-        a register.
+        Scales are few and take many instructions to unpack; those of all rows together fill a
+        register.
         """
         k, rows = self.k, len(starts)
         d, m = scales_of(k, [p for at in starts for p in self._blocks(at)], self.n)
@@ -216,7 +218,7 @@ class BlockSums:
         return self.k.split(vector, width)
 
     def _values(self, at: Val, fours: list[int]) -> Val:
-        """The activations that meet a vector of codes."""
+        """Load the activations for a vector of codes."""
         k, n = self.k, len(fours)
         if fours == list(range(fours[0], fours[0] + n)):
             return k.load(at, i8 * (4 * n), offset=4 * fours[0])
@@ -231,14 +233,14 @@ class BlockSums:
         return k.shuffle(whole, whole, fours).bits(i8 * (4 * n))
 
     def totals(self) -> list[list[Val]]:
-        """Each row's product with each token."""
+        """Return each row's product with each token."""
         k, rows = self.k, self.spec.mr
         out: list[list[Val]] = [[] for _ in range(rows)]
         for t in range(self.spec.nr):
             sums = [self.sums[r][t].v for r in range(rows)]
             if self.codes.minimums:
                 sums = [self._with(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
-            lanes = sums[0].ty.lanes  # as many as can be reduced together
+            lanes = sums[0].ty.lanes  # as many as fit one reduction
             for first in range(0, rows, lanes):
                 some = sums[first : first + lanes]
                 reduced = reduce_all(k, some, lambda a, b: a + b)
@@ -247,7 +249,7 @@ class BlockSums:
         return out
 
     def _with(self, total: Val, minimums: Val, r: int) -> Val:
-        """A row's sum and its minimums' products, in as many lanes as either has."""
+        """Return a row's sum plus its minimums' products, in as many lanes as the sum has."""
         k, n, lanes = self.k, self.n_subs, total.ty.lanes
         mine = k.split(k.shuffle(minimums, minimums, range(r * n, r * n + n)), min(n, lanes))
         for part in mine:

@@ -1,14 +1,16 @@
-"""gemv in bytes, a *span* of 256 values of K at a time, on vectors of 256 bits whose dots are two
-steps. Where codes are less than a byte, the two halves of a span stand side by side: a vector has
-16 codes of either, a pair of vectors 32 neighbours of either, for which x has one scale; their dots
-are added up in i16, as far as they share a scale::
+"""gemv in bytes, a *span* of 256 values of K at a time, for 256-bit vectors whose dots take two
+instructions.
+
+Codes narrower than a byte keep the two halves of a span side by side: a vector has 16 codes of each
+half, a pair of vectors 32 consecutive codes of each, with one scale of x. Their dots are added up
+in i16 as far as they share a scale::
 
     short   i16   dots of codes and x
-    whole   i32   sums of pairs, each times its step where sub-blocks have such
+    whole   i32   sums of pairs, each times its step if sub-blocks have steps
     sum     f32   + whole * scale
 
-The scales of a row are unpacked before its codes are read, of many blocks together: they take many
-instructions, and no product waits for them so.
+A row's scales are unpacked before its codes are read, for many blocks together: they take many
+instructions, and this way no product waits for them.
 """
 
 from __future__ import annotations
@@ -26,22 +28,23 @@ from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 SPAN = 256  # values of K that are multiplied together
-VECTORS, PAIRS = 8, 4  # of their codes
+VECTORS, PAIRS = 8, 4  # vectors, and pairs of vectors, of a span's codes
 HALF, RUN = SPAN // 2, 16
-SCALES = SPAN // BLOCK  # that x has for them
-# Spans of a row whose scales are unpacked before their codes are read: of more, lines would be
-# waited for that the codes' turn has not asked for yet.
+SCALES = SPAN // BLOCK  # scales of x for a span
+# Spans of a row whose scales are unpacked before their codes are read. With more, scales would wait
+# for lines that are not prefetched yet.
 CHUNK = 8
-# Bytes of the tokens' values and sizes together, at most, where codes have a sign: as long as the
-# first-level cache holds both, to load ``|x|`` takes less time than to make ``|code|``.
+# Limit in bytes of the tokens' values and magnitudes together, for signed codes: while both fit the
+# first-level cache, loading ``|x|`` is faster than computing ``|code|``.
 VALUES_AND_SIZES = 1 << 15
-# Bytes of a span in scratch: of a token its values, its scales for each pair of vectors, and eight
-# or sixteen sums; of a row sixteen steps, and the d of its block or its scales with a token.
+# Bytes of a span in scratch. For a token: its values, its scales for each pair of vectors, and
+# eight or sixteen sums. For a row: sixteen steps, and the d of its block or its scales times a
+# token's.
 VALUES, SPREAD, SUMS, STEPS, D, SCALED = SPAN, 32 * PAIRS, 32, 32, 4, 4 * SCALES
 
 
 def kind_of(fmt: Format, isa: Isa, k: int) -> type[GemvSpans] | None:
-    """What multiplies rows of ``k`` weights so, if anything does."""
+    """Return the class that multiplies rows of ``k`` weights by spans, or None."""
     codes = fmt.codes
     if codes is None or isa.shorts is None or isa.vector_bits != 256 or k % SPAN:
         return None
@@ -53,8 +56,8 @@ def kind_of(fmt: Format, isa: Isa, k: int) -> type[GemvSpans] | None:
 
 
 class GemvSpans:
-    """Rows against tokens. What all rows read of the tokens is put in order once, in scratch, and
-    so are the scales of the rows that are walked together.
+    """Rows times tokens. The token operands common to all rows are prepared once, in scratch; so
+    are the scales of the rows processed together.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
@@ -62,7 +65,8 @@ class GemvSpans:
         assert k.isa.shorts is not None, spec.name
         self.k, self.spec, self.tokens, self.codes = k, spec, tokens, spec.fmt.codes
         self.act, self.shorts, self.lanes = spec.layout(), k.isa.shorts, k.isa.lanes
-        # Codes that are too large for a dot, of which x has the sign then, need no offset.
+        # Codes too large for a dot are made signed; the dot moves their sign to x, so they need no
+        # offset.
         self.less = self.codes.offset if self.codes.top > k.isa.dot4_top else 0
         self.offset = self.codes.offset - self.less
         self.n_spans, self.free, self.used = spec.k // SPAN, scratch, 0
@@ -85,7 +89,9 @@ class GemvSpans:
                 self.prepare(t, b)
 
     def _places(self, n: int, size: int, spans: int = 0) -> list[Val]:
-        """The next ``n`` places in scratch for so many bytes of every span, or of so many spans."""
+        """Return the next ``n`` addresses in scratch, for ``size`` bytes of every span, or of
+        ``spans`` spans.
+        """
         first, each = self.free, (spans or self.n_spans) * size
         self.free, self.used = first + n * each, self.used + n * each
         return [first + i * each for i in range(n)]
@@ -95,31 +101,31 @@ class GemvSpans:
         return self._places(n, size, min(CHUNK, self.n_spans))
 
     def make_room(self) -> None:
-        """For what else is kept in scratch."""
+        """Allocate the subclass's scratch."""
         raise NotImplementedError
 
     def prepare(self, t: int, b: Val) -> None:
-        """Of the ``t``-th token what meets span ``b``, whichever the row."""
+        """Prepare the ``t``-th token's operands for span ``b``, common to all rows."""
         raise NotImplementedError
 
     def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
-        """The scales of ``n`` spans of the ``r``-th row; what minimums or an offset make is added
-        to ``sums``.
+        """Unpack the scales of ``n`` spans of the ``r``-th row. Contributions of minimums or an
+        offset are added to ``sums``.
         """
         raise NotImplementedError
 
     def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
-        """Span ``b`` of the ``r``-th row, of its chunk the ``i``-th, with each token: sums of its
-        own, so that not every addition waits for the last.
+        """Multiply span ``b`` of the ``r``-th row, the ``i``-th of its chunk, by each token. The
+        sums are separate, so that not every addition waits for the previous one.
         """
         raise NotImplementedError
 
     def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
-        """``total`` with such a sum."""
+        """Return ``total`` plus such a sum."""
         return total + part
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """The products of some rows with all tokens."""
+        """Return the products of some rows with all tokens."""
         k = self.k
         sums = grid(k, self.spec, self.lanes)
         with k.loop(-(-self.n_spans // CHUNK)) as chunk:
@@ -135,38 +141,40 @@ class GemvSpans:
                         total.v = self.scaled(r, i, part, total.v)
         flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
         made: list[Val] = []
-        for first in range(0, len(flat), self.lanes):  # as many as can be reduced together
+        for first in range(0, len(flat), self.lanes):  # as many as fit one reduction
             some = flat[first : first + self.lanes]
             reduced = reduce_all(k, some, lambda a, b: a + b)
             made += [k.extract(reduced, i) for i in range(len(some))]
         return [made[i : i + n] for i in range(0, len(made), n)]
 
     def token_scales(self, t: int, b: Val) -> Val:
-        """The scales of the ``t``-th token that meet span ``b``, in order."""
+        """Return the scales of the ``t``-th token for span ``b``, in order."""
         at = self.tokens[t] + b * (4 * SCALES)
         return self.k.load(at, f32 * SCALES, offset=self.act.d_off)
 
     def comps(self, t: int, b: Val, n: int) -> Val:
-        """Its ``n`` compensations."""
+        """Return the ``n`` compensations of the ``t``-th token for span ``b``."""
         return self.k.load(self.tokens[t] + b * (4 * n), i32 * n, offset=self.act.comp_off)
 
     def x(self, t: int, b: Val, v: int) -> Val:
-        """What of the ``t``-th token meets the span's ``v``-th vector of codes."""
+        """Return the ``t``-th token's values for the span's ``v``-th vector of codes."""
         return self.k.load(self.values[t] + b * VALUES, i8 * 32, offset=32 * v)
 
     def short(self, acc: Val | None, code: Val, t: int, b: Val, v: int) -> Val:
-        """The dots of that vector, i16."""
+        """Return the i16 dots of that vector, added to ``acc``."""
         k, size = self.k, None
         if self.sizes:
             size = k.load(self.sizes[t] + b * VALUES, u8 * 32, offset=32 * v)
         return self.shorts.dot(k, acc, code, self.x(t, b, v), size)
 
     def signed(self, codes: list[Val]) -> list[Val]:
-        """Codes as the dots take them."""
+        """Return codes as the dots take them."""
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
     def dots(self, t: int, b: Val, i: int, codes: list[Val]) -> list[Val]:
-        """Those of the ``i``-th pair of vectors, i16: one where both may be added up."""
+        """Return the i16 dots of the ``i``-th pair of vectors: one vector if both may be added
+        up.
+        """
         first, second = codes
         made = self.short(None, first, t, b, 2 * i)
         if self.codes.sub == BLOCK and self.shorts.room(self.codes.top - self.less) >= 2:
@@ -174,13 +182,15 @@ class GemvSpans:
         return [made, self.short(None, second, t, b, 2 * i + 1)]
 
     def pair(self, v: Val, i: int) -> Val:
-        """The scale of a span's ``i``-th 32 values, and of the ``i``-th of its second half."""
+        """Return the scale of a span's ``i``-th 32 values, and of the ``i``-th of its second
+        half.
+        """
         return self.k.shuffle(v, v, [i] * PAIRS + [PAIRS + i] * PAIRS)
 
 
 class SubBlockSpans(GemvSpans):
-    """Blocks of 256 whose sub-blocks have whole-numbered scales: these meet the dots in the
-    instruction that adds up their pairs.
+    """Blocks of 256 whose sub-blocks have integer scales. The instruction that adds up pairs of
+    dots also multiplies by these.
     """
 
     def make_room(self) -> None:
@@ -200,7 +210,7 @@ class SubBlockSpans(GemvSpans):
 
     def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
         k = self.k
-        with k.loop(n >> 1) as pair:  # a register holds what two blocks have
+        with k.loop(n >> 1) as pair:  # a register holds the scales of two blocks
             self._unpack(row, r, first + pair * 2, pair * 2, 2, sums)
         if self.n_spans % 2:
             with k.if_((n & 1) > 0):
@@ -209,7 +219,9 @@ class SubBlockSpans(GemvSpans):
     def _unpack(
         self, row: BlockAddress, r: int, b: Val, i: Val, count: int, sums: list[Var]
     ) -> None:
-        """Those of ``count`` blocks from ``b`` on, of the chunk from the ``i``-th."""
+        """Unpack the scales of ``count`` blocks from ``b`` on, the ``i``-th and following of the
+        chunk.
+        """
         k, codes, n = self.k, self.codes, self.n_subs
         assert codes.steps is not None
         blocks = [row.block(b + j) for j in range(count)]
@@ -229,7 +241,7 @@ class SubBlockSpans(GemvSpans):
                 place = self.sums[t] + (b + j) * SUMS
                 if codes.sub == BLOCK:
                     made = k.load(place, f32 * n)
-                else:  # of neighbours, whose x has one scale
+                else:  # sums of neighbours that share a scale of x
                     whole = k.zero(i32 * (n // 2))
                     whole = self.shorts.scale(k, whole, mine, k.load(place, mine.ty))
                     made = whole.to(f32) * self.token_scales(t, b + j)
@@ -255,16 +267,18 @@ class SubBlockSpans(GemvSpans):
         return self.k.fma(part, self.k.splat(d, part.ty), total)
 
     def _steps(self, r: int, i: Val) -> Callable[[int], Val]:
-        """Those of sub-blocks of both halves, by their number there, in all i16 of their lanes."""
+        """Return the function from a sub-block's number to its steps: those of both halves, in all
+        their i16 lanes.
+        """
         k, n = self.k, self.n_subs
         held, second = k.load(self.steps[r] + i * (2 * n), i16 * n), n // 2
-        if n == VECTORS:  # all of them within reach of either half's lanes
+        if n == VECTORS:  # all of them in both halves of the register
             held, second = k.pin(k.concat(held, held), "v"), n + n // 2
         return lambda at: k.shuffle(held, held, [at] * VECTORS + [second + at] * VECTORS)
 
 
 class HalfBlockSpans(GemvSpans):
-    """Blocks of 32, eight together, four beside the other four."""
+    """Blocks of 32, eight together: four beside the other four."""
 
     def make_room(self) -> None:
         self.scales = self.of_rows(self.spec.mr * len(self.tokens), SCALED)
@@ -313,7 +327,9 @@ class SpanSums:
         self.made: list[Val] = []
 
     def add(self, t: int, whole: Val, scale: Val) -> None:
-        """A product to the ``t``-th token's; the first of each are added in turn."""
+        """Add a product to the ``t``-th token's sum. The first products must come in token
+        order.
+        """
         if len(self.made) == t:
             self.made.append(whole.to(f32) * scale)
         else:

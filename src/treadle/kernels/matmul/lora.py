@@ -1,12 +1,12 @@
-"""Low-rank additions to a matrix product: ``y[n] += sum over adapters of s B (A x[n])``.
+"""LoRA additions to a matrix product: ``y[n] += sum over adapters of s B (A x[n])``.
 
-One step serves several adapters, and each sequence says how much of each it wants: 0 for none.
-Rows of one sequence are cut into runs of at most LORA_ROWS; a LORA record of each says where their
-scales are, one for each adapter. Such a run is a tile here.
+One step serves several adapters; each sequence has a scale for each, 0 if unused. Rows of one
+sequence are cut into runs of at most LORA_ROWS. A LORA record of each run locates its scales, one
+for each adapter. Such a run is a tile here.
 
-A product with several matrices (q, k, v) has one ``LoraDown``: the rows of all A's lie behind each
-other, adapter by adapter, each A filled up with zeros to whole groups of GROUP rows. ``LoraUp``
-adds to the columns of y strip by strip, whichever matrix they are of.
+A product with several matrices (q, k, v) has one ``LoraDown``: the rows of all A's are concatenated
+adapter by adapter, each A padded with zeros to whole groups of GROUP rows. ``LoraUp`` adds to the
+columns of y strip by strip, for all matrices.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
 
 GROUP = 4  # rows of A that share each load of x
-STRIP = 64  # columns of y that one item adds to
-# Where an adapter's B is for a strip of columns: the first column of t, the number of columns, 0
-# where the adapter has none there, the first byte of their weights, and how many bytes behind it
-# those of a next expert are (``lora_experts.py``).
+STRIP = 64  # columns of y of one item
+# An adapter's B for a strip of columns: the first column of t, the number of columns (0 if the
+# adapter has none there), the first byte of their weights, and the byte distance to the next
+# expert's (``lora_experts.py``).
 PIECE = np.dtype([(name, "i8") for name in ("first", "n", "at", "pitch")])
-GROUP_OF = np.dtype([("adapter", "i4"), ("factor", "f4")])  # alpha / r, or what is in its place
+GROUP_OF = np.dtype([("adapter", "i4"), ("factor", "f4")])  # factor: alpha / r or its replacement
 
 
 @dataclass(frozen=True)
 class LoraDown(Spec):
-    """``t[n, r] = s factor (A[r] . x[n])`` for each row of an adapter that ``n`` wants.
+    """``t[n, r] = s factor (A[r] . x[n])`` for each row r of an adapter that ``n`` uses.
 
-    ``w`` is ``[4 n_groups, k up to whole blocks of 32]``, ``x`` f32 rows of that width at least,
-    ``groups`` GROUP_OF. What no adapter wants of t is not written. Items: groups times tiles.
+    ``w`` is ``[4 n_groups, k up to whole blocks of 32]``, ``x`` f32 rows of at least that width,
+    ``groups`` GROUP_OF. Parts of t that no adapter uses are not written. Items: groups times tiles.
     """
 
     op: ClassVar[str] = "lora_down"
@@ -156,8 +156,8 @@ def dot(
     to: list[Val],
     gains: list[Val],
 ) -> None:
-    """The products of each x, f32, with ``rows`` of A, ``width`` values each, times its gain, to
-    neighbours in ``to``. Each sum has one vector, whatever else is beside it.
+    """Store the products of each x, f32, with ``rows`` of A, ``width`` values each, times its gain,
+    at adjacent addresses in ``to``. Each sum has one vector, independent of the other sums.
     """
     lanes = min(k.isa.lanes, BLOCK)
     assert fmt.load is not None

@@ -1,8 +1,8 @@
-"""Low-rank additions to products of experts: each expert has an A and a B of its own.
+"""LoRA additions to products of experts: each expert has its own A and B.
 
-Rows stand as these products' do (``plan/lowering/experts.py``): by tiles of one expert, or one for
-each expert of a token. So neighbours may be of sequences that want other adapters;
-``ExpertAdapterWeights`` lays out for each token what ``lora.py`` has for runs of them.
+Rows are in the order of these products (``plan/lowering/experts.py``): by tiles of one expert, or
+one for each expert of a token. So adjacent rows may belong to sequences with different adapters.
+``ExpertAdapterWeights`` gives for each token the scales that ``lora.py`` has for runs of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from treadle.kernels.spec import LORA, Args, Frame, Spec, load_record, round_up
 
 @dataclass(frozen=True)
 class ExpertAdapterWeights(Spec):
-    """How much of each adapter each token wants, 0 for none: ``out`` f32 ``[N, n_adapters]``. One
+    """Scale of each adapter for each token, 0 if unused: ``out`` f32 ``[N, n_adapters]``. One
     item.
     """
 
@@ -51,20 +51,20 @@ class ExpertAdapterWeights(Spec):
 
 
 class ExpertRows(NamedTuple):
-    """Rows of one expert, neighbours, and the group or strip that they are met by."""
+    """Adjacent rows of one expert, and the group or strip that multiplies them."""
 
-    part: Val  # the number of the group or strip
+    part: Val  # number of the group or strip
     expert: Val
-    first: Val  # of the rows
-    n: Val | int  # 1 if it is known before
+    first: Val  # the first row
+    n: Val | int  # the int 1 for a single slot
 
 
 @dataclass(frozen=True)
 class OfExperts(Spec):
-    """Fields that both have. ``wants`` is ``ExpertAdapterWeights``' output. ``tiles`` and ``rows``
-    are what ``Sort`` writes; without ``sorted`` rows are slots, ``n_used`` for each token, and
-    ``tiles`` the experts chosen, i32. Items: tiles, or slots, times groups (``ExpertDown``) or
-    strips.
+    """Common fields of ``ExpertDown`` and ``ExpertUp``. ``wants`` is ``ExpertAdapterWeights``'
+    output. ``tiles`` and ``rows`` are ``Sort``'s outputs; without ``sorted`` rows are slots,
+    ``n_used`` a token, and ``tiles`` the chosen experts, i32. Items: tiles, or slots, times groups
+    (``ExpertDown``) or strips.
     """
 
     w: str  # a format of plain numbers
@@ -82,7 +82,7 @@ class OfExperts(Spec):
         return self.args.required | ({"rows"} if self.sorted else set())
 
     def item(self, k: Builder, frame: Frame, item: Val, per: int) -> ExpertRows:
-        """``per``: items of a tile or slot."""
+        """Return the rows of ``item``. ``per``: items of a tile or slot."""
         unit, part = item // per, item % per
         if not self.sorted:
             return ExpertRows(part, k.load(frame.tiles + unit * 4, i32).to(i64), unit, 1)
@@ -95,11 +95,11 @@ class OfExperts(Spec):
         return row // self.n_used
 
     def scale(self, k: Builder, frame: Frame, token: Val, adapter: Val) -> Val:
-        """How much of it that token wants."""
+        """Return the scale of ``adapter`` for ``token``."""
         return k.load(frame.wants + (token * self.n_adapters + adapter) * 4, f32)
 
     def rows_ref(self, args: Any, run: Any) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """An expert, rows that meet it, and their tokens."""
+        """Yield an expert, its rows, and their tokens."""
         if not self.sorted:
             for slot in range(int(run["n_tokens"]) * self.n_used):
                 row = np.array([slot])
@@ -112,11 +112,12 @@ class OfExperts(Spec):
 
 @dataclass(frozen=True)
 class ExpertDown(OfExperts):
-    """``t[n, r] = s factor (A[e, r] . x[n])`` for each row of an adapter that the token of ``n``
-    wants; ``e`` is the expert of ``n``.
+    """``t[n, r] = s factor (A[e, r] . x[n])`` for each row r of an adapter that the token of ``n``
+    uses; ``e`` is the expert of ``n``.
 
-    ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32, a row for each of t's,
-    or ``of_tokens``. What no adapter wants of t is not written, or 0.
+    ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32 has a row for each of
+    t's, or, if ``of_tokens``, for each token. Parts of t that no adapter uses are not written, or
+    0.
     """
 
     op: ClassVar[str] = "expert_lora_down"

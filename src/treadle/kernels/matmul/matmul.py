@@ -1,15 +1,15 @@
-"""Matrix products, ``y[N, M] = x[N, K] W[M, K]^T (* factor) (+ bias) (+ residual)``: what gemm and
-gemv share.
+"""Base of the matrix products, gemm and gemv: ``y[N, M] = x[N, K] W[M, K]^T (* factor) (+ bias) (+
+residual)``.
 
 W may be several tensors of one format (q, k, v; gate, up): *segments*, each with its own columns of
-y. With ``experts`` each tensor holds a matrix for each expert, ``pitch`` rows from one to the next,
-and a row of x meets one of them. A ``factor`` is one number of a tensor, of experts one for each.
-With ``heads`` there is a matrix for each head, and each meets the rows of its own x, ``x_pitch``
-bytes from one head's to the next one's, into columns of its own, ``y_pitch`` from one head's to the
+y. With ``experts`` each tensor holds a matrix for each expert, ``pitch`` rows apart, and a row of x
+is multiplied by one of them. A ``factor`` is one number a tensor; for experts, one an expert. With
+``heads`` there is a matrix for each head. Each is multiplied by its own rows of x, ``x_pitch``
+bytes from one head's to the next one's, into its own columns, ``y_pitch`` from one head's to the
 next one's.
 
-``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows
-and many cores still make many items. Strides and columns count f32 values.
+``tokens`` is the number of tokens an item handles (a multiple of the tile's), so that few rows and
+many cores still make many items. Strides and columns count f32 values.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.format_blocks import BlockAddress, WeightRows
 from treadle.kernels.spec import Args, Frame, Spec, load_record
 
-# Rows that meet one expert, neighbours. Behind ``tiles``' count, i64; a gemv's ``tiles`` are the
-# experts of its rows, i32.
+# Adjacent rows for one expert. ``tiles`` is their count, i64, then these records; a gemv's
+# ``tiles`` are the experts of its rows, i32.
 TILE = np.dtype([(name, "i8") for name in ("expert", "first", "n")])
 BY_HEAD = {"pitch", "x_pitch", "y_pitch"}
 # Arguments.
 ONCE = "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:?"
 EACH = "w:tensor bias:const? factor:const? rows column pitch:?"
-COLUMNS = 128  # f32 columns of y are padded to this, so that no tile needs a mask at its edge
+COLUMNS = 128  # columns of y are padded to a multiple of this, so that no tile needs a mask
 
 
 def tiles_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The experts and rows of TILE records behind their count, i64."""
+    """Yield the expert and the rows of each TILE record after their count, i64."""
     for expert, first, n in raw[1 : 1 + 3 * int(raw[0])].reshape(-1, 3).tolist():
         yield expert, np.arange(first, first + n)
 
 
 @dataclass(frozen=True)
 class Matmul(Spec):
-    """The fields that every matrix product has, and its arguments."""
+    """The fields and arguments common to all matrix products."""
 
     args = Args(ONCE, EACH)
     w: str  # weight format
     act: str  # activation kind
     k: int
-    mr: int  # gemm: vectors of rows a tile holds; gemv: rows
+    mr: int  # gemm: vectors of rows in a tile; gemv: rows
     nr: int  # tokens
     segments: int = 1
     bias: bool = False
-    factor: bool = False  # of what W gives: scales of NVFP4 are too coarse without one
+    factor: bool = False  # multiplies W's products: scales of NVFP4 are too coarse without one
     residual: bool = False
     outputs: bool = False  # rows are the run's outputs, not its tokens
-    experts: int = 0  # that a token has: ``tiles`` says which rows meet which one's
-    heads: int = 0  # each with rows of x and columns of y of its own
+    experts: int = 0  # experts a token; ``tiles`` assigns rows to experts
+    heads: int = 0  # each with its own rows of x and columns of y
 
     @property
     def fmt(self) -> Format:
@@ -76,12 +76,12 @@ class Matmul(Spec):
         return "n_outputs" if self.outputs else "n_tokens"
 
     def layout(self) -> ActivationLayout:
-        """How this kernel wants its activations."""
+        """Return the layout of this kernel's activations."""
         raise NotImplementedError
 
     @property
     def product(self) -> Matmul:
-        """The gemm or gemv that it is, or is made of."""
+        """The underlying gemm or gemv."""
         return self
 
     @property
@@ -93,23 +93,25 @@ class Matmul(Spec):
         raise NotImplementedError
 
     def strips(self, heights: Sequence[int], lanes: int) -> int:
-        """Items of a chunk of tokens, for segments of these heights."""
+        """Return the number of items for a chunk of tokens, for segments of these heights."""
         rows = self.rows_per_item(lanes)
         return sum(-(-height // rows) for height in heights)
 
     def weights_ref(self, w: Sequence[Any], rows: int) -> np.ndarray:
-        """A segment's weights, float64 ``[M, K]``."""
+        """Return a segment's weights, float64 ``[M, K]``."""
         return self.fmt.dequantize_rows(self.fmt.join(w).reshape(rows, -1)).astype(np.float64)
 
     def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Which rows of x meet which expert, and which rows of y they become."""
+        """Return for each expert (or head) its number, its rows of x, and the rows of y they
+        become.
+        """
         if not self.experts:
             rows = np.arange(int(run[self.count]))
             return [(head, rows, rows) for head in range(max(1, self.heads))]
         return [(e, rows, rows) for e, rows in tiles_of(args.tiles)]
 
     def products_ref(self, args: Any, run: Any) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """Rows of y, and each segment's product there, ``[N, M]``, with its bias."""
+        """Return rows of y, and each segment's product there, ``[N, M]``, with its bias."""
         made = []
         for expert, rows, to in self.met_ref(args, run):
             source = args.x[expert * args.x_pitch :] if self.heads else args.x
@@ -140,7 +142,7 @@ class Matmul(Spec):
 
 @dataclass
 class Segment:
-    """One item's rows of a tensor, their factor and biases, and where its columns begin."""
+    """One item's rows of a tensor, their factor and biases, and the first column in y."""
 
     rows: WeightRows
     factor: Val | None
@@ -150,9 +152,8 @@ class Segment:
 
 @dataclass
 class StripShare:
-    """What one item multiplies: a strip of rows, of an expert or a head if there are some, and
-    tokens from ``start`` to before ``stop``. The strip's tokens, all items together, end at
-    ``end``.
+    """One item's work: a strip of rows, the expert or head if any, and tokens ``start`` to before
+    ``stop``. ``end`` is the end of the strip's tokens over all items.
     """
 
     strip: Val
@@ -165,8 +166,8 @@ class StripShare:
 def shares(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
-    """Which share is which item's: a strip's chunks of tokens one after the other, but of experts
-    all ``strips`` of a tile.
+    """Return the function from an item to its share. A strip's chunks of tokens are consecutive
+    items; for experts, all ``strips`` of a tile are.
     """
     if spec.experts:
         n_strips = strips()
@@ -191,7 +192,7 @@ def shares(
 
 
 def n_strips(k: Builder, frame: Frame, spec: Matmul, rows: int) -> Val:
-    """Strips of ``rows`` over all segments."""
+    """Return the number of strips of ``rows`` over all segments."""
     total = k.i64(0)
     for s in range(spec.segments):
         total = total + (frame.each("rows", s) + (rows - 1)) // rows
@@ -201,8 +202,8 @@ def n_strips(k: Builder, frame: Frame, spec: Matmul, rows: int) -> Val:
 def pick_segment(
     k: Builder, frame: Frame, spec: Matmul, item: Val, rows: int, expert: Val | None = None
 ) -> Segment:
-    """The segment and row that ``item`` (counted in strips of ``rows`` over all segments) falls
-    on, of an expert's or a head's if there are some.
+    """Return the segment and row of ``item`` (counted in strips of ``rows`` over all segments), for
+    an expert or a head if given.
     """
     chosen: list[Val] = []
     first = item * rows
@@ -234,7 +235,7 @@ def pick_segment(
 
 
 def finish(k: Builder, seg: Segment, y: Val, row: Val, *, biased: bool = True) -> Val:
-    """``y``, what rows from ``row`` on gave, times the factor, plus their bias where it is
+    """Return ``y``, the products of rows from ``row`` on, times the factor, plus bias if
     ``biased``. Bias vectors are padded, so whole vectors may be read.
     """
     if seg.factor is not None:

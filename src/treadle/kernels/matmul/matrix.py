@@ -1,22 +1,22 @@
-"""Packed products on matrix registers: weights as bf16, whatever they were in the file.
+"""Packed products on matrix registers: weights of any format as bf16.
 
-32 rows of a panel are a *strip*; of each 32 values of K, a *step*, it holds the lines of its rows
-one after the other: what two registers load follows each other, and no weight changes places.
-Tokens lie in groups of 32, ``[KD, 32]`` dwords (see ``kernels/activation_layout.py``): a register
-loads 16 dwords of 16 of them. Two registers of each are met by four of sums, rows by tokens, which
+32 rows of a panel are a *strip*. For each 32 values of K, a *step*, it holds the lines of its rows
+one after the other: the data of two registers is contiguous, and weights stay in order. Tokens are
+in groups of 32, ``[KD, 32]`` dwords (see ``kernels/activation_layout.py``): a register loads 16
+dwords of 16 of them. Two registers of each are multiplied into four of sums, rows by tokens, which
 are transposed once, at the end.
 
 Registers are fed from the caches. ``MatrixUnit.near`` values of a group's tokens stay in the first
-level while all strips of a panel pass by; the panel is in the second, and its lines are loaded as
-ones that are not needed again soon. Sums wait in scratch for the next such part of K, whose tokens
-are brought nearer meanwhile.
+level while all strips of a panel pass by. The panel is in the second level, and its lines are
+loaded as not needed again soon. Sums stay in scratch until the next such part of K, whose tokens
+are prefetched meanwhile.
 
-Weights in F16 have more bits than a bf16 holds. They and their activations are two bf16 each
-(``act`` "bf16x2"), high and low, and three products are made of one. Those in F32 are three
-("bf16x3"), as many bits as an f32 has, and six products.
+F16 weights have more bits than a bf16. They and their activations are two bf16 each (``act``
+"bf16x2"), high and low, and one product becomes three. F32 weights are three ("bf16x3"), as many
+bits as an f32 has, and six products.
 
-Scales are multiplied into the weights before these are rounded: beside a product of registers, 8192
-multiplications in 16 cycles, scaling the sums of a block would take longer than the block.
+Scales are multiplied into the weights before these are rounded. A product of registers is 8192
+multiplications in 16 cycles; scaling a block's sums would take longer than the block.
 """
 
 from __future__ import annotations
@@ -38,30 +38,29 @@ from treadle.kernels.matmul.tile import STEP, Ends, KRange
 from treadle.kernels.spec import LINE
 from treadle.kernels.transpose import transpose
 
-SIDE = 16  # rows of a register, and dwords
-EDGE = 2 * SIDE  # rows and tokens that four registers of sums are for
+SIDE = 16  # rows, and dwords a row, of a register
+EDGE = 2 * SIDE  # rows and tokens of four registers of sums
 REGISTER = LINE * SIDE  # bytes
-SUMS_BYTES = 4 * REGISTER  # of a strip
-PART_BYTES = LINE * EDGE  # of a step: of a strip, or of a group's tokens
-# Which part of a strip's values, 0 being the highest, meets which of the tokens'. What is left out
-# is below 2**-18 of the whole for two parts, and below 2**-25 for three. Each has a part in common
-# with the last.
+SUMS_BYTES = 4 * REGISTER  # sums of a strip, in bytes
+PART_BYTES = LINE * EDGE  # bytes of a part of a step: of a strip, or of a group's tokens
+# Pairs of (part of a strip's values, part of the tokens'), 0 the highest, that are multiplied. The
+# rest is below 2**-18 of the whole for two parts, and below 2**-25 for three. Consecutive pairs
+# have a part in common.
 PRODUCTS = {
     1: ((0, 0),),
     2: ((0, 1), (0, 0), (1, 0)),
     3: ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)),
 }
-# Rows are packed in runs, side by side: streams of memory, of which packing asks for so many bytes
-# before it reads them. One stream is slower, by up to a fifth; so are eight.
+# Rows are packed in RUNS parallel runs, each a memory stream that is prefetched AHEAD bytes early.
+# One stream is slower, by up to a fifth; so are eight.
 RUNS, AHEAD = 4, 1024
-NEXT_LEVEL = 2  # of a prefetch: into the second-level cache
+NEXT_LEVEL = 2  # prefetch locality: the second-level cache
 
 
 @dataclass(frozen=True)
 class MatrixGemm(Gemm):
-    """On matrix registers: ``act`` of NARROW, ``nr`` 32, ``mr * lanes`` a multiple of 32.
-    With ``kc`` no more of a panel is packed at once, and what lies in the second-level cache is
-    that.
+    """gemm on matrix registers: ``act`` of NARROW, ``nr`` 32, ``mr * lanes`` a multiple of 32. With
+    ``kc``, only that part of K of a panel is packed at once, to fit the second-level cache.
     """
 
     resumes: ClassVar[bool] = False
@@ -84,7 +83,7 @@ class MatrixGemm(Gemm):
 
     @property
     def n_parts(self) -> int:
-        """How many bf16 a value is."""
+        """Number of bf16 of a value."""
         return NARROW[self.act]
 
     def fill(
@@ -103,11 +102,11 @@ class MatrixGemm(Gemm):
         self._turn(k, panel, begin, end)
 
     def _n_strips(self, k: Builder, rows: WeightRows) -> Val:
-        """Those that hold rows there are."""
+        """Return the number of strips with existing rows."""
         return k.min((rows.m - rows.first + (EDGE - 1)) // EDGE, self.mr * k.isa.lanes // EDGE)
 
     def _turn(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
-        """Let the columns of each register lie as its rows, for machines that want them so."""
+        """Transpose each register's data in place, for machines that need it."""
         matrix = k.isa.matrix
         assert matrix is not None, k.isa.name
         turn, n = matrix.turn, self.mr * k.isa.lanes
@@ -157,7 +156,7 @@ class MatrixGemm(Gemm):
         n_strips: Val | None = None,
         n_panels: int = 1,
     ) -> Val:
-        """As ``tiles``, but leave the ``sums`` where they are; of how many strips."""
+        """Like ``tiles``, but leave the sums at ``sums``; return the number of strips."""
         first, last, _ = part or (k.i64(0), k.i64(self.steps), None)
         n_steps = (last - first) * STEP[self.act] // DWORDS[self.act]
         x = x + first * (STEP[self.act] * 4 * EDGE)
@@ -169,8 +168,8 @@ class MatrixGemm(Gemm):
 
 
 def step_pitch(n_parts: int) -> int:
-    """Bytes from one step of a strip to the next: an odd number of lines, or those of one row would
-    fall on a few sets of the cache.
+    """Return the bytes from one step of a strip to the next: an odd number of lines, or the lines
+    of a row would share a few sets of the cache.
     """
     return n_parts * PART_BYTES + LINE
 
@@ -185,9 +184,9 @@ def emit_pack_rows(
     begin: Val,
     end: Val,
 ) -> None:
-    """Pack ``rows`` rows of ``source``, their values from ``begin`` to before ``end``, into
-    ``panel``, whose strips are ``pitch`` bytes apart. Both are whole blocks, but for K itself,
-    where zeros fill the last line up.
+    """Pack ``rows`` rows of ``source``, values ``begin`` to before ``end``, into ``panel``, with
+    strips ``pitch`` bytes apart. Both are whole blocks, except K itself, where zeros fill the last
+    line.
     """
     fmt = source.weights.fmt
     n_values = max(BLOCK, fmt.block)  # at once
@@ -223,8 +222,8 @@ def emit_pack_rows(
 def in_runs(
     k: Builder, source: WeightRows, rows: Val | int
 ) -> Iterator[tuple[list[Val], list[BlockAddress]]]:
-    """``rows`` rows as RUNS runs: for each row of a run, its number and that of the others' rows
-    beside it, and where they are.
+    """Loop over ``rows`` rows as RUNS parallel runs: yield the row numbers, one of each run, and
+    their addresses.
     """
     each = rows // RUNS
     with k.loop(each) as j:
@@ -234,9 +233,10 @@ def in_runs(
 
 @dataclass
 class MatrixOutput:
-    """Where sums go in the end: those of a strip to ``n`` runs of ``width`` lines, ``stride`` bytes
-    from one to the next; those of the first from ``first`` on, the next one's ``apart`` bytes from
-    there. Another thread has read them last: they are asked for long before they are written.
+    """Final destination of sums, to prefetch it. A strip's sums go to ``n`` runs of ``width``
+    lines, ``stride`` bytes apart, the first strip's from ``first`` on, the next one's ``apart``
+    bytes further. Another thread read these lines last, so they are prefetched long before they are
+    written.
     """
 
     n: int
@@ -246,15 +246,15 @@ class MatrixOutput:
     apart: int
 
     def ask(self, k: Builder, n_steps: int, step: Val, first: Val, stride: Val) -> None:
-        """For the lines that are one of so many steps' share."""
+        """Prefetch one of ``n_steps`` steps' share of the lines."""
         n = -(-self.n // n_steps)
         for run, line in product(range(n), range(self.width)):
             k.prefetch(first + ((step * n + run) * stride + line * LINE), write=True)
 
 
 class TokenGroup:
-    """32 tokens times all strips of a panel, ``most`` at most; a strip's sums are left in scratch
-    at ``sums``, a register after the other.
+    """32 tokens times all strips of a panel, at most ``most``. A strip's sums are left in scratch
+    at ``sums``, register by register.
     """
 
     def __init__(
@@ -274,11 +274,12 @@ class TokenGroup:
         self.n_parts, self.x_step = n_parts, n_parts * PART_BYTES
         # Steps of K whose tokens stay in the first-level cache.
         self.near = self.matrix.near // (BLOCK * n_parts)
-        # Lines of the next part's tokens that each step asks for: all strips together ask for all.
+        # Lines of the next part's tokens that each step prefetches: all strips together prefetch
+        # all.
         self.n_asked = -(-EDGE * n_parts // most)
 
     def multiply(self, x: Val, n_steps: Val, next_group: Val) -> None:
-        """Over so many steps of K; then what follows are the tokens at ``next_group``."""
+        """Multiply over ``n_steps`` steps of K. The tokens at ``next_group`` come next."""
         k, near = self.k, self.near
         self._part(x, k.i64(0), k.min(n_steps, near), n_steps, next_group, again=False)
         with k.loop(n_steps, start=near, step=near) as first:
@@ -287,7 +288,7 @@ class TokenGroup:
     def _part(
         self, x: Val, first: Val, last: Val, n_steps: Val, next_group: Val, *, again: bool
     ) -> None:
-        """Steps from ``first`` to before ``last``, on top of what ``sums`` holds if ``again``."""
+        """Multiply steps ``first`` to before ``last``; if ``again``, add to ``sums``."""
         k = self.k
         soon = k.select(last < n_steps, x + last * self.x_step, next_group)
 
@@ -322,7 +323,7 @@ class TokenGroup:
             self.matrix.scope(k, "multiply_on" if again else "multiply", args, multiply)
 
     def _dots(self, k: Builder, strip: Val, x: Val) -> None:
-        """A step's products: registers keep what the next product has in common with the last."""
+        """Do a step's products. Registers keep the part that the next product shares."""
         loaded: list[int | None] = [None, None]
         for parts in PRODUCTS[self.n_parts]:
             for m in range(2):
@@ -337,13 +338,13 @@ class TokenGroup:
 
 
 class RegisterTile:
-    """32 rows by 32 tokens of sums, in scratch."""
+    """Tile of 32 rows by 32 tokens of sums, in scratch."""
 
     def __init__(self, k: Builder, sums: Val) -> None:
         self.k, self.sums = k, sums
 
     def pair(self, r: Val, t: int) -> tuple[Val, Val]:
-        """The sums of rows ``2 r`` and ``2 r + 1``, of 16 tokens from ``t`` on."""
+        """Return the sums of rows ``2 r`` and ``2 r + 1``, for 16 tokens from ``t`` on."""
         half = SIDE // 2
         at = self.sums + (r // half * (2 * REGISTER) + r % half * (2 * LINE))
         even, odd = (t // SIDE * REGISTER + i * LINE for i in range(2))
@@ -351,7 +352,7 @@ class RegisterTile:
         return k.load(at, ty, offset=even, align=LINE), k.load(at, ty, offset=odd, align=LINE)
 
     def results(self) -> Sums:
-        """What ``Epilogue`` writes."""
+        """Yield the tile for ``Epilogue``."""
         k, lanes = self.k, self.k.isa.lanes
         for m, t in product(range(2), range(2)):
             at = self.sums + (2 * m + t) * REGISTER

@@ -1,10 +1,10 @@
-"""Few tokens on matrix registers: codes as bytes, each block's sums scaled for themselves.
+"""Few tokens on matrix registers: codes as bytes, with each block's sums scaled separately.
 
-Codes of 16 rows and activations, both int8, are met by one register of sums for each scale of a
-row: 32 values of K, or 16. That leaves most of a product's speed unused, and beside many tokens
-scaling would be all there is to do (``matrix.py``); but nothing is rounded to bf16, and packing
-only unpacks codes, whose order stays (``byte_strips.py``). While a strip meets the tokens, the next
-one is unpacked: memory, vectors and registers have work at the same time.
+Codes of 16 rows times activations, both int8, fill one register of sums for each scale of a row:
+32 values of K, or 16. That leaves most of a product's speed unused, and with many tokens scaling
+would dominate (see ``matrix.py``). But nothing is rounded to bf16, and packing only unpacks codes,
+without reordering (``byte_strips.py``). The next strip is unpacked while one is multiplied, which
+keeps memory, vectors and registers busy together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treadle.kernels.spec import LINE
 
 @dataclass(frozen=True)
 class BytesGemm(ByteStrips):
-    """``nr`` 16."""
+    """Matrix-register gemm for few tokens, in bytes; ``nr`` is 16."""
 
     @property
     def name(self) -> str:
@@ -52,8 +52,8 @@ class BytesGemm(ByteStrips):
     def sums(
         self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Of 16 rows with a group of tokens. Some products are scaled while later ones are made,
-        and what comes ``soon`` is unpacked.
+        """Yield the sums of 16 rows with a group of tokens. Scaling some products, making later
+        ones, and unpacking the next strip ``soon`` are interleaved.
         """
         held = strip.held
         sums = [k.var(k.zero(f32 * SIDE)) for _ in range(SIDE)]
@@ -79,7 +79,9 @@ class BytesGemm(ByteStrips):
         yield from enumerate(sums)
 
     def _multiply(self, k: Builder, strip: Val, tokens: Tokens, at: Val, i: int, made: Val) -> None:
-        """The ``at``-th product, into the ``i``-th register of sums, and that to scratch."""
+        """Compute the ``at``-th product in the ``i``-th register of sums, and store it to
+        scratch.
+        """
         matrix, n = k.isa.matrix, self.per_scale
         assert matrix is not None, k.isa.name
         assert matrix.dot_bytes is not None, k.isa.name
@@ -92,7 +94,7 @@ class BytesGemm(ByteStrips):
     def _scale(
         self, k: Builder, strip: Val, tokens: Tokens, at: Val, made: Val, sums: list[Var]
     ) -> None:
-        """Add a register's sums, scaled, and minimums times the sums of what they are for."""
+        """Add a register's sums, scaled, and minimums times the sums of their values."""
         d, ty = tokens.scales(at), f32 * SIDE
         values = tokens.sums(at) if self.codes.has_m else None
 

@@ -1,4 +1,4 @@
-"""What matrix registers load, as kernels write it for them that are not products of weights."""
+"""Operands of matrix registers in memory, for kernels other than products with weights."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from treadle.kernels.spec import LINE
 
 
 def paired(k: Builder, even: Val, odd: Val) -> Val:
-    """Of two rows of b their bf16, each of ``even`` beside that of ``odd``: ``i16 * 2n``."""
+    """Interleave the bf16 of two rows of b, ``even`` first: ``i16 * 2n``."""
     n = even.ty.lanes
     both = k.isa.narrow_bf16(k, k.concat(even, odd))
     return k.shuffle(both, both, [i + n * j for i in range(n) for j in range(2)])
 
 
 def turn(k: Builder, name: str, at: Val, n: int, n_side: int = 1) -> None:
-    """Turn ``n`` groups of ``n_side`` registers of a, side by side, where the machine wants it."""
+    """Transpose ``n`` groups of ``n_side`` registers of a, side by side, if the machine needs
+    it.
+    """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
     turn_one = matrix.turn

@@ -1,9 +1,9 @@
-"""Packing: a strip of weight rows, unpacked into cache in the order that the tile loop reads.
+"""Packing: unpacks weight rows into cache, in the order that the tile loop reads.
 
-A panel is ``[KD, P]`` dwords (see ``kernels/activation_layout.py``) of P rows, then for int8
-formats the scales ``[KS, P]`` in f32 (fewer of them, where only minimums come so often) and, where
-the format has them, the minimums ``[KS, P]``; for ``q16`` the scales of spans, ``[KB, P]``. Rows
-past the last one repeat it, so nothing outside the tensor is ever read.
+A panel is ``[KD, P]`` dwords (see ``kernels/activation_layout.py``) of P rows. For int8 formats the
+scales ``[KS, P]`` in f32 follow (fewer if only minimums are that frequent) and, if the format has
+them, the minimums ``[KS, P]``; for ``q16`` the scales of spans, ``[KB, P]``. Rows past the end
+repeat the last one, so nothing outside the tensor is read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from treadle.kernels.spec import round_up
 from treadle.kernels.transpose import transpose
 
 STAGE = 256  # codes of a row that are unpacked at once
-PACK_DWORDS = 16  # of a row, that are put in order at once
+PACK_DWORDS = 16  # dwords of a row that are reordered at once
 
 
 def panel_bytes(fmt: Format, act: ActivationLayout, rows: int) -> int:
-    """Scratch for one panel."""
+    """Return the scratch for one panel."""
     n_bytes = 4 * rows * act.kd
     if act.kind == "q16":
         n_bytes += 4 * rows * act.kb
@@ -53,12 +53,12 @@ def panel_bytes(fmt: Format, act: ActivationLayout, rows: int) -> int:
 
 
 def scale_bytes(codes: Codes, act: ActivationLayout, rows: int) -> int:
-    """Of a panel's scales; minimums come after them."""
+    """Return the bytes of a panel's scales; minimums come after them."""
     return 4 * rows * act.kb * (BLOCK // codes.sub)
 
 
 def stage_blocks(fmt: Format, k: int) -> int:
-    """Blocks of a row that are unpacked before they are put in order: about STAGE codes."""
+    """Return the blocks of a row that are unpacked before they are reordered: about STAGE codes."""
     n = 1
     while 2 * n * fmt.block <= STAGE and k // fmt.block % (2 * n) == 0:
         n *= 2
@@ -66,8 +66,8 @@ def stage_blocks(fmt: Format, k: int) -> int:
 
 
 def stage_bytes(fmt: Format, act: ActivationLayout, lanes: int) -> int:
-    """Scratch for the codes, scales and minimums of ``lanes`` rows of that many blocks, or for
-    their words.
+    """Return the scratch for the codes, scales and minimums of ``lanes`` rows of ``stage_blocks``,
+    or for their words.
     """
     if act.kind == "q16":
         return SPAN * (4 + 2 * lanes)
@@ -78,23 +78,23 @@ def stage_bytes(fmt: Format, act: ActivationLayout, lanes: int) -> int:
 
 
 def shared_by(codes: Codes, n: int) -> list[int]:
-    """How many scales ``n`` codes have, and how many minimums, if any."""
+    """Return the number of scales of ``n`` codes, and of minimums, if any."""
     return [n // codes.sub] + [n // codes.sum_sub] * codes.has_m
 
 
 def is_staged(fmt: Format) -> bool:
-    """Blocks with more than one scale are unpacked row by row first."""
+    """Whether rows are unpacked one by one first: for blocks with more than one scale."""
     return fmt.codes is not None and fmt.codes.scales is not None
 
 
 def code_offset(codes: Codes, isa: Isa, unit: int = DWORD) -> int:
-    """What to subtract from a panel's code: nothing, or OFFSET, which the activations are prepared
-    for, unless a dot of such codes would be slower. In other units than dwords bytes of either sign
-    serve.
+    """Return the zero point of a panel's codes: 0, or OFFSET, which the activations' ``comp`` is
+    for, unless dots of such codes would be slower. Units other than dwords take signed or unsigned
+    bytes.
     """
     if unit != DWORD:
         return 0
-    if isa.shorts and codes.top <= isa.dot4_top:  # the smaller, the more of them an i16 holds
+    if isa.shorts and codes.top <= isa.dot4_top:  # the smaller the codes, the more dots fit an i16
         return codes.offset
     for offset in (0, OFFSET):
         more = offset - codes.offset
@@ -104,22 +104,22 @@ def code_offset(codes: Codes, isa: Isa, unit: int = DWORD) -> int:
 
 
 def code_type(codes: Codes, isa: Isa, unit: int = DWORD) -> Ty:
-    """Of a panel's codes: signed where all that is to be subtracted has been."""
+    """Return the type of a panel's codes: signed if the offset is already subtracted."""
     return i8 if code_offset(codes, isa, unit) < codes.offset else u8
 
 
 def code_top(codes: Codes, isa: Isa) -> int:
-    """The largest code in a panel."""
+    """Return the largest code in a panel."""
     return codes.top + code_offset(codes, isa) - codes.offset
 
 
 def code_size(codes: Codes, isa: Isa) -> int:
-    """The largest size of one, whatever its sign."""
+    """Return the largest magnitude of a code in a panel."""
     return max(code_top(codes, isa), codes.offset - code_offset(codes, isa))
 
 
 def short_dots(codes: Codes, isa: Isa) -> int:
-    """How many dots of a panel's codes are added up in i16 at once (``Isa.shorts``); 0: none."""
+    """Return how many dots of a panel's codes are added up in i16 (``Isa.shorts``); 0: none."""
     return isa.shorts.room(code_size(codes, isa)) if isa.shorts else 0
 
 
@@ -132,7 +132,9 @@ def emit_pack(
     rows: int,
     unit: int = DWORD,
 ) -> None:
-    """Pack so many ``rows`` of ``source`` into ``panel``, by way of ``stage``; ``unit``: of K."""
+    """Pack ``rows`` rows of ``source`` into ``panel``, by way of ``stage``. ``unit``: values of
+    K.
+    """
     lanes = k.isa.lanes
     if act.kind == "q16":
         with k.loop(rows, step=lanes) as at:
@@ -163,8 +165,8 @@ def _pack_codes(
     rows: int,
     unit: int,
 ) -> None:
-    """Small blocks: of as many rows as fill a vector, to where the strip's dwords begin (``out``),
-    and its codes.
+    """Pack small blocks, of as many rows as fill a vector. ``out``: address of the strip's dwords;
+    ``codes_to``: of its codes.
     """
     lanes, fmt, codes = k.isa.lanes, strip[0].fmt, strip[0].codes
     more = code_offset(codes, k.isa, unit) - codes.offset
@@ -172,7 +174,7 @@ def _pack_codes(
     with k.loop(act.kb) as b:
         blocks = [row.block(b) for row in strip]
         for block in blocks:
-            block.prefetch(k, lanes * (act.k // fmt.block), 1, 2)  # the strip after this one
+            block.prefetch(k, lanes * (act.k // fmt.block), 1, 2)  # the next strip
         quants = [(k.concat(*unpack_codes(k, [p])) + more).bits(i32 * 8) for p in blocks]
         _store_codes(k, codes_to + b * (8 * rows * 4), quants, rows, unit)
         for at, field in enumerate(f for f in (codes.d, codes.m) if f):
@@ -190,7 +192,7 @@ def _pack_staged(
     rows: int,
     unit: int,
 ) -> None:
-    """Large blocks: each row's are unpacked into ``stage``, then all rows' put in order together,
+    """Pack large blocks: unpack those of each row into ``stage``, then reorder all rows together,
     the 32 codes of a block of activations at a time.
     """
     fmt, codes, lanes = source.weights.fmt, source.weights.codes, k.isa.lanes
@@ -207,7 +209,7 @@ def _pack_staged(
             with k.loop(n_blocks) as i:
                 block = row.block(i)
                 to, offset = stage + (r * pitch + i * fmt.block), 0
-                # Q6_K takes longer in the order of the file (0.95 of the speed, Zen 4).
+                # Q6_K is slower in file order (0.95 of the speed, Zen 4).
                 in_order = codes.sub == BLOCK
                 for v in ordered_codes(k, block) if in_order else [codes_in_order(k, block)]:
                     k.store(to, v + more, offset=offset)
@@ -228,7 +230,7 @@ def _pack_staged(
 
 
 def _store_codes(k: Builder, to: Val, held: list[Val], rows: int, unit: int) -> None:
-    """The dwords of some rows, each four codes, as columns of ``unit`` values of K."""
+    """Store the dwords of some rows, four codes each, as columns of ``unit`` values of K."""
     if unit == DWORD:
         _store_columns(k, to, held, rows)
         return
@@ -248,7 +250,7 @@ def _store_codes(k: Builder, to: Val, held: list[Val], rows: int, unit: int) -> 
 
 
 def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
-    """The dwords of some rows, column after column of a panel of ``rows``."""
+    """Store the dwords of some rows, column after column of a panel of ``rows``."""
     for c, column in enumerate(transpose(k, held, k.isa.lanes)):
         for i, v in enumerate(column):
             k.store(to, v, offset=4 * (c * rows + i * v.ty.lanes))
@@ -257,8 +259,8 @@ def _store_columns(k: Builder, to: Val, held: list[Val], rows: int) -> None:
 def _pack_floats(
     k: Builder, act: ActivationLayout, out: Val, strip: list[BlockAddress], rows: int
 ) -> None:
-    """Weights of any format as bf16 or f32 dwords, PACK_DWORDS (or a whole block) of each row at a
-    time.
+    """Pack weights of any format as bf16 or f32 dwords, PACK_DWORDS (or a whole block) of each row
+    at a time.
     """
     per = BLOCK // DWORDS[act.kind]
     n_values = max(PACK_DWORDS * per, strip[0].fmt.block)
@@ -274,7 +276,7 @@ def _pack_floats(
 
     with k.loop(full) as c:
         some(c, n_values)
-    for last in range(full, act.kd // n_dwords):  # the ragged end, and zeros up to a whole block
+    for last in range(full, act.kd // n_dwords):  # the remainder, and zeros up to a whole block
         some(k.i64(last), max(0, act.k - last * n_values))
 
 
@@ -287,8 +289,8 @@ def _pack_words(
     rows: int,
     first: Val,
 ) -> None:
-    """Weights as i16 with a scale for each span, of as many rows as fill a vector, the panel's from
-    ``first`` on: row by row into ``stage``, then all put in order together.
+    """Pack weights as i16 with a scale for each span: as many rows as fill a vector, from row
+    ``first`` of the panel on. Rows go one by one into ``stage``, then all are reordered together.
     """
     lanes, words = k.isa.lanes, stage + 4 * SPAN
     columns_to, scales = out + first * 4, out + (4 * rows * act.kd + first * 4)
@@ -307,8 +309,8 @@ def _pack_words(
 
 
 def _store_floats(k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, to: Val) -> Val:
-    """Write ``have`` weights of a row's ``c``-th span as words, zeros up to a whole block; their
-    scale.
+    """Write ``have`` weights of a row's ``c``-th span as words, zeros up to a whole block; return
+    their scale.
     """
     ty, per_span = f32 * k.isa.lanes, SPAN // BLOCK
     top = k.var(k.zero(i32 * ty.lanes))
@@ -332,8 +334,8 @@ def _store_floats(k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, 
 def _store_scaled_codes(
     k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, to: Val
 ) -> Val:
-    """The same of codes with a scale for every 32: no weight is larger than the largest code times
-    the largest scale.
+    """The same for codes with a scale for every 32: no weight exceeds the largest code times the
+    largest scale.
     """
     fmt, codes, shorts = row.fmt, row.codes, k.isa.shorts
     assert codes.sub == BLOCK, fmt.name
@@ -345,9 +347,9 @@ def _store_scaled_codes(
     scales, _ = scales_of(k, blocks + blocks[-1:] * (per - len(blocks)))
     inverse, d = word_scale(k, (k.abs(scales) * codes.most).bits(i32.like(scales.ty)))
     steps = scales * k.splat(inverse, scales.ty) * float(1 << STEP_BITS)
-    steps = (steps + MAGIC).bits(i32.like(scales.ty))  # whole numbers, in the low bits
+    steps = (steps + MAGIC).bits(i32.like(scales.ty))  # integers, in the low bits
     k.store(stage, (steps & 0xFFFF) | (steps << 16))
-    k.fence()  # a broadcast from memory costs no shuffle
+    k.fence()  # a broadcast from memory needs no shuffle
     parts = [part for b in blocks for v in ordered_codes(k, b) for part in k.split(v, BLOCK)]
     for i, code in enumerate(parts):
         v = (code - codes.offset).bits(i8 * BLOCK).to(i16) << step
@@ -358,8 +360,8 @@ def _store_scaled_codes(
 
 
 def load_values(k: Builder, row: BlockAddress, c: Val, n: int) -> list[Val]:
-    """A row's values from the ``c``-th block of the format on, or BLOCK of them, as ``f32 *
-    BLOCK`` each; ``n`` are there, zeros behind them.
+    """Return a row's ``c``-th block of the format, or its ``c``-th BLOCK floats, as ``f32 * BLOCK``
+    each; only ``n`` values exist, zeros after them.
     """
     if row.fmt.codes:
         return load_weights(k, row.block(c))
@@ -367,7 +369,9 @@ def load_values(k: Builder, row: BlockAddress, c: Val, n: int) -> list[Val]:
 
 
 def load_floats(k: Builder, row: BlockAddress, c: Val, n_values: int, n: int) -> Val:
-    """``n`` weights from value ``c * n_values`` of a row on, as f32, zeros up to ``n_values``."""
+    """Return ``n`` weights from value ``c * n_values`` of a row on, as f32, zeros up to
+    ``n_values``.
+    """
     fmt = row.fmt
     if fmt.codes is None:
         assert fmt.load is not None

@@ -1,7 +1,7 @@
-"""Which matrix product serves a weight format, an instruction set and a number of tokens.
+"""Choice of the matrix product for a weight format, an instruction set and a number of tokens.
 
-What is shipped is a formula and a few measured rows. ``treadle tune`` measures a ``TunedTable`` of
-a machine's own, which whoever builds a plan hands in: nothing here reads a file or keeps a state.
+The shipped choice is a formula and a few measured rows. ``treadle tune`` measures a ``TunedTable``
+for a machine, which the plan's builder passes in: nothing here reads a file or keeps state.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from treadle.kernels.spec import round_up
 
 # Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
 GEMV_TOKENS = (1, 2, 4)
-# Vectors of rows and tokens of their tiles, where they add in the order of matrix registers.
+# (mr, nr) of OrderedGemm's tiles, by number of tokens.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
-FEW, MANY = 16, 512  # tokens of a batch: its groups are of one size; where nothing is known
-FEW_ROWS = 8  # of an expert: packing a panel takes longer than gemvs of GROUPED rows
-WAITED = 1.2  # times as long as threads work that the last of them may work
-GATHERED = 2  # rows that one token meets of formats whose codes are gathered: four are slower
+FEW, MANY = 16, 512  # tokens: largest batch with one size of groups; default if unknown
+FEW_ROWS = 8  # rows of an expert: packing a panel takes longer than gemvs of GROUPED rows
+WAITED = 1.2  # the longest that the last items may take, relative to perfect balance
+GATHERED = 2  # rows processed together for one token, if codes are gathered; four are slower
 
 Fields = Mapping[str, int]
 
-# What `treadle tune` tries, by kernel: fields that change its speed and not its meaning, and their
-# values. Fields of one stage are tried in all combinations; a later stage starts from the best of
-# those before.
+# Candidates of `treadle tune`, by kernel: fields that change speed but not results, and their
+# values. All combinations of a stage's fields are tried; a later stage starts from the best of the
+# earlier ones.
 SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
     "gemm": (
         {"mr": (1, 2, 4, 8), "nr": (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24)},
@@ -61,33 +61,36 @@ SWEPT: dict[str, tuple[Mapping[str, tuple[int, ...]], ...]] = {
     "gemv": ({"ahead": (0, 1024, 2048, 4096)}, {"mr": (1, 2, 4, 8, 16)}),
 }
 # Sums and rows of weights that a kernel may hold, in register files. A q8 tile keeps part of its
-# sums in L1 at little cost; decoding walks more rows than registers hold, for the memory's sake.
+# sums in L1 at little cost; decoding processes more rows than registers hold, because memory is the
+# limit.
 ROOM = {"gemm": 1.25, "gemv": 2.0}
 
 
 @dataclass(frozen=True)
 class TunedTable:
-    """What was measured on one machine, for one instruction set; the shipped choice stands where
-    it says nothing.
+    """Tuning results of one machine for one instruction set. Missing entries mean the shipped
+    choice.
     """
 
     gemm: Mapping[str, Fields] = field(default_factory=dict)  # by weight format
-    gemv: Mapping[tuple[str, int], Fields] = field(default_factory=dict)  # and tokens
-    gemv_tokens: Mapping[str, int] = field(default_factory=dict)  # the most that gemv is for
+    gemv: Mapping[tuple[str, int], Fields] = field(default_factory=dict)  # by format and tokens
+    gemv_tokens: Mapping[str, int] = field(default_factory=dict)  # largest batch for gemv
     matrix: Mapping[str, Fields] = field(default_factory=dict)  # gemm on matrix registers
-    vector_tokens: Mapping[str, int] = field(default_factory=dict)  # the most they are not for
+    vector_tokens: Mapping[str, int] = field(default_factory=dict)  # largest batch that avoids them
 
     def is_gemv(self, w: str, tokens: int) -> bool:
-        """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` unpacked."""
+        """Whether batches of up to ``tokens`` tokens use gemv, which does not pack, for format
+        ``w``.
+        """
         return tokens in GEMV_TOKENS and tokens <= self.gemv_tokens.get(w, GEMV_TOKENS[-1])
 
     def only_gemv(self, tokens: int) -> bool:
-        """Whether they do so in every format: then no tile is written past the last token."""
+        """Whether they use gemv in every format: then no tile is written past the last token."""
         return all(self.is_gemv(w, tokens) for w in (*self.gemv_tokens, ""))
 
     def is_matrix(self, w: str, isa: Isa, tokens: int) -> bool:
-        """Whether batches of up to ``tokens`` tokens meet weights of format ``w`` on matrix
-        registers, where these serve it.
+        """Whether batches of up to ``tokens`` tokens use matrix registers for format ``w``, if
+        these support it.
         """
         unit = isa.matrix
         if unit is None:
@@ -98,13 +101,13 @@ class TunedTable:
         return tokens > self.vector_tokens.get(w, few)
 
     def updated(self, newer: TunedTable) -> TunedTable:
-        """This table with what another says put over it."""
+        """Return this table overridden by a newer one."""
         return TunedTable(
             **{name: {**said, **newer.items()[name]} for name, said in self.items().items()}
         )
 
     def items(self) -> dict[str, Mapping[Any, Any]]:
-        """What it says, by field: one by format, or by format and tokens."""
+        """Return the fields by name: mappings by format, or by format and tokens."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
@@ -121,8 +124,8 @@ def matmul(
     alone: bool = False,
     **fields: Any,
 ) -> Matmul:
-    """The product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more); ``alone``:
-    whatever else is in a batch, a token's results are the same to the bit.
+    """Return the product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more).
+    ``alone``: a token's results are bitwise independent of the rest of the batch.
     """
     if alone:
         return exact(fmt, isa, k, tokens, table, **fields)
@@ -134,15 +137,15 @@ def matmul(
 
 
 def few_rows(isa: Isa) -> int:
-    """An expert that so many rows meet has gemvs. More are faster with a panel."""
+    """Return the most rows of an expert that use gemvs. With more, packing a panel is faster."""
     if isa.simt is not None:
         return 0
     return GROUPED if isa.matrix is not None else FEW_ROWS
 
 
 def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
-    """Batches of up to so many tokens have plans of their own, beside the one for many; ``floats``:
-    of a model that mostly has such weights.
+    """Return the batch sizes that have plans of their own, besides the plan for many tokens.
+    ``floats``: most of the model's weights are floats.
     """
     if isa.matrix is not None:
         return (*GEMV_TOKENS, isa.matrix.vector_tokens)
@@ -154,7 +157,7 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
 def gemv(
     fmt: Format, isa: Isa, k: int, tokens: int, table: TunedTable = SHIPPED, **fields: Any
 ) -> Gemv:
-    """The product that reads the blocks as they are."""
+    """Return the product that reads the blocks as stored, without packing."""
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
     act, kind = gemv_act(fmt, isa), kind_of(fmt, isa, k)
     if act == "q8" and kind:
@@ -172,14 +175,14 @@ def group_gemv(
     of_tokens: bool = False,
     **fields: Any,
 ) -> GroupGemv:
-    """The one for an expert's rows, at most ``GROUPED`` at a time."""
+    """Return the gemv for an expert's rows, at most ``GROUPED`` at a time."""
     one, two, most = (gemv(fmt, isa, k, n, table, **fields) for n in (1, 2, GROUPED))
     return replace(GroupGemv.of_all(one, two, most), of_tokens=of_tokens)
 
 
 def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
-    """Rows that a gemv walks together. With more tokens their sums and what is unpacked of a row
-    have too few registers, and are spilt: fewer rows are faster then.
+    """Return the rows that a gemv processes together. With more tokens, sums and unpacked rows
+    exceed the registers and spill, so fewer rows are faster.
     """
     rows, large = dict(isa.tiles.gemv).get(tokens, 1), dict(isa.tiles.gemv_large)
     if gemv_act(fmt, isa) == "q16":
@@ -188,7 +191,7 @@ def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
         return min(rows, GATHERED if tokens == 1 else max(large.values()))
     if fmt.block >= LARGE_BLOCK:
         return min(rows, large.get(tokens, 1))
-    if fmt.codes and fmt.dtype.itemsize < fmt.block:  # less than a byte each
+    if fmt.codes and fmt.dtype.itemsize < fmt.block:  # codes narrower than a byte
         return min(rows, 8 // tokens)
     return rows
 
@@ -204,9 +207,9 @@ def gemm(
     alone: bool = False,
     **fields: Any,
 ) -> Gemm:
-    """The product that packs panels, for any number of tokens; ``matrix``: on matrix registers
-    where they serve the format; ``tokens``: as many as batches mostly have, at most; ``alone``: for
-    single ones too, which words would take too long to pack for.
+    """Return the product that packs panels, for any number of tokens. ``matrix``: on matrix
+    registers if they support the format; ``tokens``: the usual upper limit of batches; ``alone``:
+    for single tokens too, where packing words would take too long.
     """
     if matrix and on_matrix(fmt, isa):
         act = matrix_act(fmt, isa)
@@ -224,14 +227,14 @@ def gemm(
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes)
         mr = isa.tiles.few[0] if tokens <= isa.tiles.few[1] else mr
-        if act == "f32" and tokens <= FEW:  # what fills a group up takes as long as tokens do
+        if act == "f32" and tokens <= FEW:  # padding a group takes as long as real tokens
             nr = -(-tokens // -(-tokens // nr))
         shape = {"mr": mr, "nr": nr, "act": act, "folded": folded}
         if act == "q8":
             shape["unit"] = isa.tiles.unit
         shape |= table.gemm.get(fmt.name, {})
         kind = Gemm
-    if shape.get("kc", 0) >= k:  # all of K: one kernel, by whatever number it is said
+    if shape.get("kc", 0) >= k:  # all of K: the same kernel for every such kc
         shape["kc"] = 0
     return kind(fmt.name, k=k, **shape, **fields)
 
@@ -239,8 +242,8 @@ def gemm(
 def exact(
     fmt: Format, isa: Isa, k: int, tokens: int, table: TunedTable = SHIPPED, **fields: Any
 ) -> Gemm:
-    """The product that gives a token the same bits in every batch: one kernel for all of them, or
-    two that add in one order.
+    """Return the product that gives a token the same bits in every batch: one kernel for all
+    batches, or two with the same order of addition.
     """
     unit = isa.matrix
     if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
@@ -267,10 +270,9 @@ def gated(
     *,
     alone: bool = False,
 ) -> Gated | None:
-    """The kernel that makes both products of a gated activation, ``m`` rows each, and the
-    activation, for batches of up to ``tokens``; None where the result has blocks that ``m`` does
-    not fill, or is written for more tokens at a time than a tile has, and where rows are met in
-    strips.
+    """Return the kernel for both products of a gated activation, ``m`` rows each, and the
+    activation, for batches of up to ``tokens``. None if ``m`` is not whole blocks of the result, if
+    the result is written for more tokens at a time than a tile has, or if a strip product is used.
     """
     if m % BLOCK or out.kind == "q16":
         return None
@@ -309,8 +311,8 @@ def gated(
 
 
 def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
-    """Rows of a panel: with so many parts, or so many panels an item, they lie in the second-level
-    cache beside the tokens that they meet.
+    """Return the rows of a panel: as many as fit the second-level cache together with the tokens,
+    for ``n_parts`` parts or panels an item.
     """
     assert isa.matrix is not None, isa.name
     rows = EDGE
@@ -320,7 +322,7 @@ def matrix_rows(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 
 def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
-    """Values of K in a panel of all the rows there may be: equal parts; 0 for all of them."""
+    """Return the values of K in a panel with the most rows: equal parts of K; 0 for all of it."""
     assert isa.matrix is not None, isa.name
     most = isa.matrix.panel_bytes // (2 * isa.matrix.panel_rows * n_parts)
     n = -(-k // most)
@@ -328,7 +330,7 @@ def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 
 def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
-    """Vectors of rows and tokens of a tile."""
+    """Return the vectors of rows and the tokens of a tile."""
     if act == "q16":
         return isa.tiles.words
     if act != "q8" or codes is None:
@@ -339,15 +341,15 @@ def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
 
 
 def family(spec: Matmul) -> str:
-    """What a spec is to SWEPT: its ``op``, or "matrix"."""
+    """Return a spec's key in SWEPT: its ``op``, or "matrix"."""
     return "matrix" if isinstance(spec.product, MatrixGemm) else spec.op
 
 
 def fits(spec: Matmul, isa: Isa) -> bool:
-    """Whether a product of this shape can be used at all, and is not far too large to be fast.
+    """Whether a product of this shape is usable, and not far too large to be fast.
 
-    Items are written whole, so their rows must fill the columns that y is padded to, and rows that
-    are walked together must fill an item. On matrix registers strips of an item are.
+    Items are written whole, so their rows must divide the columns that y is padded to, and an item
+    must be a whole number of the rows processed together (strips, on matrix registers).
     """
     rows = spec.rows_per_item(isa.lanes)
     if family(spec) == "matrix":
@@ -367,10 +369,10 @@ def fits(spec: Matmul, isa: Isa) -> bool:
 def narrowed(
     spec: Matmul, heights: Sequence[int], lanes: int, n_threads: int, n_tokens: int = 0
 ) -> Matmul:
-    """``spec`` with as many rows an item as leave each of so many threads one, where it is for
-    matrix registers: their panels are large. Strips cost nothing to cut: of these no thread waits
-    long for the last items. But of few rows and many tokens threads share these out. No sum is
-    taken otherwise for it.
+    """Return ``spec`` with fewer rows an item, so that every thread has one: for matrix registers,
+    whose panels are large, and for strips. Strips cost nothing to cut; they are cut until no thread
+    waits long for the last items. With few rows and many tokens, threads split the tokens instead.
+    The order of addition does not change.
     """
     strips = isinstance(spec, StripGemm)
     least = SIDE if strips else EDGE
@@ -387,8 +389,8 @@ def narrowed(
 
 
 def tokens_per_item(spec: Matmul, strips: int, n_tokens: int, n_threads: int) -> int:
-    """Tokens that an item handles: all, or part of them where ``strips`` of rows are few for so
-    many threads, at the price of packing a panel more than once.
+    """Return the tokens that an item handles: all, or part of them if there are few ``strips`` for
+    the threads. A panel is then packed more than once.
     """
     if not isinstance(spec.product, Gemm):
         return spec.nr

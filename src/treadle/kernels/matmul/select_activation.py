@@ -1,4 +1,4 @@
-"""What activations weights of a format are met with, on an instruction set."""
+"""Choice of the activation kind for a weight format on an instruction set."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16
 
 
 def gemv_act(fmt: Format, isa: Isa) -> str:
-    """Decoding waits for memory, so floats keep all of their activations' bits. Bytes with a sign
-    meet words, as they do in prompts: where a dot of bytes is two steps, words take no more.
+    """Return the activation kind of gemv. Decoding waits for memory, so float weights keep f32
+    activations. Signed codes use words, as in prefill: on machines where a dot of bytes takes two
+    instructions, words take no more.
     """
     if fmt.codes is None or not isa.rounds:
         return "f32"
@@ -22,16 +23,18 @@ def gemv_act(fmt: Format, isa: Isa) -> str:
 
 
 def gemm_act(fmt: Format, isa: Isa) -> str:
-    """The activations of packed products: the narrowest that the weights lose nothing by."""
+    """Return the activation kind of packed products: the narrowest that loses nothing of the
+    weights.
+    """
     if fmt.codes and isa.rounds:
         return "q8"
     return "bf16" if (fmt.codes or fmt.act == "bf16") and isa.dot_bf16 else "f32"
 
 
 def by_words(fmt: Format, isa: Isa) -> bool:
-    """Whether prompts meet weights as i16, a scale to a span of both: codes of which no two dots
-    fit an i16 together, with a scale for every 32; and BF16. F16 has bits to lose, and codes that
-    are looked up in a grid are as slow so.
+    """Whether prefill multiplies as i16, with a scale for each span of weights and activations.
+    True for codes with a scale for every 32 if no two of their dots fit an i16 together, and for
+    BF16. F16 would lose bits, and codes from a lookup grid are no faster.
     """
     if not isa.shorts or not isa.tiles.words[0]:
         return False
@@ -42,16 +45,16 @@ def by_words(fmt: Format, isa: Isa) -> bool:
 
 
 def on_matrix(fmt: Format, isa: Isa) -> bool:
-    """Whether packed products are made by matrix registers: where bf16 holds weights and
-    activations better than, or as well as, what stands in the file holds them.
+    """Whether packed products use matrix registers: if bf16 holds weights and activations at least
+    as well as the file's format does.
     """
     return isa.matrix is not None and matrix_act(fmt, isa) is not None
 
 
 def matrix_act(fmt: Format, isa: Isa) -> str | None:
-    """What weights and activations are on matrix registers: bf16, or where that would lose bits of
-    the weights two bf16 each, which hold all of an F16's, or three, which hold an F32's. None for
-    weights that have more, or where so many products take longer than vectors.
+    """Return the kind of weights and activations on matrix registers: bf16, or if that would lose
+    bits of the weights, two bf16 each (F16) or three (F32). None for weights with more bits, or if
+    that many products take longer than vectors.
     """
     if fmt.codes or fmt.act == "bf16":
         return "bf16"
@@ -60,7 +63,7 @@ def matrix_act(fmt: Format, isa: Isa) -> str | None:
 
 
 def folds(fmt: Format, isa: Isa) -> bool:
-    """Whether panels hold codes times their scales: where such large ones cost a dot nothing."""
+    """Whether panels hold codes times their scales: if a dot of such large codes costs no more."""
     folded = fmt.codes.folded if fmt.codes else None
     if folded is None:
         return False

@@ -1,4 +1,4 @@
-"""Which product of strips serves a weight format, an instruction set and a number of tokens."""
+"""Choice of the strip product for a weight format, an instruction set and a number of tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
 
-# Tokens on matrix registers, at most; vectors of rows of an item; groups of tokens in vectors.
+# Most tokens on matrix registers; vectors of rows of an item; groups of tokens in vectors.
 STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 16
 
 
 def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
-    """The product of rows that stay in the order of the file, for batches of up to ``tokens``, more
-    than a gemv is for; None where there is no such, or it is slower.
+    """Return the product of rows in file order, for batches of up to ``tokens``, more than gemv
+    handles. None if there is none, or it is slower.
     """
     unit, codes, few = isa.matrix, fmt.codes, tokens <= isa.lanes // 2
     if codes is None:
@@ -31,7 +31,7 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
     if unit is None:
         if tokens > isa.tiles.lanes or folds(fmt, isa) or (few and not is_staged(fmt)):
             return None
-        if isa.shorts and short_dots(codes, isa) < 2:  # codes with a sign: a dot takes five steps
+        if isa.shorts and short_dots(codes, isa) < 2:  # signed codes: a dot takes five instructions
             return None
         nr, groups = (isa.lanes // 2, 1) if few else (whole_lanes(isa), STRIP_GROUPS)
         return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, groups=groups, **fields)
@@ -41,14 +41,14 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
 
 
 def whole_lanes(isa: Isa) -> int:
-    """Tokens of a group of bytes: a vector of them, or two narrow ones, for which a row's dword is
-    put into all lanes once.
+    """Return the tokens of a group of bytes: one vector, or two narrow ones that share the
+    broadcast of a row's dword.
     """
     return max(isa.lanes, 16)
 
 
 def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> FloatLanes | None:
-    """The same of floats."""
+    """Return the strip product of floats, or None."""
     act = gemm_act(fmt, isa)
     if tokens > isa.tiles.float_lanes or (act == "bf16" and k % 2):
         return None
@@ -58,7 +58,7 @@ def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Fl
 
 
 def fits_strips(spec: StripGemm, isa: Isa) -> bool:
-    """Whether such a product can be used at all."""
+    """Whether a strip product of this shape is usable."""
     rows, few = spec.rows_per_item(isa.lanes), isa.lanes // 2
     if isinstance(spec, BytesGemm):
         fits = isa.matrix is not None and spec.nr == STRIP_TOKENS

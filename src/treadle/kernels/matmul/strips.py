@@ -1,11 +1,11 @@
-"""Few tokens: products of rows in strips of 16, in the order of the file.
+"""Few tokens: products of rows in strips of 16, in file order.
 
-A panel of many rows (``gemm.py``) is put in an order of its own, which takes as long as
-multiplying it by a few tokens. Here nothing is put in order: tokens, which `Act` has side by side,
-stand in the columns of a row's sums, one vector or two. Subclasses say how the sums of a strip's
-rows are made: of bytes that are unpacked first (``byte_strips.py``), or of floats as they stand
-(``vector_floats.py``). A strip has a few rows of each of an item's runs, which are streams of
-memory (``matrix.RUNS``).
+Packing a panel of many rows (``gemm.py``) reorders it, which takes as long as multiplying it by a
+few tokens. Here nothing is reordered: tokens, which ``ActivationLayout`` interleaves, are the
+columns of a row's sums, one vector or two. Subclasses compute the sums of a strip's rows: of bytes
+that are unpacked first (``byte_strips.py``), or of floats as they are in the file
+(``vector_floats.py``). A strip has a few rows of each of an item's runs; runs are memory streams
+(``matrix.RUNS``).
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ EACH = SIDE // RUNS  # rows of a run in a strip
 
 @dataclass(frozen=True)
 class StripGemm(Gemm):
-    """``mr * lanes`` a multiple of 16. ``groups`` of nr tokens meet a strip while it is at hand."""
+    """Base of strip products; ``mr * lanes`` is a multiple of 16. A strip is multiplied by
+    ``groups`` groups of nr tokens while it is in the cache.
+    """
 
     groups: int = 1
 
     @property
     def per_scale(self) -> int:
-        """Values of K that share a scale: those of a product; 0 where there are no scales."""
+        """Values of K that share a scale, those of one product; 0 without scales."""
         return 0
 
     @property
     def n_products(self) -> int:
-        """Products over all of K that are scaled."""
+        """Scaled products over all of K."""
         return 0
 
     @property
     def has_m(self) -> bool:
-        """Whether they have minimums."""
+        """Whether weights have minimums."""
         return False
 
     @property
     def strip_bytes(self) -> int:
-        """Scratch for a strip that is unpacked."""
+        """Scratch for an unpacked strip."""
         return 0
 
     @property
     def line(self) -> int:
-        """Bytes of a dword of each token."""
+        """Bytes of one dword of each token."""
         return DWORD * self.nr
 
     @property
@@ -65,28 +67,29 @@ class StripGemm(Gemm):
 
     @property
     def n_held(self) -> int:
-        """Strips that there are at once: with two the next is unpacked while one is multiplied."""
+        """Strips in scratch: with two, the next is unpacked while one is multiplied."""
         return 1
 
     def scratch(self, lanes: int) -> int:
-        """Strips, products, the sums of all rows, and those of the tokens' values."""
+        """Strips, products, the sums of all rows, and the sums of the tokens' values."""
         n_lines = self.groups * (self.rows_per_item(lanes) + self.n_products * self.has_m)
         return self.n_held * self.strip_bytes + self.made_bytes + n_lines * self.line
 
     def begin(self, k: Builder, made: Val) -> None:
-        """Before all products of a call; ``made``: that scratch."""
+        """Emit code before all products of a call. ``made``: the scratch of ``made_bytes``."""
 
     def end(self, k: Builder) -> None:
-        """After them."""
+        """Emit code after them."""
 
     def unpack(self, k: Builder, strip: Strip) -> None:
-        """A strip's rows, to where it is held."""
+        """Unpack a strip's rows to its place in scratch."""
 
     def sums(
         self, k: Builder, strip: Strip, tokens: Tokens, made: Val, soon: Strip
     ) -> Iterator[tuple[Val | int, Var]]:
-        """Each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``, or with the
-        first half where there are no more. Where two strips are held, unpacks what comes ``soon``.
+        """Yield each row of ``strip``, by number, and its sums with ``tokens``, f32 ``[nr]``, or
+        with the first half if there are no more. If two strips are in scratch, unpacks the next
+        one, ``soon``.
         """
         raise NotImplementedError
 
@@ -96,8 +99,8 @@ class StripGemm(Gemm):
         tokens: Tokens,
         sums: Callable[[int], Iterator[tuple[Val | int, Var]]],
     ) -> Iterator[tuple[Val | int, Var]]:
-        """What ``sums`` gives for so many tokens: nr, or half of them, where more groups than one
-        meet a strip and the last may have so few.
+        """Yield from ``sums`` for nr tokens, or for half of them if the last of several groups has
+        so few.
         """
         if self.groups == 1:
             yield from sums(self.nr)
@@ -114,7 +117,7 @@ class StripGemm(Gemm):
         size = self.strip_bytes
         strips, made = frame.scratch, frame.scratch + self.n_held * size
         sums = made + self.made_bytes
-        sums_bytes = rows * self.line  # of a group
+        sums_bytes = rows * self.line  # bytes of a group
         totals = sums + self.groups * sums_bytes
 
         def begin(item: Val) -> tuple[StripShare, Segment, Strip]:
@@ -128,7 +131,7 @@ class StripGemm(Gemm):
         if self.n_held > 1:
             _, _, first = begin(frame.begin)
             self.unpack(k, first)
-        full = k.var(k.i64(0))  # which strip is unpacked
+        full = k.var(k.i64(0))  # number of the unpacked strip
         with k.loop(frame.end, start=frame.begin) as item:
             share, seg, first = begin(item)
             _, _, last = begin(k.min(item + 1, frame.end - 1))
@@ -159,13 +162,13 @@ class StripGemm(Gemm):
 
 
 def _keep(k: Builder, at: Val, sums: Val, n: int) -> None:
-    """A row's sums, of ``n`` tokens; of those that are not there zeros."""
+    """Store a row's sums for ``n`` tokens, zeros for missing ones."""
     for i in range(0, n, sums.ty.lanes):
         k.store(at, k.zero(sums.ty) if i else sums, offset=4 * i, align=sums.ty.n_bytes)
 
 
 def _columns(k: Builder, sums: Val, n: int) -> Sums:
-    """What ``Epilogue`` writes, of 16 rows with ``n`` tokens."""
+    """Transpose 16 rows with ``n`` tokens into vectors for ``Epilogue``."""
     held = [k.load(sums, i32 * n, offset=r * 4 * n, align=4 * n) for r in range(SIDE)]
     for i, column in enumerate(transpose(k, held, k.isa.lanes)):
         for j, v in enumerate(column):
@@ -174,8 +177,8 @@ def _columns(k: Builder, sums: Val, n: int) -> Sums:
 
 @dataclass
 class Strip:
-    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs. ``held``: where they
-    are unpacked.
+    """The ``s``-th of an item's ``n`` strips: EACH rows of each of RUNS runs. ``held``: address of
+    the unpacked rows.
     """
 
     rows: WeightRows
@@ -184,23 +187,23 @@ class Strip:
     held: Val
 
     def row(self, run: Val | int, r: Operand) -> Val:
-        """Which of the item's rows the ``r``-th of a run's is."""
+        """Return the number in the item of a run's ``r``-th row in this strip."""
         return self.n * (run * EACH) + self.s * EACH + r
 
     def weights(self, k: Builder, run: Val | int, r: Val) -> BlockAddress:
-        """Where that row is."""
+        """Return the address of that row."""
         return self.rows.row(k, self.row(run, r))
 
     def unless(self, k: Builder, holds: Val, other: Strip) -> Strip:
-        """This strip, or another one if something holds."""
+        """Return this strip, or ``other`` if ``holds``."""
         mine, its = ([*each.rows.values, each.n, each.s] for each in (self, other))
         *rows, n, s = (k.select(holds, b, a) for a, b in zip(mine, its, strict=True))
         return Strip(self.rows.of(rows), n, s, self.held)
 
 
 class Tokens:
-    """Those of an item that meet a strip, from ``first`` on and before ``stop``, in groups of nr;
-    ``room``: for the sums of the values that share a minimum.
+    """An item's tokens for a strip, from ``first`` on and before ``stop``, in groups of nr.
+    ``room``: memory for the sums of the values that share a minimum.
     """
 
     def __init__(
@@ -211,7 +214,7 @@ class Tokens:
         self.x = x + first // spec.nr * self.act.group_bytes
 
     def each(self) -> Iterator[tuple[Val, Tokens]]:
-        """The groups, by number: what follows is done for each."""
+        """Loop over the groups, by number."""
         k, nr, n = self.k, self.spec.nr, self.spec.groups
         if n == 1:
             yield k.i64(0), self
@@ -222,7 +225,7 @@ class Tokens:
             yield g, Tokens(k, self.spec, self.x_all, self.first + g * nr, self.stop, room)
 
     def prepare(self) -> None:
-        """Make those sums."""
+        """Compute those sums."""
         if self.spec.has_m:
             for _, group in self.each():
                 with self.k.loop(self.spec.n_products) as at:
@@ -230,23 +233,23 @@ class Tokens:
                     self.k.store(group.room + at * self.line, sums, align=self.line)
 
     def _load(self, at: Val, ty: Ty, off: int, n: int) -> Val:
-        """Of the first ``n`` tokens, or of all."""
+        """Load for the first ``n`` tokens, or for all."""
         n = n or self.spec.nr
         return self.k.load(at, ty * n, offset=off, align=4 * n)
 
     def dwords(self, at: Val, n: int = 0) -> Val:
-        """The ``at``-th of K."""
+        """Return the ``at``-th dword of K."""
         return self._load(self.x + at * self.line, i32, 0, n)
 
     def comp(self, at: Val, n: int = 0) -> Val:
-        """What stands for the sum of the ``at``-th product's values of K."""
+        """Return the compensation for the values of the ``at``-th product."""
         return self._load(self.x + at * self.line, i32, self.act.comp_off, n)
 
     def scales(self, at: Val, n: int = 0) -> Val:
-        """Of the ``at``-th product's values of K."""
+        """Return the scales of the ``at``-th product's values."""
         place = self.x + at // (BLOCK // self.spec.per_scale) * self.line
         return self._load(place, f32, self.act.d_off, n)
 
     def sums(self, at: Val, n: int = 0) -> Val:
-        """Of those values."""
+        """Return the sums of the ``at``-th product's values."""
         return self._load(self.room + at * self.line, f32, 0, n)

@@ -1,4 +1,4 @@
-"""The tile loop of gemm in dots, for nr tokens and mr vectors of rows::
+"""The gemm tile loop with dots, for nr tokens and mr vectors of rows::
 
 for each dword kd of K:   acc[m][t] += dot(panel[kd][m], x[kd][t])      acc: i32 (q8) or f32
 q8, every 32 values:      sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])
@@ -34,8 +34,8 @@ from treadle.kernels.matmul.panel import (
 )
 from treadle.kernels.matmul.tile_shape import Tiled
 
-Ends: TypeAlias = "tuple[Val, Val]"  # of steps of K: the first, and the one behind the last
-# The same, and what the sums of (m, t) were before.
+Ends: TypeAlias = "tuple[Val, Val]"  # steps of K: the first, and one past the last
+# The same, and the previous sums of (m, t).
 KRange: TypeAlias = "tuple[Val, Val, Callable[[int, int], Val] | None]"
 Dots: TypeAlias = "dict[tuple[int, int], Val]"  # by m and t
 STEP = {
@@ -45,12 +45,12 @@ STEP = {
     "bf16x2": 8,
     "bf16x3": 12,
     "f32": 4,
-}  # dwords of K that the loop does at a time
-WORDS_STEP = 8  # of a q16 span, without a branch
+}  # dwords of K an iteration
+WORDS_STEP = 8  # dwords of a q16 span that are unrolled
 
 
 class MatmulTile:
-    """mr vectors of rows times nr tokens, multiplied over a part of K."""
+    """Tile of mr vectors of rows times nr tokens, multiplied over a part of K."""
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
         self.k, self.isa, self.spec = k, k.isa, spec
@@ -62,7 +62,7 @@ class MatmulTile:
     def _multiply(
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
     ) -> list[list[Var]]:
-        """The sums over steps ``first`` to ``last`` of K, on top of ``before(m, t)`` if given."""
+        """Return the sums over steps ``first`` to ``last`` of K, plus ``before(m, t)`` if given."""
         k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
         sums = [
             [k.var(before(m, t) if before else k.zero(floats)) for t in range(spec.nr)]
@@ -82,12 +82,12 @@ class MatmulTile:
         return sums
 
     def results(self) -> Sums:
-        """What ``Out`` writes."""
+        """Yield the tile for ``Epilogue``."""
         for t, m in product(range(self.spec.nr), range(self.spec.mr)):
             yield self.isa.lanes * m, t, self.sums[m][t].v
 
     def _weights(self, kd: Val) -> list[Val]:
-        """The panel's vectors of one dword of K, as i32 bits."""
+        """Load the panel's vectors of one dword of K, as i32 bits."""
         lanes = self.isa.lanes
         at = self.panel + kd * (4 * self.rows)
         return [
@@ -95,7 +95,9 @@ class MatmulTile:
         ]
 
     def _tokens(self, kd: Val) -> Iterator[Val]:
-        """Each token's dword, in every lane; of numbers as such: a machine may multiply by one."""
+        """Yield each token's dword, in every lane. Floats have their own type: some machines
+        multiply by one lane.
+        """
         k, lanes, nr = self.k, self.isa.lanes, self.spec.nr
         at = self.x + kd * (4 * nr)
         ty = i32 if self.spec.act in ("q8", "q16") else f32
@@ -120,7 +122,7 @@ class MatmulTile:
                     sums[m][t].v = k.fma(w.bits(ty), x.bits(ty), sums[m][t].v)
 
     def _span(self, c: Val, sums: list[list[Var]]) -> None:
-        """The values of K that share a scale, as i16."""
+        """Multiply the values of K that share a scale, as i16."""
         k, isa, spec, act = self.k, self.isa, self.spec, self.act
         assert isa.shorts is not None
         lanes = isa.lanes
@@ -146,15 +148,15 @@ class MatmulTile:
                 total.v = k.fma(acc[m, t].v.to(f32) * scale, d_w, total.v)
 
     def _dots(self, piece: Val, start: Callable[[int, int], Val]) -> Dots:
-        """The dots of the codes that share a scale, on top of ``start``. As many as an i16 holds
-        are added up there first, where the machine has such (``Isa.shorts``).
+        """Return the dots of the codes that share a scale, added to ``start``. As many as an i16
+        holds are added up there first, on machines with such dots (``Isa.shorts``).
         """
         k, isa, spec, codes = self.k, self.isa, self.spec, self.spec.fmt.codes
         assert codes is not None
         n_steps, ty = codes.sub // 4, code_type(codes, isa)
         room = short_dots(codes, isa)
         acc: Dots = {}
-        if not room:  # else they begin where the first i16 are full
+        if not room:  # otherwise they start when the first i16 are full
             acc = {(m, t): start(m, t) for t, m in product(range(spec.nr), range(spec.mr))}
         short: Dots = {}
         for step in range(n_steps):
@@ -177,21 +179,21 @@ class MatmulTile:
         return acc
 
     def _block(self, b: Val, part: int, sums: list[list[Var]]) -> None:
-        """The values of K that share a scale, 32 or a half of them: eight dots an accumulator or
-        four, then the scales.
+        """Multiply the values of K that share a scale, 32 or half of them: eight dots an
+        accumulator or four, then the scales.
 
         An accumulator ends as the bits of the float MAGIC + dot (see
-        ``kernels/activation_layout.py``), of which ``fma(that, d_w, -MAGIC * d_w)`` makes dot *
-        d_w, rounded once, without a conversion: two operations beside eight dots, where converting
-        takes three. A scale of all of f32's bits makes no exact product with MAGIC: then converting
-        it is.
+        ``kernels/activation_layout.py``). ``fma(that, d_w, -MAGIC * d_w)`` is dot * d_w, rounded
+        once, without a conversion: two operations besides eight dots, where converting takes three.
+        The product of MAGIC and a scale with all of f32's bits is not exact; then the dot is
+        converted.
         """
         k, isa, spec, act = self.k, self.isa, self.spec, self.act
         lanes, codes = isa.lanes, spec.fmt.codes
         assert codes is not None
         floats = f32 * lanes
         group = b * (4 * spec.nr)
-        piece, n_sums = b * (BLOCK // codes.sub) + part, spec.n_sums  # which of them
+        piece, n_sums = b * (BLOCK // codes.sub) + part, spec.n_sums  # index of the scale
 
         def in_lanes(p: Val, ty: Ty, t: int, offset: Operand = 0) -> Val:
             return k.splat(k.load(p + 4 * t, ty, offset=offset, align=4), ty * lanes)
@@ -199,8 +201,8 @@ class MatmulTile:
         offset = code_offset(codes, isa)
         comp_at = piece * (4 * spec.nr * n_sums) + act.comp_off
         if codes.has_m or offset not in (0, OFFSET):
-            # What each token needs in every lane is computed for all tokens at once and read back
-            # lane by lane: a broadcast from memory costs no arithmetic.
+            # Values that each token needs in every lane are computed for all tokens at once and
+            # read back one by one: a broadcast from memory costs no arithmetic.
             comp = k.load(self.x, i32 * spec.nr, offset=comp_at, align=4)
             if codes.has_m:
                 d = k.load(self.x, f32 * spec.nr, offset=group + act.d_off, align=4)
@@ -214,13 +216,13 @@ class MatmulTile:
         base, at = (self.x, comp_at) if offset == OFFSET else (self.lane_values, 0)
 
         def start(m: int, t: int) -> Val:
-            """What the accumulator of (m, t) begins as."""
+            """Return the initial value of the accumulator of (m, t)."""
             if offset:
                 return in_lanes(base, i32, t, at)
             if isa.shorts:
                 return k.const(MAGIC_BITS, i32 * lanes)
-            # Each accumulator's own copy in memory: of one constant LLVM would make 16 copies in
-            # registers, and spill.
+            # Each accumulator has its own copy in memory: from one constant LLVM would make 16
+            # copies in registers, and spill.
             return in_lanes(self.lane_values, i32, (n_sums + m) * spec.nr + t)
 
         acc = self._dots(piece, start)

@@ -1,11 +1,10 @@
-"""gemm in vectors that adds as Intel's matrix registers do, to the bit.
+"""gemm in vectors with the order of addition of Intel's matrix registers, bit for bit.
 
-Of 32 values of K a register's product takes the even and the odd ones apart, each sixteen fused
-multiplications one after the other from zero, adds both, and the result to the sum (TDPBF16PS in
-Intel's Software Developer's Manual; measured: no bit differs in five million sums). So few tokens
-can be multiplied in vectors, where a register's tile would be mostly empty, and many on matrix
-registers, and nobody sees which: see ``choice.exact``. What is below 2**-126 counts as zero there
-and not here.
+For 32 values of K a register's product takes the even and the odd ones apart, each sixteen fused
+multiply-adds in sequence from zero, adds both, and the result to the sum (TDPBF16PS in Intel's
+Software Developer's Manual; measured: no bit differs in five million sums). So few tokens can be
+multiplied in vectors, where a register's tile would be mostly empty, and many on matrix registers,
+with equal results: see ``select.exact``. Values below 2**-126 count as zero there, but not here.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from treadle.kernels.format_blocks import WeightRows
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.tile import STEP, Ends, MatmulTile
 
-HIGH = -1 << 16  # a dword's odd value
+HIGH = -1 << 16  # mask of a dword's odd value
 
 
 class OrderedTile(MatmulTile):
-    """mr vectors of rows times nr tokens; bf16 alone."""
+    """Tile of mr vectors of rows times nr tokens; bf16 only."""
 
     def _multiply(
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
     ) -> list[list[Var]]:
         assert self.spec.act == "bf16", self.spec.act
-        # From zero, whatever was ``before``: ``Out`` adds that.
+        # Starts from zero even if ``before`` is given: ``Epilogue`` adds that.
         k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
         sums = [[k.var(k.zero(floats)) for _ in range(spec.nr)] for _ in range(spec.mr)]
         tiles = list(product(range(spec.mr), range(spec.nr)))
@@ -52,20 +51,20 @@ class OrderedTile(MatmulTile):
         return sums
 
     def _token(self, kd: Val, t: int) -> Val:
-        """A token's dword in every lane."""
+        """Return a token's dword in every lane."""
         at = self.x + kd * (4 * self.spec.nr)
         return self.k.splat(self.k.load(at, i32, offset=4 * t, align=4), i32 * self.isa.lanes)
 
     def _values(self, dwords: Val) -> tuple[Val, Val]:
-        """Even and odd ones, in f32."""
+        """Return the even and the odd values, in f32."""
         ty = f32.like(dwords.ty)
         return (dwords << 16).bits(ty), (dwords & HIGH).bits(ty)
 
 
 @dataclass(frozen=True)
 class OrderedGemm(Gemm):
-    """For few tokens; with ``kc``, sums of so many values of K are taken apart and then added to
-    y's, as those of a panel for matrix registers.
+    """gemm for few tokens. With ``kc``, the sums of each such part of K are computed separately and
+    then added to y, like those of a matrix-register panel.
     """
 
     resumes: ClassVar[bool] = False

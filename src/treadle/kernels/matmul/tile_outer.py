@@ -1,12 +1,12 @@
-"""The tile loop of gemm as an outer product: a column of weights, a byte of each row, times a byte
-of each token::
+"""The gemm tile loop as outer products: a column of weights, a byte of each row, times a byte of
+each token::
 
     for each value kv of K:   acc[t] += panel[kv] * x[kv][t]        acc: i16 or i32, a lane a row
     for each scale:           sum[t] += f32(acc[t]) * d_w * d_x[t] (+ m_w * sum_x[t])
 
-For machines that multiply a vector by a scalar register into lanes twice as wide, and for which
-moving lanes is slow. The loop over K stays a loop: only the accumulators are in registers. Sums in
-f32 lie in memory, and are touched once for every scale.
+For machines that multiply a vector by a scalar register into lanes twice as wide, and that move
+lanes slowly. The loop over K stays a loop: only the accumulators are in registers. The f32 sums are
+in memory, and are updated once for every scale.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from treadle.kernels.matmul.tile import KRange
 from treadle.kernels.matmul.tile_shape import Tiled
 
 OUTER = 1  # values of K in a column of the panel
-X_MAX = 127  # of a token's byte
-SOME = 8  # products that a sum in i16 must hold to be worth while
-UNROLL = 4  # values of K a round: a dword of each token
-PIECE = 4  # vectors of rows that scales are multiplied into at a time
+X_MAX = 127  # largest magnitude of a token's byte
+SOME = 8  # fewest products that make an i16 sum worthwhile
+UNROLL = 4  # values of K an iteration: a dword of each token
+PIECE = 4  # vectors of rows that are scaled at a time
 
 
 def accumulators(codes: Codes) -> tuple[int, Ty]:
-    """How many accumulators the values of K that share a scale need, and their type: i16 where
-    that always holds the products of some values, a power of two of them.
+    """Return how many accumulators the values of K that share a scale need, and their type: i16 if
+    that always holds the products of enough values, a power of two of them.
     """
     run, most = codes.sub, max(codes.offset, codes.top - codes.offset)
     while run * most * X_MAX > 32767:
@@ -45,8 +45,8 @@ def adds_in_i16(codes: Codes) -> bool:
 
 
 def outer_registers(spec: Tiled) -> float:
-    """Vector registers that the loop over K fills: accumulators, a column, and that widened where
-    LLVM cannot multiply bytes into what it needs.
+    """Return the vector registers of the loop over K: accumulators, a column, and the widened
+    column if LLVM cannot multiply bytes directly.
     """
     assert spec.fmt.codes is not None, spec.w
     _, ty = accumulators(spec.fmt.codes)
@@ -55,14 +55,14 @@ def outer_registers(spec: Tiled) -> float:
 
 
 def outer_bytes(spec: Tiled, rows: int) -> int:
-    """Scratch behind a panel: minimums' sums of x, the sums, and the accumulators."""
+    """Return the scratch after a panel: minimums' sums of x, the sums, and the accumulators."""
     assert spec.fmt.codes is not None, spec.w
     n_runs, ty = accumulators(spec.fmt.codes)
     return spec.lane_bytes + spec.nr * rows * (4 + n_runs * ty.n_bytes)
 
 
 class OuterTile:
-    """mr vectors of rows, side by side, times nr tokens, multiplied over a part of K."""
+    """Tile of mr vectors of rows, side by side, times nr tokens, multiplied over a part of K."""
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
         codes = spec.fmt.codes
@@ -97,7 +97,7 @@ class OuterTile:
         return self.sums + 4 * (self.rows * t + row)
 
     def _products(self, kv: Val, r: Val) -> None:
-        """Those of ``run`` values of K from ``kv`` on, as the accumulators of the r-th run."""
+        """Multiply ``run`` values of K from ``kv`` on, into the accumulators of the r-th run."""
         k, nr, ty = self.k, self.spec.nr, self.acc_ty * self.rows
         column_ty = code_type(self.codes, k.isa, OUTER) * self.rows
         acc = [k.var(k.zero(ty)) for _ in range(nr)]
@@ -119,7 +119,7 @@ class OuterTile:
         return self.accs + r * (size * self.rows * self.spec.nr) + size * (self.rows * t + row)
 
     def _scale(self, piece: Val) -> None:
-        """Add what the accumulators hold to the sums; ``piece``: of which scale."""
+        """Add the accumulators to the sums, by the ``piece``-th scale."""
         k, spec, act = self.k, self.spec, self.act
         wide = min(PIECE * self.lanes, self.rows)
         n_sums, d_off = spec.n_sums, piece // (BLOCK // self.codes.sub) * (4 * spec.nr) + act.d_off
@@ -154,12 +154,12 @@ class OuterTile:
                 k.store(place, s, align=4)
 
     def _load_acc(self, r: int, t: int, row: int, lanes: int) -> Val:
-        """Part of an accumulator; of several, in lanes that hold their total."""
+        """Load part of an accumulator; if there are several, in lanes that hold their total."""
         found = self.k.load(self._acc(self.k.i64(r), t, row), self.acc_ty * lanes, align=2)
         return found if self.n_runs == 1 else found.to(i32)
 
     def results(self) -> Sums:
-        """What ``Out`` writes."""
+        """Yield the tile for ``Epilogue``."""
         wide = min(PIECE * self.lanes, self.rows)
         for t in range(self.spec.nr):
             for row in range(0, self.rows, wide):

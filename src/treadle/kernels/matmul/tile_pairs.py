@@ -1,12 +1,12 @@
-"""The tile loop of gemm in products of two rows by two tokens (``Isa.pairs``), eight values of K at
+"""The gemm tile loop with products of two rows by two tokens (``Isa.pairs``), eight values of K at
 a time::
 
     for every 8 values kq:    acc[r][t] += panel[kq][r] * x[kq][t]          acc: i32 2 x 2
     for each scale:           sum[m][t] += f32(acc) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])
 
-Eight values of each token lie side by side (``Act.unit``). Accumulators and sums fill the
-registers, both of two rows and two tokens a vector; so scales are wanted twice each, and are
-written so behind the panel. Minimums have a loop of their own, where no accumulator is held.
+Eight values of each token are adjacent (``ActivationLayout.unit``). Accumulators and sums fill the
+registers; both have two rows and two tokens in a vector. So each scale is needed twice, and is
+stored twice after the panel. Minimums have a loop of their own, without accumulators.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from treadle.kernels.matmul.tile_shape import Tiled
 from treadle.kernels.spec import round_up
 
 PAIRS = 8  # values of K in a column of the panel
-SCALES = 32  # bytes of two rows: their scales, and what MAGIC times these takes away
-QUAD = 4  # rows, or tokens, of a vector of 16 bytes
+SCALES = 32  # bytes for two rows: their scales, and the scales times -MAGIC
+QUAD = 4  # lanes of a vector: two rows by two tokens
 
 
 def pairs_registers(spec: Tiled, lanes: int) -> float:
-    """Vector registers of the loop over K: accumulators, sums, tokens and two of weights."""
+    """Return the vector registers of the loop over K: accumulators, sums, tokens and two of
+    weights.
+    """
     return spec.mr * lanes * spec.nr / 2 + spec.nr / 2 + 2
 
 
 def _n_scales(spec: Tiled) -> int:
-    """Of a row."""
+    """Return the scales of a row."""
     assert spec.fmt.codes is not None, spec.w
     return spec.layout().kb * (BLOCK // spec.fmt.codes.sub)
 
 
 class PairScratch:
-    """What lies behind a panel, as offsets in bytes: what an accumulator starts as, each time anew;
-    of every two rows their scales, each twice, and what MAGIC times them takes away; their
-    minimums, each twice.
+    """Byte offsets of the data after a panel: the accumulators' initial values; for every two rows
+    their scales, each twice, and the scales times -MAGIC; their minimums, each twice.
     """
 
     def __init__(self, spec: Tiled, rows: int) -> None:
@@ -56,7 +57,7 @@ class PairScratch:
 
 
 def pairs_bytes(spec: Tiled, rows: int) -> int:
-    """Scratch behind a panel."""
+    """Return the scratch after a panel."""
     at = PairScratch(spec, rows)
     return round_up(at.end - at.starts, 64)
 
@@ -67,16 +68,16 @@ def _by_magic(k: Builder, codes: Codes) -> bool:
 
 
 def _paired(k: Builder, a: Val, b: Val) -> list[Val]:
-    """Rows of two tokens, or of two columns, as vectors of two rows and both."""
+    """Interleave rows of two tokens, or of two columns, into vectors of two rows and both."""
     n = a.ty.lanes
     return [k.shuffle(a, b, [i, n + i, i + 1, n + i + 1]) for i in range(0, n, 2)]
 
 
 def fill_pairs(k: Builder, spec: Tiled, panel: Val) -> None:
-    """Store what tiles of a packed panel need beside it.
+    """Store the data that tiles of a packed panel need after it.
 
-    Each accumulator loads its own copy of what it starts as: of one register LLVM would make copies
-    by instructions that the products need the units of.
+    Each accumulator loads its own copy of its initial value. LLVM would copy a single register by
+    instructions that compete with the products for execution units.
     """
     act, codes = spec.layout(), spec.fmt.codes
     assert codes is not None, spec.w
@@ -118,8 +119,8 @@ class PairTile:
     def _multiply(
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
     ) -> list[list[Var]]:
-        """The sums over steps ``first`` to ``last`` of K, on top of ``before(m, t)`` if given: of
-        every two rows and two tokens a vector.
+        """Return the sums over steps ``first`` to ``last`` of K, plus ``before(m, t)`` if given:
+        one vector for every two rows and two tokens.
         """
         k, pairs = self.k, range(0, self.spec.nr, 2)
         sums = [[k.var(k.zero(f32 * QUAD)) for _ in pairs] for _ in range(self.rows // 2)]
@@ -136,7 +137,9 @@ class PairTile:
         return sums
 
     def _products(self, piece: Val) -> list[list[Val]]:
-        """The accumulators of every two rows and two tokens, over the values that share a scale."""
+        """Return the accumulators of every two rows and two tokens, over the values that share a
+        scale.
+        """
         k, nr = self.k, self.spec.nr
         ty, steps = code_type(self.codes, k.isa, PAIRS) * 16, self.codes.sub // PAIRS
         k.fence()
@@ -155,12 +158,12 @@ class PairTile:
         return [[var.v for var in row] for row in acc]
 
     def _by_token(self, v: Val) -> list[Val]:
-        """Numbers of tokens: of every two, twice."""
+        """Return tokens' numbers, two tokens a vector, each twice."""
         pairs = range(0, self.spec.nr, 2)
         return [self.k.shuffle(v, v, [t, t + 1, t, t + 1]) for t in pairs]
 
     def _scale(self, piece: Val, acc: list[list[Val]], sums: list[list[Var]]) -> None:
-        """Add the accumulators to the sums; ``piece``: of which scale. See ``MatmulTile`` for
+        """Add the accumulators to the sums, by the ``piece``-th scale. See ``MatmulTile`` for
         MAGIC.
         """
         k, scales = self.k, self.panel + piece * (SCALES * self.rows // 2)
@@ -170,7 +173,7 @@ class PairTile:
             d_w = k.load(scales, f32 * QUAD, offset=place)
             for t, done in enumerate(row):
                 if _by_magic(k, self.codes):
-                    k.fence()  # a copy of less for each: the product is added to it in place
+                    k.fence()  # a copy of ``less`` for each: the product is added to it in place
                     less = k.load(scales, d_w.ty, offset=place + 16)
                     dot = k.fma(done.bits(d_w.ty), d_w, less)
                 else:
@@ -178,13 +181,13 @@ class PairTile:
                 sums[r][t].v = k.fma(dot, d_x[t], sums[r][t].v)
 
     def _d_x(self, piece: Val) -> Val:
-        """The tokens' scales."""
+        """Return the tokens' scales."""
         nr, act = self.spec.nr, self.act
         block = piece // (BLOCK // self.codes.sub)
         return self.k.load(self.x + block * (4 * nr), f32 * nr, offset=act.d_off, align=4)
 
     def _minimums(self, piece: Val, sums: list[list[Var]]) -> None:
-        """Add theirs."""
+        """Add the minimums' contribution to the sums."""
         k, n_sums, ty = self.k, self.spec.n_sums, i32 * self.spec.nr
         minimums = self.panel + piece * (8 * self.rows * n_sums)
         for i in range(n_sums):
@@ -198,7 +201,7 @@ class PairTile:
                     total.v = k.fma(m_w, by, total.v)
 
     def results(self) -> Sums:
-        """What ``Out`` writes."""
+        """Yield the tile for ``Epilogue``."""
         for t, r in product(range(self.spec.nr), range(0, self.rows // 2, 2)):
             upper, lower = (self.sums[r + i][t // 2].v for i in range(2))
             yield 2 * r, t, self.k.shuffle(upper, lower, [t % 2 + 2 * i for i in range(QUAD)])

@@ -1,4 +1,4 @@
-"""The shape of a product in tiles: what a gemm and its tile loops share."""
+"""Shape of a tiled product, for a gemm and its tile loops."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from treadle.kernels.spec import round_up
 class Tiled(Matmul):
     """Panels of ``mr * lanes`` rows, tiles of ``nr`` tokens.
 
-    With ``kc`` all tokens meet that many values of K before any meets the next: so much of a panel
-    stays in the first-level cache, and the sums wait in y meanwhile. ``fence`` is the number of
-    dwords of K after which LLVM may not move a load: it would hoist them all and spill. ``folded``:
-    panels hold codes that scales are multiplied into already.
+    With ``kc`` all tokens are multiplied by that many values of K before any by the next ones: that
+    part of a panel stays in the first-level cache, and the sums are kept in y. ``fence``: the
+    dwords of K after which LLVM may not move a load; without a fence it would hoist them all and
+    spill. ``folded``: panels hold codes already multiplied by their scales.
     """
 
     kc: int = 0  # a multiple of 32; 0: all of K at once
     fence: int = 1  # 0: none
-    folded: bool = False  # only q8, and of formats that can
-    unit: int = DWORD  # q8: values of K that follow each other in a panel's column
+    folded: bool = False  # only q8, in formats that support it
+    unit: int = DWORD  # q8: consecutive values of K in a panel's column
 
     @property
     def fmt(self) -> Format:
-        """The format, its codes as a panel has them."""
+        """The format, with its codes as in a panel."""
         fmt = super().fmt
         if not self.folded:
             return fmt
@@ -53,7 +53,7 @@ class Tiled(Matmul):
         return replace(fmt, codes=fmt.codes.folded)
 
     def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
-        """A segment's weights as a panel holds them, float64 ``[M, K]``."""
+        """Return a segment's weights as in a panel, float64 ``[M, K]``."""
         weights = super().weights_ref(w, rows)
         if self.act == "q16":
             if self.fmt.codes:
@@ -78,21 +78,21 @@ class Tiled(Matmul):
 
     @property
     def lane_bytes(self) -> int:
-        """Scratch for what each token, and each accumulator, needs in every lane."""
+        """Scratch for the values of each token, and of each accumulator, needed in every lane."""
         return round_up(4 * self.nr * (self.n_sums + self.mr), 64)
 
     @property
     def n_sums(self) -> int:
-        """How many sums of a token the codes that share a scale have minimums for."""
+        """Sums per scale block: how many minimums the codes of one scale have."""
         return self.fmt.codes.sub // self.sub if self.fmt.codes else 1
 
 
 def _words_of_codes_ref(
     fmt: Format, rows: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``words_ref`` of rows of codes: a span's largest is what its largest scale makes of the
-    largest code there can be, and a code's step is rounded. The scales are what the rows come to
-    with the lowest code everywhere.
+    """``words_ref`` for rows of codes. A span's largest value is its largest scale times the
+    largest possible code; a code's step is rounded. Scales are found by dequantising rows whose
+    codes are all the lowest.
     """
     codes, shape = fmt.codes, (len(weights), -1, SPAN)
     assert codes is not None, fmt.name

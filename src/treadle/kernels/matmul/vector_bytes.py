@@ -1,7 +1,8 @@
-"""Few tokens in vectors: a dword of a row, four codes, in every lane, and in the lanes tokens.
+"""Few tokens in vectors of bytes: lanes are tokens, and a dword of a row, four codes, is in every
+lane.
 
-To load a dword into all lanes takes no arithmetic, so what is left beside the dots and the scales
-is to unpack the rows, in the order of the file (``byte_strips.py``)::
+A broadcast load takes no arithmetic, so besides the dots and the scales only unpacking the rows is
+left, in file order (``byte_strips.py``)::
 
     acc[r] += dot4(codes[r][kd] in every lane, x[kd])
 """
@@ -20,12 +21,14 @@ from treadle.kernels.matmul.panel import code_offset, code_top, code_type, short
 from treadle.kernels.matmul.strips import EACH, Strip, Tokens
 from treadle.kernels.spec import LINE
 
-VECTORS = 8  # of sums, in registers at once
+VECTORS = 8  # accumulators in registers at once
 
 
 @dataclass(frozen=True)
 class LanesGemm(ByteStrips):
-    """``nr``: lanes of a vector, half as many, or those of two."""
+    """Strip product of bytes in vectors. ``nr``: the lanes of a vector, half of them, or those of
+    two.
+    """
 
     @property
     def name(self) -> str:
@@ -42,8 +45,8 @@ class LanesGemm(ByteStrips):
     def _sums(
         self, k: Builder, strip: Val, tokens: Tokens, soon: Strip, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
-        """With ``n`` tokens: a few rows at a time, from the first value of K to the last. The next
-        strip's are asked for meanwhile; to unpack them, too, would leave too few registers.
+        """Multiply by ``n`` tokens, a few rows at a time over all of K. The next strip is
+        prefetched meanwhile; unpacking it as well would leave too few registers.
         """
         turns, rest = divmod(self.n_products, AT_ONCE)
         n_rows = VECTORS // -(-n // k.isa.lanes)
@@ -61,7 +64,7 @@ class LanesGemm(ByteStrips):
             yield from ((first + r, total) for r, total in enumerate(sums))
 
     def _ask(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
-        """For a turn's share of the rows that a strip has of a run, which are neighbours."""
+        """Prefetch a turn's share of a strip's rows of a run, which are adjacent."""
         first = strip.weights(k, run, k.i64(0))
         for p, stride in zip(first.parts, self.fmt.strides, strict=True):
             n_bytes = EACH * self.k // self.fmt.block * stride
@@ -70,7 +73,9 @@ class LanesGemm(ByteStrips):
                 k.prefetch(p + (turn * n + i) * LINE, 2)
 
     def _product(self, k: Builder, rows: Val, tokens: Tokens, at: Val, sums: list[Var]) -> None:
-        """Of the values of K that share the ``at``-th scale, with a row for each of ``sums``."""
+        """Multiply the values of K that share the ``at``-th scale, with a row for each of
+        ``sums``.
+        """
         n, codes, offset = sums[0].v.ty.lanes, self.codes, code_offset(self.codes, k.isa)
         start = scaled_comp(offset, tokens.comp(at, n)) if offset else k.zero(i32 * n)
         acc = self._dots(k, rows, tokens, at, k.split(start, min(n, k.isa.lanes)), len(sums))
@@ -89,8 +94,8 @@ class LanesGemm(ByteStrips):
     def _dots(
         self, k: Builder, rows: Val, tokens: Tokens, at: Val, start: list[Val], n_rows: int
     ) -> list[list[Val]]:
-        """Those of the codes, by row and vector of tokens, on top of ``start``. As many as an i16
-        holds are added up there first, where the machine has such.
+        """Return the dots of the codes, by row and vector of tokens, added to ``start``. As many as
+        an i16 holds are added up there first, on machines with such dots.
         """
         isa, codes, n_steps = k.isa, self.codes, self.per_scale // DWORD
         width, top, room = start[0].ty.lanes, code_top(codes, isa), short_dots(codes, isa)

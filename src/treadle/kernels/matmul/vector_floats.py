@@ -1,12 +1,12 @@
-"""Floats times few tokens, or not so few, in vectors: a weight in every lane, and in the lanes
-tokens.
+"""Float weights times few to medium numbers of tokens, in vectors: lanes are tokens, and a weight
+is in every lane.
 
-To load a weight into all lanes takes no arithmetic, so rows are multiplied as they stand in the
-file: nothing is packed. In f32, or in bf16 by twos where there are dots of those (``dot_bf16``)::
+A broadcast load takes no arithmetic, so rows are multiplied as they are in the file: nothing is
+packed. In f32, or in pairs of bf16 on machines with such dots (``dot_bf16``)::
 
     sums[r] += w[r, k] in every lane * x[k]
 
-Weights that are neither are widened first, a vector of each row at a time.
+Weights of other types are widened first, a vector of each row at a time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from treadle.kernels.activation_layout import DWORD
 from treadle.kernels.matmul.matrix import SIDE
 from treadle.kernels.matmul.strips import EACH, Strip, StripGemm, Tokens
 
-# Dwords of each row at a time. More of them are no faster, and take longer to compile; what is
-# widened is so a vector at a time.
+# Dwords of each row at a time, and weights widened at a time. More are no faster, and take longer
+# to compile.
 AT_ONCE, WIDENED = 4, 16
 
 
 @dataclass(frozen=True)
 class FloatLanes(StripGemm):
-    """``act`` "f32", or "bf16" of an even K. ``nr``: lanes of two vectors, or of half a one."""
+    """Strip product of floats. ``act`` "f32", or "bf16" with an even K. ``nr``: the lanes of two
+    vectors, or of half a vector.
+    """
 
     @property
     def name(self) -> str:
@@ -39,12 +41,12 @@ class FloatLanes(StripGemm):
 
     @property
     def dwords(self) -> int:
-        """Of a row."""
+        """Dwords of a row."""
         return self.k // 2 if self.act == "bf16" else self.k
 
     @property
     def widens(self) -> bool:
-        """Whether weights are no dwords as they stand."""
+        """Whether weights must be widened to f32."""
         return self.act == "f32" and self.fmt.dtype != np.dtype(np.float32)
 
     def sums(
@@ -55,7 +57,7 @@ class FloatLanes(StripGemm):
     def _sums(
         self, k: Builder, strip: Strip, tokens: Tokens, n: int
     ) -> Iterator[tuple[Val | int, Var]]:
-        """With ``n`` tokens."""
+        """Multiply by ``n`` tokens."""
         size = WIDENED if self.widens else AT_ONCE
         full, rest = divmod(self.dwords, size)
         n_rows = (
@@ -74,11 +76,11 @@ class FloatLanes(StripGemm):
     def _some(
         self, k: Builder, rows: list[Val], tokens: Tokens, at: Val, count: int, sums: list[Var]
     ) -> None:
-        """``count`` dwords of each row, from the ``at``-th on."""
+        """Multiply ``count`` dwords of each row, from the ``at``-th on."""
         isa, n, size = k.isa, sums[0].v.ty.lanes, self.fmt.strides[0]
         width = min(n, isa.lanes)
         here = [row + at * (size * self.k // self.dwords) for row in rows]
-        for p in here:  # of the rows of the same run in the next strip
+        for p in here:  # rows of the same run in the next strip
             k.prefetch(p + EACH * size * self.k, 2)
         if self.widens:
             here = self._widened(k, here, count)
@@ -92,7 +94,7 @@ class FloatLanes(StripGemm):
             k.fence()
 
     def _dot(self, k: Builder, acc: Val, w: Val, x: Val) -> Val:
-        """A dword of each lane."""
+        """Multiply-add a dword in each lane."""
         if self.act == "f32":
             return k.fma(w.bits(acc.ty), x.bits(acc.ty), acc)
         assert k.isa.dot_bf16 is not None
@@ -100,7 +102,7 @@ class FloatLanes(StripGemm):
         return k.isa.dot_bf16(k, acc, w.bits(pairs), x.bits(pairs))
 
     def _widened(self, k: Builder, rows: list[Val], count: int) -> list[Val]:
-        """``count`` weights of each row as f32, and where they are then."""
+        """Widen ``count`` weights of each row to f32; return their addresses."""
         load, lanes = self.fmt.load, k.isa.lanes
         assert load is not None
         room = k.room(len(rows) * WIDENED * DWORD, "widened")

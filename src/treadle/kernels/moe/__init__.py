@@ -1,1 +1,1 @@
-"""Mixtures of experts: routing, and gathering tokens by expert."""
+"""Mixture of experts: routing, and gathering tokens by expert."""

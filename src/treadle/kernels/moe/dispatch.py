@@ -1,4 +1,4 @@
-"""Rows of tokens to rows of experts, and back: what stands before and behind experts' products."""
+"""Expert dispatch: rows of tokens to rows of experts before their products, and back after them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout
 from treadle.kernels.spec import Args, Frame, Spec
 from treadle.kernels.transpose import transpose
 
-WIDTH = 16  # dwords that a row's bytes are whole vectors of
-CODES_WIDTH = BLOCK // DWORD  # dwords that its codes alone are
-MOST = 16  # rows that are transposed at once: of more, vectors would be spilt
-PIECE = 512  # values of a row that one item adds up: decoding's single row feeds several threads
+WIDTH = 16  # a row is a multiple of this many dwords
+CODES_WIDTH = BLOCK // DWORD  # its codes alone are a multiple of this many dwords
+MOST = 16  # rows that are transposed at once; more would spill
+PIECE = 512  # values of a row in an item: decoding's single row then feeds several threads
 
 
 @dataclass(frozen=True)
 class Gather(Spec):
-    """Activations of tokens, a row each, to groups of rows: row ``i`` is that of token ``rows[i]``.
+    """Gather activations of tokens, a row each, into groups of rows: row ``i`` is that of token
+    ``rows[i]``.
 
-    A group's dwords, scales and compensations follow each other, so each dword of a row becomes one
-    of ``group`` neighbours, whatever it is. ``rows`` is what ``Sort`` writes. Items: blocks of
-    ``block`` rows, whole groups.
+    A group's dwords, scales and compensations are consecutive, so each dword of a row becomes one
+    of ``group`` adjacent ones, whatever its meaning. ``rows`` is ``Sort``'s output. Items: blocks
+    of ``block`` rows, whole groups.
     """
 
     op: ClassVar[str] = "gather"
@@ -39,7 +40,7 @@ class Gather(Spec):
     unit: int = DWORD
 
     def layout(self) -> ActivationLayout:
-        """What is written."""
+        """Return the layout of the output."""
         return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -51,7 +52,7 @@ class Gather(Spec):
                 frame.x + k.load(tokens, i32, offset=4 * t).to(i64) * act.row_bytes
                 for t in range(self.group)
             ]
-            apart = 0 if self.unit == DWORD else act.kd  # dwords, of which two stand together
+            apart = 0 if self.unit == DWORD else act.kd  # dwords that are kept in adjacent pairs
             if apart:
                 with k.shared_loop(apart, step=width) as c:
                     self._columns(k, rows, out, c, width, 2)
@@ -59,9 +60,11 @@ class Gather(Spec):
                 self._columns(k, rows, out, c, width, 1)
 
     def _columns(self, k: Builder, rows: list[Val], out: Val, c: Val, width: int, per: int) -> None:
-        """Write ``width`` dwords of each row, the ``c``-th and on, ``per`` of a row together."""
+        """Write ``width`` dwords of each row, from the ``c``-th on, ``per`` adjacent ones of a row
+        together.
+        """
         first, ty = 0, (i32 if per == 1 else i64) * (width // per)
-        while first < self.group:  # transposed by powers of two
+        while first < self.group:  # transposed in powers of two
             n = min(1 << (self.group - first).bit_length() - 1, MOST)
             held = [k.load(row, ty, offset=c * 4) for row in rows[first : first + n]]
             for j, column in enumerate(transpose(k, held, ty.lanes)):
@@ -87,11 +90,11 @@ class Gather(Spec):
 @dataclass(frozen=True)
 class Combine(Spec):
     """``out[n] = residual[n] + gain[n] shared[n] + sum of weights[n, s] y[row of (n, s)]``, ``k``
-    values each, added from the last term on and slots in their order. ``mean``: of what is
-    shared and that sum, in place of both added up.
+    values each, added from the last term on, slots in order. ``mean``: the mean of the shared term
+    and the sum, instead of their sum.
 
-    A slot's row is ``places``', or without these its own number. ``gain`` is the sigmoid of
-    ``gate``'s first column, or 1 without that. Items: tokens times pieces of PIECE values.
+    A slot's row comes from ``places``, or is its own number without these. ``gain`` is the sigmoid
+    of ``gate``'s first column, or 1 without it. Items: tokens times pieces of PIECE values.
     """
 
     op: ClassVar[str] = "combine"

@@ -1,4 +1,4 @@
-"""The system is asked for the experts that tokens have chosen, if memory does not hold all."""
+"""Prefetch of the chosen experts' pages from disk, if memory does not hold all weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from treadle.kernels.spec import Args, Frame, Spec, load_record
 
 @dataclass(frozen=True)
 class Fetch(Spec):
-    """Calls ``call(address, bytes, advice)``, a C function, for an expert's part of each of ``n``
-    arrays: from the beginning of the page of ``page`` bytes that it begins in to its end.
+    """Call ``call(address, bytes, advice)``, a C function, for an expert's part of each of ``n``
+    arrays: from the start of the page (of ``page`` bytes) in which it begins to its end.
 
-    ``w``: an array's address; ``length``: bytes of an expert's part of it; ``pitch``: from one's to
-    the next one's. The experts are ``chosen``'s, i32, or ``tiles``', as ``Sort`` writes them.
-    Items: those of ``chosen``, or the tiles. What the function answers is of no use here: weights
-    that were not fetched are read when a product meets them.
+    ``w``: an array's address; ``length``: bytes of an expert's part; ``pitch``: from one expert's
+    part to the next. The experts are ``chosen``'s, i32, or those of ``tiles``, as ``Sort`` writes
+    them. Items: the entries of ``chosen``, or the tiles. The function's result is ignored: pages
+    that were not fetched are read when a product needs them.
     """
 
     op: ClassVar[str] = "fetch"
@@ -46,4 +46,4 @@ class Fetch(Spec):
                 k.call_pointer(call, i32, [begin - early, length, advice])
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """Nothing: it changes no value."""
+        """Do nothing: no value changes."""

@@ -1,4 +1,4 @@
-"""Which experts a token has, and which rows are multiplied together for it."""
+"""Expert routing: each token's experts, and the rows that are multiplied together for them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.matmul.matmul import TILE
 from treadle.kernels.spec import Args, Frame, Spec, round_up
 
-PADDED = 16  # f32 values that scores in scratch are padded to
-LEAST = 1e-20  # of what weights are divided by
+PADDED = 16  # scores in scratch are padded to a multiple of this many f32
+LEAST = 1e-20  # least sum that weights are divided by
 LOWEST = -3e38  # below every score, and finite
 
 
 @dataclass(frozen=True)
 class Route(Spec):
-    """A token's ``n_used`` experts of ``n`` by their scores, and what each weighs.
+    """Choose a token's ``n_used`` experts of ``n`` by their scores, and compute their weights.
 
-    ``p = softmax(scores)`` or the sigmoid of each. Those with the largest ``p + bias`` are chosen,
-    the largest first, of equal ones the first; a softmax without bias is not needed for that, and
-    scores themselves decide. With groups (neighbours) only experts of the best groups are, where a
-    group is as good as its best expert, or with a sigmoid as its two best together. An expert
-    weighs ``scale * p``; with ``norm`` those of a token are divided by their sum first. With
-    ``own`` that is multiplied by what ``scales`` has for the expert.
+    ``p = softmax(scores)`` or the sigmoid of each. The experts with the largest ``p + bias`` are
+    chosen, largest first, ties in order. A softmax without bias does not change the order, so the
+    scores themselves decide. With groups (of adjacent experts) only experts of the best groups are
+    chosen. A group's score is its best expert's, or with a sigmoid the sum of its two best. An
+    expert's weight is ``scale * p``; with ``norm`` a token's weights are divided by their sum
+    first. With ``own`` the weight is multiplied by the expert's entry in ``scales``.
 
-    ``jitter`` (SparseMixer, arXiv 2409.12136): p is another one for each choice: the softmax of the
-    scores that are left and near the best of them, ``best - score <= 2 jitter max(|score|, best)``.
+    ``jitter`` (SparseMixer, arXiv 2409.12136): p differs for each choice: it is the softmax over
+    the remaining scores that are near the best one, ``best - score <= 2 jitter max(|score|,
+    best)``.
 
-    ``per``: so many neighbours are one expert, which is what ``chosen`` says; some may be the same.
+    ``per``: this many adjacent entries are one expert, whose number ``chosen`` holds; numbers may
+    repeat.
 
     ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``. Items:
     tokens.
@@ -60,12 +62,12 @@ class Route(Spec):
 
     @property
     def by_p(self) -> bool:
-        """Whether p chooses, not the scores."""
+        """Whether p decides the choice, not the scores."""
         return self.bias or self.gating == "sigmoid"
 
     @property
     def n_best(self) -> int:
-        """So many of a group's experts say how good it is."""
+        """Number of a group's experts that make up its score."""
         return min(2 if self.gating == "sigmoid" else 1, self.n // self.n_groups)
 
     def scratch(self, lanes: int) -> int:
@@ -129,7 +131,7 @@ class Route(Spec):
         map_row(k, self.n, p, lambda v: v * share, p)
 
     def _near(self, k: Builder, rank: Val, top: Val) -> Val:
-        """What the best weighs, beside those in ``rank`` that are near it."""
+        """Return the weight of the best expert among those in ``rank`` near it."""
         ty, lanes = f32 * k.isa.lanes, k.isa.lanes
         most, sums = k.splat(top, ty), k.var(k.zero(ty))
 
@@ -142,7 +144,7 @@ class Route(Spec):
         return 1.0 / (k.sum(sums.v) + 1.0)
 
     def _keep_groups(self, k: Builder, rank: Val, spare: Val, groups: Val) -> None:
-        """Make the rank of experts in groups that are not among the best minus infinity."""
+        """Set the rank of experts outside the best groups to minus infinity."""
         per = self.n // self.n_groups
         map_row(k, self.n, spare, lambda v: v, rank)
         with k.loop(self.n_groups) as g:
@@ -187,7 +189,7 @@ class Route(Spec):
         args.weights[: chosen.size] = (weights * self.scale).ravel()
 
     def _near_ref(self, scores: Any, chosen: Any) -> Any:
-        """What each of those chosen weighs at its turn."""
+        """Return the weight of each chosen expert at its turn."""
         left, weights = scores.copy(), np.zeros(chosen.shape)
         for s, best in enumerate(chosen.T):
             top = np.take_along_axis(scores, best[:, None], -1)
@@ -198,10 +200,12 @@ class Route(Spec):
 
 
 def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
-    """The first of the largest of ``n`` values and where it is; minus infinity in its place."""
+    """Return the index and value of the largest of ``n`` values, the first of equals, and overwrite
+    it with minus infinity.
+    """
     lanes = k.isa.lanes
     ty, places = f32 * lanes, i32 * lanes
-    best, place = k.var(k.const(float("-inf"), ty)), k.var(k.zero(places))  # of each lane
+    best, place = k.var(k.const(float("-inf"), ty)), k.var(k.zero(places))  # in each lane
 
     def look(c: Val, count: int) -> None:
         v = first_of(k, at + c * (4 * lanes), count, float("-inf"))
@@ -218,7 +222,7 @@ def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
 
 
 def first_of(k: Builder, at: Val, count: int, rest: float) -> Val:
-    """``count`` values in a vector, ``rest`` behind them."""
+    """Load ``count`` values into a vector, and fill it with ``rest``."""
     ty = f32 * k.isa.lanes
     v = k.load_first(at, ty, count)
     if count == ty.lanes:
@@ -227,20 +231,20 @@ def first_of(k: Builder, at: Val, count: int, rest: float) -> Val:
 
 
 def blocks_most(n_slots: int, n_experts: int, block: int) -> int:
-    """Tiles of at most, or blocks of, so many rows that so many slots make at most."""
+    """Return the most tiles, or blocks, of ``block`` rows that ``n_slots`` slots need."""
     return min(n_experts, n_slots) + n_slots // block
 
 
 @dataclass(frozen=True)
 class Sort(Spec):
-    """A counting sort of the batch's *slots* (``n_used`` for each token) by expert, so that those
-    of one expert are rows that follow each other. An expert's rows begin at a multiple of
-    ``block``, and rows that fill the last one are its first row again. Experts with no more slots
-    than ``over``, or more than ``upto`` if that is given, are left out.
+    """Counting sort of the batch's *slots* (``n_used`` for each token) by expert, so that an
+    expert's slots are consecutive rows. An expert's rows begin at a multiple of ``block``; the last
+    block is filled with its first row. Experts with at most ``over`` slots, or more than ``upto``
+    if given, are left out.
 
-    ``tiles``: how many, i64, then TILE records: at most ``most`` rows of one expert, without the
-    repeated ones. ``rows``: how many blocks, i64, then of each row the token, i32. ``places`` i32:
-    of each slot the row, from ``first`` on. One item.
+    ``tiles``: their number, i64, then TILE records: at most ``most`` rows of one expert, without
+    filling. ``rows``: the number of blocks, i64, then each row's token, i32. ``places`` i32: each
+    slot's row, from ``first`` on. One item.
     """
 
     op: ClassVar[str] = "sort"
@@ -256,7 +260,7 @@ class Sort(Spec):
         return 8 * self.n
 
     def is_in(self, n: Val) -> Val:
-        """Whether an expert with so many slots is not left out."""
+        """Whether an expert with ``n`` slots is included."""
         return (n > self.over) & (n <= self.upto) if self.upto else n > self.over
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -289,7 +293,7 @@ class Sort(Spec):
                 token = (slot // self.n_used).to(i32)
                 k.store(tokens + place * 4, token)
                 k.store(frame.places + slot * 4, (frame.first + place).to(i32))
-                # The rest of the block, which the expert's next rows replace.
+                # Fill the rest of the block; the expert's next rows overwrite it.
                 with k.if_((place % self.block).eq(0)), k.loop(self.block, start=1) as j:
                     k.store(tokens + (place + j) * 4, token)
                 k.store(at(slot), place + 1)

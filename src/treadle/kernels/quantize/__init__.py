@@ -1,1 +1,1 @@
-"""Searches for the scales of quantised blocks; their twins are in ``formats/``."""
+"""Searches for the scales of quantised blocks; their numpy twins are in ``formats/``."""

@@ -1,5 +1,5 @@
-"""The search for scales where four weights are a point of a codebook, and signs lie apart; twins
-are ``formats/scale_search.py`` and ``formats/nearest.py``.
+"""Scale search for codebooks of four weights a point, with separate signs. The twins are
+``formats/scale_search.py`` and ``formats/nearest.py``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from treadle.kernels.quantize.columns import ScratchColumns
 from treadle.kernels.quantize.ladder import TOGETHER, LadderSearchKernel, reciprocal
 
 DIM = 4  # weights of a point
-BITS = 4  # of a coordinate in a table's entry; above all of them lies the point's number
+BITS = 4  # bits of a coordinate in a table's entry; the point's number is above them
 
 
 @dataclass(frozen=True)
 class PointSearchKernel(LadderSearchKernel):
-    """``w = d * ladder[sc] * point[code]``, with the weights' own signs. Of four bytes of ``codes``
-    the first two are a point's number, the third its signs.
+    """``w = d * ladder[sc] * point[code]``, with the weights' own signs. In each four bytes of
+    ``codes`` the first two are a point's number, the third its signs.
     """
 
     op: ClassVar[str] = "search_points"
 
     def sizes(self) -> dict[str, int]:
-        """With the signs of each point's weights."""
+        """Rows of scratch, with the signs of each point's weights."""
         return super().sizes() | {"signs": self.block // DIM}
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
@@ -52,7 +52,7 @@ class PointSearchKernel(LadderSearchKernel):
         codes[:, ::2, 2], codes[:, 1::2, 2] = found.signs & 15, found.signs >> 4
 
     def scale_down(self, k: Builder, c: ScratchColumns) -> None:
-        """And the signs off."""
+        """Also separate the signs."""
         ty = i32.like(c.ty)
         with k.loop(self.block // DIM) as group:
             signs = k.zero(ty)
@@ -72,7 +72,7 @@ class PointSearchKernel(LadderSearchKernel):
         return found
 
     def point(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> Val:
-        """The entry of the point nearest to the weights from the ``i``-th on."""
+        """Return the entry of the point nearest to the weights from the ``i``-th on."""
         points: Nearest = self.how.points
         quick, nearby = tables(self.w)
         us = [c.load("x", i + j) * unit for j in range(DIM)]
@@ -84,7 +84,7 @@ class PointSearchKernel(LadderSearchKernel):
         best, most = k.var(k.zero(ty)), k.var(k.const(float("-inf"), c.ty))
         with k.loop(NEARBY) as at:
             entry = k.gather(k.table(nearby), cell + k.splat(at.to(i32), ty), ty)
-            # Of least squares: sum w (u - p)^2 is least where sum p w (u - p / 2) is largest.
+            # Least squares: sum w (u - p)^2 is smallest where sum p w (u - p / 2) is largest.
             score = k.zero(c.ty)
             for p, u, w in zip(coordinates(k, entry), us, ws, strict=True):
                 score = k.fma(p * w, u - p * 0.5, score)
@@ -94,7 +94,7 @@ class PointSearchKernel(LadderSearchKernel):
         return best.v
 
     def cell_of(self, k: Builder, us: list[Val], n: int) -> Val:
-        """The number of the cell, of ``n`` along each coordinate."""
+        """Return the number of the cell, of ``n`` along each coordinate."""
         alphabet = self.how.points.grid.alphabet
         pitch = (alphabet[-1] - alphabet[0]) / (n - 1)
         cell = k.zero(i32.like(us[0].ty))
@@ -122,15 +122,15 @@ class PointSearchKernel(LadderSearchKernel):
 
 
 def coordinates(k: Builder, entry: Val) -> list[Val]:
-    """The values of a table's entry, f32."""
+    """Return the coordinates in a table's entry, f32."""
     mask = (1 << BITS) - 1
     return [((entry >> (BITS * j)) & mask).to(f32) for j in range(DIM)]
 
 
 @lru_cache(maxsize=1)
 def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A format's points, by the cell that a quick look finds, ``[cells ** 4]``, and those near each
-    of the larger cells, ``[alphabet ** 4, NEARBY]``: entries, i32.
+    """Return a format's points as entries, i32: by the cell of a quick lookup, ``[cells ** 4]``,
+    and those near each of the larger cells, ``[alphabet ** 4, NEARBY]``.
     """
     points: Nearest = by_name(name).search.points
     at = points.grid.points.astype(np.int32)
@@ -141,5 +141,5 @@ def tables(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fits(points: Nearest | None) -> bool:
-    """Whether a codebook's points fit into a table's entry."""
+    """Whether a codebook's points fit a table's entry."""
     return points is not None and points.grid.dim == DIM and points.grid.alphabet[-1] < 1 << BITS

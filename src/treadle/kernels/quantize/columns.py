@@ -1,4 +1,4 @@
-"""What the searches for scales work on: columns of vectors in scratch, codes, and f16 scales."""
+"""Working data of the scale searches: columns of vectors in scratch, codes, and f16 scales."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from treadle.jit.types import Ty, f16, f32, i16
 
 
 class ScratchColumns:
-    """Named rows of vectors in scratch: ``n`` of each, f32, a lane for each super-block."""
+    """Named rows of f32 vectors in scratch, ``n`` of each name; a lane is a super-block."""
 
     def __init__(self, k: Builder, base: Val, sizes: dict[str, int]) -> None:
         self.k, self.base, self.sizes = k, base, sizes
@@ -18,7 +18,7 @@ class ScratchColumns:
             self.starts[name], at = at, at + n
 
     def pointer(self, name: str, i: Val | int = 0) -> Val:
-        """Where vector ``i`` of ``name`` is."""
+        """Return the address of vector ``i`` of ``name``."""
         size = self.ty.n_bytes
         return self.base + self.starts[name] * size + i * size
 
@@ -30,35 +30,35 @@ class ScratchColumns:
 
 
 def rounded(k: Builder, u: Val, lo: float, hi: float) -> Val:
-    """The nearest whole number from ``lo`` to ``hi``."""
+    """Return the nearest whole number, clamped to ``lo`` to ``hi``."""
     return k.round(k.min(k.max(u, lo), hi))
 
 
 def inverse(k: Builder, d: Val) -> Val:
-    """1 / d, and 0 where d is 0."""
+    """Return 1 / d, and 0 for d = 0."""
     return k.select(d.eq(0.0), k.zero(d.ty), 1.0 / d)
 
 
 def or_huge(k: Builder, scale: Val) -> Val:
-    """The scale, or where it is 0 one so large that all codes are."""
+    """Return the scale, or one so large that all codes are 0 if it is 0."""
     return k.select(scale.eq(0.0), k.const(float(HUGE), scale.ty), scale)
 
 
 def near_f16(k: Builder, d: Val) -> Val:
-    """The nearest that an f16 can hold, infinities excepted."""
+    """Round to the nearest finite f16."""
     d = k.min(k.max(d, -F16_MAX), F16_MAX)
     return widened(k, k.isa.narrow_f16(k, d))
 
 
 def wide_f16(k: Builder, largest: Val, top: Val) -> Val:
-    """A magnitude that an f16 can hold, such that ``top`` of it about reach ``largest``."""
+    """Return an f16 magnitude such that ``top`` times it about reaches ``largest``."""
     d = near_f16(k, k.max(largest / top, 0.0))
     short = (d * top < largest * 0.998) & (d < F16_MAX)
     return k.select(short, next_f16(k, d, 1), d)
 
 
 def beside_f16(k: Builder, d: Val, step: int) -> Val:
-    """The next f16 away from 0 for ``step = 1``, towards it for -1."""
+    """Return the next f16 away from 0 for ``step = 1``, towards it for -1."""
     if not step:
         return d
     stays = d.eq(0.0) if step < 0 else k.abs(d).eq(F16_MAX)
@@ -66,12 +66,12 @@ def beside_f16(k: Builder, d: Val, step: int) -> Val:
 
 
 def next_f16(k: Builder, d: Val, step: int) -> Val:
-    """The f16 whose bits are ``step`` more."""
+    """Return the f16 whose bits are larger by ``step``."""
     bits = k.isa.narrow_f16(k, d).bits(i16.like(d.ty)) + step
     return widened(k, bits.bits(f16.like(d.ty)))
 
 
 def widened(k: Builder, half: Val) -> Val:
-    """An f16 as f32."""
+    """Convert an f16 to f32."""
     wide: Val = k.isa.widen_f16(k, half)
     return wide

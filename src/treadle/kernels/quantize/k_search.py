@@ -1,14 +1,13 @@
-"""The search for K-quants' scales as a kernel: what its two kinds share (``offset.py``,
-``signed.py``). ``formats/k_search.py`` has the method, and is the numpy twin. A small block,
-as of Q4_0, is a super-block of one sub-block.
+"""Scale search of K-quants as a kernel: base of ``offset.py`` and ``signed.py``.
+``formats/k_search.py`` describes the method, and is the numpy twin. A small block, as of Q4_0, is a
+super-block of one sub-block.
 
-A lane is a super-block: its weights, its scales and its sums stay in that lane from the first step
-to the last, so nothing is added across lanes and no step waits for another. An item is as many
-super-blocks as a vector has lanes. Scratch holds them as columns: vector i of ``x`` is weight i of
-every lane.
+A lane is a super-block: its weights, scales and sums stay in that lane throughout, so nothing is
+added across lanes and no step waits for another. An item is as many super-blocks as a vector has
+lanes. Scratch holds them as columns: vector i of ``x`` is weight i of every lane.
 
-The twin rounds each product before it is added; a kernel's FMA does not. So where two candidates
-are almost equal the two may choose otherwise, and descend from there.
+The twin rounds each product before it is added; a kernel's FMA does not. So if two candidates are
+almost equal, the two may choose differently, and descend from there.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from treadle.kernels.transpose import transpose
 
 @dataclass(frozen=True)
 class SearchKernel(Spec):
-    """Finds super-blocks of the format ``w`` for ``x f32 [n, block]``; ``aware``: errors count as
-    ``importance f32 [n, block]`` says.
+    """Search for the super-blocks of format ``w`` for ``x f32 [n, block]``; ``aware``: errors are
+    weighted by ``importance f32 [n, block]``.
 
     Writes ``d`` (and ``dmin``) f32 ``[padded]``, ``codes`` bytes ``[padded, block]``, and a
     sub-block's integers (``sc``, and ``m``) bytes ``[items, n_sub, lanes]``; padded is items times
@@ -39,13 +38,13 @@ class SearchKernel(Spec):
     """
 
     args = Args("x:in importance:in? d:out dmin:out? sc:out m:out? codes:out n")
-    scales: ClassVar[tuple[str, ...]]  # the f16 factors' names, in the order of ``args``
-    integers: ClassVar[tuple[str, ...]]  # a sub-block's: as many, in the same order
-    beside: ClassVar[tuple[tuple[int, ...], ...]]  # moves from f16 scales to others, at last
+    scales: ClassVar[tuple[str, ...]]  # names of the f16 factors, in the order of ``args``
+    integers: ClassVar[tuple[str, ...]]  # a sub-block's integers: as many, in the same order
+    beside: ClassVar[tuple[tuple[int, ...], ...]]  # final moves to adjacent f16 scales
     beside_steps: ClassVar[tuple[int, ...]]
-    found: ClassVar[Any]  # the twin's super-blocks as numbers
+    found: ClassVar[Any]  # the twin's result class
     least: ClassVar[float] = LEAST
-    byte: ClassVar[Any]  # numpy's type of integers and codes
+    byte: ClassVar[Any]  # numpy type of integers and codes
     w: str
     aware: bool = False
 
@@ -55,7 +54,7 @@ class SearchKernel(Spec):
 
     @property
     def how(self) -> Any:
-        """The format's search: what is tried."""
+        """The format's search: the candidates to try."""
         return by_name(self.w).search
 
     @property
@@ -74,8 +73,8 @@ class SearchKernel(Spec):
         return self.block // self.n_sub
 
     def sizes(self) -> dict[str, int]:
-        """Rows of scratch. ``best_``: what is kept; ``try_``: what is looked from; ``new_``: what a
-        look found.
+        """Rows of scratch. ``best_``: the best so far; ``try_``: the start of a step; ``new_``: the
+        result of a step.
         """
         each = [f"{kind}_{name}" for kind in ("best", "try", "new") for name in self.integers]
         ones = [f"{kind}_{name}" for kind in ("best", "try") for name in self.scales]
@@ -93,7 +92,7 @@ class SearchKernel(Spec):
         return sum(self.sizes().values()) * 4 * lanes
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> Any:
-        """The first ``n`` super-blocks of what the kernel wrote, as the twin finds them."""
+        """Return the first ``n`` super-blocks that the kernel wrote, in the twin's form."""
         made = {name: arrays[name][:n] for name in self.scales}
         for name in self.integers:
             each = arrays[name].view(self.byte).transpose(0, 2, 1)
@@ -101,7 +100,7 @@ class SearchKernel(Spec):
         return self.found(**made, q=arrays["codes"].view(self.byte)[:n])
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin."""
+        """Run the numpy twin."""
         shape = (args.n, self.block)
         weights = args.importance.reshape(shape) if self.aware else None
         found, lanes = self.how.run(args.x.reshape(shape), weights), args.sc.shape[-1]
@@ -121,8 +120,8 @@ class SearchKernel(Spec):
             self.write(k, frame, item)
 
     def do(self, k: Builder, name: str, scratch: Val, *more: Any) -> None:
-        """A step of the search, in a function of its own: it is emitted once, called from many
-        places, and has all registers.
+        """Call a step of the search, emitted once as a function of its own: it has many callers,
+        and gets all registers.
         """
 
         def emit(inner: Builder, base: Val) -> None:
@@ -136,7 +135,9 @@ class SearchKernel(Spec):
     # -- in and out -----------------------------------------------------------------------------
 
     def read(self, k: Builder, frame: Frame, item: Val) -> None:
-        """Rows to columns; what no f16 can scale is told in ``spoilt``, and becomes zeros."""
+        """Transpose rows to columns. Blocks that no f16 can scale are marked in ``spoilt``, and
+        become zeros.
+        """
         c = ScratchColumns(k, frame.scratch, self.sizes())
         lanes, zero = k.isa.lanes, k.zero(c.ty)
         top, spoilt = k.var(zero), k.var(zero)
@@ -146,7 +147,7 @@ class SearchKernel(Spec):
                 loaded = [k.load(row, c.ty, offset=i * c.ty.n_bytes) for row in rows]
                 for j, (v,) in enumerate(transpose(k, loaded, lanes)):
                     if name == "x":
-                        top.v = k.max(k.abs(v), top.v)  # which leaves NaN out
+                        top.v = k.max(k.abs(v), top.v)  # ignores NaN
                         spoilt.v = k.select(v.eq(v), spoilt.v, k.const(float("nan"), c.ty))
                     c.store(name, v, i * lanes + j)
         reach = F16_MAX * self.reach
@@ -159,12 +160,12 @@ class SearchKernel(Spec):
             self.weigh(k, c)
 
     def row(self, k: Builder, frame: Frame, item: Val, lane: int) -> Val:
-        """Byte offset of a lane's super-block; behind the last one comes the last again."""
+        """Return the byte offset of a lane's super-block; past the end, the last one's."""
         return k.min(item * k.isa.lanes + lane, frame.n - 1) * (4 * self.block)
 
     def weigh(self, k: Builder, c: ScratchColumns) -> None:
-        """Importances of mean about 1 and none quite 0, as ``relative`` has them; their products
-        with x.
+        """Normalise importances to a mean of about 1, none of them 0, as ``relative`` does; store
+        their products with x.
         """
         zero, one = k.zero(c.ty), k.const(1.0, c.ty)
         top = k.var(zero)
@@ -192,7 +193,7 @@ class SearchKernel(Spec):
             c.store("sum_w", sums.v, sub)
 
     def write(self, k: Builder, frame: Frame, item: Val) -> None:
-        """Columns to rows."""
+        """Transpose columns to rows."""
         c, lanes = ScratchColumns(k, frame.scratch, self.sizes()), k.isa.lanes
         at = item * lanes
         for name, value in zip(self.scales, self.made(k, c), strict=True):
@@ -212,7 +213,7 @@ class SearchKernel(Spec):
     # -- the descent ----------------------------------------------------------------------------
 
     def descend(self, k: Builder, scratch: Val) -> None:
-        """From the best of several starts, as the twin's ``KSearch.search``."""
+        """Descend from the best of several starts, as the twin's ``KSearch.search``."""
         c = ScratchColumns(k, scratch, self.sizes())
         c.store("best_error", k.const(float("inf"), c.ty))
         c.store("may", k.const(1.0, c.ty))
@@ -226,7 +227,8 @@ class SearchKernel(Spec):
             for name in self.scales:
                 c.store(f"try_{name}", near_f16(k, c.load(f"fitted_{name}")))
             self.attempt(k, scratch, "best", STEPS)
-        # Where codes fit, rounding to f16 is what is left: other integers for the same scales.
+        # If codes fit well, the error left is from rounding to f16: try other integers for the same
+        # scales.
         error = c.load("best_error")
         close = (error > 0.0) & (error < self.energy(k, c) * float(CLOSE))
         c.store("may", k.select(close, k.const(1.0, c.ty), k.zero(c.ty)))
@@ -240,12 +242,14 @@ class SearchKernel(Spec):
             self.attempt(k, scratch, "best", self.beside_steps)
 
     def attempt(self, k: Builder, scratch: Val, source: str, steps: tuple[int, ...]) -> None:
-        """Look from integers of ``source`` with the scales to try, and keep what is better."""
+        """Step from the integers of ``source`` with the scales in ``try_``, and keep
+        improvements.
+        """
         self.do(k, "look", scratch, source, steps)
         self.do(k, "better", scratch)
 
     def better(self, k: Builder, c: ScratchColumns) -> None:
-        """Of each lane that may change the one of less error."""
+        """Keep the result with the smaller error, in each lane that may change."""
         new, old = c.load("new_error"), c.load("best_error")
         less = (new < old) & (c.load("may") > 0.0)
         c.store("best_error", k.select(less, new, old))
@@ -258,7 +262,7 @@ class SearchKernel(Spec):
                 c.store(f"best_{name}", k.select(less, *both), sub)
 
     def energy(self, k: Builder, c: ScratchColumns) -> Val:
-        """Weighted sum of squares of each lane."""
+        """Return the weighted sum of squares of each lane."""
         total = k.var(k.zero(c.ty))
         with k.loop(self.block) as i:
             x = c.load("x", i)
@@ -266,7 +270,9 @@ class SearchKernel(Spec):
         return total.v
 
     def polish(self, k: Builder, c: ScratchColumns, scratch: Val) -> None:
-        """All integers from half of the top to the top for the largest one, by the fit."""
+        """Try every integer from half of the top to the top for the largest one, with the fitted
+        scales.
+        """
         for name in self.integers:
             largest = k.var(k.zero(c.ty))
             with k.loop(self.n_sub) as sub:
@@ -282,7 +288,7 @@ class SearchKernel(Spec):
                     self.attempt(k, scratch, "try", (0,))
 
     def polish_one(self, k: Builder, c: ScratchColumns, scale: str, integer: str, i: Val) -> None:
-        """What to try: one scale and its integers anew, the others as they are best."""
+        """Set up one try: one scale and its integers anew, the others at their best."""
         for name in self.scales:
             c.store(f"try_{name}", c.load(f"best_{name}"))
         wanted = k.splat(i.to(i32).to(f32), c.ty)
@@ -299,8 +305,9 @@ class SearchKernel(Spec):
     def errors(
         self, k: Builder, c: ScratchColumns, sub: Val, lines: list[tuple[Val, Val | None]]
     ) -> list[Val]:
-        """What rounding to codes costs a sub-block on each line, a unit and what is added, in
-        squared steps. A lone sum is taken in two halves: an FMA need not wait for the last.
+        """Return the rounding error of a sub-block on each line (a unit and an offset), in squared
+        steps. A single line is summed in two halves, so that an FMA need not wait for the previous
+        one.
         """
         halves = 2 if len(lines) == 1 else 1
         sums = [[k.var(k.zero(c.ty)) for _ in range(halves)] for _ in lines]
@@ -315,11 +322,11 @@ class SearchKernel(Spec):
                 part.v = k.fma(off, weighted, part.v)
         return [part[0].v + part[1].v if halves > 1 else part[0].v for part in sums]
 
-    # -- what each kind says --------------------------------------------------------------------
+    # -- hooks for subclasses ---------------------------------------------------------------------
 
     @property
     def reach(self) -> float:
-        """How many times the largest f16 a weight may be."""
+        """Largest weight, as a multiple of the largest f16."""
         raise NotImplementedError
 
     @property
@@ -328,33 +335,33 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def start_table(self) -> Any:
-        """f32 ``[starts, n]``: what ``start`` reads."""
+        """Return the rows, f32 ``[starts, n]``, that ``start`` reads."""
         raise NotImplementedError
 
     def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:
-        """Scales and integers to begin with, into ``try_``."""
+        """Store the initial scales and integers in ``try_``."""
         raise NotImplementedError
 
     def fit(self, k: Builder, c: ScratchColumns) -> None:
-        """Each sub-block's own best, any real value, into ``fit_``; the largest into ``most_``."""
+        """Store each sub-block's own best real values in ``fit_``, and the largest in ``most_``."""
         raise NotImplementedError
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
-        """The best of all integers ``steps`` away from those of ``source``, for the scales to try:
-        into ``new_``.
+        """Store in ``new_`` the best of all integers ``steps`` away from those of ``source``, for
+        the scales in ``try_``.
         """
         raise NotImplementedError
 
     def refit(self, k: Builder, c: ScratchColumns) -> None:
-        """The scales by least squares from the best integers and codes, into ``fitted_``."""
+        """Store in ``fitted_`` the least-squares scales for the best integers and codes."""
         raise NotImplementedError
 
     def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
-        """A function from a weight's number in the sub-block to its code, f32, with the best
+        """Return a function from a weight's number in the sub-block to its code, f32, with the best
         scales.
         """
         raise NotImplementedError
 
     def made(self, k: Builder, c: ScratchColumns) -> Sequence[Val]:
-        """The scales as they are to be written."""
+        """Return the scales to write."""
         raise NotImplementedError

@@ -1,5 +1,5 @@
-"""The search for a block's scale and its sub-blocks' rungs as a kernel, where the nearest value is
-read from a table of cells; ``formats/scale_search.py`` is the twin.
+"""Scale search for a block's scale and its sub-blocks' rungs, as a kernel; the nearest value is
+read from a table of cells. ``formats/scale_search.py`` is the twin.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from treadle.jit.types import f32, i32
 from treadle.kernels.quantize.columns import ScratchColumns, near_f16, rounded
 from treadle.kernels.quantize.k_search import SearchKernel
 
-TOGETHER = 8  # weights of a loop's turn: a table's every lane takes some instructions
-AROUND = (0, -1, 1)  # rungs
-EXPONENTS = -120, 120  # of the largest weight, to which all are scaled
+TOGETHER = 8  # weights of an iteration: a table lookup takes several instructions a lane
+AROUND = (0, -1, 1)  # rung offsets to try
+EXPONENTS = -120, 120  # range of the exponent of the largest weight, used for scaling
 
 
 @dataclass(frozen=True)
 class LadderSearchKernel(SearchKernel):
-    """``w = d * ladder[sc] * values[code]``. The twin's quick look and its careful one are the same
-    here, for the table gives the nearest value.
+    """``w = d * ladder[sc] * values[code]``. The twin's quick and careful lookups are the same
+    here, because the table gives the nearest value.
     """
 
     op: ClassVar[str] = "search_ladder"
@@ -40,26 +40,28 @@ class LadderSearchKernel(SearchKernel):
 
     @property
     def pitch(self) -> float:
-        """From one rung to the next; 0 where there is one alone."""
+        """Distance of two rungs; 0 for a single rung."""
         ladder = self.how.ladder
         return float(ladder[1] - ladder[0]) if len(ladder) > 1 else 0.0
 
     @property
     def around(self) -> tuple[int, ...]:
-        """Rungs that are looked at, from the one at hand."""
+        """Rung offsets to try."""
         return AROUND if self.pitch else AROUND[:1]
 
     @property
     def reach(self) -> float:
-        return float(np.finfo(np.float32).max) / F16_MAX  # what is finite is met as well as can be
+        return float(np.finfo(np.float32).max) / F16_MAX  # approximates any finite value
 
     def sizes(self) -> dict[str, int]:
-        """With powers of two to and from weights of about one; the values of d worth care."""
+        """Rows of scratch. Adds powers of two to and from weights of about one, and the best
+        candidates of d.
+        """
         tops = {f"top{i}_{name}": n for i in range(CAREFUL) for name, n in self.kept().items()}
         return super().sizes() | {"up": 1, "down": 1} | tops
 
     def kept(self) -> dict[str, int]:
-        """What is kept of a good d: rows of scratch."""
+        """Rows of scratch of one candidate of d."""
         return {"error": 1, "d": 1, "sc": self.n_sub}
 
     def numbers(self, arrays: Mapping[str, np.ndarray], n: int) -> ScaleFit:
@@ -76,7 +78,7 @@ class LadderSearchKernel(SearchKernel):
         args.codes[: args.n] = found.codes
 
     def put_ref(self, args: Any, found: ScaleFit) -> None:
-        """Scales and rungs, as the kernel writes them."""
+        """Store scales and rungs as the kernel writes them."""
         args.d[: args.n] = found.d
         lanes = args.sc.shape[-1]
         for i, each in enumerate(found.steps):
@@ -109,7 +111,9 @@ class LadderSearchKernel(SearchKernel):
         c.store("most_sc", largest.v)
 
     def scale_down(self, k: Builder, c: ScratchColumns) -> None:
-        """To about one, by a power of two, which is exact: no square over- or underflows."""
+        """Scale to about one by a power of two, which is exact: squares neither overflow nor
+        underflow.
+        """
         top = k.var(k.zero(c.ty))
         with k.loop(self.block) as i:
             top.v = k.max(top.v, k.abs(c.load("x", i)))
@@ -126,7 +130,7 @@ class LadderSearchKernel(SearchKernel):
     def dots(
         self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool
     ) -> tuple[Val, Val]:
-        """With the values nearest to ``x / t``: their products with x, and their squares."""
+        """Return the products with x, and the squares, of the values nearest to ``x / t``."""
         xy, yy = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         unit = reciprocal(k, t)
         with k.loop(self.length, step=TOGETHER) as first:
@@ -138,22 +142,24 @@ class LadderSearchKernel(SearchKernel):
         return xy.v, yy.v
 
     def nearest(self, k: Builder, c: ScratchColumns, i: Val, unit: Val, careful: bool) -> list[Val]:
-        """The values nearest to TOGETHER weights from the ``i``-th on, in this unit; where it pays
-        to be ``careful``, surely.
+        """Return the values nearest to TOGETHER weights from the ``i``-th on, in this unit; exactly
+        if ``careful``.
         """
         table = k.table(self.how.values[self.how.nearest])
         cells = [self.cell(k, c.load("x", i + j) * unit) for j in range(TOGETHER)]
         return [k.gather(table, cell, c.ty) for cell in cells]
 
     def cell(self, k: Builder, u: Val) -> Val:
-        """The number of the cell that ``u`` lies in: cells are halves, as many on either side."""
+        """Return the number of the cell that contains ``u``: cells are 1/2 wide, as many on either
+        side of 0.
+        """
         n = len(self.how.nearest)
         return k.min(k.max(u * 2.0 + float(n // 2), 0.0), n - 1.0).to(i32.like(u.ty))
 
     # -- all of them together -------------------------------------------------------------------
 
     def descend(self, k: Builder, scratch: Val) -> None:
-        """The best few of many values of d; then the best of these, fitted."""
+        """Keep the best few of many values of d; then take the best of these, refitted."""
         c = ScratchColumns(k, scratch, self.sizes())
         infinite = k.const(float("inf"), c.ty)
         for name in ("best_error", *(f"top{i}_error" for i in range(CAREFUL))):
@@ -173,11 +179,11 @@ class LadderSearchKernel(SearchKernel):
         self.attempt(k, scratch, "best", self.around)
 
     def to_f16(self, k: Builder, c: ScratchColumns, d: Val) -> Val:
-        """The nearest that an f16 can hold once it is in units of the block."""
+        """Return the nearest f16 in units of the block."""
         return near_f16(k, d * c.load("up")) * c.load("down")
 
     def start_at(self, k: Builder, c: ScratchColumns, d: Val) -> None:
-        """With d the rung that brings each sub-block nearest to its own scale."""
+        """Store d, and the rung that brings each sub-block nearest to its own scale."""
         c.store("try_d", d)
         unit, ladder = reciprocal(k, d), self.how.ladder
         if len(ladder) == 1:
@@ -189,7 +195,7 @@ class LadderSearchKernel(SearchKernel):
             c.store("try_sc", rounded(k, at, 0.0, len(ladder) - 1.0), sub)
 
     def rung(self, k: Builder, sc: Val) -> Val:
-        """The scale that a rung's number stands for."""
+        """Return the scale of rung number ``sc``."""
         return sc * self.pitch + float(self.how.ladder[0])
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
@@ -209,7 +215,7 @@ class LadderSearchKernel(SearchKernel):
         c.store("new_error", total.v)
 
     def error(self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool) -> Val:
-        """What a sub-block loses at this scale."""
+        """Return a sub-block's error at this scale."""
         unit, total = reciprocal(k, t), k.var(k.zero(c.ty))
         with k.loop(self.length, step=TOGETHER) as first:
             for j, y in enumerate(self.nearest(k, c, sub * self.length + first, unit, careful)):
@@ -219,7 +225,7 @@ class LadderSearchKernel(SearchKernel):
         return total.v
 
     def keep(self, k: Builder, c: ScratchColumns) -> None:
-        """Among the best so far, in their order; of equals the first stays in front."""
+        """Insert into the sorted best candidates; of equals the earlier stays first."""
         new = c.load("new_error")
         better = [new < c.load(f"top{i}_error") for i in range(CAREFUL)]
         sources = {"error": "new_error", "d": "try_d", "sc": "new_sc"}
@@ -227,7 +233,7 @@ class LadderSearchKernel(SearchKernel):
             with k.loop(n) as row:
                 value = c.load(sources[name], row)
                 old = [c.load(f"top{i}_{name}", row) for i in range(CAREFUL)]
-                for i in range(CAREFUL):  # one that came in before pushes the others down
+                for i in range(CAREFUL):  # a better one pushes the others down
                     down = k.select(better[i - 1], old[i - 1], value) if i else value
                     c.store(f"top{i}_{name}", k.select(better[i], down, old[i]), row)
 
@@ -253,5 +259,5 @@ class LadderSearchKernel(SearchKernel):
 
 
 def reciprocal(k: Builder, t: Val) -> Val:
-    """1 / t, and 0 for what is no scale."""
+    """Return 1 / t, and 0 if t is no valid scale."""
     return k.select(k.abs(t) < float(TINY), k.zero(t.ty), 1.0 / t)

@@ -1,4 +1,4 @@
-"""The search for super-blocks with minima as a kernel; ``formats/k_offset.py`` is the twin."""
+"""Scale search for super-blocks with minimums, as a kernel; ``formats/k_offset.py`` is the twin."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from treadle.jit.types import f32, f64
 from treadle.kernels.quantize.columns import ScratchColumns, inverse, or_huge, rounded, wide_f16
 from treadle.kernels.quantize.k_search import SearchKernel
 
-PARALLEL = 1e-9  # as the twin has it: two scales as parallel as this are one
-AT_ONCE = 2  # points of the grid: their sums do not wait for each other
+PARALLEL = 1e-9  # as in the twin: two scales as parallel as this count as one
+AT_ONCE = 2  # grid points tried together: their sums are independent
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class OffsetSearchKernel(SearchKernel):
         return top
 
     def sizes(self) -> dict[str, int]:
-        """With y and yw: a sub-block from 0 up; the sign that a lane was turned by."""
+        """Rows of scratch. Adds y and yw, a sub-block shifted to start at 0, and each lane's
+        sign.
+        """
         more = {"sum_x": self.n_sub, "sign": 1, "y": self.length}
         return super().sizes() | more | ({"yw": self.length} if self.aware else {})
 
     def weight(self, k: Builder, c: ScratchColumns, sub: Val) -> Val:
-        """A sub-block's importance."""
+        """Return a sub-block's importance."""
         return c.load("sum_w", sub) if self.aware else k.const(float(self.length), c.ty)
 
     @property
@@ -74,7 +76,7 @@ class OffsetSearchKernel(SearchKernel):
             c.store(f"most_{name}", largest.v)
 
     def face(self, k: Builder, c: ScratchColumns) -> None:
-        """Lanes that are mostly positive are turned round: a minimum above 0 cannot be said."""
+        """Negate the lanes that are mostly positive: a minimum above 0 cannot be represented."""
         above, below = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             least, most = self.least_and_most(k, c, sub)
@@ -95,7 +97,7 @@ class OffsetSearchKernel(SearchKernel):
             c.store("sum_x", total.v, sub)
 
     def least_and_most(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val]:
-        """The smallest and the largest weight of a sub-block."""
+        """Return the smallest and the largest weight of a sub-block."""
         least = most = c.load("x", sub * self.length)
         for j in range(1, self.length):
             x = c.load("x", sub * self.length + j)
@@ -103,8 +105,8 @@ class OffsetSearchKernel(SearchKernel):
         return least, most
 
     def from_zero(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val, Val]:
-        """The sub-block less its smallest weight (0 if that is above it), into y: so sums keep
-        their digits however far off 0 it lies. Gives that weight, 1 / its reach, and the sum of y.
+        """Store the sub-block minus its smallest weight (or 0 if that is positive) in y, so that
+        sums keep their precision for any offset. Return that weight, 1 / range, and the sum of y.
         """
         least, most = self.least_and_most(k, c, sub)
         low = k.min(least, 0.0)
@@ -128,7 +130,9 @@ class OffsetSearchKernel(SearchKernel):
         known: tuple[Val, Val, Val, Val],
         best: dict[str, Var],
     ) -> None:
-        """AT_ONCE points of the grid: codes, then the line through them by least squares."""
+        """Try AT_ONCE grid points: round to codes, then fit the line through them by least
+        squares.
+        """
         unit, w, sum_y, free = known
         spots = [
             (
@@ -236,7 +240,7 @@ class OffsetSearchKernel(SearchKernel):
         wide = f64 * c.ty.lanes
         sq_sq, sq_m, m_m, sq_x, m_x = (totals[name].v.to(wide) for name in names)
         det = sq_sq * m_m - sq_m * sq_m
-        two = det > sq_sq * m_m * PARALLEL  # else one of the two is not there, or they are parallel
+        two = det > sq_sq * m_m * PARALLEL  # else one of them is zero, or they are parallel
         d = k.select(two, sq_x * m_m - sq_m * m_x, sq_x) / k.select(two, det, sq_sq)
         dmin = k.select(two, sq_m * sq_x - sq_sq * m_x, -m_x) / k.select(two, det, m_m)
         for name, fitted, there in (("d", d, sq_sq), ("dmin", dmin, m_m)):

@@ -1,4 +1,4 @@
-"""Which kernel does a format's search."""
+"""Choice of the search kernel for a format."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from treadle.kernels.quantize.signed import SignedSearchKernel
 
 
 def search_kernel(fmt: Format, aware: bool) -> SearchKernel | None:
-    """The kernel; None where the format has no search, or numpy alone has it. ``aware``: of the
-    importance of weights.
+    """Return a format's search kernel; None if it has no search, or only a numpy one. ``aware``:
+    the search uses the weights' importance.
     """
     kind = _kind_of(fmt.search) if aware or not fmt.rounds else None
     return kind(fmt.name, aware) if kind else None

@@ -1,4 +1,6 @@
-"""The search for super-blocks without minima as a kernel; ``formats/k_signed.py`` is the twin."""
+"""Scale search for super-blocks without minimums, as a kernel; ``formats/k_signed.py`` is the
+twin.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from treadle.jit.types import f32
 from treadle.kernels.quantize.columns import ScratchColumns, inverse, or_huge, rounded, wide_f16
 from treadle.kernels.quantize.k_search import SearchKernel
 
-AT_ONCE = 3  # points of the grid: their sums do not wait for each other
+AT_ONCE = 3  # grid points tried together: their sums are independent
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class SignedSearchKernel(SearchKernel):
     # -- each sub-block alone -------------------------------------------------------------------
 
     def fit(self, k: Builder, c: ScratchColumns) -> None:
-        # First what makes the largest magnitude -half: weights of one magnitude and sign are then
-        # exact.
+        # First the scale that maps the largest magnitude to -half: weights of one magnitude and
+        # sign are then exact.
         points = [float(self.how.half), *self.how.grid]
         most, least = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
@@ -76,8 +78,9 @@ class SignedSearchKernel(SearchKernel):
         best: tuple[Var, Var],
         outer: bool,
     ) -> None:
-        """Points of the grid: codes, then least squares. Codes of ``outer`` points may reach the
-        ends, of which either may be the longer one; those of others come out the same both ways.
+        """Try grid points: round to codes, then least squares. Codes of ``outer`` points may reach
+        the ends of the code range, so both signs are tried; for the others both signs give the
+        same.
         """
         low, high = self.ends
         tries: list[tuple[Val, float, tuple[float, float] | None]] = [
@@ -113,7 +116,7 @@ class SignedSearchKernel(SearchKernel):
         return np.array([(self.how.top,), *((start,) for start in self.how.starts)], np.float32)
 
     def start(self, k: Builder, c: ScratchColumns, row: Val) -> None:
-        # The largest scale becomes the most negative integer, which there is one more of.
+        # The largest scale becomes the most negative integer, whose range is larger by one.
         most = c.load("most_sc")
         d = wide_f16(k, k.abs(most), k.splat(k.load(row, f32), c.ty))
         d = k.select(most > 0.0, -d, d)

@@ -1,1 +1,1 @@
-"""Layers with a state: Mamba, delta rules, RWKV, convolutions, chunked scans."""
+"""Layers with a recurrent state: Mamba, delta rules, RWKV, convolutions, chunked scans."""

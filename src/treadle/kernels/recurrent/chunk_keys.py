@@ -1,9 +1,9 @@
-"""Keys and queries of 32 tokens, as all heads of their group meet them on matrix registers.
+"""Keys and queries of 32 tokens, prepared for all heads of their group on matrix registers.
 
-Of each chunk and group, with ``N = n_state``: registers of a of the queries ``[2, N/32]``, of the
-keys turned round, rows of N and tokens along K, ``[N/16]``; what each query sees of each key, f32
-``[32, 32]``; and with ``solves`` (the delta rule) the keys as the queries, and what each key sees
-of each.
+For each chunk and group, with ``N = n_state``: registers of a of the queries ``[2, N/32]``; of the
+keys transposed, rows of N and tokens along K, ``[N/16]``; the products of each query with each key,
+f32 ``[32, 32]``. With ``solves`` (the delta rule) also the keys, laid out as the queries, and the
+products of each key with each key.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from treadle.kernels.matmul.matrix_registers import paired, turn
 from treadle.kernels.spec import LINE, Args, Frame, Spec
 from treadle.kernels.transpose import transpose
 
-CHUNK = EDGE  # tokens
-PITCH = 4 * CHUNK  # bytes of a row of what a token sees of 32, or of 32 columns
-DOTS = 4 * CHUNK * CHUNK  # bytes of what tokens see of tokens
+CHUNK = EDGE  # tokens of a chunk
+PITCH = 4 * CHUNK  # bytes of a row of 32 products, or of 32 columns
+DOTS = 4 * CHUNK * CHUNK  # bytes of the products of all tokens with all tokens
 
 
 @dataclass(frozen=True)
 class ChunkKeys(Spec):
-    """Items: chunks of a run's tokens x groups. Past the last token its own keys are again."""
+    """Prepare keys and queries by chunks. Items: chunks of a run's tokens x groups. Tokens past the
+    last one repeat it.
+    """
 
     op: ClassVar[str] = "chunk_keys"
     args = Args("x:in out:out stride keys queries")
@@ -38,7 +40,7 @@ class ChunkKeys(Spec):
 
     @property
     def rows_bytes(self) -> int:
-        """Of all registers of one kind."""
+        """Bytes of all registers of one kind."""
         return 2 * CHUNK * self.n_state
 
     @property
@@ -59,11 +61,11 @@ class ChunkKeys(Spec):
 
     @property
     def n_bytes(self) -> int:
-        """Of a chunk of one group."""
+        """Bytes of a chunk of one group."""
         return self.known_off + DOTS if self.solves else self.keys_off
 
     def scratch(self, lanes: int) -> int:
-        # The registers' setting; keys as registers of a; as those of b.
+        # The registers' configuration; keys as registers of a; keys as those of b.
         return LINE + 2 * self.rows_bytes
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -103,7 +105,7 @@ class ChunkKeys(Spec):
         matrix.end(k)
 
     def _transposed(self, k: Builder, source: Val, to: Val, n: int) -> None:
-        """Registers' dwords change places with their rows."""
+        """Transpose each register's dwords."""
         with k.loop(n) as i:
             at = i * REGISTER
             rows = [k.load(source + at, i32 * SIDE, offset=LINE * r) for r in range(SIDE)]
@@ -112,7 +114,9 @@ class ChunkKeys(Spec):
                     k.store(to + at, v, offset=LINE * c + j * v.ty.n_bytes)
 
     def _see(self, k: Builder, rows: Val, right: Val, to: Val) -> None:
-        """What each of 32 rows sees of each key: ``right`` has these by registers ``[2, N/32]``."""
+        """Multiply each of 32 rows with each key; ``right`` has the keys by registers ``[2,
+        N/32]``.
+        """
         matrix, apart = k.isa.matrix, self.rows_bytes // 2
         assert matrix is not None
 
@@ -124,9 +128,9 @@ class ChunkKeys(Spec):
     # -- numpy's view ---------------------------------------------------------------------------
 
     def read_ref(self, chunk: np.ndarray, *, turns: bool = False) -> dict[str, np.ndarray]:
-        """What the bytes of a chunk of one group hold, float64: ``queries``, ``keys`` and
-        ``turned``, the keys once more, ``[32, N]``; ``seen`` and ``known`` ``[32, 32]``. ``turns``:
-        by a machine that turns registers of a.
+        """Decode a chunk of one group, float64: ``queries``, ``keys`` and ``turned`` (the keys once
+        more), ``[32, N]``; ``seen`` and ``known``, the products, ``[32, 32]``. ``turns``: the
+        machine transposes registers of a.
         """
         n = self.n_state
 
@@ -180,7 +184,7 @@ Side: TypeAlias = "tuple[Val, int, int]"
 
 
 def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
-    """Two registers from ``first`` on, so many bytes apart."""
+    """Load two registers from ``first`` on, ``apart`` bytes apart."""
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
     for half in range(2):
@@ -188,8 +192,9 @@ def load_pair(k: Builder, first: int, at: Val, apart: int) -> None:
 
 
 def see(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
-    """The sums of 32 rows and 32 columns over ``n`` blocks of values. Of each side: where it is,
-    bytes from one block's register to the next one's, and from the first 16 to the others.
+    """Multiply 32 rows by 32 columns, summed over ``n`` blocks of values, and store the sums. Each
+    side is: its address, the bytes from one block's register to the next, and from the first 16
+    rows to the others.
     """
     matrix = k.isa.matrix
     assert matrix is not None, k.isa.name
@@ -204,5 +209,7 @@ def see(k: Builder, n: int, left: Side, right: Side, to: Val) -> None:
 
 
 def sums(to: Val, stride: Val | int) -> list[Val]:
-    """Where the four registers of sums have their first rows, among 32 rows of 32 values."""
+    """Return the addresses of the first rows of the four registers of sums, among 32 rows of 32
+    values.
+    """
     return [to + (stride * (c // 2 * SIDE) + c % 2 * LINE) for c in range(4)]

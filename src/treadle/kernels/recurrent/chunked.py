@@ -1,16 +1,18 @@
 """Recurrences by chunks of 32 tokens on matrix registers.
 
-Of a state ``S`` before a chunk, ``left[t]`` the product of the decays up to token t and ``left[t,
-s]`` of those behind token s, tokens add ``key_s new_s^T``, and the t-th sees ::
+``S`` is the state before a chunk, ``left[t]`` the product of the decays up to token t, and
+``left[t, s]`` of those after token s up to t. Token s adds ``key_s new_s^T``, and token t's output
+is::
 
     left[t] query_t S + sum over s <= t of left[t, s] (query_t key_s) new_s
 
-(Dao and Gu, 2024; Yang and others, 2024). That is three products of registers, with the one that
-adds to the state; what queries see of keys is the group's, and made before (``chunk_keys.py``).
-Registers meet bf16, as in products of many tokens; states and their sums are f32.
+(Dao and Gu, 2024; Yang and others, 2024). With the update of the state, that is three products of
+registers. Products of queries and keys are common to the group, and computed before
+(``chunk_keys.py``). Register operands are bf16, as in products of many tokens; states and sums are
+f32.
 
-Chunks are of a run's rows: at a part's ends they have tokens of others, whose rates are 0 and 1.
-Parts of few tokens go one by one.
+Chunks are aligned to a run's rows. At the ends of a sequence they contain tokens of others, which
+get rate 0 and decay 1. Sequences with few tokens are processed one token at a time.
 """
 
 from __future__ import annotations
@@ -31,19 +33,20 @@ from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import Scan, ScanItem
 from treadle.kernels.spec import LINE, Frame, round_up
 
-FEW = 8  # tokens of a part: a chunk of fewer takes longer than they do one by one
+FEW = 8  # fewest tokens of a sequence for chunks; fewer are faster one by one
 TY = f32 * SIDE
-# What is left of a number, where that is so little, counts as zero: the product of two that are not
-# is no denormal number, which would be a hundred times slower.
+# Remaining decays below this count as zero. The product of two others is then never denormal, which
+# would be a hundred times slower.
 NOTHING = 2.0**-63
 HALVES = range(CHUNK // SIDE)
 
 
 class ChunkScratch(NamedTuple):
-    """Where things are in scratch, behind the registers' setting and the state: this in bf16;
-    what tokens add, and what is left of it at the chunk's end; how much of it each token sees.
-    Then f32: what queries see. With ``solves`` what keys see of the state and of each other, and
-    what tokens add. Numbers of each token: the first rate, the decays up to it, and those behind.
+    """Byte offsets in scratch, after the registers' configuration and the state. In bf16: the
+    state; what tokens add; that times the decay until the chunk's end; the weights of tokens for
+    each other. In f32: the outputs. With ``solves``: the keys' products with the state and with
+    each other, and what tokens add. Then for each token: the first rate, the decay since the
+    chunk's start, and the decay until its end.
     """
 
     narrow: int
@@ -62,7 +65,9 @@ class ChunkScratch(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunked(Scan):
-    """Items: parts x heads x 32 columns. ``chunks``: what ``ChunkKeys`` wrote of this run."""
+    """Recurrence by chunks. Items: sequences x heads x 32 columns. ``chunks``: the output of
+    ``ChunkKeys`` for this run.
+    """
 
     state_at: ClassVar[int] = LINE
     solves: ClassVar[bool] = False
@@ -77,7 +82,7 @@ class Chunked(Scan):
 
     @property
     def keys(self) -> ChunkKeys:
-        """What the kernel before has written."""
+        """The spec of the kernel that wrote ``chunks``."""
         return ChunkKeys(self.n_state, self.n_group, self.solves)
 
     @property
@@ -126,7 +131,7 @@ class Chunk:
         self.chunk, self.at, self.scratch = chunk, spec.places, frame.scratch
         self.begin = k.max(here.token - first, k.i64(0))
         self.end = k.min(here.token + here.n_tokens - first, k.i64(CHUNK))
-        # Of the chunk's first token; the compiler would read arguments in every turn of a loop.
+        # Addresses for the chunk's first token; LLVM would load arguments in every iteration.
         self.stride, self.rates_stride, self.out_stride = (
             stride * 4 for stride in (frame.stride, frame.rates_stride, frame.out_stride)
         )
@@ -155,38 +160,38 @@ class Chunk:
                         k.store(self.out + t * self.out_stride, v, offset=LINE * j)
 
     def _value(self, t: Val) -> list[Val]:
-        """A token's value; for one of another part that of the nearest."""
+        """Return a token's value; for a token of another sequence, the nearest own one's."""
         row = self.k.max(self.begin, self.k.min(t, self.end - 1))
         return self._rows(self.values + row * self.stride)
 
     def _number(self, place: int, t: Val) -> Val:
-        """One of a token's numbers."""
+        """Return one of a token's numbers."""
         return self.k.load(self.scratch + place + t * 4, f32)
 
     def _by(self, place: int, t: Val, row: list[Val]) -> list[Val]:
-        """A row times one of a token's numbers."""
+        """Multiply a row by one of a token's numbers."""
         by = self.k.splat(self._number(place, t), TY)
         return [v * by for v in row]
 
     def _rows(self, at: Val) -> list[Val]:
-        """32 floats."""
+        """Load 32 floats."""
         return [self.k.load(at, TY, offset=LINE * j) for j in HALVES]
 
     def _ask_for_value(self, t: Val, j: Val) -> None:
-        """A line of a token of the next chunk comes nearer: rows lie far from each other. A core
-        waits for few lines at once, so the whole chunk's time is taken for it.
+        """Prefetch a line of a token's value in the next chunk: rows are far apart. A core has few
+        outstanding misses, so prefetches are spread over the chunk.
         """
         at = self.values + ((t + CHUNK) * self.stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL)
 
     def _ask_for_out(self, t: Val, j: int) -> None:
-        """The same of what the token will see."""
+        """The same for a line of a token's output."""
         at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL, write=True)
 
     def _rates(self) -> None:
-        """Numbers of each token, and how much each sees of what others add: the first half of them
-        of no token of the second.
+        """Compute each token's numbers, and its weights for what other tokens add; tokens of the
+        first half have none for the second.
         """
         k, at, scratch = self.k, self.at, self.scratch
         zero, one = k.const(0.0, f32), k.const(1.0, f32)
@@ -227,11 +232,11 @@ class Chunk:
         turn(k, "weights", scratch + at.weights, 2)
 
     def _no_less(self, v: Val) -> Val:
-        """What is left of something, or zero where it is next to nothing."""
+        """Return ``v``, or zero if it is negligible."""
         return self.k.select(v < NOTHING, self.k.zero(v.ty), v)
 
     def _narrow_state(self) -> None:
-        """The state in bf16, and what is left of it at the chunk's end."""
+        """Convert the state to bf16, and multiply it by the whole chunk's decay."""
         k, state = self.k, self.scratch + self.spec.state_at
         keep = k.splat(self._number(self.at.since, k.i64(CHUNK - 1)), TY)
         narrow = self.scratch + self.at.narrow
@@ -250,8 +255,8 @@ class Chunk:
                     k.store(at, v * keep, offset=j * PITCH + h * LINE)
 
     def _solve(self) -> None:
-        """Each token adds what its value is beyond what its key sees, of the state and of what
-        tokens before it add: four tokens at a time, in f32.
+        """Solve for what each token adds: its value minus the product of its key with the state and
+        with what earlier tokens add. Four tokens at a time, in f32.
         """
         k, at, scratch = self.k, self.at, self.scratch
         n = 4
@@ -280,8 +285,8 @@ class Chunk:
                     k.store(scratch + at.added + t * PITCH, x, offset=LINE * j)
 
     def _add(self) -> None:
-        """What each token adds, and what is left of it; and what its query sees of all but the
-        chunk.
+        """Compute what each token adds, that times the decay until the chunk's end, and its output
+        from the state alone.
         """
         k, at, scratch = self.k, self.at, self.scratch
         with k.loop(CHUNK // 2) as pair:
@@ -308,11 +313,11 @@ class Chunk:
     # -- products -------------------------------------------------------------------------------
 
     def _products(self, name: str, build: Callable[..., None], *more: Val) -> None:
-        """``build(k, scratch, chunk, *more)`` where registers are used."""
+        """Emit ``build(k, scratch, chunk, *more)`` in a scope of matrix registers."""
         self.matrix.scope(self.k, name, (self.scratch, self.chunk, *more), build)
 
     def _see_state(self, k: Builder, scratch: Val, chunk: Val) -> None:
-        """What queries, and keys, see of the state."""
+        """Multiply queries, and keys, by the state."""
         keys = self.spec.keys
         both = [(0, self.at.seen)]
         if self.spec.solves:
@@ -323,8 +328,8 @@ class Chunk:
             see(k, self.spec.n_state // BLOCK, left, right, scratch + to)
 
     def _learned(self, out: Val, stride: Val) -> None:
-        """What queries see of what tokens add, too, to 32 rows at ``out``; and the state, and what
-        they add to it.
+        """Add the queries' products with what tokens add to the outputs, 32 rows at ``out``; and
+        update the state.
         """
 
         def multiply(k: Builder, scratch: Val, chunk: Val, out: Val, stride: Val) -> None:

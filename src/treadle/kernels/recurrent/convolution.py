@@ -1,4 +1,4 @@
-"""Short convolutions in time: each channel sees its own last few values, across runs."""
+"""Short convolutions in time: each channel combines its last few values, across runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.activations import activated
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 
-TILE = 64  # channels that one item handles
-AHEAD = 16  # tokens
+TILE = 64  # channels of an item
+AHEAD = 16  # prefetch distance in tokens
 
 
 @dataclass(frozen=True)
 class ByChannel(Spec):
-    """All tokens of a part, one after the other, for some channels. Items: parts x tiles of TILE
-    channels, so that bits do not depend on how a text is cut into runs.
+    """Base of kernels that process some channels of a sequence token by token. Items: sequences x
+    tiles of TILE channels, so that results do not depend bitwise on how a sequence is cut into
+    runs.
     """
 
     k: int
@@ -46,19 +47,19 @@ class ByChannel(Spec):
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
-        """All tokens of a part, of the ``n`` channels from ``at`` on."""
+        """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Convolution(ByChannel):
-    """``y[t] = silu(bias + sum_j w[j] u[t - taps + 1 + j])``, channel by channel, in the place of
-    ``u``; ``w`` is ``[taps, k]``.
+    """``y[t] = silu(bias + sum_j w[j] u[t - taps + 1 + j])``, channel by channel, replacing ``u``;
+    ``w`` is ``[taps, k]``.
 
-    With ``gates`` (LFM2) three rows lie side by side, ``b``, ``c`` and ``x``: ``u = b * x``, there
-    is no silu, and ``c * y`` goes to the place of ``b``. The last ``taps - 1`` of u are the
-    sequence's state, ``[taps - 1, k]``. Items: parts x tiles of TILE channels, each token by token:
-    so bits do not depend on how a text is cut into runs.
+    With ``gates`` (LFM2) a row has ``b``, ``c`` and ``x`` side by side: ``u = b * x``, there is no
+    silu, and ``c * y`` replaces ``b``. The last ``taps - 1`` of u are the sequence's state, ``[taps
+    - 1, k]``. Items: sequences x tiles of TILE channels, token by token, so that results do not
+    depend bitwise on how a sequence is cut into runs.
     """
 
     op: ClassVar[str] = "convolution"
@@ -78,7 +79,7 @@ class Convolution(ByChannel):
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
-        """All tokens of a part, of the ``n`` channels from ``at`` on."""
+        """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
         ty, before = f32 * lanes, self.taps - 1
         home = frame.states + (frame.state_off + at * 4)
         old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
@@ -90,7 +91,7 @@ class Convolution(ByChannel):
         bias = k.load_first(frame.bias + at * 4, ty, n) if self.bias else None
         with k.loop(record["n_tokens"]) as t:
             row = frame.x + ((record["token"] + t) * frame.stride + frame.column + at) * 4
-            k.prefetch(row + frame.stride * (4 * AHEAD))  # rows lie far from each other
+            k.prefetch(row + frame.stride * (4 * AHEAD))  # rows are far apart
             u = k.load_first(row, ty, n)
             if self.gates:
                 u = u * k.load_first(row + 8 * self.k, ty, n)

@@ -1,4 +1,6 @@
-"""What stands around recurrences: rates of each head, keys of length 1, gates, halves of heads."""
+"""Helpers of recurrent layers: decay rates per head, unit-length keys, output gates, head
+halves.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 @dataclass(frozen=True)
 class Rates(Spec):
-    """Of each head ``dt = softplus(x + bias)``, and ``e**(a dt)``, ``a`` below 0: what a state is
-    multiplied by. With ``beta`` the first is ``most * sigmoid(beta)`` instead.
+    """Decay rates: for each head ``dt = softplus(x + bias)``, and the decay ``e**(a dt)``, ``a``
+    below 0. With ``beta`` the first output is ``most * sigmoid(beta)`` instead of dt.
 
     ``out`` is two rows of ``heads`` values side by side, each padded to COLUMNS. Items: tokens.
     """
@@ -67,7 +69,7 @@ class Rates(Spec):
 
 @dataclass(frozen=True)
 class UnitHeads(Spec):
-    """``x * scale / sqrt(sum(x**2) + eps)`` of each of ``heads`` parts of ``k`` values, in place,
+    """``x * scale / sqrt(sum(x**2) + eps)`` for each of ``heads`` parts of ``k`` values, in place,
     from ``column`` on. Items: tokens x heads.
     """
 
@@ -96,10 +98,10 @@ class UnitHeads(Spec):
 
 @dataclass(frozen=True)
 class OutputGate(Spec):
-    """``x * fn(gate)``, in place. With ``eps`` there is an RMS norm of each of ``groups`` equal
-    parts as well, times ``w``: of x, or of the product where the gate comes ``first``, and then
-    ``w`` has a value for each column; else all parts share it. ``one``: each part has one value of
-    the gate, and no norm. Items: tokens x groups.
+    """``x * fn(gate)``, in place. With ``eps`` each of ``groups`` equal parts also gets an RMS
+    norm, times ``w``. The norm is of x, and all parts share ``w``; or with ``first`` it is of the
+    gated product, and ``w`` has a value for each column. ``one``: each part has one gate value, and
+    no norm. Items: tokens x groups.
     """
 
     op: ClassVar[str] = "gate"
@@ -171,8 +173,8 @@ class OutputGate(Spec):
 
 @dataclass(frozen=True)
 class SplitHalves(Spec):
-    """Of each of ``heads`` parts of ``2 k`` values the first halves, side by side, and behind them
-    the second ones, in place, from ``column`` on. Items: tokens.
+    """Move the first halves of ``heads`` parts of ``2 k`` values to the front, contiguous, and the
+    second halves after them; in place, from ``column`` on. Items: tokens.
     """
 
     op: ClassVar[str] = "halves"

@@ -1,9 +1,9 @@
 """The delta rule with a decay for each channel of a head's key (Kimi Delta Attention, Kimi Team,
 2025): row n of a state is multiplied by the n-th of its head's decays.
 
-Of several tokens at a time each key and query has the decays up to it in it before it meets the
-state, and each key those behind it before the state learns it. Nothing is divided by a product of
-decays, which may be next to nothing.
+In a block of tokens, keys and queries are multiplied by the decays up to their token before they
+are multiplied by the state, and keys by the decays after their token before they are added to it.
+Nothing is divided by a product of decays, which may be close to zero.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 @dataclass(frozen=True)
 class ChannelRates(Spec):
-    """Of each head ``sigmoid(beta)``, and of each of its ``k`` channels ``e**(a softplus(x +
-    bias))``, ``a`` below 0 and the head's.
+    """For each head ``sigmoid(beta)``, and for each of its ``k`` channels the decay ``e**(a
+    softplus(x + bias))``, with one ``a`` below 0 a head.
 
     ``out`` is a row of ``heads`` values, padded to COLUMNS, and one of ``heads * k``, side by side.
     Items: tokens x heads.
@@ -69,8 +69,8 @@ class ChannelRates(Spec):
 
 @dataclass(frozen=True)
 class ChannelDelta(Delta):
-    """``Delta``, each row of a state with a decay of its own; ``rates`` as ``ChannelRates``
-    writes them.
+    """``Delta`` with a decay for each row of a state; ``rates`` is the output of
+    ``ChannelRates``.
     """
 
     op: ClassVar[str] = "channel_delta"
@@ -81,7 +81,7 @@ class ChannelDelta(Delta):
 
     @property
     def rows_at(self) -> int:
-        """Where in scratch the rows begin that ``_rows_of`` writes, behind the state."""
+        """Scratch offset of the rows that ``_rows_of`` writes, after the state."""
         return self.state_at + 4 * self.n_state * self.tile
 
     def scratch(self, lanes: int) -> int:
@@ -132,11 +132,11 @@ class ChannelDelta(Delta):
     def _rows_of(
         self, k: Builder, isa: Isa, block: ScanBlock, rows: list[Val]
     ) -> tuple[list[list[Val]], list[list[Val]]]:
-        """Write rows of ``n_state`` values: of each token its key, then its query, with the decays
-        up to it; of each but the last its key, with the decays behind it; and all decays.
+        """Write rows of ``n_state`` values: each token's key, then its query, times the decays up
+        to it; each key but the last, times the decays after it; and all decays.
 
-        Gives how much each token's key sees of what those before it add, and how much its query
-        sees of what these and itself add: [t][s], each spread over a vector.
+        Returns each token's weights for what tokens add: of its key for earlier tokens, and of its
+        query for these and itself: [t][s], each in all lanes.
         """
         tokens, n, lanes = block.tokens, self.block, isa.lanes
         ty, (full, rest) = f32 * lanes, divmod(self.n_state, isa.lanes)

@@ -1,4 +1,4 @@
-"""Mamba-1's selective scan: each channel's state, a few numbers, goes from token to token."""
+"""Mamba-1's selective scan: each channel's state, a few numbers, is updated token by token."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.activations import activated
 from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
 
-STRIP = 16  # channels whose numbers lie together: of a state, and of A
-SOME = 16  # numbers of each channel that stay in registers
-AHEAD = 8  # tokens
+STRIP = 16  # channels whose state, and A, is interleaved
+SOME = 16  # state numbers of each channel kept in registers
+AHEAD = 8  # prefetch distance in tokens
 A_SCALE = math.LOG2_E  # decays are powers of two
 
 
 @dataclass(frozen=True)
 class Selective(Spec):
-    """Of each of ``k`` channels ``s[n] = e**(dt A[n]) s[n] + dt x B[n]`` for ``n_state`` numbers,
-    with ``dt = softplus`` of what is given; out ``(sum_n C[n] s[n] + d x) silu(z)`` (Gu and Dao,
-    2023).
+    """For each of ``k`` channels ``s[n] = e**(dt A[n]) s[n] + dt x B[n]`` for ``n_state`` numbers,
+    with ``dt = softplus`` of the input; out ``(sum_n C[n] s[n] + d x) silu(z)`` (Gu and Dao, 2023).
 
     ``x``: rows with the channels from ``values`` on, and ``z`` from ``gates`` on; ``bc``: rows with
-    B and C. Lanes are channels. ``a`` is A times A_SCALE, and as the state it lies in strips:
-    ``[n_state, STRIP]`` one behind another, the last one as narrow as what is left. Items: parts x
-    strips, each token by token: so bits do not depend on how a text is cut into runs.
+    B and C. Lanes are channels. ``a`` is A times A_SCALE. Like the state it is in strips:
+    ``[n_state, STRIP]`` one after another, the last one as narrow as the remainder. Items:
+    sequences x strips, token by token, so that results do not depend bitwise on how a sequence is
+    cut into runs.
 
-    A state stays in registers for all tokens of a part, SOME numbers a channel at a time: with more
-    of them the sums go through ``out``.
+    A state stays in registers for all tokens of a sequence, SOME numbers a channel at a time; with
+    more numbers the sums pass through ``out``.
     """
 
     op: ClassVar[str] = "selective"
@@ -49,7 +49,7 @@ class Selective(Spec):
 
     @property
     def items(self) -> int:
-        """Of a part."""
+        """Items of a sequence."""
         return -(-self.k // self.tile)
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
@@ -103,7 +103,7 @@ class Selective(Spec):
             )
 
     def _from_strips(self, values: np.ndarray) -> np.ndarray:
-        """``[k, n_state]``."""
+        """Return ``[k, n_state]``."""
         n, made = self.n_state, []
         for at in range(0, self.k, STRIP):
             width = min(STRIP, self.k - at)
@@ -112,7 +112,7 @@ class Selective(Spec):
 
 
 class _Channels:
-    """All tokens of a part, of the ``n`` channels from ``at`` on."""
+    """All tokens of a sequence, for the ``n`` channels from ``at`` on."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Channels:
         self.k, self.spec, self.frame, self.record, self.n = k, spec, frame, record, n
         self.ty = f32 * lanes
         strip = at // STRIP * STRIP
-        # The last strip is narrower, and so is what its numbers take.
+        # The last strip is narrower, and so are its rows.
         uneven = spec.k % STRIP
         pitch = k.min(k.i64(STRIP), spec.k - strip) if uneven else k.i64(STRIP)
         inner = (strip * spec.n_state + (at - strip)) * 4
@@ -155,8 +155,8 @@ class _Channels:
         self._numbers(k.i64(before_last), n_state - before_last, first=False, last=True)
 
     def _numbers(self, at: Val, count: int, *, first: bool, last: bool) -> None:
-        """``count`` numbers of each channel's state, from ``at`` on. The ``first`` begin the sums,
-        and behind the ``last`` comes the gate.
+        """Update ``count`` numbers of each channel's state, from ``at`` on. The ``first`` ones
+        start the sums; the gate is applied after the ``last``.
         """
         k, ty, frame, n = self.k, self.ty, self.frame, self.n
         rows = [(at + i) * self.pitch for i in range(count)]
@@ -176,7 +176,7 @@ class _Channels:
             dt_at, out = self.dt + t * strides["dt"], self.out + t * strides["out"]
             ahead = [(x_at, strides["x"]), (dt_at, strides["dt"])]
             for row, stride in [*ahead, *([(z_at, strides["x"])] if last else [])]:
-                k.prefetch(row + stride * AHEAD)  # rows lie far from each other
+                k.prefetch(row + stride * AHEAD)  # rows are far apart
             dt = math.softplus(k, k.load_first(dt_at, ty, n))
             x = k.load_first(x_at, ty, n)
             new = dt * x

@@ -1,4 +1,4 @@
-"""What a token, or a block of them, does to a state: Mamba-2, and the gated delta rule."""
+"""Update rules of a state, for a token or a block of tokens: Mamba-2, and the gated delta rule."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Mamba2(Scan):
 @dataclass(frozen=True)
 class Delta(Scan):
     """``s = decay s + key (beta (value - key decay s))^T``; out ``query s`` (Yang and others,
-    2024). Heads take keys in turn, unless they are ``grouped``.
+    2024). Head h uses keys of group ``h % n_group``, unless heads are ``grouped``.
     """
 
     op: ClassVar[str] = "delta"
@@ -116,9 +116,10 @@ class Delta(Scan):
         known_by: list[list[Val]],
         seen_by: list[list[Val]],
     ) -> list[list[Val]]:
-        """Write what each token's query sees, of the columns; gives what each adds to the state.
-        ``both``: what the keys, then what the queries see of the state before them all, which is
-        multiplied by what is left of it, where that is not in them.
+        """Write each token's output columns, and return what each token adds to the state.
+        ``both``: products of the keys, then of the queries, with the state before the block. They
+        are multiplied by the remaining decay, unless ``block.left`` is empty because it is already
+        included.
         """
         known, seen = both[: self.block], both[self.block :]
         new: list[list[Val]] = []

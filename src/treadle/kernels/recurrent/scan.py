@@ -1,14 +1,15 @@
-"""Recurrences: each head's state, a matrix, goes from token to token, and is seen by each.
+"""Recurrences: each head's state, a matrix, is updated token by token, and read by each token's
+query.
 
-An item has some columns of one head's state, and takes all tokens of a part in order: bits do not
-depend on the number of threads, and by single tokens not on how a text is cut into runs. The first
-token reads the state from its old place and writes it to the next one: a run that fails has changed
-nothing.
+An item has some columns of one head's state, and processes all tokens of a sequence in order. So
+results do not depend bitwise on the number of threads, nor, one token at a time, on how a sequence
+is cut into runs. The first token reads the state from its old slot and writes it to the next one: a
+failed run has changed nothing.
 
-Several tokens at a time (``block``) see the state as it was before them, and each other by products
-of their keys and queries: so the state is gone through once for all of them, and multiplied by
-their decays at once (the chunks of Dao and Gu, 2024, and of Yang and others, 2024, small enough to
-stay in registers and f32).
+Tokens of a block (``block``) are multiplied by the state as it was before them, and by each other
+through products of their keys and queries. So the state is read once for the whole block, and their
+decays are applied together (the chunks of Dao and Gu, 2024, and of Yang and others, 2024, small
+enough to stay in registers and f32).
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import LINE, PART, Args, Frame, Spec, load_record, round_up, widest
 
-TILE = 32  # columns of a state that one item handles, at most
-BLOCK = 4  # tokens at a time: their sums and keys leave room for a state's vectors
+TILE = 32  # most columns of a state in an item
+BLOCK = 4  # tokens at a time; their sums and keys leave registers for the state's vectors
 
 
 class ScanItem(NamedTuple):
-    """What an item works on, at run time."""
+    """An item at run time: head, columns, state and tokens."""
 
     head: Val
     group: Val
-    column: Val  # where its columns begin
-    source: Var  # its columns of the first row: where a token finds them,
-    state: Val  # and where it leaves them
-    pitch: int  # bytes between two rows of these
+    column: Val  # its first column
+    source: Var  # address of its columns in the first row, for the next token to read
+    state: Val  # the same, to write
+    pitch: int  # bytes from one row to the next
     token: Val
     n_tokens: Val
 
 
 class Token(NamedTuple):
-    """One token of a head: in a kernel two numbers and three addresses, in a twin arrays of all
-    heads, ``[n_head, 1]`` or ``[n_head, width]``. Where each row of a state has a decay of its own,
-    that is an address too.
+    """One token of a head: in a kernel two numbers and three addresses, in a numpy twin arrays of
+    all heads, ``[n_head, 1]`` or ``[n_head, width]``. ``decay`` is an address too if each row of a
+    state has its own.
     """
 
     first: Any  # dt of Mamba-2, beta of the delta rule
@@ -58,23 +59,23 @@ class Token(NamedTuple):
 
 
 class ScanBlock(NamedTuple):
-    """Tokens that are handled together, some columns of them at a time."""
+    """Tokens that are processed together, some columns at a time."""
 
     tokens: list[Token]
-    left: list[list[Val]]  # [t][s]: the product of the decays of the tokens s to t
-    out: list[Val]  # where each token's columns go
+    left: list[list[Val]]  # [t][s]: product of the decays of tokens s to t
+    out: list[Val]  # address of each token's output columns
     ty: Ty
-    n: int  # vectors of ty that are handled together
+    n: int  # vectors of ty processed together
 
 
 @dataclass(frozen=True)
 class Scan(Spec):
-    """What both recurrences have: ``n_head`` states ``[n_state, head_dim]``, f32, one behind
-    another; ``n_group`` keys and queries of ``n_state`` values a token; ``block`` tokens at a time.
+    """Base of the recurrences: ``n_head`` states ``[n_state, head_dim]``, f32, consecutive;
+    ``n_group`` keys and queries of ``n_state`` values a token; ``block`` tokens at a time.
 
     ``x``: rows of values, keys and queries, from ``values``, ``keys`` and ``queries`` on;
-    ``rates``: two numbers a head, the second is what its state is multiplied by
-    (``gates.py``). Items: parts x heads x tiles of columns.
+    ``rates``: two numbers a head, the second its state's decay (``gates.py``). Items: sequences x
+    heads x tiles of columns.
     """
 
     args = Args(
@@ -87,7 +88,7 @@ class Scan(Spec):
     n_state: int
     n_group: int
     block: int = 1
-    passing: bool = False  # states, in whole cache lines, go past the caches: one token a part
+    passing: bool = False  # states, in whole cache lines, bypass the caches: one token a sequence
 
     @property
     def tile(self) -> int:
@@ -99,17 +100,17 @@ class Scan(Spec):
 
     @property
     def items(self) -> int:
-        """Of a part."""
+        """Items of a sequence."""
         return self.n_head * self.tiles
 
     @property
     def n_decay(self) -> int:
-        """Numbers that a head's state is multiplied by: one, or one for each row."""
+        """Decays of a head's state: one, or one for each row."""
         return 1
 
     @property
     def staged(self) -> bool:
-        """Whether an item's columns lie in scratch, from ``state_at`` on, while it goes on."""
+        """Whether an item's columns are in scratch, from ``state_at`` on, during the item."""
         return self.block > 1
 
     def scratch(self, lanes: int) -> int:
@@ -120,7 +121,7 @@ class Scan(Spec):
         return 4 * n, 5 * n * n_tokens
 
     def group_of(self, head: Any) -> Any:
-        """Whose keys and queries a head has: neighbours share them."""
+        """Return the group of keys and queries of a head: adjacent heads share one."""
         return head // (self.n_head // self.n_group)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -130,20 +131,20 @@ class Scan(Spec):
             self._one_by_one(k, frame, here, ty, done)
 
     def _one_by_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, start: Operand) -> None:
-        """The tokens of an item from ``start`` on."""
+        """Process the tokens of an item from ``start`` on."""
         with k.loop(here.n_tokens, start=start) as t:
             token, out = self._token_at(k, frame, here, t)
             self._token(k, frame, here, ty, token, out)
             here.source.v = here.state
 
     def _blocks(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, ty: Ty) -> Val:
-        """As many tokens of an item as whole blocks have: their number."""
+        """Process an item's tokens in whole blocks; return how many tokens that was."""
         done = here.n_tokens // self.block * self.block
         n = max(1, min(self.tile // ty.lanes, isa.regs // (4 * self.block)))
         with k.loop(done, step=self.block) as t:
             both = [self._token_at(k, frame, here, t + i) for i in range(self.block)]
             tokens, out = [token for token, _ in both], [at for _, at in both]
-            for token in tokens:  # those of the next block: rows lie far from each other
+            for token in tokens:  # those of the next block: rows are far apart
                 ahead = frame.stride * (4 * self.block)
                 rows = (
                     (token.value, self.tile),
@@ -158,7 +159,7 @@ class Scan(Spec):
         return done
 
     def _left(self, tokens: list[Token]) -> list[list[Val]]:
-        """See ``ScanBlock.left``."""
+        """Return ``ScanBlock.left``."""
         left = [[token.decay] for token in tokens]
         for i, row in enumerate(left):
             for s in range(i - 1, -1, -1):
@@ -166,11 +167,11 @@ class Scan(Spec):
         return left
 
     def _decay(self, k: Builder, rates: Val, head: Val) -> Val:
-        """A token's decay, of the head whose first number is at ``rates``."""
+        """Return a token's decay, for the head whose first number is at ``rates``."""
         return k.load(rates, f32, offset=4 * round_up(self.n_head, COLUMNS))
 
     def _token_at(self, k: Builder, frame: Frame, here: ScanItem, t: Val) -> tuple[Token, Val]:
-        """An item's ``t``-th token, and where its columns go."""
+        """Return an item's ``t``-th token, and the address of its output columns."""
         row = here.token + t
         x = frame.x + row * frame.stride * 4
         rates = frame.rates + (row * frame.rates_stride + here.head) * 4
@@ -185,7 +186,7 @@ class Scan(Spec):
 
     @contextmanager
     def _items(self, k: Builder, frame: Frame, ty: Ty) -> Iterator[ScanItem]:
-        """Each item; a text that begins finds zeros."""
+        """Loop over the items. A sequence's first run starts from zeros."""
         parts = frame.run("parts", ptr)
         with k.loop(frame.end, start=frame.begin) as item:
             record = load_record(k, parts + item // self.items * PART.itemsize, PART)
@@ -215,7 +216,7 @@ class Scan(Spec):
     def _rows(
         self, k: Builder, ty: Ty, source: tuple[Val, int] | None, to: tuple[Val, int]
     ) -> None:
-        """A tile of a state, or zeros, to another place; each with the bytes between its rows."""
+        """Copy a tile of a state, or zeros; each address comes with the bytes between its rows."""
         with k.loop(self.n_state) as n:
             for j in range(0, 4 * self.tile, 4 * ty.lanes):
                 v = k.zero(ty)
@@ -224,21 +225,21 @@ class Scan(Spec):
                 k.store(to[0] + (n * to[1] + j), v)
 
     def skip(self, k: Builder, frame: Frame, here: ScanItem) -> Val | None:
-        """What of a token's own value its head's outputs have, if anything."""
+        """Return the factor of a token's own value in its head's output, or None."""
         return None
 
     def _token(
         self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Token, out: Val
     ) -> None:
-        """One token of an item."""
+        """Process one token of an item."""
         raise NotImplementedError
 
     def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
-        """Some tokens of an item."""
+        """Process a block of tokens of an item."""
         raise NotImplementedError
 
     def _dots(self, k: Builder, isa: Isa, pairs: Sequence[tuple[Val, Val]]) -> list[Val]:
-        """The inner product of each pair of keys or queries."""
+        """Return the inner product of each pair of keys or queries."""
         lanes, rows = isa.lanes, list(dict.fromkeys(row for pair in pairs for row in pair))
         full, rest = divmod(self.n_state, lanes)
         sums = [k.var(k.zero(f32 * lanes)) for _ in pairs]
@@ -255,7 +256,7 @@ class Scan(Spec):
         return self._summed(k, lanes, sums)
 
     def _summed(self, k: Builder, lanes: int, sums: Sequence[Var]) -> list[Val]:
-        """The sum of each vector's lanes."""
+        """Return the sum of each vector's lanes."""
         found: list[Val] = []
         for start in range(0, len(sums), lanes):
             some = [var.v for var in sums[start : start + lanes]]
@@ -266,8 +267,8 @@ class Scan(Spec):
     def _among(
         self, k: Builder, isa: Isa, block: ScanBlock, rows: Sequence[Val], own: int
     ) -> list[list[Val]]:
-        """[t][s]: how much the row of token t sees of what token s, one before it, has added; with
-        ``own`` of what t itself has, too. Each is spread over a vector.
+        """Return [t][s]: the weight in token t's row of what token s, an earlier one, has added;
+        with ``own`` also of what t itself has. Each is in all lanes.
         """
         n = len(rows)
         pairs = [(t, s) for t in range(n) for s in range(t + own)]
@@ -280,7 +281,7 @@ class Scan(Spec):
     def _see(
         self, k: Builder, here: ScanItem, block: ScanBlock, at: int, rows: Sequence[Val]
     ) -> list[list[Val]]:
-        """What each row of ``n_state`` values sees of a state's columns from ``at`` on."""
+        """Multiply rows of ``n_state`` values by a state's columns from ``at`` on."""
         seen = [[k.var(k.zero(block.ty)) for _ in range(block.n)] for _ in rows]
         source, size = here.source.v + 4 * at, 4 * block.ty.lanes
         with k.loop(self.n_state) as n:
@@ -295,10 +296,12 @@ class Scan(Spec):
     def _learn(
         self, k: Builder, here: ScanItem, block: ScanBlock, at: int, new: list[list[Val]]
     ) -> None:
-        """A state's columns from ``at`` on become what is left of them and of ``key new^T``."""
+        """Update a state's columns from ``at`` on: decay them, and add ``key new^T`` with the
+        decays after each token.
+        """
         ty, left = block.ty, block.left[-1]
         keep = k.splat(left[0], ty)
-        kept = [*left[1:], None]  # what is left of what each token adds; of the last one's, all
+        kept = [*left[1:], None]  # remaining decay of what each token adds; None for the last: 1
         new = [
             vectors if part is None else [v * k.splat(part, ty) for v in vectors]
             for vectors, part in zip(new, kept, strict=True)
@@ -316,8 +319,8 @@ class Scan(Spec):
         keys: Sequence[Val],
         new: list[list[Val]],
     ) -> None:
-        """Row n of a state's columns from ``at`` on becomes ``keep(n)`` of itself, and of each key
-        its n-th value times what is new.
+        """Update row n of a state's columns from ``at`` on: multiply it by ``keep(n)``, and add
+        each key's n-th value times its new values.
         """
         ty, source, size = block.ty, here.source.v + 4 * at, 4 * block.ty.lanes
         with k.loop(self.n_state) as n:
@@ -330,12 +333,14 @@ class Scan(Spec):
                 k.store(here.state + (home + 4 * at + size * j), x)
 
     def _kept(self, k: Builder, token: Token, ty: Ty) -> Callable[[Val], Val]:
-        """What a state's row n is multiplied by: all of them by one number."""
+        """Return the factor of a state's row n: the same for all rows."""
         keep = k.splat(token.decay, ty)
         return lambda n: keep
 
     def _step(self, k: Builder, here: ScanItem, ty: Ty, token: Token, add: list[Val]) -> list[Val]:
-        """The state becomes ``decay`` of itself and ``key add^T``; gives what ``query`` sees."""
+        """Multiply the state by ``decay``, add ``key add^T``, and return its product with
+        ``query``.
+        """
         keep, seen = self._kept(k, token, ty), [k.var(k.zero(ty)) for _ in add]
         source = here.source.v
         with k.loop(self.n_state) as n:
@@ -379,5 +384,5 @@ class Scan(Spec):
             new[:] = s.ravel()
 
     def _token_ref(self, s: np.ndarray, token: Token, d: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The next states ``[n_head, n_state, head_dim]``, and what is seen of them."""
+        """Return the next states ``[n_head, n_state, head_dim]``, and the outputs."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """WKV-7, of RWKV-7 (Peng and others, 2025): the delta rule with a decay for each channel of a key,
-and a direction of its own to take away from a state. Before it each token is mixed with the one
-before (token shift).
+and a separate direction that is removed from the state. Before it each token is mixed with the
+previous one (token shift).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from treadle.kernels.recurrent.convolution import ByChannel
 from treadle.kernels.recurrent.scan import Scan, ScanItem
 from treadle.kernels.spec import Args, Frame, Spec
 
-DECAY = -0.606531  # a state keeps e**(DECAY s) at least, with s a sigmoid: about -e**-0.5
-LEAST = 1e-12  # length of what is made of length 1
-ROW = ("decays", "removed", "added", "keys", "values")  # of ``WkvKeys``, side by side
+DECAY = -0.606531  # decays are e**(DECAY s), with s a sigmoid; about -e**-0.5
+LEAST = 1e-12  # least length of a vector that is normalised
+ROW = ("decays", "removed", "added", "keys", "values")  # columns of ``WkvKeys``' output
 
 
 @dataclass(frozen=True)
 class TokenShift(ByChannel):
     """``out[j] = x + w[j] (x' - x)`` for each of ``n`` rows of ``w``, side by side, where ``x'`` is
-    the token before, or zeros before the first. ``x`` is of ``k`` channels.
+    the previous token, or zeros before the first. ``x`` has ``k`` channels.
 
-    The last token is the sequence's state. Items: parts x tiles of TILE channels.
+    The last token is the sequence's state. Items: sequences x tiles of TILE channels.
     """
 
     op: ClassVar[str] = "token_shift"
@@ -42,7 +42,7 @@ class TokenShift(ByChannel):
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
-        """All tokens of a part, of the ``n`` channels from ``at`` on."""
+        """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
         ty = f32 * lanes
         home = frame.states + (frame.state_off + at * 4)
         old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
@@ -78,14 +78,13 @@ class TokenShift(ByChannel):
 
 @dataclass(frozen=True)
 class WkvKeys(Spec):
-    """What each token does to the states of its ``heads``, of ``k`` channels each: a row of the
-    five parts that ``ROW`` names.
+    """Inputs of the recurrence for each token and its ``heads``, of ``k`` channels each: a row of
+    the five parts that ``ROW`` names.
 
-    ``decays`` are ``e**(DECAY sigmoid(decay + w0))``, ``removed`` is ``key k_k`` made of length 1
-    head by head, ``added`` that times ``r = sigmoid(rate + a0)``, ``keys`` are ``key (1 + (r - 1)
-    k_a)``. ``values`` are ``value``; with ``mixed`` as much of ``first`` as ``sigmoid(mix + mix0)``
-    says, and ``value`` for the rest. All rows that are given have one stride. Items: tokens x
-    heads.
+    ``decays`` are ``e**(DECAY sigmoid(decay + w0))``; ``removed`` is ``key k_k``, normalised to
+    length 1 per head; ``added`` is that times ``r = sigmoid(rate + a0)``; ``keys`` are ``key (1 +
+    (r - 1) k_a)``. ``values`` are ``value``; with ``mixed``, a blend of ``first``, with weight
+    ``sigmoid(mix + mix0)``, and ``value``. All input rows have one stride. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "wkv_keys"
@@ -163,8 +162,8 @@ class WkvKeys(Spec):
 
 @dataclass(frozen=True)
 class Wkv(Scan):
-    """``s = decays s - added (removed s)^T + keys values^T``; out ``r s``. ``x``: rows as
-    ``WkvKeys`` writes them; each head has keys of its own, as wide as its values.
+    """``s = decays s - added (removed s)^T + keys values^T``; out ``r s``. ``x``: the output of
+    ``WkvKeys``; each head has keys of its own, as wide as its values.
     """
 
     op: ClassVar[str] = "wkv"
@@ -177,7 +176,7 @@ class Wkv(Scan):
             here.source.v = here.state
 
     def _learn_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Val) -> None:
-        """One token of an item."""
+        """Process one token of an item."""
         columns, size = range(0, self.tile, ty.lanes), 4 * self.n_head * self.head_dim
         row = frame.x + token * frame.stride * 4
         at = row + here.head * (4 * self.n_state)
@@ -238,9 +237,9 @@ class Wkv(Scan):
 
 @dataclass(frozen=True)
 class WkvOut(Spec):
-    """``(norm(x) + (sum of r r_k key) value) gate`` of each head, in place; LayerNorm, with a
-    weight and a bias for each channel, if there is a ``norm``. ``rows``: as ``WkvKeys`` writes
-    them; all other rows have one stride. Items: tokens x heads.
+    """``(norm(x) + (sum of r r_k key) value) gate`` for each head, in place. With ``norm``, a
+    LayerNorm with a weight and a bias for each channel. ``rows``: the output of ``WkvKeys``; all
+    other rows have one stride. Items: tokens x heads.
     """
 
     op: ClassVar[str] = "wkv_out"
@@ -283,7 +282,7 @@ class WkvOut(Spec):
             map_row(k, self.k, x, made, x, *more)
 
     def _bonus(self, k: Builder, lanes: int, *rows: Val) -> Val:
-        """The sum of products of three values each."""
+        """Return the sum of the products of three values each."""
         total = k.var(k.zero(f32 * lanes))
 
         def run(at: Val, count: int) -> None:
