@@ -1,1 +1,1 @@
-"""Quantising a model file: which tensor becomes what (``plan``), and doing it (``write``)."""
+"""Quantise a model file: choose a format for each tensor (``plan``) and write the file (``write``)."""
