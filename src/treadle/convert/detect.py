@@ -1,4 +1,4 @@
-"""Checkpoint detection: finds the kind of a checkpoint from its content, with a row for each kind."""
+"""Checkpoint detection by content: a row for each kind of checkpoint."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def find_kind(path: Path) -> CheckpointKind:
 
 
 def _head(path: Path) -> bytes:
-    """Return the file's first bytes; ``GGUF`` for the stem of a shard set, which is no file itself."""
+    """Return the file's first bytes; ``GGUF`` for the stem of a shard set, which is no file."""
     if not path.exists() and any(path.parent.glob(f"{path.name.removesuffix('.gguf')}-*.gguf")):
         return b"GGUF"
     if not os.path.exists(path):

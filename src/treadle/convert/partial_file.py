@@ -109,7 +109,7 @@ class PartFile:
         self.path.replace(self.target)
 
     def close(self, *, discard_empty: bool = False) -> None:
-        """Close it and release its lock. With ``discard_empty``, delete it if nothing was written."""
+        """Close it and release its lock; with ``discard_empty``, delete it if it is empty."""
         if self.fd >= 0:
             if discard_empty and os.fstat(self.fd).st_size == 0:
                 self.path.unlink(missing_ok=True)

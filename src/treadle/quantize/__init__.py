@@ -1,1 +1,1 @@
-"""Quantise a model file: choose a format for each tensor (``plan``) and write the file (``write``)."""
+"""Quantisation of a model file: choosing formats (``plan``) and writing (``write``)."""

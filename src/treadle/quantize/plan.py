@@ -1,4 +1,4 @@
-"""Quantisation plan: the format of each tensor, from a mix, the user's rules, and the row lengths."""
+"""Quantisation plan: the format of each tensor, from a mix, user rules and row lengths."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _Model:
         return self.params.number("rope_theta", 10000.0, lo=1.001, hi=1e12)
 
     def _context(self, eps: float, theta: float) -> int:
-        """Return the trained context length, which no file gives: other settings tell the release."""
+        """Return the trained context length. No file gives it: other settings tell the release."""
         if self.params.get("max_seq_len") is not None:
             return self.params.integer("max_seq_len", hi=POSITION_MAX)
         if self.params.flag("use_scaled_rope", False):

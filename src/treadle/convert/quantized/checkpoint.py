@@ -55,7 +55,7 @@ _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(?:nf4|fp4)")
 
 
 def find_settings(config: MetadataReader, folder: Path) -> MetadataReader | None:
-    """Return the checkpoint's quantisation settings if their method is one of METHODS, else None."""
+    """Return the checkpoint's quantisation settings if the method is one of METHODS, else None."""
     if config.get(KEY) is None and (folder / MODELOPT).is_file():
         found = MetadataReader(read_json(folder / MODELOPT), folder / MODELOPT).within(
             "quantization"

@@ -114,7 +114,7 @@ class PackedModule:
 
 
 def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
-    """Return the tensors with each module of FLOATS as one. Raises FileError for mismatched parts."""
+    """Return the tensors with each module of FLOATS as one. FileError for mismatched parts."""
     made = dict(tensors)
     for name, scales in tensors.items():
         module, _, kind = name.rpartition(".")

@@ -298,7 +298,7 @@ def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
 
 
 def norms_of_heads(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for StableLM 2 12B's LayerNorm per head, whose weights GGUF has in one tensor."""
+    """Return rules for StableLM 2 12B's LayerNorm per head: GGUF has the weights in one tensor."""
     if not keys.flag("qk_layernorm", False):
         return ()
     n_head = keys.integer("num_attention_heads")

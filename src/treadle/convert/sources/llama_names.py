@@ -1,4 +1,4 @@
-"""Llama as named in Meta's releases and the old formats: tensors, their shards, hyper-parameters."""
+"""Llama's names in Meta's releases and the old formats: tensors, shards, hyper-parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FREQS = re.compile(r"(layers\.\d+\.attention\.inner_attention\.)?rope\.freqs")  
 
 
 def gguf_name(name: str) -> tuple[str, int | None] | None:
-    """Return GGUF's name for a tensor of Meta's, and its split dimension; None for other tensors."""
+    """Return GGUF's name for a tensor of Meta's, and its split dimension; None for others."""
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"layers\.(0|[1-9]\d{0,3})\.(.+)", stem)
     row = LAYER.get(layer[2]) if layer else MODEL.get(stem)

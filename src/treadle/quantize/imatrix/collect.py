@@ -221,7 +221,7 @@ class _TappedPlan:
         self.program = device.ready(self.plan, self._arena, run.memory)
 
     def rows(self, tap: ActivationTap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
-        """Return the rows at the tap, float32 ``[n, K]``: a view, valid until the next step runs."""
+        """Return the rows at the tap, float32 ``[n, K]``: a view, valid until the next step."""
         at = self.plan.offsets[tap.buffer] + head * tap.buffer.row_bytes
         rows = self._arena.read(at, n * tap.act.row_bytes)
         return rows.view(np.float32).reshape(n, -1)[:, : tap.act.k]
