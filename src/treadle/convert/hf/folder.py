@@ -181,7 +181,8 @@ def _weights_of(folder: Path) -> Path:
 
 
 class HFModel(GGUF):
-    """A directory with the interface of a GGUF file: the same keys, and tensors in the mapped files.
+    """A directory with the interface of a GGUF file: the same keys; tensors are in the mapped
+    files.
 
     Memory holds only norms that GGUF has one larger, RoPE factors, tensors that GPT-2 and GPT-NeoX
     order differently, and tensors derived from others.

@@ -32,7 +32,9 @@ _TAPS = (".conv1d.weight", ".conv.conv.weight")
 
 
 def as_transformers(tensors: Mapping[str, SafeTensor]) -> tuple[Found, bool]:
-    """Return the tensors with taps as [channels, 1, taps], and whether any were in mlx-lm's layout."""
+    """Return the tensors with taps as [channels, 1, taps], and whether mlx-lm's layout was
+    found.
+    """
     made, laid = dict(tensors), False
     for name, tensor in tensors.items():
         if (

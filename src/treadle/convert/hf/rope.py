@@ -122,7 +122,7 @@ _STILL = 1e30  # factor of pairs that do not rotate, as llama.cpp's converter wr
 
 
 def _n_ctx_orig(rope: MetadataReader, keys: MetadataReader, lo: int = 1) -> int:
-    """Return the context length before scaling. transformers prefers the number outside ``rope``."""
+    """Return the context length before scaling. transformers prefers the one outside ``rope``."""
     for said in (keys, rope):
         if said.get(_ORIGINAL) is not None:
             return said.integer(_ORIGINAL, lo=lo, hi=POSITION_MAX)

@@ -42,7 +42,7 @@ def read_sentences(folder: Path) -> dict[str, Any]:
 
 
 def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
-    """Return the prompt before the query, if a cross-encoder's folder names one. Errors as above."""
+    """Return the key of a cross-encoder's prompt before the query, if any. Errors as above."""
     prompt = _default_prompt(folder)
     if prompt and ARCHS[hyper.family.arch].graph != "encoder":
         what = "treadle has a default prompt of rerankers that are encoders"

@@ -345,7 +345,7 @@ def _check(
     found: Mapping[str, MappedTensor],
     words: str = "",
 ) -> None:
-    """Check that the tensor exists in this shape. Raises FileError with the checkpoint's own names."""
+    """Check that the tensor exists in this shape. FileError with the checkpoint's own names."""
     if name not in found:
         where = _hf_name(name, hyper, found)
         expected = f"shape {list(shape)}"

@@ -1,4 +1,4 @@
-"""Per-layer patterns of families: layers with a sliding window, and layers with attention at all."""
+"""Per-layer patterns of families: layers with a sliding window, and layers with attention."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a tokenizer.model. Raises FileError if it is invalid, UnsupportedError if it is not BPE."""
+    """Read a tokenizer.model. FileError if it is invalid, UnsupportedError if it is not BPE."""
     with map_file(path, "a sentencepiece model") as mapped:
         return parse_sentencepiece(bytes(mapped), path)
 
@@ -108,7 +108,7 @@ class _Message:
         return FileError(what, path=self.path, offset=at, expected=expected)
 
     def fields(self, at: int, end: int) -> Iterator[tuple[int, int | tuple[int, int]]]:
-        """Yield number and value of each field: an int, or the (start, end) of a string or message."""
+        """Yield number and value of each field: an int, or (start, end) of a string or message."""
         while at < end:
             begin = at
             tag, at = self._varint(at, end)

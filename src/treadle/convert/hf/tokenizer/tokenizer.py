@@ -44,7 +44,9 @@ _SPACE = "\u2581"
 
 @dataclass
 class Pieces:
-    """A vocabulary by id; ``types`` as GGUF numbers them; a text of None: no piece has this id yet."""
+    """A vocabulary by id; ``types`` as GGUF numbers them. A text is None until a piece has
+    its id.
+    """
 
     path: Path
     model: str  # tokenizer.ggml.model
@@ -177,7 +179,7 @@ def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
 
 
 def _lower(pieces: Pieces, folder: Path) -> None:
-    """Set lower-casing, which sentence-transformers does itself; GGUF has a key only for WordPiece."""
+    """Set lower-casing, which sentence-transformers does itself. GGUF has it only for WordPiece."""
     key = "normalizer.lowercase"
     if key not in pieces.keys:
         what = "do_lower_case is true: treadle has it with WordPiece vocabularies"
@@ -342,7 +344,7 @@ def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 def _vocabulary(
     spec: dict[str, Any], path: Path, n_vocab: int
 ) -> tuple[list[str | None], list[tuple[str, str]]]:
-    """Return pieces by id, and merges as pairs; every id and both sides of every merge are checked."""
+    """Return pieces by id, and merges as pairs. Every id and both sides of merges are checked."""
     model = spec.get("model")
     if not isinstance(model, dict):
         raise FileError(f"is {model!r:.60}", path=path, where="model", expected="an object")
