@@ -280,7 +280,7 @@ class _Writer:
     def _copy(self, entry: OutputTensor, data: Bytes, part: PartFile, at: int) -> None:
         """Write unchanged bytes; the kernel copies them if they are contiguous in a file."""
         lies = mapped_range(entry.tensor, data)
-        whole = (file for file in self.mapped.files if not file.start)  # start: it lies in a bundle
+        whole = (file for file in self.mapped.files if not file.start)  # a bundle's start at > 0
         files = (file.reopen() for file in whole if lies and file.path == lies.path)
         fd = next(files, None)
         start = lies.offset if lies else 0

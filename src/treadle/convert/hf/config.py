@@ -40,7 +40,7 @@ class HfConfig:
     """
 
     family: Family
-    metadata: dict[str, Any]  # general.architecture, and keys behind "{arch}."
+    metadata: dict[str, Any]  # general.architecture, and keys prefixed with "{arch}."
     sizes: dict[str, int]  # the words of models.structure.TensorRow.shape
     n_layer: int
     n_head: int

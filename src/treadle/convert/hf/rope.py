@@ -36,7 +36,7 @@ MINISTRAL_ROPE = {
     "llama_4_scaling_beta": 0.1,
 }
 
-Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
+Factors = dict[str, npt.NDArray[np.float32]]  # RoPE factor tensors by name
 
 
 def read_rope(
@@ -286,7 +286,7 @@ def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     is accepted.
     """
     key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without a rope"
-    flags = keys.get(key)  # 1 where there is a rope, whatever the name says
+    flags = keys.get(key)  # 1 means RoPE, despite the key's name
     if flags is None:
         key = "no_rope_layer_interval"
         found = by_period(keys.integer(key, NOPE_PERIOD), n_layer)

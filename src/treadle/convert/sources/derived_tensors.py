@@ -37,7 +37,7 @@ EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\
 
 @dataclass(frozen=True)
 class DerivationRule:
-    """How some tensors of a layer become others.
+    """A rule that derives tensors of a layer from others.
 
     of: source names behind "layers.N.", or the last two words of one outside; all exist or none.
     gives: functions that make each result, by name; a leading slash puts it outside the layers.
@@ -45,8 +45,8 @@ class DerivationRule:
     dtype: type of the result, as bytes [.., n]; "": that of the first source, or float32.
     first_layer, last_layer: the rule applies to these layers and those between.
     whole: arrays of three axes are not a stack of matrices of one kind.
-    side: the operation on a matrix applies to a LoRA pair's B (rows) or A (columns);
-        "": an adapter of the matrix cannot be mapped.
+    side: the operation on a matrix applies to a LoRA pair's B (rows) or A (columns); "": an adapter
+        of the matrix cannot be mapped.
     """
 
     of: tuple[str, ...]

@@ -14,7 +14,7 @@ from typing import Any
 from treadle.errors import UnsupportedError
 from treadle.tokenizer.pretokenizers import DEFAULT, PRE_TOKENIZERS
 
-# Preferred names, if several stand for the same pre-tokenizer.
+# Preferred names, if several mean the same pre-tokenizer.
 _FIRST = ("llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "smaug-bpe", "deepseek-v3")
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\x\{([0-9a-fA-F]{1,6})\}")
 
