@@ -280,7 +280,8 @@ class _Writer:
     def _copy(self, entry: OutputTensor, data: Bytes, part: PartFile, at: int) -> None:
         """Write unchanged bytes; the kernel copies them if they are contiguous in a file."""
         lies = mapped_range(entry.tensor, data)
-        whole = (file for file in self.mapped.files if not file.start)  # a bundle's start at > 0
+        # A file inside a bundle starts past 0.
+        whole = (file for file in self.mapped.files if not file.start)
         files = (file.reopen() for file in whole if lies and file.path == lies.path)
         fd = next(files, None)
         start = lies.offset if lies else 0

@@ -54,7 +54,7 @@ class HfConfig:
     rules: Sequence[DerivationRule] = ()  # for tensors that GGUF stores differently
     n_extra: int = 0  # MTP layers after the last layer
     headless: bool = False  # the model's class has no output head
-    spelt: Mapping[str, str] = field(default_factory=dict)  # its keys by GGUF's in graphs
+    spelt: Mapping[str, str] = field(default_factory=dict)  # GGUF key -> config.json's key
     path: Path = Path("config.json")
 
 

@@ -201,7 +201,7 @@ def named_as(
 
 
 def further_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTensor]:
-    """Return the tensors of MTP layers after the last layer, which ``mtp.py`` names."""
+    """Return the tensors of MTP layers after the last layer, which ``convert/hf/mtp.py`` names."""
     return {
         name: tensor
         for name, tensor in weights.tensors.items()

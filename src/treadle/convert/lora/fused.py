@@ -20,7 +20,8 @@ from treadle.models.lora import Adapter, Floats, LowRank
 
 GATE_OR_UP = re.compile(r"\.ffn_(?:gate|up)_exps\.")
 Q_K_V = re.compile(r"(?P<at>blk\.(?P<layer>\d+)\.attn_)(?P<one>qkv|q|k|v)\.weight")
-Check = Callable[[str, LowRank, tuple[int, ...]], None]  # of a name and a shape
+# Takes the name, the pair and the matrix's shape.
+Check = Callable[[str, LowRank, tuple[int, ...]], None]
 
 
 def as_model_has(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> Adapter:

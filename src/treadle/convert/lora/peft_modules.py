@@ -79,7 +79,7 @@ class Modules:
             for family in self.families
             if stem in family.names
         ]
-        found.sort(key=lambda part: part.name not in self._gguf.tensors)  # the model's own first
+        found.sort(key=lambda part: part.name not in self._gguf.tensors)  # the model's names first
         if found:
             return found[:1]
         why = NO_SUCH

@@ -93,8 +93,8 @@ def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
 def read_float4(
     found: Found, name: str, tensor: SafeTensor, whole: str = "", *, divides: bool = False
 ) -> None:
-    """Replace pairs of E2M1 with scales ``name``_scale: scales that are powers of two make MXFP4,
-    E4M3 scales NVFP4, whose tensor ``whole``, if given, multiplies (or divides) all weights.
+    """Replace pairs of E2M1 with scales ``name``_scale: powers of two make MXFP4; scales in E4M3
+    make NVFP4, with an optional factor tensor ``whole`` that multiplies (or divides) all weights.
     """
     scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
     *others, half = matrices(tensor)
