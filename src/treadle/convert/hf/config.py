@@ -371,10 +371,8 @@ def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any
         if family.own_local_rope and any(flags):
             keys.refuse(size, "is null, where some layers have a rope of their own")
         return without
-    tells = ARCHS[family.arch].nope in (
-        "global",
-        "sparse",
-    )  # it also selects the layers with RoPE
+    # In these architectures the window also selects the layers with RoPE.
+    tells = ARCHS[family.arch].nope in ("global", "sparse")
     if not any(flags) and not tells:
         return without
     found: dict[str, Any] = {WINDOW: keys.integer(size, hi=POSITION_MAX)}
