@@ -1,1 +1,1 @@
-"""From other checkpoints to GGUF: what is read (one file a source), and what is written."""
+"""Conversion of other checkpoints to GGUF: readers (one file per source kind) and the writer."""

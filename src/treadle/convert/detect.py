@@ -1,4 +1,4 @@
-"""What a path holds, told by its content: a row for each kind of checkpoint."""
+"""Checkpoint detection by content: a row for each kind of checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Open = Callable[[Path, Path | None], Source]
 
 @dataclass(frozen=True)
 class CheckpointKind:
-    """A kind of checkpoint. ``fits`` is asked with a path and the first bytes of a file.
+    """A kind of checkpoint. ``fits`` receives a path and the first bytes of a file.
 
     ``own_tokenizer``: the user may name the tokenizer's file.
     """
@@ -38,7 +38,7 @@ class CheckpointKind:
 
 
 def open_source(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a checkpoint of any kind. FileError, UnsupportedError."""
+    """Open a checkpoint of any kind. Raises FileError, UnsupportedError."""
     kind = find_kind(path)
     if tokenizer is not None and not kind.own_tokenizer:
         raise FileError(f"{kind.name} has its own tokenizer", path=path)
@@ -49,7 +49,7 @@ def open_source(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def find_kind(path: Path) -> CheckpointKind:
-    """The first kind that the content fits; FileError for none."""
+    """Return the first kind that matches the content. Raises FileError if none does."""
     try:
         head = b"" if path.is_dir() else _head(path)
         for kind in KINDS:
@@ -67,7 +67,7 @@ def find_kind(path: Path) -> CheckpointKind:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes; of a shard set's stem, which is no file, those of its first shard."""
+    """Return the file's first bytes; ``GGUF`` for the stem of a shard set, which is no file."""
     if not path.exists() and any(path.parent.glob(f"{path.name.removesuffix('.gguf')}-*.gguf")):
         return b"GGUF"
     if not os.path.exists(path):
@@ -90,7 +90,7 @@ def _is_meta(path: Path, head: bytes) -> bool:
 
 
 def _is_old_llama2c(path: Path, head: bytes) -> bool:
-    """Nothing marks it, but its length is exactly what its header asks for."""
+    """Whether the file's length is exactly what its header implies: the format has no magic."""
     try:
         return not path.is_dir() and n_bytes_of(head, path) == path.stat().st_size
     except (TreadleError, struct.error):

@@ -1,7 +1,8 @@
-"""What llama.cpp, and what is built on it, reads otherwise than treadle in a file that is written.
+"""Differences in how llama.cpp, and programs built on it, read a written file compared to treadle.
 
-GGUF has keys for more than each program reads. Here is what llama.cpp's sources of 2026 do with
-the architectures that treadle has: a row of ROWS looks at one thing and says what will differ.
+GGUF has more keys than any one program reads. This module states what llama.cpp's sources of 2026
+do with the architectures that treadle supports: each row of ROWS checks one thing and describes the
+difference.
 """
 
 from __future__ import annotations
@@ -27,37 +28,38 @@ from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.sentence import HEAD_ACTIVATION
 from treadle.models.structure import layer_of
 
-BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN's, where llama.cpp is not told on its command line
+BETAS = {"fast": 32.0, "slow": 1.0}  # YaRN betas that llama.cpp uses without its command-line flags
 ANY_BIAS = frozenset(
     {*QKV_BIAS, "attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"}
 )
-# Architectures whose files have them or may have them; the others take those of FEW_BIASES.
+# Architectures in which llama.cpp reads ANY_BIAS; it reads only FEW_BIASES in the others.
 WITH_BIASES = frozenset(
     {"llama", "gpt-oss", "gpt2", "gptneox", "starcoder2"}
     | {"gte", "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert-moe", "jais2", "granite_swa"}
 )
-# Where the file says which layers have the window (as all do that have a usual pattern), and where
-# it says the scale of scores.
+# Architectures whose files say which layers have the window (so do all with a usual pattern), and
+# those whose files give the attention scale.
 WITH_WINDOWS = frozenset(
     {"gemma4", "olmo2", "granite_swa", "cohere2moe", "mellum", "laguna", "step35", "mimo2"}
 )
 WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS
-# Those that it asks all files for.
+# Biases that llama.cpp requires in every file.
 ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
-FIXED_WINDOW = {"smallthinker": 4096}  # whatever the file's
-# What it computes otherwise than the models were trained, whatever their files say.
+FIXED_WINDOW = {"smallthinker": 4096}  # the file's value is ignored
+# Architectures that llama.cpp computes differently from the trained models, whatever the file says.
 TRAINED = {
     "phimoe": "its norms are without the mean, and weights of experts add up to 1 (no SparseMixer)",
     "grovemoe": "small experts read what the others give, and another expert's score weighs them",
 }
-# treadle's own names, and biases of matrices that have none there in these architectures.
+# Tensor names of treadle's own, and biases that llama.cpp lacks in these architectures.
 OWN = frozenset(
     {"ffn_exps_bias.weight", "attn_q_a.bias", "attn_kv_a_mqa.bias"}
     | {f"ffn_{one}.bias" for one in ("gate_shexp", "up_shexp", "down_shexp")}
     | {"ffn_latent_down.bias", "ffn_latent_up.bias", "output.bias"}
 )
-# Whether it makes the weights of a token's experts add up to 1, where it does not ask the file.
+# Whether llama.cpp normalises expert weights to a sum of 1, in architectures where it does not read
+# this from the file.
 NORMED = {
     "llama": True,
     "qwen3moe": True,
@@ -69,24 +71,24 @@ NORMED = {
     "mimo2": True,
     "dbrx": True,
 }
-# It wants keys and values of every layer there, also of those that read others' and have none; it
-# takes the first so many layers to have some, and the first so many gates to be sparse.
+# llama.cpp requires attn_k and attn_v in every layer, even in layers that share those of others. It
+# assumes this number of first layers with their own, and this number of first sparse gates.
 SHARING = {"gemma3n": (20, 10)}
 LACKING = frozenset(
     {"flex_olmo", "gptneo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
-)  # architectures that it does not have
-ONE_BASE = frozenset({"mellum"})  # of ropes, whatever that of layers with a window is
-FIXED_SCALES = frozenset({"minicpm3"})  # of the model's size, whatever the file says
-# Which it does not look for there: queries made in one step or in two, an output's own matrix.
+)  # architectures that llama.cpp lacks
+ONE_BASE = frozenset({"mellum"})  # one RoPE base, also for layers with a window
+FIXED_SCALES = frozenset({"minicpm3"})  # scales from the model's size; the file's are ignored
+# Tensors that llama.cpp does not load there: direct or low-rank queries, a separate output matrix.
 UNKNOWN = {"minicpm3": ("attn_q.weight",), "plm": ("attn_q_a.weight", "output.weight")}
-# Where queries may be made in one step by the model's layers alone: of how many, and with how many
-# tokens (0: any).
+# Architectures whose queries may lack the low-rank step only for certain layer counts: layer count
+# -> vocabulary size (0: any).
 IN_ONE_STEP = {"deepseek2": {26: 0, 27: 0, 48: 128256}}
 
 
 @dataclass(frozen=True)
 class OutputMetadata:
-    """A file as it will be: GGUF's keys without the architecture's name, and names of tensors."""
+    """Metadata of an output file: GGUF keys without the architecture's prefix, and tensor names."""
 
     arch: Arch
     keys: Mapping[str, Any]
@@ -94,7 +96,7 @@ class OutputMetadata:
 
 
 def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> list[str]:
-    """A sentence for each thing that llama.cpp will not read as treadle does."""
+    """Return a sentence for each difference between llama.cpp's reading and treadle's."""
     arch = ARCHS.get(str(metadata.get("general.architecture")))
     if arch is None:
         return []
@@ -107,7 +109,7 @@ def read_otherwise(metadata: Mapping[str, Any], tensors: Collection[str]) -> lis
 
 
 def _number(file: OutputMetadata, key: str) -> float | None:
-    """A key's number; None without one, and for what --set may have put there that is none."""
+    """Return a key's number; None if it is absent or, after --set, not a number."""
     value = file.keys.get(key)
     return value if isinstance(value, (int, float)) else None
 

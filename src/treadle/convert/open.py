@@ -1,4 +1,4 @@
-"""From a path to a model that the engine can run: GGUF, or a Hugging Face directory in place."""
+"""Opens a model for the engine: a GGUF file, or a Hugging Face directory in place."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from treadle.files.tensor import Progress
 
 
 def packaged_model() -> Path:
-    """The small model that ships inside the package."""
+    """Return the path of the small model that ships inside the package."""
     return Path(__file__).resolve().parent.parent / "data" / "demo.gguf"
 
 
 def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -> GGUF:
-    """Open a model as ``open_gguf`` or ``open_hf`` does, whichever it is for; errors as theirs.
+    """Open a model with ``open_gguf`` or ``open_hf``, whichever applies, with the errors of that
+    function.
 
-    What no file has as it is used is put together when it is first read; with ``progress`` it is at
-    once, and ``progress("unpack", done, total)`` is told.
+    Tensors that no file stores in the form used are assembled on first read. With ``progress`` they
+    are assembled at once, with calls of ``progress("unpack", done, total)``.
     """
     if not is_hf(path):
         return open_gguf(path)

@@ -1,8 +1,8 @@
-"""Leaving the page cache as it was found: what a conversion reads once is dropped again.
+"""Page cache hygiene: a conversion drops the pages that it read once.
 
-Which pages of a file were in memory before is asked of the kernel (``mincore``); only the others
-are dropped, so that a model which somebody runs meanwhile keeps its pages. Where the system cannot
-say (not Linux, somebody else's file), nothing is dropped.
+The kernel reports which pages of a file were in memory before (``mincore``); only the others are
+dropped, so that a model in use by another process keeps its pages. Where this is unknown (not
+Linux, or a file of another user), nothing is dropped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from treadle.files.mapping import resident_pages
 from treadle.files.tensor import TensorData
 from treadle.system import SYSTEM
 
-Advise = Callable[[int, int, int], None]  # of an open file, from a byte on, so many bytes
+Advise = Callable[[int, int, int], None]  # file descriptor, first byte, number of bytes
 PAGE = mmap.PAGESIZE
-SMALL = 1 << 20  # bytes: files not worth the trouble
+SMALL = 1 << 20  # bytes: smaller files are skipped
 MAX_FILES = 1000
 
 
@@ -33,33 +33,33 @@ class PageCache:
         self.add(paths)
 
     def add(self, paths: Iterable[Path]) -> None:
-        """Take in more files as they are now; those that are known stay as they were."""
+        """Record the resident pages of more files; files already recorded keep their state."""
         for path in paths:
             if path not in self._files and SYSTEM.DROPS_PAGES:
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     self._files[path] = _CachedPages(path)
 
     def expect(self, ranges: Iterable[TensorData]) -> None:
-        """These are read next: the system may fetch them while others are worked on."""
+        """Announce the ranges to be read next, so that the system may prefetch them."""
         for part in ranges:
             if part.path in self._files:
                 _advise(part.path, [(part.offset, part.n_bytes)], SYSTEM.fetch_pages)
 
     def drop(self, ranges: Iterable[TensorData]) -> None:
-        """These have been read, and are not read again."""
+        """Drop ranges that have been read and will not be read again."""
         for part in ranges:
             if part.path in self._files:
                 self._files[part.path].drop(part.offset, part.n_bytes)
 
     def close(self) -> None:
-        """Drop what is left of every file, readers' look-ahead included."""
+        """Drop the remaining pages of every file, read-ahead included."""
         for file in self._files.values():
             file.drop(0, file.n_bytes)
         self._files = {}
 
 
 def _advise(path: Path, ranges: Iterable[tuple[int, int]], advise: Advise) -> None:
-    """Nothing depends on it: a file that went away is not an error here."""
+    """Advise the kernel about ranges of a file; a file that disappeared is ignored."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | SYSTEM.BINARY)
         try:
@@ -70,8 +70,8 @@ def _advise(path: Path, ranges: Iterable[tuple[int, int]], advise: Advise) -> No
 
 
 def before_opening(path: Path) -> PageCache:
-    """The files that a checkpoint may consist of, before its first byte is read: reading a header
-    brings megabytes behind it into memory.
+    """Record the files of a checkpoint before its first byte is read, because reading a header
+    makes the kernel read ahead megabytes.
     """
     folder = path if path.is_dir() else path.parent
     try:
@@ -83,7 +83,7 @@ def before_opening(path: Path) -> PageCache:
 
 
 class _CachedPages:
-    """One file, with a flag for each page: was it in memory?"""
+    """One file, with a flag per page: whether it was in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

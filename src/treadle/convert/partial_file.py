@@ -1,9 +1,9 @@
-"""The file that a conversion writes: beside its target, with holes, and resumable.
+"""The partial file of a conversion: next to its target, sparse, and resumable.
 
-``.NAME.part`` has its full size from the start and fills up tensor by tensor; the journal beside
-it, ``.NAME.part.journal``, says which are complete: a line with the digest of the job, then one
-line for each. A line is only written when its tensor is on the disk, so a lost process, or power,
-costs what was written since the last line.
+``.NAME.part`` has its full size from the start and fills up tensor by tensor. The journal next to
+it, ``.NAME.part.journal``, lists the complete tensors: a line with the digest of the job, then one
+line for each tensor. A line is written only after its tensor is on the disk, so a crash or power
+loss costs only the data written since the last line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PartFile:
             if not SYSTEM.lock(fd):
                 os.close(fd)
                 raise FileError("another conversion is writing this file", path=self.target)
-            with contextlib.suppress(FileNotFoundError):  # renamed since: by its own conversion
+            with contextlib.suppress(FileNotFoundError):  # the other conversion has renamed it
                 if os.path.samestat(os.fstat(fd), os.lstat(self.path)):
                     return fd
             os.close(fd)
@@ -61,7 +61,7 @@ class PartFile:
         self._write(data[:head], at)
         n_pages = (len(data) - head) // HOLE
         body = data[head : head + n_pages * HOLE].reshape(n_pages, HOLE)
-        # Two bytes tell most pages that are not zeros, so that looking costs next to nothing.
+        # Three bytes rule out most pages that are not zero, so the check is cheap.
         maybe = np.flatnonzero((body[:, 0] | body[:, -1] | body[:, HOLE // 2]) == 0)
         zeros = maybe[~body[maybe].any(axis=1)]
         start = 0
@@ -78,10 +78,11 @@ class PartFile:
             view, at = view[n:], at + n
 
     def copy(self, source: int, offset: int, n_bytes: int, at: int) -> bool:
-        """Let the kernel copy (or share) bytes of the open file ``source``; False if it cannot.
+        """Let the kernel copy (or share) bytes of the open file ``source``; return False if it
+        cannot.
 
-        A file system with reflinks shares the blocks, where both offsets are aligned to them; a
-        hole of the source becomes a hole.
+        A file system with reflinks shares blocks if both offsets are block-aligned. A hole of the
+        source becomes a hole.
         """
         end = offset + n_bytes
         if not hasattr(os, "copy_file_range"):
@@ -97,18 +98,18 @@ class PartFile:
                         return False
                     raise
                 if n == 0:
-                    return False  # the source became shorter: reading it will tell
+                    return False  # the source became shorter: reading it raises the error
                 offset, at = offset + n, at + n
         return True
 
     def take_place(self) -> None:
-        """Give it its target's name. Raises OSError."""
+        """Rename it to its target. Raises OSError."""
         if not SYSTEM.RENAMES_OPEN:
             self.close()
         self.path.replace(self.target)
 
     def close(self, *, discard_empty: bool = False) -> None:
-        """Close it, and so let go of its lock; one that nothing was begun in goes altogether."""
+        """Close it and release its lock; with ``discard_empty``, delete it if it is empty."""
         if self.fd >= 0:
             if discard_empty and os.fstat(self.fd).st_size == 0:
                 self.path.unlink(missing_ok=True)
@@ -117,11 +118,11 @@ class PartFile:
 
 
 class Journal:
-    """Which tensors of a job are complete; ``done`` holds those of an earlier, killed run."""
+    """The list of a job's complete tensors; ``done`` holds those of an earlier, killed run."""
 
     def __init__(self, parts: Sequence[PartFile], job: str, *, resume: bool) -> None:
         self.parts, self.path = parts, Path(f"{parts[0].path}.journal")
-        self.discarded = False  # there was an earlier part, of another job
+        self.discarded = False  # a part of another job was found and cleared
         self._waiting: list[int] = []
         self._n_unsaved = 0
         self.done = self._read(job) if resume else set()
@@ -131,7 +132,7 @@ class Journal:
 
     def _read(self, job: str) -> set[int]:
         try:
-            lines = self.path.read_text("ascii").split("\n")[:-1]  # a line cut short is not there
+            lines = self.path.read_text("ascii").split("\n")[:-1]  # drops a cut line
         except (FileNotFoundError, UnicodeDecodeError):
             return set()
         whole = all(os.fstat(part.fd).st_size == part.n_bytes for part in self.parts)
@@ -141,25 +142,25 @@ class Journal:
         return {int(line) for line in lines[1:] if line.isdecimal()}
 
     def _begin(self, job: str) -> None:
-        self.path.unlink(missing_ok=True)  # first: it must never speak of another file's bytes
+        self.path.unlink(missing_ok=True)  # first: a journal must never describe other bytes
         try:
             for part in self.parts:
                 part.clear()
             with self.path.open("x", encoding="ascii") as f:
                 f.write(f"{JOURNAL} {job}\n")
-        except OSError:  # a limit on the size of files, no room for a line: nothing to resume
+        except OSError:  # file size limit or full disk: nothing to resume
             self._unlink()
             raise
 
     def add(self, index: int, n_bytes: int) -> None:
-        """Tensor ``index`` has been written; it is noted when it is on the disk."""
+        """Queue tensor ``index`` as written; ``save`` records it once it is on the disk."""
         self._waiting.append(index)
         self._n_unsaved += n_bytes
         if self._n_unsaved >= SYNC:
             self.save()
 
     def save(self) -> None:
-        """Bring everything written to the disk, then note it."""
+        """Flush everything written to the disk, then record it."""
         for part in self.parts:
             os.fsync(part.fd)
         self._file.write("".join(f"{index}\n" for index in self._waiting))
@@ -168,11 +169,11 @@ class Journal:
         self._waiting, self._n_unsaved = [], 0
 
     def close(self) -> None:
-        """Close it; it stays, for a later run to resume from."""
+        """Close the journal; it stays for a later run to resume from."""
         self._file.close()
 
     def remove(self) -> None:
-        """Take it away, with the parts that have not been moved into place."""
+        """Delete the journal, and the parts that have not been moved into place."""
         self.close()
         self._unlink()
 
@@ -183,5 +184,5 @@ class Journal:
 
 
 def is_full(error: OSError) -> str | None:
-    """Why there is no room, if that is what the error says."""
+    """Return the reason if the error means that there is no room, else None."""
     return FULL.get(error.errno or 0)

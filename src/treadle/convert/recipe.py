@@ -1,4 +1,4 @@
-"""What each tensor of a checkpoint becomes, and in which file it goes where."""
+"""Conversion plan: the type of each output tensor, its file and its place there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from treadle.files.splits import shard_name
 from treadle.formats import FORMATS, Format, GGMLType, type_of
 
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
-# Tables, routers, taps and norms of heads or groups: llama.cpp's converter has them in F32, and it
-# aborts at others of some.
+# Tables, routers, convolution taps, and norms of heads or groups: llama.cpp's converter writes them
+# in F32, and llama.cpp aborts if some of them have another type.
 FLOATS = re.compile(
     r"(position_embd|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d(_[qkv])?|shortconv\.conv"
     r"|time_mix_(lerp_fused|[wavg][12])|_norm|attn_rel_b|altup_router|altup_predict_coef|altup_correct_coef)"
@@ -34,7 +34,8 @@ OF_FILES = ("split.no", "split.count", "split.tensors.count", "general.alignment
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. ``alignment`` in bytes; ``split_max`` bytes of a shard, 0: one file.
+    """The user's options. ``alignment`` in bytes; ``split_max``: bytes per shard, 0 for a single
+    file.
 
     ``settings`` are ``KEY=VALUE`` for the metadata.
     """
@@ -54,22 +55,22 @@ class OutputTensor:
 
     tensor: SourceTensor
     encode: Format | None
-    note: str = ""  # why it is not what was asked for
+    note: str = ""  # why the format differs from the requested one
     instead_of: Format | None = None  # the format whose blocks do not divide the rows
 
     @property
     def type(self) -> GGMLType:
-        """What it is in the output. UnsupportedError for a type without a size."""
+        """Return its type in the output. Raises UnsupportedError for a type without a size."""
         return replace(self.tensor, ggml_type=self.ggml_type).kind
 
     @property
     def ggml_type(self) -> int:
-        """Of the output."""
+        """Return its ggml type number in the output."""
         return self.tensor.ggml_type if self.encode is None else self.encode.ggml_id
 
     @property
     def n_bytes(self) -> int:
-        """In the output."""
+        """Return its size in the output."""
         tensor, fmt = self.tensor, self.encode
         return tensor.n_bytes if fmt is None else tensor.n_rows * fmt.row_bytes(tensor.k)
 
@@ -84,7 +85,9 @@ class Shard:
 
 
 def plan_shards(source: Source, target: Path, options: Options) -> list[Shard]:
-    """Decide on every tensor's type and place. UnsupportedError for what cannot be done."""
+    """Choose every tensor's type and place. Raises UnsupportedError for a type that cannot be
+    written.
+    """
     entries = plan_entries(source, options.type)
     metadata = build_metadata(source, options, entries)
     return lay_out(target, metadata, entries, options.alignment, options.split_max)
@@ -97,10 +100,10 @@ def lay_out(
     alignment: int,
     split_max: int = 0,
 ) -> list[Shard]:
-    """The file, or its shards. FileError for what would not be a sound one."""
+    """Return the file, or its shards. Raises FileError if the result would be invalid."""
 
     def keys_of(no: int, count: int) -> Mapping[str, Any]:
-        """The keys of shard ``no`` of ``count``; all that is true of the model is in the first."""
+        """Return the keys of shard ``no`` of ``count``; the first holds all keys of the model."""
         if count == 1:
             return metadata
         return {
@@ -127,7 +130,7 @@ def lay_out(
 def _layout(
     path: Path, alignment: int, keys: Mapping[str, Any], entries: list[OutputTensor]
 ) -> GgufLayout:
-    """The places of a file with these keys and tensors."""
+    """Return the layout of a file with these keys and tensors."""
     writer = GGUFWriter(path, alignment)
     for key, value in keys.items():
         writer.add(key, value, _empty_type(value))
@@ -137,7 +140,9 @@ def _layout(
 
 
 def too_large(shards: Sequence[Shard], most: int) -> str:
-    """Which tensors have more than the ``most`` bytes that a shard was to have; else nothing."""
+    """Return a sentence about tensors larger than the shard limit ``most`` (bytes), or "" if none
+    is.
+    """
     over = [e for shard in shards for e in shard.entries if e.n_bytes > most]
     if not over:
         large = [shard for shard in shards if shard.layout.n_bytes > most]
@@ -154,7 +159,7 @@ def too_large(shards: Sequence[Shard], most: int) -> str:
 
 
 def _empty_type(value: Any) -> ValueType | None:
-    """An empty list tells no type of its elements."""
+    """Return STRING for an empty list, whose element type cannot be inferred, else None."""
     return ValueType.STRING if isinstance(value, (list, tuple)) and not value else None
 
 
@@ -162,8 +167,8 @@ def _empty_type(value: Any) -> ValueType | None:
 
 
 def plan_entries(source: Source, wanted: Format | None) -> list[OutputTensor]:
-    """What each tensor becomes: matrices ``wanted``, vectors and FLOATS F32; without it, what they
-    are.
+    """Plan each tensor's output: matrices become ``wanted``, vectors and FLOATS become F32; with
+    ``wanted`` None all keep their types.
     """
     _check_rows(source, wanted)
 
@@ -172,15 +177,15 @@ def plan_entries(source: Source, wanted: Format | None) -> list[OutputTensor]:
             return None if tensor.written is None else FORMATS[tensor.written]
         if wanted is not None and is_matrix(tensor):
             return wanted
-        own = FORMATS.get(tensor.ggml_type)  # whole numbers and the like stay what they are
+        own = FORMATS.get(tensor.ggml_type)  # integers and the like keep their type
         return F32 if own is not None and own.block == 1 else None
 
     return [entry_of(tensor, choose(tensor)) for tensor in source.tensors.values()]
 
 
 def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> OutputTensor:
-    """The tensor in the format ``wanted``, None for its own. UnsupportedError where that cannot be
-    read.
+    """Return the tensor in format ``wanted``, or its own if None. Raises UnsupportedError if its
+    own format cannot be read.
     """
     if wanted is None or wanted.ggml_id == tensor.ggml_type:
         return OutputTensor(tensor, None, note)
@@ -191,13 +196,13 @@ def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> Out
 
 
 def is_matrix(tensor: SourceTensor) -> bool:
-    """Whether ``--type`` is for it."""
+    """Whether ``--type`` applies to the tensor."""
     name = tensor.name
     return len(tensor.shape) >= 2 and name.endswith(".weight") and not FLOATS.search(name)
 
 
 def _check_rows(source: Source, wanted: Format | None) -> None:
-    """Refuse a format whose blocks do not divide the rows, and say which would do."""
+    """Refuse a format whose blocks do not divide the rows, and name the nearest one that does."""
     if wanted is None:
         return
     matrices = [tensor for tensor in source.tensors.values() if is_matrix(tensor)]
@@ -212,7 +217,7 @@ def _check_rows(source: Source, wanted: Format | None) -> None:
 
 
 def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
-    """The format nearest in bits for each weight whose blocks divide rows of all these widths."""
+    """Return the format nearest in bits per weight whose blocks divide rows of all these widths."""
     rows = list(widths)
 
     def bits(fmt: Format) -> float:
@@ -226,7 +231,7 @@ def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
 
 
 def build_metadata(source: Source, options: Options, entries: list[OutputTensor]) -> dict[str, Any]:
-    """The source's keys, and what is true of this file."""
+    """Return the source's keys, updated for this output file."""
     metadata = kept_metadata(source)
     if not source.verbatim or options.type is not None:
         metadata.update(_types(entries))
@@ -236,14 +241,14 @@ def build_metadata(source: Source, options: Options, entries: list[OutputTensor]
 
 
 def kept_metadata(source: Source) -> dict[str, Any]:
-    """The source's keys, without what is true of its files alone."""
+    """Return the source's keys, without those that describe only its own files."""
     return {key: value for key, value in source.metadata.items() if key not in OF_FILES}
 
 
 def notes(source: Source, options: Options) -> list[str]:
-    """What the user should know: what the reader assumed, and what other programs read otherwise.
+    """Return notes for the user: what the reader assumed, and what other programs read differently.
 
-    A GGUF file that is passed on says all that it said before.
+    A GGUF file that is copied keeps its metadata, so no differences are listed.
     """
     said = list(source.notes)
     if not source.verbatim:
@@ -269,7 +274,7 @@ def _types(entries: list[OutputTensor]) -> dict[str, Any]:
 
 
 def set_key(metadata: dict[str, Any], text: str) -> None:
-    """Apply ``KEY=VALUE`` to GGUF metadata; the value keeps the type that the key has."""
+    """Apply ``KEY=VALUE`` to GGUF metadata; the value keeps the type of the existing key."""
     key, equals, word = text.partition("=")
     if not equals or not key:
         raise UnsupportedError(f"--set {text!r:.80}: not KEY=VALUE")
@@ -277,7 +282,9 @@ def set_key(metadata: dict[str, Any], text: str) -> None:
 
 
 def _value(key: str, before: Any, word: str) -> Any:
-    """``word`` as the type of the key's value until now; a new key's is told by the word."""
+    """Parse ``word`` as the type of the key's existing value; a new key's type follows from the
+    word.
+    """
     try:
         value: Any = json.loads(word)
     except (ValueError, RecursionError):
@@ -311,9 +318,9 @@ def _value(key: str, before: Any, word: str) -> Any:
 def split(
     entries: list[OutputTensor], alignment: int, split_max: int, first_head: int = 0, head: int = 0
 ) -> list[list[OutputTensor]]:
-    """Groups of tensors in their order, whose files have at most ``split_max`` bytes where one
-    tensor's has. ``first_head`` and ``head``: bytes of the header of the first file and of others,
-    without what it says of tensors.
+    """Group tensors, in order, so that each file has at most ``split_max`` bytes unless a single
+    tensor is larger. ``first_head`` and ``head``: header bytes of the first file and of others,
+    without the tensor infos.
     """
     groups: list[list[OutputTensor]] = [[]]
     n_head, n_data = first_head, 0
@@ -321,7 +328,7 @@ def split(
         said = _INFO_BYTES + len(entry.tensor.name.encode()) + 8 * len(entry.tensor.shape)
         padded = _aligned(entry.n_bytes, alignment)
         over = _aligned(n_head + said, alignment) + n_data + padded > split_max
-        # Of the first file the keys may be all; a later one has less of them.
+        # The first file's header may alone exceed the limit; a later file has fewer keys.
         if over and (groups[-1] or _aligned(head + said, alignment) + padded <= split_max):
             groups.append([])
             n_head, n_data = head, 0
@@ -331,7 +338,7 @@ def split(
     return groups
 
 
-_INFO_BYTES = 8 + 4 + 4 + 8  # of a tensor in the header, beside its name and its sizes
+_INFO_BYTES = 8 + 4 + 4 + 8  # of a tensor's header entry, without its name and dimensions
 
 
 def _aligned(n_bytes: int, alignment: int) -> int:

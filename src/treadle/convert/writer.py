@@ -1,12 +1,12 @@
-"""From a checkpoint to one GGUF file (or shards of it), tensor by tensor.
+"""Writes a checkpoint as one GGUF file (or shards), tensor by tensor.
 
 ::
 
-    plan      what each tensor becomes, and where it goes: nothing is read yet
-    write     into hidden parts beside the target; bytes that stay the same the kernel copies
-    finish    to the disk, then renamed: the target is whole or as it was
+    plan      the type and place of each tensor: no data is read yet
+    write     into hidden parts next to the target; the kernel copies unchanged bytes
+    finish    flush to the disk, then rename: the target is complete or unchanged
 
-Memory holds one tensor at most, and of one that is only mapped a few strips.
+Memory holds one tensor at most; of a mapped tensor, only a few strips.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 Change = Callable[[OutputTensor, Bytes, int], Bytes]
 
-STAGE = "converting"  # what the progress bar says
-TASK_WEIGHTS = 1 << 18  # weights that a thread takes at a time: its temporaries stay in cache
-AHEAD = 3  # strips that a thread may be ahead of the file
+STAGE = "converting"  # label of the progress bar
+TASK_WEIGHTS = 1 << 18  # weights per task: its temporaries stay in cache
+AHEAD = 3  # finished strips per thread that may wait to be written
 COPY = 64 << 20  # bytes copied between two reports
 MAX_WORKERS = 16
 
 
 @dataclass(frozen=True, eq=False)
 class WriteJob:
-    """What is to be written, and how.
+    """The output to write, and how to encode it.
 
-    ``encode(entry, rows, begin)`` makes of some rows of a tensor, uint8 [n_bytes] from byte
-    ``begin`` of it, those of the output, uint8 [n_bytes]; ``check`` looks at rows that stay as they
-    are. Both raise FileError. ``asked`` is a digest of what decides the bytes besides the sources,
-    the header and the types.
+    ``encode(entry, rows, begin)`` turns some rows of a source tensor, uint8 [n_bytes] from its byte
+    ``begin`` on, into output rows, uint8 [n_bytes]; ``check`` checks rows that are copied
+    unchanged. Both raise FileError. ``asked`` is a digest of everything that determines the bytes
+    besides the sources, the header and the types.
     """
 
     source: Source
@@ -79,10 +79,11 @@ def convert(
     say: Say = lambda text: None,
     cache: PageCache | None = None,
 ) -> list[Path]:
-    """Write ``source`` as ``target`` (or as its shards); the paths that were written.
+    """Write ``source`` as ``target`` (or as its shards) and return the paths written.
 
-    ``cache`` knows what was in memory before ``source`` was opened; it is closed at the end.
-    Otherwise, and in what it raises, it is as ``write``. UnsupportedError for what cannot be done.
+    ``cache`` recorded the pages in memory before ``source`` was opened; it is closed at the end.
+    Otherwise, errors included, this works as ``write``. Raises UnsupportedError for a type that
+    cannot be written.
     """
     guard_mappings()
     shards = plan_shards(source, target, options)
@@ -111,7 +112,7 @@ def convert(
 
 
 class _Coder:
-    """From one format to another; infinities and NaNs are refused, or taken."""
+    """Converts from one format to another; infinities and NaNs are refused unless allowed."""
 
     def __init__(self, allow_nonfinite: bool) -> None:
         self.allow_nonfinite = allow_nonfinite
@@ -138,13 +139,12 @@ class _Coder:
 
 
 def write(work: WriteJob, progress: Progress, say: Say, cache: PageCache) -> list[Path]:
-    """Write all shards; their paths.
+    """Write all shards and return their paths.
 
-    A run that was killed, or found the disk full, leaves its part beside the target, and the same
-    work continues it; ``say`` is told. ``progress(stage, done, total)`` counts bytes of the source.
-    What is read is not left in the page cache by the files that ``cache`` has. Raises FileError,
-    which names the tensor, or the file that shrank or was written to meanwhile; the target is then
-    as it was.
+    A killed run, or one that filled the disk, leaves its part next to the target; the same job
+    resumes it and reports so through ``say``. ``progress(stage, done, total)`` counts bytes of the
+    source. Pages of the files in ``cache`` are dropped after reading. Raises FileError, which names
+    the tensor, or the file that shrank or was written to meanwhile; the target is then unchanged.
     """
     return _Writer(work, progress, say, cache).run()
 
@@ -180,12 +180,12 @@ class _Writer:
         if journal.done:
             self.say(f"continues: {len(journal.done)} of {n_tensors} tensors are there already")
         try:
-            if not journal.done:  # else what is done would be thrown away for want of the rest
+            if not journal.done:  # else a resumed part would be discarded if the rest does not fit
                 self._check_room(parts)
             try:
                 self._write_all(parts, journal)
             except (OSError, TreadleError):
-                self.mapped.check(now=True)  # bytes that are gone make other things fail first
+                self.mapped.check(now=True)  # a file that shrank can cause other errors first
                 raise
             self.mapped.check(now=True)
             journal.save()
@@ -214,7 +214,7 @@ class _Writer:
         return [part.target for part in parts]
 
     def _job(self) -> str:
-        """A digest of all that decides the bytes: sources, headers, and how weights change."""
+        """Return a digest of everything that determines the bytes: sources, headers, options."""
         digest = hashlib.sha256(f"{__version__} ".encode() + self.work.asked)
         for path in _files(self.source):
             about = path.stat()
@@ -228,7 +228,7 @@ class _Writer:
         return digest.hexdigest()
 
     def _check_room(self, parts: list[PartFile]) -> None:
-        """Better now than after hours. Blocks that can be shared with the source need no room."""
+        """Fail early if there is no room. Blocks that can be shared with the source need none."""
         first = self.shards[0]
         folder = first.path.parent
         block, here = SYSTEM.block_bytes(folder), os.stat(folder).st_dev
@@ -278,9 +278,10 @@ class _Writer:
             self._advance(n_read)
 
     def _copy(self, entry: OutputTensor, data: Bytes, part: PartFile, at: int) -> None:
-        """Bytes that stay the same: by the kernel, when they lie in a file in one piece."""
+        """Write unchanged bytes; the kernel copies them if they are contiguous in a file."""
         lies = mapped_range(entry.tensor, data)
-        whole = (file for file in self.mapped.files if not file.start)  # a bundle's is a part
+        # A file inside a bundle starts past 0.
+        whole = (file for file in self.mapped.files if not file.start)
         files = (file.reopen() for file in whole if lies and file.path == lies.path)
         fd = next(files, None)
         start = lies.offset if lies else 0
@@ -299,8 +300,8 @@ class _Writer:
     def _encoded(
         self, entry: OutputTensor, data: Bytes, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, Bytes]]:
-        """The tensor in its new format, strip by strip, and how many bytes each was made of; some
-        strips ahead, each in a thread.
+        """Yield the tensor in its new format, strip by strip, each with its number of source bytes;
+        threads encode some strips ahead.
         """
         step = max(1, TASK_WEIGHTS // max(entry.tensor.k, 1)) * entry.tensor.row_bytes
 
@@ -327,10 +328,10 @@ class _Writer:
 
 
 def mapped_range(tensor: SourceTensor, data: Bytes) -> TensorData | None:
-    """Where in a file the bytes of ``data`` lie just so; None for bytes that were made.
+    """Return the file range in which the bytes of ``data`` lie unchanged; None for computed bytes.
 
-    A tensor says what it reads, but not whether it changes that: so ``data`` itself is asked
-    whether it is a view of the mapping, and of that place in it.
+    A tensor names the ranges it reads, but not whether it changes the bytes. So check that ``data``
+    is a view of the mapping at that very place.
     """
     if len(tensor.ranges) != 1 or tensor.ranges[0].n_bytes != data.nbytes:
         return None
@@ -345,7 +346,7 @@ def mapped_range(tensor: SourceTensor, data: Bytes) -> TensorData | None:
 
 
 def _files(source: Source) -> list[Path]:
-    """Every file that the output may depend on."""
+    """Return every file that the output may depend on."""
     paths: set[Any] = {part.path for t in source.tensors.values() for part in t.ranges}
     if source.path.is_dir():
         beside = (p for p in source.path.iterdir() if not p.name.startswith("."))

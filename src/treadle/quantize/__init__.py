@@ -1,1 +1,1 @@
-"""Quantising a model file: which tensor becomes what (``plan``), and doing it (``write``)."""
+"""Quantisation of a model file: choosing formats (``plan``) and writing (``write``)."""

@@ -1,8 +1,9 @@
-"""llama.cpp's mixes: which tensor gets which format when a file is quantised to ``Q4_K_M``.
+"""llama.cpp's quantisation mixes: the format of each tensor in a file quantised to ``Q4_K_M``, say.
 
-A mix is a base format and, for the tensors that deserve more or bear less, choices: the first whose
-condition holds. What a tensor is called says its role, and its ``TensorRole`` what a condition may
-ask. Facts of llama.cpp (as in llama-cpp-python 0.3.36), which ``tests/test_quantize.py`` compares.
+A mix is a base format, plus choices for tensors that need a finer format or tolerate a coarser one:
+the first choice whose condition holds applies. A tensor's name gives its role; its ``TensorRole``
+holds what a condition may test. The table follows llama.cpp (as in llama-cpp-python 0.3.36);
+``tests/test_quantize.py`` compares the two.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from treadle.convert.recipe import FLOATS
 
 @dataclass(frozen=True)
 class TensorRole:
-    """Where a tensor stands: all that a condition may ask."""
+    """A tensor's position and the model's facts that a condition may test."""
 
-    layer: int  # its place among the tensors of its role
+    layer: int  # its index among the tensors of its role
     n_layer: int
     n_gqa: int  # query heads that share a key head
     n_expert: int
     arch: str
-    deep: bool  # 80 layers with grouped heads: the 70B models
-    imatrix: bool  # importances are given
-    fits: bool  # the base format's blocks divide the rows
+    deep: bool  # 80 layers and grouped-query attention: the 70B models
+    imatrix: bool  # an importance matrix is given
+    fits: bool  # the row length is a multiple of the base format's block
     expert: bool  # the tensor holds several experts' matrices
 
 
 @dataclass(frozen=True)
 class RoleCondition:
-    """A condition on a tensor's place."""
+    """A condition on a tensor's role and position."""
 
     test: Callable[[TensorRole], bool]
 
@@ -51,16 +52,16 @@ Choices = tuple[Choice, ...]
 
 
 def first(part: int) -> RoleCondition:
-    """The first of ``part`` parts of the layers."""
+    """Return the condition: the first 1 / ``part`` of the layers."""
     return RoleCondition(lambda p: p.layer < p.n_layer // part)
 
 
 def below(n: int) -> RoleCondition:
-    """The first ``n`` layers."""
+    """Return the condition: the first ``n`` layers."""
     return RoleCondition(lambda p: p.layer < n)
 
 
-EARLY_FALCONS = frozenset({"falcon"})  # one matrix for q, k and v, and other sensitivities
+EARLY_FALCONS = frozenset({"falcon"})  # fused qkv, other sensitivities
 ALWAYS = RoleCondition(lambda p: True)
 GQA4 = RoleCondition(lambda p: p.n_gqa >= 4)
 EXPERTS8 = RoleCondition(lambda p: p.n_expert == 8)
@@ -70,7 +71,7 @@ FALCON = RoleCondition(lambda p: p.arch in EARLY_FALCONS)
 IMATRIX = RoleCondition(lambda p: p.imatrix)
 DEEP = RoleCondition(lambda p: p.deep)
 MISFIT = RoleCondition(lambda p: not p.fits)
-# The first and the last eighth of the layers, and every third between them.
+# The first and last eighth of the layers, and every third layer in between.
 SPREAD = RoleCondition(
     lambda p: (
         p.layer < p.n_layer // 8
@@ -80,7 +81,7 @@ SPREAD = RoleCondition(
 )
 MIDDLE = RoleCondition(lambda p: p.n_layer // 8 <= p.layer < 7 * p.n_layer // 8)
 
-# Patterns of a tensor's name, tried in this order.
+# Roles and the patterns of their tensor names, tried in this order.
 ROLES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
@@ -96,16 +97,16 @@ ROLES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 
-# Matrices that stay as they are: small, and what they decide is delicate.
+# Matrices that are never quantised: they are small and sensitive.
 KEPT = re.compile(
     rf"{FLOATS.pattern}|altup|laurel|per_layer_model_proj|attn_rel_b\.weight"
     r"|time_mix_(first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight"
 )
 
-# What stands in for a format whose blocks do not divide a row, and for that one if need be F16.
-# Of the formats with blocks of 32 the one nearest in bits, or for Q4_K and up the next that loses
-# no more. llama.cpp takes Q4_0 for Q2_K, Q3_K and all ternary ones: IQ4_NL has the same size and
-# half the loss, and Q2_0 has all values of ternary weights.
+# Fallback for a format whose block does not divide the row length; F16 if the fallback fails too.
+# It is the format with blocks of 32 that is nearest in bits; for Q4_K and up, the next one that
+# loses no more. llama.cpp uses Q4_0 for Q2_K, Q3_K and all ternary formats; IQ4_NL has the same
+# size and half the loss, and Q2_0 represents every ternary weight exactly.
 FALLBACKS = {
     **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q2_0"),
     "Q2_0": "Q4_0",
@@ -130,8 +131,8 @@ FALLBACKS = {
 }
 LAST_RESORT = "F16"
 
-# Formats for weights that were trained in them (gpt-oss's experts, BitNet), what they cost others,
-# and what is better for these: with no more bits, where rows have whole blocks of 256.
+# Formats for weights that were trained in them (gpt-oss's experts, BitNet): their loss on other
+# weights, and a better format for those, with no more bits if rows are multiples of 256.
 TRAINED = {
     "MXFP4": ("2.4 times the squared error of IQ4_XS", "IQ4_XS"),
     "NVFP4": ("1.7 times the squared error of IQ4_NL", "IQ4_NL"),
@@ -139,36 +140,36 @@ TRAINED = {
     "Q1_0": ("almost all they know", "IQ1_S"),
 }
 
-# The values of a 70B model are an eighth of its queries: better ones cost little.
+# In a 70B model attn_v has an eighth of attn_q's rows, so a finer format costs little.
 DEEPENED = {"Q3_K": "Q5_K", "Q4_K": "Q5_K"}
 
-# Formats so coarse that without importances little of a model is left.
+# Formats so coarse that without an importance matrix the model loses most of its quality.
 WANTS_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"})
 
 
 @dataclass(frozen=True)
 class QuantMix:
-    """A row of the table."""
+    """A row of the mix table."""
 
     name: str
-    base: str  # the format of every matrix without a choice that holds
+    base: str  # the format of matrices for which no choice holds
     file_type: int | None  # llama.cpp's number: ``general.file_type``
     choices: dict[str, Choices] = field(default_factory=dict)  # by role
 
     def format_for(self, role: str, place: TensorRole) -> str:
-        """The name of the format that this mix gives a matrix."""
+        """Return the name of the format that this mix gives a matrix."""
         return next(
             (fmt for fmt, when in self.choices.get(role, ()) if when.test(place)), self.base
         )
 
 
 def role_of(name: str) -> str:
-    """What a tensor is to a mix, by its name; "other" where it is nothing in particular."""
+    """Return a tensor's role in a mix, from its name; "other" if no pattern matches."""
     return next((role for role, pattern in ROLES if pattern.search(name)), "other")
 
 
 def always(fmt: str) -> Choice:
-    """A choice without a condition."""
+    """Return a choice without a condition."""
     return fmt, ALWAYS
 
 
@@ -178,7 +179,7 @@ MORE_WITH_EXPERTS = ("Q5_K", EXPERTS8 & ~FALCON)
 
 
 def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
-    """A quantised mix: its own choices among those that all have."""
+    """Return a quantised mix: ``own`` choices on top of those common to all mixes."""
     attn_v = own.pop("attn_v", ())
     deeper: list[Choice] = []
     for fmt, when in (*attn_v, always(base)):
@@ -195,7 +196,7 @@ def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
 
 
 def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, output: str) -> QuantMix:
-    """A mix of about 2 bits; ``more`` is for what suffers first."""
+    """Return a mix of about 2 bits; ``more`` is the format of the most sensitive tensors."""
     attn_output: Choices = (("Q5_K", EXPERTS8), always(output))
     choices = {
         "output": COARSE_OUTPUT,
@@ -209,12 +210,12 @@ def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, outpu
 
 
 def plain(name: str, file_type: int) -> QuantMix:
-    """A mix of one format that is not quantised."""
+    """Return an unquantised mix of one format."""
     return QuantMix(name, name, file_type)
 
 
 def narrow(fmt: str) -> Choice:
-    """A choice for dense models that are not of the early kind."""
+    """Return a choice for dense models other than early Falcons."""
     return fmt, ~FALCON & ~EXPERTS8
 
 
@@ -336,12 +337,12 @@ def _other_rows() -> Iterable[QuantMix]:
     for name, file_type in (("TQ1_0", 36), ("TQ2_0", 37), ("Q2_0", 41)):
         yield mix(name, name, file_type, token_embd=(always("Q4_K"),))
     yield mix("Q1_0", "Q1_0", 40)
-    # llama.cpp's, for models of experts: those matrices are what MXFP4 models were trained in.
+    # llama.cpp's mix for MoE models: MXFP4 models were trained with their experts in MXFP4.
     experts: Choices = (("MXFP4", EXPERT),)
     yield QuantMix(
         "MXFP4_MOE", "Q8_0", 38, dict.fromkeys(("ffn_down", "ffn_gate", "ffn_up", "other"), experts)
     )
-    # And for dense ones, which llama.cpp has no mix for.
+    # The same for dense models, for which llama.cpp has no mix.
     ends: Choices = (always("Q8_0"),)
     for name, file_type in (("MXFP4", 38), ("NVFP4", 39)):
         yield QuantMix(name, name, file_type, {"output": ends, "token_embd": ends})

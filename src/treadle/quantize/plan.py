@@ -1,4 +1,4 @@
-"""Which format each tensor of a file is to have: a mix, the user's rules, and what fits."""
+"""Quantisation plan: the format of each tensor, from a mix, user rules and row lengths."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ if TYPE_CHECKING:
 
 N_LAYER_DEEP = 80
 NEXTN = "nextn_predict_layers"
-UNSEEN = "Q4_K"  # for coarser ones, of a layer that `imatrix` does not run
+UNSEEN = "Q4_K"  # replaces coarser formats in layers that `imatrix` does not run
 NOT_SEEN = "a layer that predicts further tokens, of which the importance matrix has nothing"
 
 
 @dataclass(frozen=True)
 class TypeRule:
-    """``pattern`` is searched for in the names of matrices; those it is found in become
-    ``format``.
-    """
+    """A user's rule: matrices whose name ``pattern`` (searched) matches become ``format``."""
 
     pattern: str
     format: str
@@ -54,7 +52,7 @@ class TypeRule:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What becomes of every tensor of a file."""
+    """The output type of every tensor of a file."""
 
     name: str  # of the mix
     file_type: int | None  # ``general.file_type``
@@ -62,7 +60,7 @@ class Recipe:
 
     @property
     def n_bytes(self) -> int:
-        """Of all tensors, as they will be."""
+        """Return the output size of all tensors in bytes."""
         return sum(target.n_bytes for target in self.targets)
 
     @property
@@ -75,13 +73,13 @@ class Recipe:
 
     @property
     def quantized(self) -> bool:
-        """Whether anything is in blocks at the end."""
+        """Whether any output tensor is in a block format."""
         return any(target.type.block > 1 for target in self.targets)
 
     @property
     def instead(self) -> dict[tuple[str, str], list[OutputTensor]]:
-        """Matrices whose rows the blocks of a mix's format do not divide: by that format's name,
-        and the name of what stands in.
+        """Matrices that got a fallback because the mix's format does not divide their rows, keyed
+        by the names of the mix's format and the fallback.
         """
         groups: dict[tuple[str, str], list[OutputTensor]] = {}
         for target in self.targets:
@@ -91,8 +89,8 @@ class Recipe:
         return groups
 
     def unheeded(self, imatrix: ImportanceMatrix) -> dict[str, list[str]]:
-        """Tensors that have importances, in formats that take no notice: by the format's name.
-        Floats are left out, whose rounding needs none.
+        """Return tensors with importances whose format ignores them, by format name. Float formats
+        are left out: their rounding needs no importances.
         """
         groups: dict[str, list[str]] = {}
         for target in self.targets:
@@ -103,8 +101,8 @@ class Recipe:
 
     @property
     def trained(self) -> dict[str, list[OutputTensor]]:
-        """Matrices that are no experts' and become what only weights trained in it bear: by the
-        format's name.
+        """Non-expert matrices that become a format fit only for weights trained in it, by format
+        name.
         """
         groups: dict[str, list[OutputTensor]] = {}
         for target in self.targets:
@@ -114,14 +112,14 @@ class Recipe:
 
     @property
     def wants_imatrix(self) -> list[str]:
-        """Tensors that become so coarse that importances would help them most."""
+        """Names of tensors whose format is so coarse that an importance matrix would help most."""
         inner = (t for t in self.targets if t.encode and t.encode.name in WANTS_IMATRIX)
         return [t.tensor.name for t in inner]
 
 
 def find_mix(name: str) -> QuantMix:
-    """The mix called ``name``, in either case; a format without a row in the table is a mix of
-    itself. Raises UnsupportedError, with the nearest names.
+    """Return the mix called ``name``, in either case; a format that is no mix's name becomes a mix
+    of that format alone. Raises UnsupportedError, with the nearest names.
     """
     wanted = ALIASES.get(name.upper(), name.upper())
     if wanted in MIXES:
@@ -135,12 +133,12 @@ def find_mix(name: str) -> QuantMix:
 
 
 def mix_names() -> list[str]:
-    """Every name that ``find_mix`` takes."""
+    """Return every name that ``find_mix`` accepts."""
     return list(dict.fromkeys((*MIXES, *(fmt.name for fmt in FORMATS.values()), *ALIASES)))
 
 
 def parse_rule(text: str) -> TypeRule:
-    """``PATTERN=FORMAT``. Raises TreadleError for what is not one."""
+    """Parse ``PATTERN=FORMAT``. Raises TreadleError if it is malformed."""
     pattern, equals, fmt = text.rpartition("=")
     if not equals or not pattern or not fmt:
         raise TreadleError(f"'{text}' is not PATTERN=FORMAT, such as ffn_down=Q6_K")
@@ -152,7 +150,7 @@ def parse_rule(text: str) -> TypeRule:
 
 
 def format_by_name(name: str) -> Format:
-    """A format that GGUF files can have. Raises UnsupportedError."""
+    """Return a format that GGUF files can have. Raises UnsupportedError."""
     fmt = by_name(name)
     if fmt.ggml_id not in FORMATS:
         raise UnsupportedError(f"GGUF has no weight format {fmt.name}")
@@ -171,14 +169,15 @@ def make_recipe(
 ) -> Recipe:
     """Choose a format for every tensor of ``gguf``.
 
-    Matrices get what ``mix`` says; where blocks do not divide the rows, another format
-    (``FALLBACKS``), with a note; the coarsest of layers that predict further tokens, which no
-    program's importances have, become UNSEEN (llama.cpp stops there). ``rules``, the last one that
-    fits a name, ``output_type`` and ``embd_type``, and ``pure`` (the mix's base format for all
-    others) say otherwise; what these ask for must fit.
+    Matrices get the format that ``mix`` gives. Where its blocks do not divide the rows, they get a
+    fallback (``FALLBACKS``), with a note. In layers that predict further tokens, the coarsest
+    formats become UNSEEN (llama.cpp stops there), because no program collects importances for these
+    layers. The mix is overridden by ``rules`` (the last match wins), ``output_type``,
+    ``embd_type``, and ``pure`` (the mix's base format for all other matrices); a format named so
+    must fit.
 
-    Raises UnsupportedError for rows that a format asked for cannot hold, TreadleError for a rule
-    that no matrix answers to.
+    Raises UnsupportedError if a requested format cannot hold the rows, TreadleError for a rule that
+    no matrix matches.
     """
     if output_type is not None:
         tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too
@@ -217,13 +216,13 @@ def make_recipe(
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor is one that mixes and rules are for."""
-    rows = prod(shape[:-1])  # one row, as of a shared expert's gate, is a vector
+    """Whether mixes and rules apply to a tensor."""
+    rows = prod(shape[:-1])  # a single row (a shared expert's gate) counts as a vector
     return len(shape) >= 2 and rows > 1 and name.endswith("weight") and not KEPT.search(name)
 
 
 def nearest(fmt: Format, k: int) -> Format:
-    """The format nearest to ``fmt`` whose blocks divide rows of ``k`` weights."""
+    """Return the format nearest to ``fmt`` whose blocks divide rows of ``k`` weights."""
     while k % fmt.block:
         fmt = by_name(FALLBACKS.get(fmt.name, LAST_RESORT))
     return fmt
@@ -249,7 +248,7 @@ def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> OutputTensor:
 
 
 class _TensorRoles:
-    """Finds the role of a tensor, and its place among those that share it."""
+    """Finds the role of a tensor, and its index among the tensors of that role."""
 
     def __init__(self, gguf: GGUF, mix: QuantMix, imatrix: bool) -> None:
         meta = gguf.metadata
@@ -271,7 +270,7 @@ class _TensorRoles:
             fits=True,
             expert=False,
         )
-        # Only some layers of a hybrid model have attention: these are counted among themselves.
+        # Only some layers of a hybrid model have attention: number those layers separately.
         attended = sorted(
             _layer(name)
             for name, t in gguf.tensors.items()
@@ -284,7 +283,7 @@ class _TensorRoles:
         if role == "attn_v":
             layer, n_layer = self.attended[layer], len(self.attended)
         if self.tied and tensor.name == "token_embd.weight":
-            role = "output"  # it is that too
+            role = "output"  # tied embeddings
         return role, replace(
             self.model,
             layer=layer,
@@ -294,7 +293,7 @@ class _TensorRoles:
         )
 
     def predicts(self, tensor: Tensor) -> bool:
-        """Whether it is of a layer that predicts further tokens."""
+        """Whether the tensor belongs to a layer that predicts further tokens."""
         match = re.match(r"blk\.(\d+)\.", tensor.name)
         return match is not None and self.n_layer - self.n_further <= int(match[1]) < self.n_layer
 
@@ -305,7 +304,7 @@ def _layer(name: str) -> int:
 
 
 def _largest(meta: Mapping[str, object], key: str, default: int) -> int:
-    """An integer, or the largest of an array with one for each layer."""
+    """Return an integer value, or the largest of a per-layer array."""
     value = meta.get(key, default)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return max((v for v in value if isinstance(v, int)), default=default)

@@ -1,4 +1,4 @@
-"""Carrying a recipe out: a conversion (``convert/writer.py``) with a type for each tensor."""
+"""Writes a quantised file: a conversion (``convert/writer.py``) with a type for each tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 STAGE = "quantizing"
 Merged: TypeAlias = "Sequence[tuple[Adapter, float]]"
-MAX_STRING = 4096  # characters of a name that is noted in the file
+MAX_STRING = 4096  # characters of a name recorded in the file
 
 Floats = npt.NDArray[np.float32]
 
@@ -56,15 +56,15 @@ def write(
 ) -> None:
     """Write ``gguf``'s tensors as ``recipe`` says into one new file, whole or not at all.
 
-    A run that was stopped leaves its part beside ``path``, and the same call continues it; ``say``
-    is told. ``progress(stage, done, total)`` counts bytes read. Memory is bounded by a few strips a
-    thread. ``merged``: adapters that are added to the weights, and how much of each.
+    An interrupted run leaves its partial file next to ``path``; the same call resumes it and
+    reports so through ``say``. ``progress(stage, done, total)`` counts bytes read. Memory is
+    bounded by a few strips per thread. ``merged``: adapters to add to the weights, each with its
+    scale.
 
     Raises FileError (``path`` exists and ``overwrite`` is false; a weight that is not finite, or
-    too large for its format; importances of another shape; a disk that is full; a file that shrank
-    or was written to while it was read), UnsupportedError
-    (a format that treadle cannot read, or has no quantiser for; weights that were quantised before,
-    unless ``allow_requantize``).
+    too large for its format; importances of another shape; a full disk; an input file that shrank
+    or was written to while it was read), UnsupportedError (a format that treadle cannot read or has
+    no quantiser for; weights that are already quantised, unless ``allow_requantize``).
     """
     path = Path(path)
     guard_mappings()
@@ -90,7 +90,7 @@ def write(
 def plan_shards(
     gguf: GGUF, recipe: Recipe, path: Path, imatrix: ImportanceMatrix | None = None
 ) -> list[Shard]:
-    """The new file: its keys, and what goes where."""
+    """Return the new file's layout: its keys, and the place of each tensor."""
     metadata = kept_metadata(gguf_source(gguf))
     if recipe.file_type is not None:
         metadata["general.file_type"] = recipe.file_type
@@ -102,14 +102,14 @@ def plan_shards(
 
 
 def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
-    """What adapters are added to is written anew, in its own format where no other is asked for.
-    Raises UnsupportedError where its products have a factor.
+    """Return the recipe with every tensor that an adapter changes re-encoded, in its own format if
+    no other is requested. Raises UnsupportedError if the tensor's products have a scale factor.
     """
     ranks = {name: low for adapter, _ in merged for name, low in adapter.ranks.items()}
     for entry in recipe.targets:
         stem = entry.tensor.name.removesuffix(".scale")
         low = ranks.get(f"{stem}.weight") if stem != entry.tensor.name else None
-        # One, or one an expert; not Gemma 4's of a router, which scales its input.
+        # One factor, or one per expert; not Gemma 4's router scale, which applies to its input.
         if low and (prod(entry.tensor.shape) == 1 or len(low.b_shape) > 2):
             what = f"what {stem}.weight gives is multiplied by it, and that of an adapter is not"
             raise UnsupportedError(f"{entry.tensor.origin}: {what}")
@@ -123,15 +123,15 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
 
 
 def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.Change:
-    """A quantiser of rows, by the importances of their columns where there are some."""
+    """Return the function that quantises rows, weighted by column importances if there are any."""
 
     @lru_cache(maxsize=2)
     def added(name: str) -> list[tuple[Floats, Floats]]:
-        """A of each adapter, and B times what it is scaled by."""
+        """Return A of each adapter, and B times its scale."""
         ranks = [(low, scale) for one, scale in merged if (low := one.ranks.get(name)) is not None]
         return [(low.a(), low.b() * np.float32(low.factor * scale)) for low, scale in ranks]
 
-    @lru_cache(maxsize=2)  # of a tensor and the next: with experts a table is large
+    @lru_cache(maxsize=2)  # this tensor and the next: a table of experts is large
     def table(name: str) -> Floats | None:
         return entries[name].weights() if name in entries else None
 
@@ -145,7 +145,7 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
             x = x + _product(a, b, at, end)
         weights = table(tensor.name)
         if weights is not None:
-            per = tensor.n_rows // len(weights)  # rows of one expert's matrix
+            per = tensor.n_rows // len(weights)  # rows per expert
             weights = weights[np.arange(at, end) // per]
         what = "holds a weight that is not a finite number"
         if np.isfinite(x).all():
@@ -159,7 +159,7 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
 
 
 def _product(a: Floats, b: Floats, at: int, end: int) -> Floats:
-    """Rows ``at`` to ``end`` of B A; of experts, one's rows after the other's."""
+    """Return rows ``at`` to ``end`` of B A; the rows of several experts follow each other."""
     if b.ndim == 2:
         return b[at:end] @ a
     m, first, last = b.shape[1], at // b.shape[1], (end - 1) // b.shape[1]
@@ -168,7 +168,7 @@ def _product(a: Floats, b: Floats, at: int, end: int) -> Floats:
 
 
 def _digest(entries: Mapping[str, Importances], merged: Merged = ()) -> bytes:
-    """Of the importances and adapters, which no header tells."""
+    """Return a digest of the importances and adapters, which the file's header does not show."""
     state = hashlib.sha256(b"quantize")
     for adapter, scale in merged:
         state.update(adapter.mark + repr(scale).encode())
@@ -178,7 +178,7 @@ def _digest(entries: Mapping[str, Importances], merged: Merged = ()) -> bytes:
     return state.digest()
 
 
-# -- what can be known before a byte is written -------------------------------------------------
+# -- checks before a byte is written ------------------------------------------------------------
 
 
 def check_target(
@@ -188,14 +188,14 @@ def check_target(
     imatrix: ImportanceMatrix | None = None,
     merged: Merged = (),
 ) -> None:
-    """Raise FileError for a target that exists, or that is one of the files to be read."""
+    """Raise FileError if the target exists, or is one of the files to be read."""
     beside = [imatrix.path if imatrix else None, *(adapter.path for adapter, _ in merged)]
     read = [*gguf.paths, *files_of(*beside)]
     check_path(path, read, force=overwrite)
 
 
 def check_sources(gguf: GGUF, recipe: Recipe, allow_requantize: bool) -> None:
-    """Raise FileError without weights, UnsupportedError where they were quantised before."""
+    """Raise FileError if there are no weights, UnsupportedError if they are already quantised."""
     if gguf.header_only:
         raise FileError("is a header alone: there are no weights to quantize", path=gguf.path)
     for target in recipe.targets:
@@ -231,7 +231,7 @@ def _importance_shape(tensor: SourceTensor) -> tuple[int, int]:
 
 
 def _importance_keys(imatrix: ImportanceMatrix) -> dict[str, Any]:
-    """Say in the file what it was quantised with, under llama.cpp's keys."""
+    """Return llama.cpp's keys that record the importance matrix in the file."""
     keys: dict[str, Any] = {}
     if imatrix.path is not None:
         keys["quantize.imatrix.file"] = str(imatrix.path)[:MAX_STRING]

@@ -1,1 +1,1 @@
-"""Checkpoints of Hugging Face: configuration, tensors and tokenizer as GGUF has them."""
+"""Hugging Face checkpoints: configuration, tensors and tokenizer in GGUF's form."""

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face model to GGUF's hyper-parameters."""
+"""Translates config.json of a Hugging Face model to GGUF's hyper-parameters."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ from treadle.models.keys import N_LAYER_MAX
 
 @dataclass(frozen=True)
 class HfConfig:
-    """What config.json says: GGUF keys, and what tensors need to know.
+    """The content of config.json: GGUF keys, and facts needed to map the tensors.
 
-    ``factors``: the contents of rope tensors, float32 [rope dims / 2] by name.
+    ``factors``: the contents of RoPE tensors, float32 [rope dims / 2] by name.
     """
 
     family: Family
-    metadata: dict[str, Any]  # general.architecture, and keys behind "{arch}."
+    metadata: dict[str, Any]  # general.architecture, and keys prefixed with "{arch}."
     sizes: dict[str, int]  # the words of models.structure.TensorRow.shape
     n_layer: int
     n_head: int
     n_head_kv: int
     tied: bool
     factors: dict[str, npt.NDArray[np.float32]]
-    packing: Quantization | None  # of MLX
+    packing: Quantization | None  # MLX's
     nested: bool = False  # the text part of a model of text and images
-    scores: bool = False  # it has a head that scores pairs of texts
-    n_skipped: int = 0  # rows of learned positions before the first that is used
-    rules: Sequence[DerivationRule] = ()  # for tensors that lie otherwise than GGUF's
-    n_extra: int = 0  # layers behind the last, which predict further tokens
-    headless: bool = False  # of a class that ends with the states
-    spelt: Mapping[str, str] = field(default_factory=dict)  # its keys, by GGUF's that graphs check
+    scores: bool = False  # has a head that scores pairs of texts
+    n_skipped: int = 0  # unused rows before the first learned position
+    rules: Sequence[DerivationRule] = ()  # for tensors that GGUF stores differently
+    n_extra: int = 0  # MTP layers after the last layer
+    headless: bool = False  # the model's class has no output head
+    spelt: Mapping[str, str] = field(default_factory=dict)  # GGUF key -> config.json's key
     path: Path = Path("config.json")
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
     """Check ``config`` (of file ``path``) and translate it.
 
-    Raises FileError for keys missing or out of range, UnsupportedError for a model, a scaling or
-    a quantisation that treadle does not have.
+    Raises FileError for keys missing or out of range, UnsupportedError for an unsupported model,
+    RoPE scaling or quantisation.
     """
     family, keys = _find_family(config, path)
     whole, arch, word = MetadataReader(config, path), ARCHS[family.arch], family.word
@@ -166,14 +166,15 @@ _BASIC = {
 }
 
 
-# Lengths of rows, which nobody knows without the layer where a key has one for each.
+# Sizes that depend on the layer if their key is a list.
 _BY_LAYER = {"feed_forward_length": "n_ff", "attention.head_count": "n_attn"}
 
 
 def as_laid_by_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
-    """The same of a folder whose taps mlx-lm has laid: it has added to norms as well.
+    """Return the config for a folder whose taps are in mlx-lm's layout: mlx-lm has shifted norms as
+    well.
 
-    Raises UnsupportedError where it has multiplied factors into the weights.
+    Raises UnsupportedError if mlx-lm has multiplied factors into the weights.
     """
     if hyper.family.folded_by_mlx:
         what = "mlx-lm has multiplied the model's factors into these weights: take the original"
@@ -182,8 +183,9 @@ def as_laid_by_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
 
 
 def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
-    """Whether the output is that of the embeddings; of a part for text its model knows better, but
-    for some that say so of the part alone. An output that is there is used in any case.
+    """Whether the output is tied to the embeddings. For a text part, the whole model's key takes
+    precedence, unless only the part's own says true. An output tensor that exists is used in any
+    case.
     """
     part = OUTER.get(str(whole.get("model_type")))
     given = whole.get("tie_word_embeddings")
@@ -192,20 +194,20 @@ def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
 
 
-Size = tuple[int, list[int]]  # the largest, and of each layer, where they differ
+Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
 def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Size]:
-    """Of queries, and of keys."""
+    """Return the sizes for queries and for keys."""
     heads = _size(keys, family.word("num_attention_heads"), n_layer)
     word = family.word("num_key_value_heads")
-    if keys.values.get(word, 0) is None:  # a key that is not there stands for the model's default
+    if keys.values.get(word, 0) is None:  # null: as many as queries
         return heads, heads
     return heads, _size(keys, word, n_layer, heads[0])
 
 
 def _size(keys: MetadataReader, word: str, n_layer: int, default: int | None = None) -> Size:
-    """A number of heads, or a width."""
+    """Return a number of heads, or a width."""
     each = keys.get(word)
     if not isinstance(each, list):
         return keys.integer(word, default), []
@@ -256,7 +258,7 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Metadat
 def _refuse_others(
     whole: MetadataReader, keys: MetadataReader, family: Family, packing: Quantization | None
 ) -> None:
-    """What would load and be wrong: other heads, packed weights."""
+    """Refuse models that would load but be wrong: other heads, unsupported packed weights."""
     heads = (*_READING, *((_SCORING,) if family.score_names else ()))
     encodes = ARCHS[family.arch].graph == "encoder"
     heads = (*heads, *(_MASKED if encodes else _WRITING))
@@ -269,10 +271,10 @@ def _refuse_others(
     if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
         name = packed.get("quant_method") or f"{packed.get('bits')} bits"
         packed.refuse("quant_method", f"treadle does not read weights quantised so ({name})")
-    if keys.get("is_causal") is False and not encodes:  # transformers masks no token then
+    if keys.get("is_causal") is False and not encodes:  # no causal mask in transformers
         keys.refuse("is_causal", f"is false: treadle's {family.arch} is a decoder")
     both_ways = keys.get("use_bidirectional_attention")
-    # "vision": between the tokens of an image, which a text has none of.
+    # "vision": only between the tokens of an image.
     if both_ways not in (None, False, "vision") and not encodes:
         keys.refuse("use_bidirectional_attention", f"treadle's {family.arch} is a decoder")
     for key, value in family.only.items():
@@ -281,7 +283,7 @@ def _refuse_others(
 
 
 def _activation(keys: MetadataReader, family: Family) -> dict[str, str]:
-    """A key for the function of the FFN, where it is not the one that GGUF's architecture has:
+    """Return a key for the FFN's activation if it differs from that of GGUF's architecture:
     GPT-NeoX-20B, Cerebras-GPT.
     """
     usual = _SAME.get(family.activation, family.activation)
@@ -306,7 +308,7 @@ _SCORING = "ForSequenceClassification"
 
 
 def _kinds(whole: MetadataReader, head: str) -> bool:
-    """Whether the model is of a class with this ending."""
+    """Whether the model's class has this ending."""
     kinds = whole.get("architectures") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         whole.fail("architectures", f"is {kinds!r:.60}", "a list of names")
@@ -314,14 +316,14 @@ def _kinds(whole: MetadataReader, head: str) -> bool:
 
 
 def _has_no_head(whole: MetadataReader) -> bool:
-    """Whether the model's class ends with the states: Qwen3Model, but not GPT2LMHeadModel."""
+    """Whether the model's class has no output head: Qwen3Model, but not GPT2LMHeadModel."""
     heads = (*_WRITING, *_MASKED, _SCORING)
     return any(_kinds(whole, end) for end in _READING) and not any(_kinds(whole, h) for h in heads)
 
 
 def _softcaps(keys: MetadataReader, family: Family) -> dict[str, float]:
-    """Of scores and of logits; 0 where the file has none and the architecture would. Only of
-    families that have one: transformers ignores the keys elsewhere.
+    """Return the caps of attention scores and logits; 0 if the file has none but the architecture
+    would. Only for families that have caps: transformers ignores the keys elsewhere.
     """
     found = {}
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -335,7 +337,7 @@ def _softcaps(keys: MetadataReader, family: Family) -> dict[str, float]:
 def _attention_scale(
     keys: MetadataReader, family: Family, n_layer: int, n_embd: int, n_head: int, head_dim: int
 ) -> dict[str, float]:
-    """The scale, where it is not the one that the architecture has anyway."""
+    """Return the attention scale if it differs from the architecture's."""
     wide = n_layer in ARCHS[family.arch].width_scaled
     usual = n_embd / n_head if wide else float(head_dim)
     key = "query_pre_attn_scalar"  # Gemma's
@@ -344,14 +346,14 @@ def _attention_scale(
 
 
 def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
-    """The sliding window and the layers that have it; nothing where none has."""
+    """Return the sliding window and its layers; nothing if no layer has one."""
     own = dict(ARCHS[family.arch].keys)
     without = {} if own.get(WINDOW) == 0 or PATTERN not in own else {WINDOW: 0}
     flags = family.windowed(keys, n_layer)
     if flags is None:
         return without
     size, kinds = family.word("sliding_window"), keys.get("layer_types")
-    whole = keys.values.get(size, keys.defaults.get(size)) is None  # all layers see everything
+    whole = keys.values.get(size, keys.defaults.get(size)) is None  # full attention in all layers
     if kinds is not None:
         names = ("full_attention", "sliding_attention")
         if not isinstance(kinds, list) or len(kinds) != n_layer:
@@ -369,7 +371,8 @@ def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any
         if family.own_local_rope and any(flags):
             keys.refuse(size, "is null, where some layers have a rope of their own")
         return without
-    tells = ARCHS[family.arch].nope in ("global", "sparse")  # there it says what turns
+    # In these architectures the window also selects the layers with RoPE.
+    tells = ARCHS[family.arch].nope in ("global", "sparse")
     if not any(flags) and not tells:
         return without
     found: dict[str, Any] = {WINDOW: keys.integer(size, hi=POSITION_MAX)}

@@ -1,4 +1,4 @@
-"""Matrices behind the pooling of a text's states: sentence-transformers' Dense modules."""
+"""Matrices after the pooling: sentence-transformers' Dense modules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from treadle.errors import UnsupportedError
 from treadle.files.safetensors import SafeTensors, open_safetensors, read_json
 from treadle.models.pooling_head import DENSE
 
-_TANH = "torch.nn.modules.activation.Tanh"  # of a module that names none
+_TANH = "torch.nn.modules.activation.Tanh"  # the default
 
 
 def read_dense(
     folder: Path, hyper: HfConfig, weights: SafeTensors
 ) -> tuple[dict[str, MappedTensor], dict[str, Any]]:
-    """The matrices by GGUF's names, their files among those of ``weights``, and GGUF's keys of
-    them. Raises FileError and UnsupportedError.
+    """Return the matrices by GGUF's names, and GGUF's keys for them; adds their files to
+    ``weights``. Raises FileError and UnsupportedError.
     """
     named: dict[str, MappedTensor] = {}
     keys: dict[str, Any] = {}

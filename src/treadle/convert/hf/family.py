@@ -1,4 +1,4 @@
-"""What a family of transformers' models differs in: a row's fields."""
+"""The fields of a family: how one ``model_type`` of transformers differs from Llama."""
 
 from __future__ import annotations
 
@@ -12,49 +12,52 @@ from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.files.keys import MetadataReader
 
 Windowed = list[bool] | None
-PAIRS = "norm"  # rows as GGUF has them, where folders of an architecture have them either way
-GELU_TANH = "gelu_pytorch_tanh"  # transformers' name of what GGUF calls gelu
+PAIRS = "norm"  # rows in GGUF's order, for an architecture whose folders have either order
+GELU_TANH = "gelu_pytorch_tanh"  # transformers' name of GGUF's gelu
 
 
 @dataclass(frozen=True)
 class Family:
     """One ``model_type`` of transformers.
 
-    defaults: transformers' own, for keys that config.json may leave out. A key that few families
-        have is theirs if it is here, with None where there is no default.
-    names: of its tensors, a table in ``hf_names``.
-    words: its own words for keys, by Llama's.
-    older_words: those of files that use one of them.
-    activation: what ``hidden_act`` (or ``hidden_activation``) must be: the one that GGUF's
-        architecture of this name has.
-    older_activation: what its first files say, and transformers takes for ``activation``.
-    norm_shift: what GGUF's norm weights are larger by (Gemma multiplies by 1 + weight).
-    windowed: which layers see ``sliding_window`` tokens only, where ``layer_types`` is not given;
-        None where the window is not in use.
-    own_local_rope: layers with a window have a rope base of their own, never scaled.
-    paired: neighbours in a head turn together here as in GGUF; its rows stay where they are.
-    copied: further keys, and what GGUF calls them; numbers and flags.
-    only: keys that have one value with which treadle computes.
-    by_head: ``attn_qkv`` holds queries, key and value of one head of keys after the other, where
-        GGUF has all queries first.
+    defaults: transformers' own, for keys that config.json may omit. A key that only few families
+        have must be listed here to be read, with None if it has no default.
+    names: table of its tensor names, see ``convert/hf/tensor_names.py``.
+    words: its own names of keys, by Llama's.
+    older_words: names used by files that contain one of these.
+    activation: required value of ``hidden_act`` (or ``hidden_activation``): that of GGUF's
+        architecture of this name.
+    older_activation: the value in its first files, which transformers treats as ``activation``.
+    norm_shift: amount added to norm weights in GGUF (Gemma multiplies by 1 + weight).
+    windowed: layers that see ``sliding_window`` tokens only, used without ``layer_types``; None if
+        the window is unused.
+    own_local_rope: layers with a window have their own RoPE base, never scaled.
+    paired: RoPE pairs are adjacent in a head, as in GGUF; its rows keep their order.
+    copied: further keys, numbers and flags, and their GGUF names.
+    only: keys for which treadle supports one value.
+    by_head: ``attn_qkv`` interleaves queries, key and value of each key head; GGUF has all queries
+        first.
     transposed: matrices in layers are [in, out].
-    score_names: of the tensors of a head that scores pairs of texts, if it may have one.
-    positions_behind_pad: learned positions begin behind that of ``pad_token_id``.
-    in_place: GGUF has no architecture for it: it runs from its folder alone.
-    respelt: its keys, where some are spelt in several ways, in the words of this row.
-    variant: what it is by its keys, where one name stands for several; None: this.
-    n_ff_default: ``intermediate_size`` where it is null, in units of ``hidden_size``.
-    experts: it has some.
-    made: rules for tensors that lie otherwise than GGUF's; see ``hf_made``.
-    packed: the ``quant_method`` of packed weights that ``made`` knows.
-    extra_layers: the key that counts layers behind the last, which predict further tokens.
-    turns: whether queries and keys have a rope, where the architecture has one.
-    more: further keys of GGUF, behind those that all families have; None takes one of these away.
+    score_names: tensor names of the head that scores pairs of texts, if it may have one.
+    positions_behind_pad: learned positions start after that of ``pad_token_id``.
+    in_place: GGUF has no architecture for it: it runs from its folder only.
+    respelt: returns its keys in this family's names, if some have several spellings.
+    variant: chooses the actual family from the keys, if one name stands for several; None: this
+        one.
+    n_ff_default: ``intermediate_size`` if it is null, in units of ``hidden_size``.
+    experts: it is a mixture of experts.
+    made: derivation rules for tensors that GGUF stores differently, see
+        ``convert/sources/derived_tensors.py``.
+    packed: the ``quant_method`` of packed weights that ``made`` handles.
+    extra_layers: the key with the number of MTP layers after the last layer.
+    turns: whether queries and keys have RoPE, if the architecture has one.
+    more: further GGUF keys, added after those of all families; None removes a key.
     folded_by_mlx: mlx-lm multiplies factors of config.json into the weights that it saves.
-    numbers: tensors of one number in each layer, behind "layers.N.", and GGUF's key of all of them.
-    beside: the same of what stands beside the part for text, in a model of text and pictures.
-    tables: of GGUF's tensors those that may lack rows of the last tokens, which read the first one.
-    told: keys that it repeats there, for what ``made`` does with them no GGUF file shows.
+    numbers: single-number tensors of each layer, named after "layers.N.", and the GGUF key of the
+        list.
+    beside: further GGUF keys from outside the text part of a multimodal model.
+    tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
+    told: keys copied to GGUF as they are, because ``made`` needs them and no GGUF key shows them.
     """
 
     arch: str
@@ -91,5 +94,5 @@ class Family:
     tables: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:
-        """What this family calls Llama's ``key``."""
+        """Return this family's name of Llama's ``key``."""
         return self.words.get(key, key)

@@ -1,11 +1,11 @@
 """Hugging Face directories: config.json, tokenizer files, and weights in safetensors.
 
-``open_hf`` makes of one what the engine runs, in place: weights stay in the mapped files, whatever
-their size. ``open_hf_source`` makes of one what a converter writes as GGUF.
+``open_hf`` opens one for the engine, in place: weights stay in the mapped files, whatever their
+size. ``open_hf_source`` opens one for a converter that writes GGUF.
 
-GGUF's llama turns neighbouring elements of a head (2i, 2i + 1) where transformers turns
-(i, i + d/2), so a converter reorders the rows of q and k. What runs in place leaves the rows alone
-and says in ``treadle.rope`` how they turn.
+GGUF's llama rotates adjacent elements of a head (2i, 2i + 1), transformers (i, i + d/2), so a
+converter reorders the rows of q and k. A model run in place keeps its rows and records the rotation
+in ``treadle.rope``.
 """
 
 from __future__ import annotations
@@ -83,21 +83,21 @@ _F32 = GGML_TYPE["F32"]
 
 @dataclass
 class HfFolder:
-    """A directory, opened and checked: what both ways to use it begin with."""
+    """An opened and checked directory, the common start of both uses."""
 
     path: Path  # the directory
     hyper: HfConfig
     weights: SafeTensors
     tensors: dict[str, MappedTensor]  # by GGUF name
     metadata: dict[str, Any]
-    lost: str = ""  # why the layers that predict further tokens are left out
+    lost: str = ""  # why the MTP layers are left out
 
 
 def open_hf(path: str | os.PathLike[str]) -> HFModel:
     """Open a Hugging Face directory to run in place.
 
-    ``path`` is the directory, or its weight file or index. Raises FileError for what is damaged,
-    missing or at odds, and UnsupportedError for a model or tokenizer that treadle does not have.
+    ``path`` is the directory, or its weight file or index. Raises FileError for damaged, missing or
+    contradictory files, and UnsupportedError for an unsupported model or tokenizer.
     """
     checkpoint = read_checkpoint(path)
     if said := tasks_left_out(checkpoint.weights):
@@ -137,7 +137,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
         dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
         metadata |= keys
         checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
-        if types := checkpoint.tensors.get("token_types.weight"):  # llama.cpp needs to be told
+        if types := checkpoint.tensors.get("token_types.weight"):  # llama.cpp requires this key
             metadata["tokenizer.ggml.token_type_count"] = types.shape[0]
         if further := further_tensors(weights, hyper):
             checkpoint = _with_further(checkpoint, further)
@@ -148,9 +148,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
 
 
 def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> HfFolder:
-    """The same with the layers that predict further tokens; without them where they are not whole:
-    the model is.
-    """
+    """Return the folder with its MTP layers, or without them if they are incomplete."""
     from treadle.convert.hf.mtp import check_further, further_keys, name_further
 
     try:
@@ -183,14 +181,15 @@ def _weights_of(folder: Path) -> Path:
 
 
 class HFModel(GGUF):
-    """A directory as the engine sees a GGUF file: the same keys, and tensors in the mapped files.
+    """A directory with the interface of a GGUF file: the same keys; tensors are in the mapped
+    files.
 
-    In memory are only norms that GGUF has one larger, factors of the rope, what GPT-2 and GPT-NeoX
-    have in another order, and what is made of several tensors (``hf_made``, ``quantised``).
+    Memory holds only norms that GGUF has one larger, RoPE factors, tensors that GPT-2 and GPT-NeoX
+    order differently, and tensors derived from others.
     """
 
     def __init__(self, checkpoint: HfFolder) -> None:
-        """Takes over the checkpoint's files."""
+        """Take over the checkpoint's files."""
         hyper, weights = checkpoint.hyper, checkpoint.weights
         self.path = checkpoint.path
         self.paths = weights.paths
@@ -215,12 +214,12 @@ class HFModel(GGUF):
         self._maps = weights.maps
 
     def make(self, progress: Progress) -> None:
-        """Put together now what no file has as it is used. FileError for damaged parts."""
+        """Assemble all derived tensors now. Raises FileError for damaged parts."""
         self._made.make(progress)
 
 
 class _Outline(GGUF):
-    """The keys and shapes of a directory: what a graph is asked with before weights are read."""
+    """The keys and shapes of a directory, for a graph to check before weights are read."""
 
     def __init__(self, checkpoint: HfFolder) -> None:
         self.path, self.metadata = checkpoint.path, checkpoint.metadata
@@ -272,7 +271,7 @@ def _shift(named: MappedTensor, hyper: HfConfig) -> float:
 
 
 def open_hf_source(path: str | os.PathLike[str]) -> Source:
-    """A directory for a converter: GGUF's names, order of rows, and F32 for vectors.
+    """Open a directory for a converter: GGUF's names and row order, and F32 for vectors.
 
     Errors as ``open_hf``'s.
     """
@@ -299,7 +298,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
 
 
 def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
-    """What a user should know: GGUF cannot hold all formats."""
+    """Return notes for the user on MLX formats that GGUF cannot hold."""
     kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
     return [
         f"weights in {name}, which GGUF does not have, are unpacked and written as {kind}, the "
@@ -309,7 +308,7 @@ def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
 
 
 def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
-    """The same of quantised checkpoints, whose numbers no blocks of GGUF's hold."""
+    """Return notes on quantised weights whose numbers fit no GGUF block format."""
     found = [each for each in tensors if isinstance(each, DequantizedTensor)]
     kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in MULTIPLIED_OUT}
     return [
@@ -335,7 +334,7 @@ def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
         return f32_bytes(paired(values) if n_head else values)
 
     def unpacked(packed: PackedModule) -> Bytes:
-        """MLX's weights as numbers: GGUF has no such format."""
+        """Return MLX's weights as numbers: GGUF has no such format."""
         blocks = packed.format.join([array.data for array in packed.arrays])
         rows = packed.format.dequantize_rows(blocks.reshape(math.prod(packed.shape[:-1]), -1))
         return f32_bytes(paired(rows) if n_head else rows)
@@ -359,7 +358,7 @@ def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
 
 
 def _filled_up(named: MappedTensor, more: int) -> SourceTensor:
-    """A table with its first row ``more`` times behind the others: llama.cpp's has all rows."""
+    """Return a table with its first row appended ``more`` times: llama.cpp's has all rows."""
     shape = (named.shape[0] + more, *named.shape[1:])
 
     def read() -> Bytes:

@@ -1,4 +1,4 @@
-"""A folder's tensors that do not stand in its files as they are used, put together in memory."""
+"""A folder's derived tensors, assembled in memory for running in place."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class Workshop:
-    """Tensors that do not stand in a file as they are used. They are put together when the first
-    of them is read, all at once, by as many threads as there are processors: numpy lets go of
-    Python's lock. What looks at names and shapes alone waits for nothing.
+    """Tensors that no file stores in the form used. The first read assembles all of them at once,
+    with one thread per processor (numpy releases the GIL). Reading only names and shapes waits for
+    nothing.
     """
 
     def __init__(self, folder: Path, tensors: Mapping[str, MappedTensor]) -> None:
@@ -42,7 +42,7 @@ class Workshop:
         self._lock = threading.Lock()
 
     def tensor(self, named: MappedTensor) -> MadeTensor:
-        """One of them, as the engine reads it."""
+        """Return one of them in the engine's form."""
         fmt, size = FORMATS[named.ggml_type], _size(named)
         at = named.tensor.path, named.tensor.offset, named.tensor.file
         of = named.name, named.shape, named.ggml_type, fmt, size
@@ -53,8 +53,8 @@ class Workshop:
         return self._rows[name]
 
     def make(self, progress: Progress = lambda *_: None) -> None:
-        """All of them, once. FileError where memory does not hold them, and for weights of a
-        quantised checkpoint that are no finite numbers.
+        """Assemble all of them, once. Raises FileError if memory is too small, and for weights of a
+        quantised checkpoint that are not finite.
         """
         with self._lock:
             if len(self._rows) == len(self.tensors):
@@ -68,7 +68,7 @@ class Workshop:
                     progress("unpack", i + 1, len(self.tensors))
 
     def _check_room(self, n: int) -> None:
-        """Sooner than that the system ends the process."""
+        """Raise before the system would kill the process."""
         bound = usable_memory()
         if bound and n > bound.free_bytes:
             what = f"{n_bytes(n)} of its weights are not in the files as they are used"
@@ -79,7 +79,7 @@ class Workshop:
 
 def _rows_of(named: MappedTensor) -> Bytes:
     rows = named.rows()
-    if _is_unpacked(named.tensor):  # all of it was read: to look at it costs little
+    if _is_unpacked(named.tensor):  # just computed, so the check is cheap
         fmt = FORMATS[named.ggml_type]
         if (block := find_nonfinite(fmt, rows)) >= 0:
             raise named.tensor.error(said_of(fmt, block, named.shape[-1]), "finite weights")
@@ -87,12 +87,12 @@ def _rows_of(named: MappedTensor) -> Bytes:
 
 
 def _is_unpacked(tensor: SafeTensor) -> bool:
-    """Whether codes and scales are multiplied for it."""
+    """Whether it is computed from codes and scales."""
     made = isinstance(tensor, DerivedTensor) and any(map(_is_unpacked, tensor.sources))
     return made or isinstance(tensor, DequantizedTensor)
 
 
 def _size(named: MappedTensor) -> int:
-    """Bytes in GGUF's form."""
+    """Return its bytes in GGUF's form."""
     fmt = FORMATS[named.ggml_type]
     return math.prod(named.shape) // fmt.block * fmt.dtype.itemsize

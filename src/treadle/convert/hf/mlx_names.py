@@ -1,7 +1,7 @@
-"""How mlx-lm spells and lays what transformers has otherwise: experts, latent attention, taps.
+"""mlx-lm's names and layouts where they differ from transformers': experts, latent attention, taps.
 
-It stacks experts (``switch_mlp``), splits what is two matrices in one, has a convolution's taps
-as [channels, taps, 1], and norms of Qwen's delta nets larger by one, as GGUF has them.
+mlx-lm stacks experts (``switch_mlp``), splits fused matrices, stores a convolution's taps as
+[channels, taps, 1], and norms of Qwen's delta nets larger by one, as GGUF does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _TAPS = (".conv1d.weight", ".conv.conv.weight")
 
 
 def as_transformers(tensors: Mapping[str, SafeTensor]) -> tuple[Found, bool]:
-    """The tensors with taps as [channels, 1, taps], and whether mlx-lm had laid some."""
+    """Return the tensors with taps as [channels, 1, taps], and whether mlx-lm's layout was
+    found.
+    """
     made, laid = dict(tensors), False
     for name, tensor in tensors.items():
         if (

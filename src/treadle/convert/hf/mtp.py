@@ -1,8 +1,8 @@
-"""Layers behind a model's last that predict further tokens (MTP), under GGUF's names.
+"""MTP layers, which follow a model's last layer and predict further tokens, under GGUF's names.
 
-Families that count on have them as ``model.layers.N``, N from the number of layers on, with a few
-tensors more than the others. Qwen's have one in a part of its own, ``mtp.``, and what a layer reads
-and gives stands beside it.
+Some families number them as ``model.layers.N``, from the number of layers on, with a few additional
+tensors. Qwen has one in a separate part, ``mtp.``, where a layer's input and output tensors are
+outside the layer.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _APART: Names = {
 
 
 def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
-    """``tensors``, all of such layers, by GGUF's names, layer by layer.
+    """Map ``tensors``, all of MTP layers, to GGUF's names, layer by layer.
 
-    Raises UnsupportedError for what treadle does not have, FileError for a tensor that is surplus.
+    Raises UnsupportedError for an unsupported architecture or layout, FileError for an unknown
+    tensor.
     """
     if not ARCHS[hyper.family.arch].nextn:
         raise UnsupportedError(f"treadle has none in {hyper.family.arch}")
@@ -62,7 +63,7 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
 
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
-    """The layer, and the name behind it."""
+    """Return the layer, and the name after it."""
     apart = tensor.name.startswith(_PART)
     match = NAME.fullmatch(tensor.name.removeprefix(_PART))
     layer = int(match["layer"] or 0) if match else 0
@@ -77,7 +78,7 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
 
 
 def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
-    """GGUF's keys that are others with these layers."""
+    """Return GGUF's keys that change with these layers."""
     n = max(int(name.split(".")[1]) for name in tensors) + 1 - hyper.n_layer
     made: dict[str, Any] = {"block_count": hyper.n_layer + n, NEXTN: n}
     prefix = f"{hyper.family.arch}."
@@ -87,9 +88,9 @@ def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[s
 
 
 def check_further(model: GGUF, hyper: HfConfig) -> None:
-    """Hold the layers of a model, which is complete but for its weights, against their rows.
+    """Check the MTP layers of a model (complete but for its weights) against their rows.
 
-    Raises FileError for a tensor that is missing, surplus, or of another shape.
+    Raises FileError for a tensor that is missing, unknown, or of another shape.
     """
     arch = ARCHS[hyper.family.arch]
     keys = ArchMetadata(model, arch.name, arch.keys)

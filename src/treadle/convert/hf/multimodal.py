@@ -1,8 +1,8 @@
-"""Models of text and pictures, or sound: their decoders of text, as further rows of
-``hf_families``, and where such a folder has the part for text. The other parts are left out.
+"""Multimodal models (pictures or sound): rows for their text decoders, and the location of the text
+part in such a folder. The other parts are left out.
 
-A token's position is three numbers there (M-RoPE). Those of a text's tokens are the same, so the
-rope is the plain one; GGUF gets the shares of the three all the same, for llama.cpp wants them.
+A token's position there is three numbers (M-RoPE). They are equal for text, so plain RoPE applies;
+GGUF still gets the sections of the three, because llama.cpp requires them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from treadle.models.load import SECTIONS
 
 @dataclass(frozen=True)
 class TextPart:
-    """The part for text. at: its key, with those around it in front. kind: its ``model_type`` where
-    it says none. tied: its output is that of the embeddings where nothing says so. defaults: for
-    keys that it leaves out, in place of its family's.
+    """The text part. at: its key, with its parents in front. kind: its ``model_type`` if not given.
+    tied: the default of whether output and embeddings are tied. defaults: for keys that it omits,
+    before its family's.
     """
 
     at: str
@@ -36,7 +36,9 @@ class TextPart:
 
 
 def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
-    """The shares of the three numbers in a head's pairs; ``usual``: transformers' own."""
+    """Return the rule for the sections of the three numbers in a head's pairs; ``usual``:
+    transformers' own.
+    """
 
     def more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         found: list[int] = list(usual)
@@ -55,7 +57,7 @@ def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
 
 
 def _deepstack(whole: MetadataReader) -> dict[str, Any]:
-    """How many layers states of pictures are added to."""
+    """Return the number of layers to which picture states are added."""
     vision = whole.within("vision_config")
     layers = vision.get("deepstack_visual_indexes") if vision else []
     return {"n_deepstack_layers": len(layers) if isinstance(layers, list) else 3}
@@ -92,7 +94,7 @@ _QWEN3 = {
 
 
 # Experts' matrices are [in, out] in published folders, and [out, in] in those of transformers 5.
-# Both are told by the shape, as transformers does.
+# The shape tells which, as in transformers.
 
 
 def _gate(rows: Rows, n_embd: int) -> Rows:
@@ -108,7 +110,7 @@ def _down(rows: Rows, n_embd: int) -> Rows:
 
 
 def _qwen3_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """All experts in one tensor; gates before what they gate."""
+    """Return rules for all experts in one tensor, gates before ups."""
     at, n_embd = "mlp.experts.", keys.integer("hidden_size")
     gives = {
         f"{at}gate_proj.weight": partial(_gate, n_embd=n_embd),
@@ -124,8 +126,8 @@ def _qwen3_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 # -- GLM and Hunyuan ---------------------------------------------------------------------------
 
-# Neighbours in a head turn together, and the rows stay where they are: a GGUF file of these is one
-# of a model of text. llama.cpp's converter moves them, so that its M-RoPE can turn halves.
+# RoPE pairs are adjacent in a head, and rows keep their order: a GGUF file of these is a text
+# model. llama.cpp's converter reorders the rows, so that its M-RoPE can rotate halves.
 _GLM4V = Family(
     "glm4",
     {
@@ -263,7 +265,7 @@ OUTER: Mapping[str, TextPart] = {
     "granite4_vision": TextPart("text_config", "granite4_vision_text"),
     "hyperclovax_vision_v2": TextPart("text_config", "hyperclovax", tied=True),
 }
-# What transformers takes for keys that such a part leaves out, by its ``model_type``.
+# transformers' defaults for keys that such a part omits, by its ``model_type``.
 SIZES: Mapping[str, Mapping[str, int]] = {
     kind: {
         "hidden_size": 4096,

@@ -1,4 +1,4 @@
-"""How a Hugging Face model makes one vector of a text's states: sentence-transformers' files."""
+"""Pooling of a text's states to one vector, from sentence-transformers' files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _FLAGS = {
     "pooling_mode_lasttoken": LAST,
 }
 _KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
-_POOLING = "1_Pooling"  # its folder, where no list of modules names another
+_POOLING = "1_Pooling"  # its folder unless modules.json names another
 _VECTOR = "sentence_embedding"
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> dict[str, Any]:
-    """GGUF's keys of the pooling; none where no file says. FileError, UnsupportedError."""
+    """Return GGUF's pooling keys; none if no file has any. Raises FileError, UnsupportedError."""
     arch = hyper.family.arch
     if hyper.scores:
         made = {f"{arch}.pooling_type": RANK}
-        if "cls.norm" in hyper.family.score_names.values():  # the others have one way
+        if "cls.norm" in hyper.family.score_names.values():  # the others have one method
             how = config.get("classifier_pooling", "cls")
             if how not in ("cls", "mean"):
                 raise UnsupportedError(f"{folder}: classifier_pooling is {how!r:.60}")
@@ -42,7 +42,7 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> di
     said = read_json(path)
     mode = said.get("pooling_mode")
     mode = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
-    if isinstance(mode, str) and mode in _MODES:  # the older words beside it count no more
+    if isinstance(mode, str) and mode in _MODES:  # overrides the older keys
         return {f"{arch}.pooling_type": _MODES[mode]}
     modes = {key for key, value in said.items() if key in _FLAGS and value is True}
     others = {k for k, v in said.items() if k.startswith("pooling_mode_") and v is True} - modes
@@ -53,15 +53,14 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> di
 
 
 def pooling_file(folder: Path) -> Path:
-    """The file of the pooling, which need not be there. Errors as ``read_modules``'s."""
+    """Return the file of the pooling, which may not exist. Errors as ``read_modules``'s."""
     places = [place for kind, place in read_modules(folder) if kind == "Pooling"]
     return folder / (places[0] if places else _POOLING) / "config.json"
 
 
 def read_modules(folder: Path) -> list[tuple[str, str]]:
-    """The kinds of a folder's modules and their own folders, in their order; none where there is no
-    list. Raises FileError for what is no list of modules, UnsupportedError for others that change
-    a vector.
+    """Return the kinds of a folder's modules and their folders, in order; empty without a list.
+    Raises FileError for an invalid list, UnsupportedError for unknown modules that change a vector.
     """
     import json
 
@@ -93,7 +92,7 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def check_in_and_out(said: Mapping[str, Any], path: Path) -> None:
-    """Refuse a module that reads or makes something else than the vector of a text."""
+    """Refuse a module that reads or writes anything but the text's vector."""
     for key in ("module_input_name", "module_output_name"):
         if said.get(key) not in (None, _VECTOR):
             what = f"is {said[key]!r:.60}: treadle has modules of {_VECTOR!r}"

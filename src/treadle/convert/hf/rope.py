@@ -1,4 +1,4 @@
-"""The rotation of queries and keys, from config.json's old spelling and its new one.
+"""RoPE settings in config.json's old and new spelling.
 
 Old: ``rope_theta`` and ``rope_scaling``; new: ``rope_parameters``, one for all layers or one for
 each kind of layer.
@@ -19,7 +19,7 @@ from treadle.models.archs import ARCHS, ROPE_HALVED, YARN_TRUNCATE
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.rope import DYNAMIC, FACTORS, LONG, SHORT
 
-# What transformers has where a folder of these families names no rope.
+# transformers' defaults for folders of these families without RoPE settings.
 GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -36,16 +36,18 @@ MINISTRAL_ROPE = {
     "llama_4_scaling_beta": 0.1,
 }
 
-Factors = dict[str, npt.NDArray[np.float32]]  # tensors beside the keys, by name
+Factors = dict[str, npt.NDArray[np.float32]]  # RoPE factor tensors by name
 
 
 def read_rope(
     keys: MetadataReader, family: Family, head_dim: int
 ) -> tuple[dict[str, Any], Factors]:
-    """Bases and scaling, in the old spelling (``rope_theta``, ``rope_scaling``) and the new."""
+    """Return base and scaling keys, and factor tensors, from ``rope_theta`` and ``rope_scaling`` or
+    ``rope_parameters``.
+    """
     older, local = keys.within("rope_scaling"), None
     older = older if older and older.values else None
-    # A family's own parameters are for files that have neither.
+    # A family's default parameters apply only to files that have neither.
     newer = older is None or keys.values.get("rope_parameters") is not None
     full = keys.within("rope_parameters") if newer else None
     if full is not None and "full_attention" in full.values:
@@ -71,7 +73,7 @@ def read_rope(
         made["rope.freq_base_swa"] = f32(base)
         if local and _kind(local) != "default":
             local.refuse("rope_type", f"{_kind(local)!r:.60}, where treadle scales no rope")
-    if not family.turns(keys):  # llama.cpp's way to say so; what would scale it is of no use
+    if not family.turns(keys):  # llama.cpp's key for no RoPE; scaling is unused
         return {**made, "rope.scaling.finetuned": False}, {}
     kind = _kind(full)
     if kind not in _SCALINGS:
@@ -95,19 +97,19 @@ def read_rope(
 
 
 def _neutral(factors: npt.NDArray[np.float32], n: int) -> npt.NDArray[np.float32]:
-    """Factors of ``n`` pairs: those that are not given are 1."""
+    """Pad factors with 1 to ``n`` pairs."""
     return np.concatenate([factors, np.ones(n - len(factors), np.float32)])
 
 
 def _kind(rope: MetadataReader) -> str:
     kind = rope.text("rope_type", rope.text("type", "default"))
-    # Phi 3 had several names for it; the factors say which it is.
+    # Phi 3 has several names for longrope; the factors identify it.
     kind = "yarn" if kind == "deepseek_yarn" else kind  # Sarvam's name for it
     return "longrope" if kind == "yarn" and rope.get("short_factor") is not None else kind
 
 
 def _said(rope: MetadataReader) -> dict[str, Any]:
-    """All that is set, with one word for the kind."""
+    """Return all keys that are set, with one spelling of the kind."""
     said = {key: it for key, it in rope.values.items() if it is not None and key != "type"}
     return {**said, "rope_type": _kind(rope)}
 
@@ -116,11 +118,11 @@ Scaled = tuple[dict[str, Any], Factors]
 _STRETCHED, _ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
 _N_CTX = "rope.scaling.original_context_length"
 _WIDE = "global_head_dim"
-_STILL = 1e30  # divides what turns pairs that do not; llama.cpp's converter writes it
+_STILL = 1e30  # factor of pairs that do not rotate, as llama.cpp's converter writes it
 
 
 def _n_ctx_orig(rope: MetadataReader, keys: MetadataReader, lo: int = 1) -> int:
-    """The context of before the stretching. transformers prefers the number outside ``rope``."""
+    """Return the context length before scaling. transformers prefers the one outside ``rope``."""
     for said in (keys, rope):
         if said.get(_ORIGINAL) is not None:
             return said.integer(_ORIGINAL, lo=lo, hi=POSITION_MAX)
@@ -137,10 +139,10 @@ def _linear(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) 
 
 
 def _llama3(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Long waves are stretched by ``factor``, short ones left, and those between by a mixture.
+    """Divide low frequencies by ``factor``, keep high ones, and interpolate in between.
 
-    A wave's length is in tokens a turn; "long" is against the context of before the stretching.
-    Of two equal bounds (Llama 4 Scout's) there is none between.
+    Frequencies are in turns per context length before scaling. Equal bounds (Llama 4 Scout) leave
+    nothing in between.
     """
     factor = rope.number("factor", lo=1e-3, hi=1e6)
     low = rope.number("low_freq_factor", lo=1e-3, hi=1e6)
@@ -174,14 +176,14 @@ def _yarn(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) ->
     }
     if mscale == 1.0 and over and rope.get("llama_4_scaling_beta") is not None:
         made["rope.scaling.yarn_log_multiplier"] = f32(over)  # Ministral 3's word for the same
-    elif not math.isclose(attention, usual(1.0)):  # GGUF's multiplies the usual one
+    elif not math.isclose(attention, usual(1.0)):  # GGUF's factor is relative to the default
         made["rope.scaling.attn_factor"] = f32(attention / usual(1.0))
     return made, {}
 
 
 def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Two lists of factors: of texts that fit the context of before the stretching, and of longer
-    ones.
+    """Return two lists of factors: for the context length before scaling, and for longer
+    prompts.
     """
     n_ctx, original = keys.integer(_STRETCHED, hi=POSITION_MAX), _n_ctx_orig(rope, keys, lo=2)
     factor = rope.number("factor", n_ctx / original, lo=1e-6, hi=1e6)
@@ -202,8 +204,8 @@ def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int
 
 
 def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Of a text that fits the model's context it is the plain rope. Hunyuan's, with ``alpha``, is
-    another base whatever the length.
+    """Mark dynamic scaling, which is plain RoPE within the model's context. Hunyuan's, with
+    ``alpha``, is another base at any length.
     """
     if not (alpha := rope.number("alpha", 0.0, lo=0.0, hi=1e9)):
         rope.number("factor", lo=1e-3, hi=1e6)
@@ -212,7 +214,7 @@ def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int)
 
 
 def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Gemma 4's: the first pairs turn as fast as if all did, the others do not turn."""
+    """Apply Gemma 4's: the first pairs rotate as if all did, the others do not rotate."""
     if keys.get(_WIDE) is None:
         rope.refuse("rope_type", f"'proportional', without {_WIDE}: treadle has it in Gemma 4")
     head_dim, _ = wide_heads(keys)
@@ -223,8 +225,8 @@ def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims:
 
 
 def wide_heads(keys: MetadataReader) -> tuple[int, int]:
-    """Width of a head, and heads of keys, where layers without a window have their own. Given by
-    two keys, or layer by layer, where transformers wrote the file.
+    """Return head width and number of key heads of layers without a window. They come from two
+    keys, or per layer in files that transformers wrote.
     """
     n_kv = keys.integer("num_key_value_heads")
     if (layers := keys.within("per_layer_config")) is not None:
@@ -237,7 +239,7 @@ def wide_heads(keys: MetadataReader) -> tuple[int, int]:
             for of in each
             if of is not None
         }
-        if not sizes:  # none differs: all have the widths of the others
+        if not sizes:  # no layer differs
             return keys.integer("head_dim"), n_kv
         if len(sizes) != 1:
             keys.refuse("per_layer_config", "treadle has two kinds of layers in this architecture")
@@ -249,7 +251,9 @@ def wide_heads(keys: MetadataReader) -> tuple[int, int]:
 
 
 def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
-    """Alibaba's: for texts of all lengths a larger base, and all waves are a little longer."""
+    """Apply Alibaba's NTK scaling: a larger base at all lengths, and all wavelengths slightly
+    longer.
+    """
     if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
         rope.refuse("type", "'ntk': treadle has it in GTE, without mixed_b")
     factor = rope.number("factor", lo=1e-3, hi=1e6)
@@ -259,7 +263,7 @@ def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> 
 
 _SCALINGS: dict[str, Callable[[MetadataReader, MetadataReader, float, int], Scaled]] = {
     "default": _unscaled,
-    "mrope": _unscaled,  # of text: see multimodal.py
+    "mrope": _unscaled,  # plain for text: see multimodal.py
     "xdrope": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
@@ -273,16 +277,16 @@ _SCALINGS: dict[str, Callable[[MetadataReader, MetadataReader, float, int], Scal
 
 
 def f32(value: float) -> float:
-    """As GGUF will have it, so that a model is the same before and after conversion."""
+    """Round as GGUF stores it, so that a model is the same before and after conversion."""
     return float(np.float32(value))
 
 
 def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """SmolLM 3: no key of GGUF says which layers do not turn, so others than llama.cpp takes are
-    refused.
+    """Check SmolLM 3's layers without RoPE: GGUF has no key for them, so only llama.cpp's pattern
+    is accepted.
     """
     key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without a rope"
-    flags = keys.get(key)  # 1 where there is a rope, whatever the name says
+    flags = keys.get(key)  # 1 means RoPE, despite the key's name
     if flags is None:
         key = "no_rope_layer_interval"
         found = by_period(keys.integer(key, NOPE_PERIOD), n_layer)

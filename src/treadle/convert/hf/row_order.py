@@ -1,4 +1,4 @@
-"""Matrices whose rows GGUF has in another order than transformers, and what puts them so."""
+"""Row order: matrices whose rows GGUF orders differently than transformers, and the reordering."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Rows = npt.NDArray[Any]
 Layout = Callable[[Rows], Rows]
 
-IN_PLACE = "neox"  # transformers' rope
+IN_PLACE = "neox"  # transformers' RoPE
 _TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
 _IN_LAYERS = ("attn_", "ffn_")
 _FUSED = ("attn_qkv.weight", "attn_qkv.bias")
@@ -26,8 +26,8 @@ _FUSED = ("attn_qkv.weight", "attn_qkv.bias")
 def layout_of(
     name: str, shape: tuple[int, ...], hyper: HfConfig, *, linear: bool = False
 ) -> tuple[Layout | None, tuple[int, ...]]:
-    """What makes GGUF's rows of a tensor's, and their shape; None where they are that already.
-    ``name``: GGUF's, without the layer; ``linear``: it is [out, in] in every family.
+    """Return the function that reorders a tensor to GGUF's rows, or None, and the new shape.
+    ``name``: GGUF's, without the layer; ``linear``: the tensor is [out, in] in every family.
     """
     n_k = hyper.sizes["n_k"]
     if hyper.family.by_head and name in _FUSED and shape[0] == hyper.sizes["n_q"] + 2 * n_k:
@@ -40,8 +40,8 @@ def layout_of(
 
 
 def turned_heads(name: str, n_rows: int, hyper: HfConfig) -> int:
-    """The heads of a tensor whose rows a GGUF file has in pairs; 0 for all others. What runs in
-    place leaves them, and says so in its metadata.
+    """Return the heads of a tensor whose rows GGUF files have in adjacent pairs; 0 for all others.
+    A model run in place keeps its rows, as its metadata says.
     """
     if hyper.family.paired or ARCHS[hyper.family.arch].rope in (IN_PLACE, "none"):
         return 0
@@ -51,8 +51,8 @@ def turned_heads(name: str, n_rows: int, hyper: HfConfig) -> int:
 
 
 def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
-    """Rows [n_head * d, ..] reordered within each head: i and i + d/2 become neighbours, of the
-    first ones alone where a ``share`` of them turns.
+    """Reorder rows [n_head * d, ..] within each head so that i and i + d/2 become adjacent; with
+    ``share``, only within the first part of each head.
     """
     if share != 1.0:
         heads = rows.reshape(n_head, -1, *rows.shape[1:])
@@ -65,13 +65,13 @@ def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
 
 
 def turned_share(hyper: HfConfig) -> float:
-    """How much of each head turns."""
+    """Return the rotated fraction of each head."""
     turned = hyper.metadata.get(f"{hyper.family.arch}.rope.dimension_count")
     return 1.0 if turned is None else int(turned) * hyper.n_head / hyper.sizes["n_q"]
 
 
 def by_matrix(rows: Rows, n_head: int, n_head_kv: int) -> Rows:
-    """Queries, key and value of one head of keys after the other become all queries, all keys, all
+    """Regroup rows from queries, key and value of each key head to all queries, all keys, all
     values.
     """
     groups = rows.reshape(n_head_kv, n_head // n_head_kv + 2, -1, *rows.shape[1:])

@@ -1,4 +1,4 @@
-"""Tensors of one number in each layer, which GGUF has as keys."""
+"""Single-number tensors of each layer, which are keys in GGUF."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _IN_LAYER = re.compile(r".*\blayers\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
 def take_numbers(weights: SafeTensors, hyper: HfConfig) -> dict[str, Any]:
-    """Take them out of ``weights``; gives the keys in full. FileError where one is missing, or no
-    number.
+    """Remove them from ``weights`` and return the full keys. Raises FileError if one is missing, or
+    is not a single number.
     """
     names: Mapping[str, str] = hyper.family.numbers
     found: dict[str, dict[int, float]] = {name: {} for name in names}

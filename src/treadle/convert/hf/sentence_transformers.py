@@ -1,7 +1,7 @@
-"""What sentence-transformers does to a text before a model reads it, from the files of its folders.
+"""sentence-transformers' preprocessing of texts, read from the files of its folders.
 
-sentence_bert_config.json has the longest text and lower case, config_sentence_transformers.json the
-prompts by name, and which of them goes before a text where the caller names none.
+sentence_bert_config.json has the maximum length and lower-casing; config_sentence_transformers.json
+has the prompts by name, and the default one, which is put before a text.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from treadle.models.sentence import MAX_TOKENS, PROMPT
 PROMPTS = "config_sentence_transformers.json"
 MODULES = "modules.json"
 _TOKENIZER = "tokenizer_config.json"
-# Of transformers' config and tokenizer, older words and newer ones.
+# Arguments for transformers' config and tokenizer, in older and newer spelling.
 _ARGUMENTS = ("config_args", "config_kwargs", "tokenizer_args", "processor_kwargs")
-_HARMLESS = (  # change no vector of a text that is read whole
+_HARMLESS = (  # no effect on the vector of a text that is not truncated
     *("trust_remote_code", "attn_implementation", "use_fast", "use_cache"),
     *("padding", "padding_side", "truncation", "truncation_side"),
 )
 
 
 def read_sentences(folder: Path) -> dict[str, Any]:
-    """treadle's keys of texts to embed. Raises FileError and UnsupportedError."""
+    """Return treadle's keys for embedding texts. Raises FileError and UnsupportedError."""
     made: dict[str, Any] = {}
     _refuse_arguments(folder)
     if limit := _max_seq_length(folder):
@@ -42,7 +42,7 @@ def read_sentences(folder: Path) -> dict[str, Any]:
 
 
 def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
-    """What goes before the query, where a cross-encoder's folder names it. Errors as above."""
+    """Return the key of a cross-encoder's prompt before the query, if any. Errors as above."""
     prompt = _default_prompt(folder)
     if prompt and ARCHS[hyper.family.arch].graph != "encoder":
         what = "treadle has a default prompt of rerankers that are encoders"
@@ -51,18 +51,18 @@ def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
 
 
 def sentences_file(folder: Path) -> Path:
-    """What sentence-transformers reads of a folder about texts; it need not be there."""
+    """Return sentence-transformers' settings file for texts, which may not exist."""
     found = [folder / name for name in SENTENCES if os.path.lexists(folder / name)]
     return found[0] if found else folder / SENTENCES[0]
 
 
 def lower_case(folder: Path) -> bool:
-    """Whether texts are made lower case before the tokenizer has them."""
+    """Whether texts are lower-cased before tokenization."""
     return read_optional(sentences_file(folder)).get("do_lower_case") is True
 
 
 def _refuse_arguments(folder: Path) -> None:
-    """What overrides config.json and the tokenizer's files."""
+    """Refuse arguments that override config.json and the tokenizer's files."""
     path = sentences_file(folder)
     said = MetadataReader(read_optional(path), path)
     for given in filter(None, map(said.within, _ARGUMENTS)):
@@ -72,12 +72,14 @@ def _refuse_arguments(folder: Path) -> None:
 
 
 def _max_seq_length(folder: Path) -> int:
-    """Tokens; 0: no limit but the model's. Where no number is given, the tokenizer's counts."""
+    """Return the maximum tokens; 0: only the model's limit. Without a number, the tokenizer's
+    applies.
+    """
     path = sentences_file(folder)
     sentences = MetadataReader(read_optional(path), path)
     if sentences.get("max_seq_length") is not None:
         return sentences.integer("max_seq_length", hi=POSITION_MAX)
-    if not os.path.lexists(folder / MODULES):  # no folder of sentence-transformers
+    if not os.path.lexists(folder / MODULES):  # not a sentence-transformers folder
         return 0
     tokenizer = MetadataReader(read_optional(folder / _TOKENIZER), folder / _TOKENIZER)
     most = tokenizer.number("model_max_length", 0.0, lo=0.0, hi=1e300)

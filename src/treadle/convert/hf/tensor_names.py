@@ -1,6 +1,6 @@
-"""transformers' names of tensors and GGUF's: a table for each way that families spell them.
+"""Tensor names of transformers and GGUF: a table for each spelling of families.
 
-The words are those behind "layers.N.", and those outside layers; a prefix says whose they are.
+Keys are the parts after "layers.N.", and names outside layers; model prefixes are stripped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LLAMA_EXPERTS: Names = {
     **{f"mlp.shared_expert.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
 }
-POST_NORMS: Names = {  # with four norms a layer, the same words stand in other places
+POST_NORMS: Names = {  # with four norms per layer, the same names mean other norms
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -101,7 +101,7 @@ BERT: Names = {
 }
 JINA_BERT: Names = {
     **BERT,
-    "mlp.gated_layers": "ffn_up",  # and its gate, which comes first
+    "mlp.gated_layers": "ffn_up",  # fused with its gate, which comes first
     "mlp.wo": "ffn_down",
     "mlp.layernorm": "layer_output_norm",
     # Of jina-v2-code.
@@ -113,7 +113,7 @@ JINA_BERT: Names = {
     "mlp.gate_layer": "ffn_gate",
     "mlp.down_layer": "ffn_down",
 }
-# transformers', of encoders of late; some it writes in the words of their first code.
+# transformers' recent encoders; it saves some in the names of their first code.
 LATE_BERT: Names = {
     "embeddings.LayerNorm": "token_embd_norm",
     "self_attn.q_proj": "attn_q",
@@ -158,7 +158,7 @@ MODERN_BERT: Names = {
     "mlp.Wi": "ffn_up",
     "mlp.Wo": "ffn_down",
 }
-# What scores a pair of texts: ``cls`` with its activation, a norm, then ``cls.output``.
+# Heads that score a pair of texts: ``cls`` with its activation, a norm, then ``cls.output``.
 BERT_SCORE: Names = {"pooler.dense": "cls", "classifier": "cls.output"}
 ROBERTA_SCORE: Names = {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}
 MODERN_BERT_SCORE: Names = {
@@ -174,9 +174,9 @@ HEADS = (
     "classifier",
     "head",
     "score",
-)  # outside the prefix, and left out where they are tied
+)  # outside the prefix, and absent if tied
 
-# A model of text alone, the text part of a larger one (old layout, new layout), or a bare decoder.
+# A text model, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
     r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
     r"|transformer\.|gpt_neox\.|bert\.|roberta\.|mpnet\.|nomic_bert\.|backbone\."
@@ -187,22 +187,22 @@ _LAYER = (
     r"\.(?P<layer>0|[1-9]\d{0,5})\."
 )
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
-# Jina's matrices that tasks add to: "parametrizations.weight.original".
+# Jina's matrices with task adapters: "parametrizations.weight.original".
 _KEPT = r"(?:(?<=\.parametrizations\.weight)\.original)?"
 NAME = re.compile(
     rf"{_PREFIX.pattern}(?:{_LAYER})?(?P<stem>[A-Za-z0-9_.]+?)(?:\.parametrizations)?\.{_KIND}{_KEPT}"
 )
 OLDER_KINDS = {"gamma": "weight", "beta": "bias"}  # of BERT's first checkpoints
-# What the configuration says anyway, GPT's masks, and slopes of ALiBi.
+# Buffers that follow from the configuration, GPT's masks, and ALiBi slopes.
 NOT_WEIGHTS = re.compile(
     r".*(?:\.rotary_(?:pos_)?emb\.inv_freq|\.(?:attn|attention)\.(?:(?:masked_)?bias|causal_mask)"
     r"|(?:^|\.)relative_pe\.slopes)"
 )
-# Layers that predict further tokens: behind the last one, or in a part of their own.
+# MTP layers: after the last layer, or in a separate part.
 FURTHER = re.compile(
     r"(?:mtp\.|model\.mtp(?:_\w+)?\.|model\.(?:language_model\.)?layers\.(?P<layer>\d+)\.)"
 )
-# Of encoders: what predicts masked words, what nobody pools with, and counts up from 0.
+# Unused in encoders: masked-word heads, poolers, and index buffers.
 NOT_STATES = re.compile(
     r"(?:\w+\.)?(?:cls|lm_head|decoder|head|classifier|score|pooler)\..*|.*\.(?:position|token_type)_ids"
     r"|(?:pre_classifier|vocab_\w+|\w+_predictions|generator_lm_head)\..*"
@@ -219,7 +219,7 @@ NOT_TEXT = re.compile(
 
 
 def experts_123(at: str) -> Names:
-    """Of experts whose matrices have numbers, as Llama's first code had them."""
+    """Return names of experts whose matrices are numbered, as in Llama's first code."""
     return {
         f"{at}gate": "ffn_gate_inp",
         **dict.fromkeys(("mlp.gate", "mlp.router"), "ffn_gate_inp"),  # transformers 5's adapters
@@ -231,7 +231,7 @@ def experts_123(at: str) -> Names:
 
 
 def spelt_as(name: str, sibling: str, layer: int) -> str:
-    """``name``, of a table, as a checkpoint that has ``sibling`` would spell it in full."""
+    """Return ``name``, of a table, in the full spelling of a checkpoint that has ``sibling``."""
     match = NAME.fullmatch(sibling)
     before = _PREFIX.match(sibling)
     prefix = before[0] if before else ""

@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face checkpoint is which of GGUF, checked by name, shape and type."""
+"""Maps the tensors of a Hugging Face checkpoint to GGUF's, checked by name, shape and type."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.files.safetensors import SafeTensor, SafeTensors
 
-# Matrices that GGUF has in F32 whatever the others are in.
+# Matrices that GGUF always has in F32.
 SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
     *(f"ssm_conv1d_{name}.weight" for name in "qkv"),
@@ -65,25 +65,25 @@ SMALL = {
     "ssm_a",
     "ssm_d",
 }
-BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without "weight" behind them
-GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # of the dtypes that hold weights
-_BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # what packed weights become
+BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without a ".weight" suffix
+GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # by the dtypes of weights
+_BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # targets of packed weights
 _TYPES = GGML_TYPE | {name: by_name(name).ggml_id for name in _BLOCKS}
 
 _SUBLAYERS = (*MIXERS.every(), *FFNS.every())
-_WIDTHS = {  # the word of a row's length, by tensor
+_WIDTHS = {  # name of the row length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
-SCORING = ("cls.",)  # of no plan: what scores pairs
+SCORING = ("cls.",)  # head that scores pairs; in no plan
 EMBEDDINGS, OUTPUT, OUTPUT_BIAS = "token_embd.weight", "output.weight", "output.bias"
-_PIECE = 1 << 22  # bytes that are compared at a time
+_PIECE = 1 << 22  # bytes compared at a time
 
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A tensor of the checkpoint under its GGUF name; ``packed``: with others, in MLX's format.
+    """A checkpoint tensor under its GGUF name; ``packed``: it is an MLX module of three tensors.
 
-    ``shape`` is GGUF's; ``layout`` makes GGUF's rows of the checkpoint's, None: they are that.
+    ``shape`` is GGUF's; ``layout`` reorders the checkpoint's rows to GGUF's, None: they are equal.
     """
 
     name: str
@@ -95,13 +95,13 @@ class MappedTensor:
 
     @property
     def origin(self) -> str:
-        """Where it is, for messages."""
+        """Return its file and name, for messages."""
         return f"{self.tensor.path}: {self.tensor.name}"
 
     def floats(self, shift: float = 0.0) -> npt.NDArray[np.float32]:
-        """All of it as float32, flat; FileError when not every value is finite.
+        """Return all of it as float32, flat. Raises FileError if a value is not finite.
 
-        A copy: for norms and biases only.
+        This copies: use it only for norms and biases.
         """
         tensor, fmt = self.tensor, FORMATS[self.ggml_type]
         values = fmt.dequantize_rows(tensor.data).reshape(-1)
@@ -114,17 +114,17 @@ class MappedTensor:
         return values + np.float32(shift)
 
     def rows(self) -> npt.NDArray[np.uint8]:
-        """All of it as stored, in GGUF's order: a view, or with a layout a copy."""
+        """Return all of it as stored, in GGUF's order: a view, or with a layout a copy."""
         if self.layout is None:
             return self.tensor.data
         return self.layout(elements(self.tensor)).reshape(-1).view(np.uint8)
 
 
 def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTensor]:
-    """Every tensor that the model may use, by GGUF name; ``check_named`` says if it is these.
+    """Return every tensor that the model may use, by GGUF name; ``check_named`` checks the set.
 
-    Raises FileError for a tensor that is surplus or there twice, for embeddings that are missing or
-    of another shape, and UnsupportedError for what is not in floating point of 16 bits or more.
+    Raises FileError for an unknown or duplicate tensor, and for embeddings that are missing or of
+    another shape; UnsupportedError for types other than floats of 16 bits or more.
     """
     found: dict[str, MappedTensor] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
@@ -134,8 +134,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
         tensors = make_tensors(tensors, hyper.rules)
     packed: dict[str, PackedModule] = {}
     if packing is not None:
-        # Gemma's of mlx-lm have an output of their own, maybe of more bits, beside a config.json
-        # that ties it to the embeddings; mlx-lm uses it.
+        # mlx-lm's Gemma folders have a separate output, maybe of more bits, although config.json
+        # ties it to the embeddings; mlx-lm uses it.
         if any(n.endswith(tuple(f"{stem}.weight" for stem in HEADS)) for n in tensors):
             hyper = replace(hyper, tied=False)
         packed = find_packed(tensors, packing, lambda tensor: _width(tensor, hyper))
@@ -146,9 +146,9 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
         if name in found:
             raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
         found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
-    if OUTPUT_BIAS in found and hyper.tied:  # it is of an output's own matrix in GGUF
+    if OUTPUT_BIAS in found and hyper.tied:  # GGUF has it only with an output matrix
         found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
-    if OUTPUT in found:  # transformers 5 ties none that differs, whatever config.json says
+    if OUTPUT in found:  # transformers 5 ignores tying if it differs
         hyper = replace(hyper, tied=False)
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     spare = hyper.tied or hyper.scores or hyper.headless
@@ -158,8 +158,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
 
 
 def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
-    """The tensors without an output that is the embeddings once more. Both are read for it, up to
-    the first difference: a model that runs in place has the copy, which gives the same numbers.
+    """Return the tensors without an output that equals the embeddings. Both are read up to the
+    first difference. A model run in place keeps the copy, with the same results.
     """
     kept = dict(found)
     output, embeddings = kept.get(OUTPUT), kept[EMBEDDINGS]
@@ -171,7 +171,7 @@ def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
 
 
 def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
-    """Whether two tensors hold the same."""
+    """Whether two tensors are equal."""
     if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
         return False
     starts, a, b = range(0, tensor.n_bytes, _PIECE), tensor.data, other.data
@@ -181,8 +181,8 @@ def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
 def named_as(
     name: str, tensor: SafeTensor, hyper: HfConfig, packed: PackedModule | None = None
 ) -> MappedTensor:
-    """A tensor under GGUF's ``name``. UnsupportedError for a type that treadle does not read."""
-    linear = isinstance(tensor, DequantizedTensor)  # whatever the model's own layer was
+    """Return a tensor under GGUF's ``name``. Raises UnsupportedError for an unsupported type."""
+    linear = isinstance(tensor, DequantizedTensor)  # unpacked as [out, in] in every model
     layout, shape = layout_of(layer_of(name)[1], tensor.shape, hyper, linear=linear)
     if name.endswith(FACTOR):
         shape = (math.prod(shape),)
@@ -201,7 +201,7 @@ def named_as(
 
 
 def further_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTensor]:
-    """Those of layers behind the last, which predict further tokens: ``hf_nextn`` names them."""
+    """Return the tensors of MTP layers after the last layer, which ``convert/hf/mtp.py`` names."""
     return {
         name: tensor
         for name, tensor in weights.tensors.items()
@@ -210,12 +210,12 @@ def further_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, SafeTens
 
 
 def count_other_parts(weights: SafeTensors, hyper: HfConfig) -> int:
-    """How many tensors are of the parts for pictures and sound, which are left out."""
+    """Return the number of tensors of the parts for pictures and sound, which are left out."""
     return sum(bool(NOT_TEXT.fullmatch(name)) for name in weights.tensors) if hyper.nested else 0
 
 
 def tasks_left_out(weights: SafeTensors) -> str:
-    """What a user should know of a model with adapters inside, one for each task; or nothing."""
+    """Return a note on task adapters inside the model, or ""."""
     if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
         return ""
     return (
@@ -227,10 +227,10 @@ def tasks_left_out(weights: SafeTensors) -> str:
 def check_named(
     weights: SafeTensors, hyper: HfConfig, found: Mapping[str, MappedTensor], model: GGUF
 ) -> dict[str, MappedTensor]:
-    """The same in GGUF's order, held against the rows of the graph that will run them.
+    """Return the tensors in GGUF's order, checked against the rows of the graph that will run them.
 
-    ``model`` has the tensors in the shapes of ``found``, and the keys. Raises FileError for a
-    tensor that is missing, surplus, or of another shape, and what reading the keys raises.
+    ``model`` has the keys, and the tensors in the shapes of ``found``. Raises FileError for a
+    tensor that is missing, unknown or of another shape, and the errors of reading the keys.
     """
     arch = ARCHS[hyper.family.arch]
     graph = GRAPHS[arch.graph]
@@ -251,7 +251,7 @@ def check_named(
             order[name] = -1, len(order)
         elif name.endswith(FACTOR) and (at := order.get(name.removesuffix(FACTOR) + ".weight")):
             order[name] = *at, 1
-        elif graph.unread(config, name):  # llama.cpp may want it all the same
+        elif graph.unread(config, name):  # kept: llama.cpp may need it
             order[name] = layer_of(name)[0], len(order)
         if name not in order:
             raise named.tensor.error(f"is no tensor of {_model(hyper)}")
@@ -262,7 +262,9 @@ def check_named(
 def renamed(
     name: str, named: MappedTensor, names: Iterable[tuple[str, str]]
 ) -> tuple[str, MappedTensor]:
-    """As files of the architecture call it, where that is not the graph's name."""
+    """Return the tensor under the name in files of the architecture, if it differs from the
+    graph's.
+    """
     for theirs, ours in names:
         if theirs.endswith(".") and name.startswith(ours):
             name = theirs + name.removeprefix(ours)
@@ -272,8 +274,8 @@ def renamed(
 
 
 def _is_other(tensor: SafeTensor, hyper: HfConfig) -> bool:
-    """Whether the tensor is no weight of the model, or has none: transformers writes matrices of
-    no rows for 0 shared experts.
+    """Whether the tensor is no weight of the model, or empty: transformers writes matrices without
+    rows for 0 shared experts.
     """
     name = tensor.name
     if NOT_WEIGHTS.fullmatch(name) or (hyper.nested and NOT_TEXT.fullmatch(name)):
@@ -294,7 +296,7 @@ def _is_further(name: str, hyper: HfConfig) -> bool:
 
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
-    """The name in GGUF. FileError where there is none."""
+    """Return the name in GGUF. Raises FileError if there is none."""
     match, names = NAME.fullmatch(tensor.name), _names(hyper)
     layer = match["layer"] if match else None
     stem = names.get(match["stem"]) if match else None
@@ -308,15 +310,15 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
 
 
 def _names(hyper: HfConfig) -> Names:
-    """GGUF's stems by the family's, with those of its head."""
+    """Return GGUF's stems by the family's names, those of its head included."""
     scores = hyper.family.score_names if hyper.scores else {}
     own = {**hyper.family.names, **scores}
     return own | {name: stem for name, stem in MLX_NAMES.items() if name not in own}
 
 
 def _wanted(name: str, hyper: HfConfig) -> str:
-    """What becomes of one of MLX's packed modules: GGUF has some in F32, rules move others, and
-    experts that lie one by one become one matrix.
+    """Return the target of a packed MLX module: F32 for small ones as in GGUF, BLOCKS for those
+    that rules move and for single experts to be stacked, else "".
     """
     rest = name_in_layer(name)
     if EXPERT.fullmatch(name) or any(rest in rule.of for rule in hyper.rules):
@@ -331,7 +333,7 @@ def _model(hyper: HfConfig) -> str:
 
 
 def _width(tensor: SafeTensor, hyper: HfConfig) -> int | None:
-    """Weights in a row, as config.json has it."""
+    """Return the row length given by config.json."""
     return hyper.sizes.get(_WIDTHS.get(layer_of(_gguf_name(tensor, hyper))[1], ""))
 
 
@@ -343,7 +345,7 @@ def _check(
     found: Mapping[str, MappedTensor],
     words: str = "",
 ) -> None:
-    """It is there, in this shape; FileError in the checkpoint's own names."""
+    """Check that the tensor exists in this shape. FileError with the checkpoint's own names."""
     if name not in found:
         where = _hf_name(name, hyper, found)
         expected = f"shape {list(shape)}"
@@ -354,13 +356,13 @@ def _check(
 
 
 def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> str:
-    """The name that transformers gives to what GGUF calls ``name``, as this checkpoint spells."""
+    """Return transformers' name of GGUF's ``name``, as this checkpoint spells it."""
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")
     names = [hf for hf, gguf in _names(hyper).items() if gguf == stem]
     if not names:
         return name
-    # Of several, one of a part of the layer that is there: attention's, or that with a state.
+    # Of several, take that of a sublayer that exists here: attention, or a recurrent one.
     here = [n.tensor.name for n in found.values() if layer_of(n.name)[0] == layer]
     parts = {hf: f".{hf.rpartition('.')[0]}." for hf in names}
     own = next((hf for hf in names if any(parts[hf] in each for each in here)), names[0])

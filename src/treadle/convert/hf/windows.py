@@ -1,4 +1,4 @@
-"""Which layers of a family see a window only, or have attention at all."""
+"""Per-layer patterns of families: layers with a sliding window, and layers with attention."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from treadle.files.keys import MetadataReader
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 from treadle.models.graphs.recurrence import INTERVAL
 
-ATTENTION = ("full_attention", "attention")  # words for layers with keys and values
-_EVERY = 4  # Qwen's layers with keys and values, where config.json lists none
+ATTENTION = ("full_attention", "attention")  # names of layers with a KV cache
+_EVERY = 4  # Qwen's default: every fourth layer has attention
 
 
 def every_layer(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Mistral."""
+    """Put the window in all layers (Mistral)."""
     return [True] * n_layer
 
 
 def upper_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Qwen 2 and 3: those from ``max_window_layers`` on, if the window is in use at all."""
+    """Put the window in layers from ``max_window_layers`` on, if in use (Qwen 2 and 3)."""
     if not keys.flag("use_sliding_window", False):
         return None
     first = keys.integer("max_window_layers", lo=0)
@@ -27,12 +27,14 @@ def upper_layers(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def every_layer_if_used(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Qwen 3 with experts: transformers does not read ``max_window_layers`` there."""
+    """Put the window in all layers, if in use (Qwen 3 MoE): transformers ignores
+    ``max_window_layers`` there.
+    """
     return [True] * n_layer if keys.flag("use_sliding_window", False) else None
 
 
 def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Qwen 2 with experts: every other layer of those before ``max_window_layers``."""
+    """Put the window in every other layer below ``max_window_layers``, if in use (Qwen 2 MoE)."""
     if not keys.flag("use_sliding_window", False):
         return None
     end = keys.integer("max_window_layers", lo=0)
@@ -40,8 +42,8 @@ def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def all_but_every(usual: int, *, told: bool = False) -> Callable[[MetadataReader, int], Windowed]:
-    """All layers but every ``usual``-th; ``told``: or as ``sliding_window_pattern`` says, which
-    transformers reads in some families only.
+    """Put the window in all layers but every ``usual``-th; ``told``: ``sliding_window_pattern``
+    overrides it, which transformers reads only in some families.
     """
 
     def windowed(keys: MetadataReader, n_layer: int) -> Windowed:
@@ -54,15 +56,15 @@ def all_but_every(usual: int, *, told: bool = False) -> Callable[[MetadataReader
 
 
 def still_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """SmolLM 3: those without a rope, if the window is in use. Layers that are listed have it in
-    any case.
+    """Put the window in layers without RoPE, if in use (SmolLM 3). Listed layers have it in any
+    case.
     """
     used = keys.flag("use_sliding_window", False)
     return [used and not turns for turns in by_period(NOPE_PERIOD, n_layer)]
 
 
 def has_attention(keys: MetadataReader, n_layer: int) -> list[bool]:
-    """Which layers have keys and values in place of a state."""
+    """Return a flag per layer: attention (true) or a recurrent state."""
     kinds = keys.get("layer_types")
     if kinds is None:
         every = keys.integer(INTERVAL, _EVERY)

@@ -1,1 +1,1 @@
-"""Older formats of checkpoints: ggml's, llama2.c's and Meta's."""
+"""Older checkpoint formats: ggml's, llama2.c's and Meta's."""

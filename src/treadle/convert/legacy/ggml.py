@@ -14,22 +14,22 @@ from treadle.files.gguf import GGUF
 from treadle.files.gguf_v1 import HeaderV1
 from treadle.files.legacy import Legacy
 
-N_CTX = 2048  # of LLaMA 1: what all programs of that time took for granted
-SPACES = -1e9  # the score that LLaMA's vocabulary has for runs of spaces: they are merged last
-FIRST_MERGED = 259  # LLaMA's first piece that is no byte and no control
-# Keys that were called otherwise before the release of GGUF.
+N_CTX = 2048  # LLaMA 1's, which all programs of that time assumed
+SPACES = -1e9  # score of runs of spaces in LLaMA's vocabulary: they are merged last
+FIRST_MERGED = 259  # LLaMA's first piece that is neither a byte nor a control token
+# Keys of GGUF files from before its release -> today's names.
 RENAMED = {"tokenizer.ggml.separator_token_id": "tokenizer.ggml.seperator_token_id"}
 
 
 def open_gguf_v1(path: Path, tokenizer: Path | None = None) -> Source:
-    """A GGUF of version 1, or of before its release."""
+    """Open a GGUF of version 1, or from before its release."""
     source = gguf_source(GGUF([HeaderV1(path)]))
     source.metadata = {RENAMED.get(key, key): v for key, v in source.metadata.items()}
     return source
 
 
 def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
-    """A GGML, GGMF or GGJT file; the first two may come in parts (``FILE``, ``FILE.1`` ...)."""
+    """Open a GGML, GGMF or GGJT file; the first two may be split (``FILE``, ``FILE.1`` ...)."""
     first = Legacy(path)
     parts = [first]
     while first.layout == 0 and (more := Path(f"{path}.{len(parts)}")).is_file():
@@ -64,8 +64,8 @@ def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def _vocabulary(file: Legacy) -> dict[str, Any]:
-    """The pieces. GGML has no scores: those of LLaMA's vocabulary, which all such files have, count
-    down from its first merged piece.
+    """Return the vocabulary's keys. GGML files have no scores, and all have LLaMA's vocabulary: its
+    scores count down from the first merged piece.
     """
     scores = file.scores
     if scores is None:

@@ -1,8 +1,8 @@
 """llama2.c checkpoints and their tokenizers.
 
-Version 2 is quantised: int8 codes with a float32 scale for every group of the flattened matrix.
-Where groups and rows are multiples of Q8_0's block this *is* Q8_0, scales rounded to 16 bits and
-every code as it stands; other matrices become F32.
+Version 2 is quantised: int8 codes with a float32 scale per group of the flattened matrix. If groups
+and rows are multiples of Q8_0's block, the matrix becomes Q8_0 with unchanged codes and scales
+rounded to 16 bits; other matrices become F32.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from treadle.files.reader import read_head
 from treadle.formats import by_name
 
 Q8_0 = by_name("Q8_0")
-MAX_BYTES = 64 << 20  # of a tokenizer
+MAX_BYTES = 64 << 20  # limit of a tokenizer file
 HALF_MAX = float(np.finfo(np.float16).max)
 
 
 def open_llama2c(path: Path, tokenizer: Path | None = None) -> Source:
-    """A checkpoint, with the tokenizer given or found beside it. FileError, UnsupportedError."""
+    """Open a checkpoint with the given tokenizer, or the one next to it. Raises FileError,
+    UnsupportedError.
+    """
     model = Llama2c(path)
     n = model.sizes
     vocabulary = tokenizer or find_tokenizer(path, n["n_vocab"])
@@ -56,7 +58,7 @@ def _dequantized(t: Llama2cTensor) -> Bytes:
 
 
 def _as_q8_0(t: Llama2cTensor) -> Bytes:
-    """Blocks that share a group share its scale; every code is kept."""
+    """Convert to Q8_0: blocks of a group share its scale, and codes are kept."""
     scales = t.scales
     if not bool(np.all(np.abs(scales) <= HALF_MAX)):
         what = "a scale beyond 16 bits, or no finite number"
@@ -72,7 +74,7 @@ def _as_q8_0(t: Llama2cTensor) -> Bytes:
 
 
 def find_tokenizer(path: Path, n_vocab: int) -> Path:
-    """The tokenizer beside a checkpoint, by the names that llama2.c gives it."""
+    """Return the tokenizer next to a checkpoint, by llama2.c's file names."""
     names = [f"tok{n_vocab}.model", f"tok{n_vocab}.bin", "tokenizer.model", "tokenizer.bin"]
     for name in names:
         if (path.parent / name).is_file():
@@ -82,7 +84,8 @@ def find_tokenizer(path: Path, n_vocab: int) -> Path:
 
 
 def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
-    """GGUF's keys of a ``tokenizer.bin``, or of the sentencepiece model that it is made from.
+    """Return GGUF's keys of a ``tokenizer.bin``, or of the sentencepiece model that it is made
+    from.
 
     ``tokenizer.bin``: the longest piece's length, then ``n_vocab`` x {score:f32 length:i32 bytes}.
     """

@@ -1,8 +1,8 @@
 """Meta's releases of Llama: ``params.json``, ``consolidated.NN.pth`` and ``tokenizer.model``.
 
-Each .pth is what one rank of a model-parallel run held. A layer that is parallel in its outputs
-keeps some rows of the weight, one that is parallel in its inputs some columns, norms are the same
-everywhere. Pairs of a head turn together as they stand side by side, as GGUF's llama has them.
+Each .pth holds one rank of a model-parallel run: column-parallel layers keep some rows of the
+weight, row-parallel ones some columns, norms are replicated. RoPE pairs are adjacent within a head,
+as in GGUF's llama.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from treadle.models.keys import N_LAYER_MAX
 
 PARAMS = "params.json"
 SHARD = re.compile(r"consolidated\.(\d+)\.pth")
-FLOATS = ("Float", "Half", "BFloat16", "Double")  # elements that weights can have
+FLOATS = ("Float", "Half", "BFloat16", "Double")  # accepted element types of weights
 
 
 def open_meta(path: Path, tokenizer: Path | None = None) -> Source:
-    """A folder of Meta's, or one of the .pth files in it. FileError, UnsupportedError."""
+    """Open a folder of Meta's, or one of its .pth files. Raises FileError, UnsupportedError."""
     folder = path if path.is_dir() else path.parent
     params = MetadataReader(read_json(folder / PARAMS), folder / PARAMS)
     shards = [Checkpoint(shard) for shard in find_shards(folder)]
@@ -46,7 +46,7 @@ def open_meta(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """``consolidated.00.pth`` and so on; FileError for none, or a gap."""
+    """Return ``consolidated.00.pth`` and so on. Raises FileError for none, or a gap."""
     found = {int(m[1]): p for p in folder.iterdir() if (m := SHARD.fullmatch(p.name))}
     if not found:
         raise FileError("no checkpoint", path=folder, expected="consolidated.00.pth")
@@ -58,14 +58,14 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def read_vocabulary(path: Path, *, scaled: bool) -> dict[str, Any]:
-    """Keys of a sentencepiece model or of Llama 3's list; ``scaled``: of Llama 3.1 or later."""
+    """Return keys of a sentencepiece model or of Llama 3's list; ``scaled``: Llama 3.1 or later."""
     if is_tiktoken(read_head(path, 256, "a tokenizer")):
         return read_tiktoken(path, LLAMA31 if scaled else LLAMA3)
     return read_spm_keys(path)
 
 
 class _Model:
-    """The tensors of all ranks put together again, and what ``params.json`` says of them."""
+    """The tensors joined from all ranks, and the settings of ``params.json``."""
 
     def __init__(self, folder: Path, params: MetadataReader, shards: list[Checkpoint]) -> None:
         self.folder, self.params, self.shards = folder, params, shards
@@ -107,7 +107,7 @@ class _Model:
         return self.params.number("rope_theta", 10000.0, lo=1.001, hi=1e12)
 
     def _context(self, eps: float, theta: float) -> int:
-        """What the model was trained for, which no file says: the releases differ otherwise."""
+        """Return the trained context length. No file gives it: other settings tell the release."""
         if self.params.get("max_seq_len") is not None:
             return self.params.integer("max_seq_len", hi=POSITION_MAX)
         if self.params.flag("use_scaled_rope", False):
@@ -139,7 +139,7 @@ class _Model:
         )
         return read_rope(keys, FAMILIES["llama"], self.n["head_dim"])[1][ROPE_FREQS]
 
-    # -- putting together -------------------------------------------------------------------------
+    # -- joining ----------------------------------------------------------------------------------
 
     def _join(self, name: str, pieces: list[CheckpointTensor], axis: int | None) -> SourceTensor:
         first = pieces[0]
@@ -162,13 +162,13 @@ class _Model:
     def _without_copies(
         self, name: str, pieces: list[CheckpointTensor]
     ) -> tuple[list[CheckpointTensor], list[tuple[CheckpointTensor, CheckpointTensor]]]:
-        """Ranks that outnumber the key heads hold the same head, several in a row."""
+        """Drop copies: if ranks outnumber key heads, consecutive ranks hold the same head."""
         heads = self.n["n_head_kv"] * self.n["head_dim"]
         n_rows = pieces[0].shape[0] * len(pieces)
         if not name.endswith(("attn_k.weight", "attn_v.weight")) or n_rows <= heads:
             return pieces, []
         every = n_rows // heads
         if n_rows % heads or len(pieces) % every:
-            return pieces, []  # the check of shapes says what is wrong
+            return pieces, []  # the shape check reports it
         copies = [(pieces[i - i % every], piece) for i, piece in enumerate(pieces) if i % every]
         return pieces[::every], copies

@@ -1,1 +1,1 @@
-"""LoRA adapters: of PEFT and of GGUF."""
+"""LoRA adapters in PEFT and GGUF form."""

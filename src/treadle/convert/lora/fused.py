@@ -1,8 +1,8 @@
-"""Adapters of matrices that the model has as one, or in parts: queries, keys and values; experts'
-gates and ups.
+"""Adapters of matrices that the model has joined or split: queries, keys and values; experts' gates
+and ups.
 
-Of several matrices that the model has as one, A is one's on top of the other's, and each one's rows
-of B are 0 where another's rank is. The parts of one matrix share its A.
+For several matrices that the model has as one, the A matrices are stacked, and the rows of B of
+each are 0 at the others' ranks. The parts of a split matrix share its A.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from treadle.models.lora import Adapter, Floats, LowRank
 
 GATE_OR_UP = re.compile(r"\.ffn_(?:gate|up)_exps\.")
 Q_K_V = re.compile(r"(?P<at>blk\.(?P<layer>\d+)\.attn_)(?P<one>qkv|q|k|v)\.weight")
-Check = Callable[[str, LowRank, tuple[int, ...]], None]  # of a name, and the matrix' shape
+# Takes the name, the pair and the matrix's shape.
+Check = Callable[[str, LowRank, tuple[int, ...]], None]
 
 
 def as_model_has(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> Adapter:
-    """The same by the matrices of the model. ``check`` raises for a part of another shape."""
+    """Return the adapter mapped to the model's matrices. ``check`` raises for a part of another
+    shape.
+    """
     ranks = dict(adapter.ranks)
     for name in adapter.ranks:
         if name in gguf.tensors:
@@ -40,7 +43,7 @@ def as_model_has(adapter: Adapter, gguf: GGUF, config: Config, check: Check) -> 
 def _join_experts(ranks: dict[str, LowRank], name: str, gguf: GGUF, check: Check) -> None:
     whole = GATE_OR_UP.sub(".ffn_gate_up_exps.", name)
     if whole in ranks or whole not in gguf.tensors or len(gguf.tensors[whole].shape) != 3:
-        return  # what is said of it is that the model has none such
+        return  # reported later as no tensor of the model
     n, m, k = gguf.tensors[whole].shape
     shapes = {whole.replace("gate_up", one): (n, m // 2, k) for one in ("gate", "up")}
     ranks[whole] = _joined(ranks, shapes, check)
@@ -69,7 +72,7 @@ def _join_or_part(
 def _joined(
     ranks: dict[str, LowRank], shapes: Mapping[str, tuple[int, ...]], check: Check
 ) -> LowRank:
-    """Of those that there are; ``shapes`` of all matrices, from top to bottom."""
+    """Join the pairs that exist; ``shapes`` lists all matrices, from top to bottom."""
     parts = [ranks.pop(name, None) for name in shapes]
     for (name, shape), low in zip(shapes.items(), parts, strict=True):
         if low is not None:

@@ -1,10 +1,10 @@
-"""Adapters (LoRA): GGUF files as llama.cpp writes them, and PEFT's folders, for one model.
+"""LoRA adapters for one model: llama.cpp's GGUF files and PEFT folders.
 
 GGUF: ``general.type`` adapter, ``adapter.type`` lora, ``adapter.lora.alpha``, and for a matrix
-``NAME [m, k]`` the tensors ``NAME.lora_a [rank, k]`` and ``NAME.lora_b [m, rank]``. What is added
-is ``alpha / rank`` B A. Rows of B are in the order of a GGUF model's. Matrices of experts
-``[E, m, k]`` have ``[E, rank, k]`` and ``[E, m, rank]``. Embeddings ``[n_vocab, n_embd]`` have
-``[n_vocab, rank]`` and ``[n_embd, rank]``: A B^T is added to them.
+``NAME [m, k]`` the tensors ``NAME.lora_a [rank, k]`` and ``NAME.lora_b [m, rank]``. The sum is W +
+``alpha / rank`` B A. Rows of B are in a GGUF model's order. Matrices of experts ``[E, m, k]`` have
+``[E, rank, k]`` and ``[E, m, rank]``. Embeddings ``[n_vocab, n_embd]`` have ``[n_vocab, rank]`` and
+``[n_embd, rank]``: A B^T is added to them.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ Name = str | bytes | os.PathLike[str]
 Scaled = Name | tuple[Name, float]
 Adapters = Sequence[Scaled] | Mapping[Any, float]
 SUFFIXES = (".lora_a", ".lora_b")
-REFUSED = {  # matrices that a plan reads otherwise than by a product of all rows
+REFUSED = {  # matrices that a plan does not use as a product of all rows
     "output.weight": "the output matrix",
 }
 TURNED = (".attn_q.weight", ".attn_k.weight")
 
 
 def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
-    """The adapter in a GGUF file or a PEFT folder, or that of a task in a model's folder, for the
-    model ``gguf`` with this ``config``.
+    """Open an adapter for the model ``gguf`` with this ``config``: a GGUF file, a PEFT folder, or a
+    task's adapter in a model's folder.
 
-    Raises FileError for what is damaged, of another architecture or does not fit the model;
-    UnsupportedError for what treadle cannot add.
+    Raises FileError if it is damaged, of another architecture or does not fit the model;
+    UnsupportedError for an adapter that treadle cannot add.
     """
     path = file_name(path).expanduser()
     if is_peft(path):
@@ -74,9 +74,9 @@ def open_adapter(path: Name, gguf: GGUF, config: Config) -> Adapter:
 
 
 def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
-    """Open several for an engine, each a path or a path and a scale, 1 where none is given: with
-    these its new texts are read. Of two with one name the second gets a number behind it. Errors as
-    ``open_adapter``'s, and TreadleError for what is neither.
+    """Load adapters for an engine, each a path or (path, scale), default scale 1: new requests use
+    them. A duplicate name gets a number appended. Errors as ``open_adapter``'s, and TreadleError
+    for other values.
     """
     adapters: list[Adapter] = []
     scales: list[float] = []
@@ -130,7 +130,7 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
 
 
 def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
-    """A and B of each matrix; FileError for a tensor that is no half of a pair."""
+    """Return A and B of each matrix. Raises FileError for a tensor that is not half of a pair."""
     found = []
     for name, tensor in file.tensors.items():
         stem, suffix = name[: -len(SUFFIXES[0])], name[-len(SUFFIXES[0]) :]
@@ -150,10 +150,10 @@ def write_adapter(
     folder: Path, base: Path, target: Path, fmt: Format | None = None, *, force: bool = False
 ) -> int:
     """Write a PEFT folder, or a task's adapter, as a GGUF adapter for models like ``base``, whole
-    or not at all: in ``fmt``, None for the types it has. The bytes of the file.
+    or not at all: in ``fmt``, None for the types it has. Return the file's size in bytes.
 
-    A GGUF file has one alpha: where factors differ, the rest of them goes into B. Errors as
-    ``open_adapter``'s; FileError where ``target`` exists and not ``force``.
+    A GGUF file has one alpha: if factors differ, the remainder goes into B. Errors as
+    ``open_adapter``'s; FileError if ``target`` exists without ``force``.
     """
     check_target(target, files_of(folder, base), force=force)
     with open_model(base) as gguf:
@@ -164,7 +164,7 @@ def write_adapter(
         else:
             adapter = _of_peft(peft, config, pairs=gguf.metadata.get(ROPE_KEY) != PAIRS)
         adapter = _checked(adapter, gguf, config)
-    # Not 0, which in such a file stands for factors of 1.
+    # Not 0: in a GGUF adapter, alpha 0 means factors of 1.
     alpha = next((low.factor * low.rank for low in adapter.ranks.values() if low.factor), 1.0)
     writer = GGUFWriter(target)
     said = {"general.type": "adapter", "general.architecture": config.arch.name}
@@ -190,7 +190,7 @@ def write_adapter(
 
 
 def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
-    """``pairs``: rows that turn together are neighbours, as in a GGUF model."""
+    """Return the adapter; ``pairs``: RoPE pairs are adjacent rows, as in a GGUF model."""
     ranks = {}
     turned = ARCHS[config.arch.name].rope == "norm" and pairs
     if turned and peft.paired and config.arch.rope != ARCHS[config.arch.name].rope:
@@ -208,26 +208,26 @@ def _to_pairs(read: Callable[[], Floats], heads: int, share: float) -> Floats:
 
 
 def _share(name: str, config: Config) -> float:
-    """How much of each head of a matrix in a layer turns."""
+    """Return the rotated fraction of each head, for a matrix in a layer."""
     layer = config.layers[int(name.split(".")[1])]
     return 1.0 if layer.rope is None else config.ropes[layer.rope].dims / layer.head_dim
 
 
 def _heads(name: str, config: Config) -> int:
-    """Of a matrix whose rows turn by position; 0 for all others."""
+    """Return the number of heads of a matrix with RoPE rows; 0 for all others."""
     if not name.endswith(TURNED) or config.arch.name not in ARCHS:
         return 0
     if ARCHS[config.arch.name].rope != "norm":
         return 0
     number = name.split(".")[1]
     if not number.isdecimal() or int(number) >= len(config.layers):
-        return 0  # it will be found to be no tensor of the model
+        return 0  # reported later as no tensor of the model
     layer = config.layers[int(number)]
     return layer.n_head if name.endswith(TURNED[0]) else layer.n_head_kv
 
 
 def _pairs_to_halves(tensor: Tensor, n_head: int, share: float) -> Floats:
-    """Rows reordered within each head, the ``share`` of it that turns, for a model in place."""
+    """Reorder rows within the rotated ``share`` of each head, for a model run in place."""
     rows = _floats(tensor)
     heads = rows.reshape(n_head, -1, rows.shape[1])
     n = round(heads.shape[1] * share)
@@ -256,7 +256,7 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
 
 
 def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
-    """The same by the model's matrices, held against them."""
+    """Return the adapter mapped to the model's matrices, and checked against them."""
     made = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
     for name, low in made.ranks.items():
         _check(made, name, low, gguf)
@@ -264,7 +264,7 @@ def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
 
 
 def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
-    """Hold a pair against the model's matrix, or its experts' matrices."""
+    """Check a pair against the model's matrix, or its experts' matrices."""
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
         what = REFUSED.get(name, "a classifier")
@@ -286,6 +286,6 @@ def _check_shapes(adapter: Adapter, name: str, low: LowRank, shape: tuple[int, .
         found = f"shapes {list(low.a_shape)} and {list(low.b_shape)}"
         n = "".join(f"{n}, " for n in each)
         expected = f"[{n}rank, {k}] and [{n}{m}, rank], for a matrix of shape {list(shape)}"
-        if name in (EMBEDDINGS, TYPES):  # which adapters have either way round
+        if name in (EMBEDDINGS, TYPES):  # adapters may have these transposed
             expected = f"one rank for {m} rows of {k} values"
         raise FileError(found, path=adapter.path, where=name, expected=expected)

@@ -1,4 +1,4 @@
-"""PEFT's folders: adapter_config.json and adapter_model.safetensors."""
+"""PEFT adapter folders: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KEY = re.compile(
     r"base_model\.model\.(?P<module>.+)\."
     r"(?:lora_(?P<side>[AB])(?:\.\w+)?\.weight|lora_embedding_(?P<of_table>[AB])(?:\.\w+)?)"
 )
-NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and what they stand for
+NOT_ADDED = {  # keys of adapters that are more than B A, and their meaning
     "use_dora": "DoRA, which scales rows of the sum",
     "modules_to_save": "modules saved whole",
     "trainable_token_indices": "token embeddings of its own",
@@ -57,8 +57,8 @@ NOT_ADDED = {  # what makes of an adapter something else than B A: keys, and wha
     "arrow_config": "Arrow, which chooses adapters token by token",
     "kasa_config": "KaSA, which takes singular values off the model's weights",
 }
-# Ways to begin for which PEFT changes the model's weights, whenever it loads the adapter: it takes
-# B A off, or rounds what is left.
+# Initialisations for which PEFT changes the model's weights on every load: it subtracts B A, or
+# rounds the remainder.
 TAKEN_OFF = ("pissa", "olora", "corda", "loftq")
 
 Floats = npt.NDArray[np.float32]
@@ -66,27 +66,27 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass
 class Peft:
-    """A folder, read for models of one architecture: rows of B as transformers has them, but for
-    matrices that GGUF has in another order whole.
+    """A PEFT folder, read for models of one architecture. Rows of B are in transformers' order,
+    except for matrices that GGUF reorders as a whole.
     """
 
     path: Path
     ranks: dict[str, LowRank]  # by GGUF's names
-    paired: bool  # neighbours in a head turn together, as in GGUF
+    paired: bool  # RoPE pairs are adjacent in a head, as in GGUF
     mark: bytes
     types: dict[str, tuple[str, str]] = field(default_factory=dict)  # of A and B
 
 
 def is_peft(path: Path) -> bool:
-    """Whether it is such a folder, or a file in one."""
+    """Whether the path is a PEFT folder, or a file in one."""
     return ((path if path.is_dir() else path.parent) / CONFIG).is_file() and (
         path.is_dir() or path.suffix == ".safetensors"
     )
 
 
 def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
-    """Read a folder for the model ``gguf``. Raises FileError for what is damaged; UnsupportedError
-    for what is no plain sum, and for modules that no matrix of the model stands for.
+    """Read a folder for the model ``gguf``. Raises FileError for damaged files; UnsupportedError
+    for an adapter that is not a plain sum, and for modules without a matrix in the model.
     """
     folder = path if path.is_dir() else path.parent
     keys = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
@@ -133,7 +133,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
 
 
 def _check_weights(folder: Path) -> None:
-    """Raise FileError or UnsupportedError for a folder without weights as safetensors."""
+    """Raise FileError or UnsupportedError if the folder has no weights as safetensors."""
     if not (folder / WEIGHTS).is_file():
         others = sorted(p.name for p in folder.glob("adapter_model.*"))
         if others:
@@ -144,8 +144,8 @@ def _check_weights(folder: Path) -> None:
 def _pairs_of(
     tensors: Iterable[SafeTensor], state: Hash
 ) -> tuple[dict[str, dict[str, SafeTensor]], set[str]]:
-    """The tensors A and B by module, and the modules that are tables: a token reads one row of
-    those. Adds names and contents to ``state``.
+    """Return tensors A and B by module, and the modules that are embedding tables. Adds names and
+    contents to ``state``.
     """
     pairs: dict[str, dict[str, SafeTensor]] = {}
     tables: set[str] = set()
@@ -163,7 +163,7 @@ def _pairs_of(
 
 
 def _check_pair(pair: dict[str, SafeTensor]) -> None:
-    """Raise UnsupportedError for a type that is not read, FileError for one half of a pair."""
+    """Raise UnsupportedError for an unsupported type, FileError for half of a pair."""
     for tensor in pair.values():
         if tensor.dtype not in GGML_TYPE:
             raise UnsupportedError(f"{tensor.path}: {tensor.name}: is {tensor.dtype}")
@@ -194,7 +194,7 @@ def _what(name: str) -> str:
 
 
 def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[PeftModule]:
-    """The model's matrices that stand for a module."""
+    """Return the model's matrices for a module."""
     try:
         return modules.find(module)
     except UnsupportedError as error:
@@ -202,13 +202,15 @@ def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[PeftModule
 
 
 def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> int:
-    """How many the matrix has; as many as are named, where the model has no such matrix."""
+    """Return the matrix's number of experts; without such a matrix, one more than the largest
+    index.
+    """
     matrix = gguf.tensors.get(part.name)
     return matrix.shape[0] if matrix is not None and len(matrix.shape) == 3 else max(each) + 1
 
 
 def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
-    """A pair as the model's matrix has rows and columns."""
+    """Return a pair with the rows and columns of the model's matrix."""
     a, b = pair.a, pair.b
     rank = a.shape[-2] if len(a.shape) > 1 else 0
     own: dict[str, tuple[Callable[[], Floats], tuple[int, ...]]] = {
@@ -225,7 +227,7 @@ def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
 
 
 def _targets(keys: MetadataReader) -> list[str]:
-    """Parameters that have adapters without being modules, by the ends of their names."""
+    """Return the last names of parameters with adapters that are not modules."""
     given = keys.get("target_parameters")
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         keys.fail("target_parameters", f"is {given!r:.40}", "a list of names")
@@ -237,7 +239,7 @@ def _factor(keys: MetadataReader, module: str, rank: int) -> float:
 
 
 def _alpha(keys: MetadataReader, module: str) -> float:
-    """PEFT looks a module up by the end of its name."""
+    """Return a module's alpha; PEFT matches patterns against the end of its name."""
     patterns: Any = keys.get("alpha_pattern") or {}
     if not isinstance(patterns, dict):
         keys.fail("alpha_pattern", f"is {patterns!r:.40}", "an object")
@@ -254,7 +256,7 @@ def _alpha(keys: MetadataReader, module: str) -> float:
 
 
 def _is_root(keys: MetadataReader) -> bool:
-    """rsLoRA: by the root of the rank."""
+    """Whether the adapter is rsLoRA, which divides by the root of the rank."""
     return keys.flag("use_rslora", False)
 
 
@@ -274,7 +276,7 @@ def _made(tensor: SafeTensor, make: Make) -> Floats:
 
 
 def _made_shape(tensor: SafeTensor, part: PeftModule) -> tuple[int, ...]:
-    """What ``_made`` has, without a look at the values."""
+    """Return the shape of ``_made``'s result without reading the values."""
     assert part.make is not None
     try:
         shape: tuple[int, ...] = part.make(np.zeros(tensor.shape, np.float32)).shape

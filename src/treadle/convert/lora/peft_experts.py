@@ -1,5 +1,5 @@
-"""Adapters of experts as PEFT has them, a module an expert, put together as GGUF has them: A of
-all is ``[E, rank, k]`` and B ``[E, m, rank]``. Experts without an adapter get zeros.
+"""PEFT adapters of experts, one module per expert, stacked in GGUF's form: A ``[E, rank, k]`` and B
+``[E, m, rank]``. Experts without an adapter get zeros.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.convert.sources.derived_tensors import EXPERT, DerivedTensor
 from treadle.files.safetensors import SafeTensor
 
-ALONE = -1  # in place of an expert's number: a matrix that is no expert's
+ALONE = -1  # index of a matrix that belongs to no expert
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertPair:
-    """A module's; ``types``: how its numbers are stored, A's and B's."""
+    """A module's A and B; ``types``: their stored types."""
 
     a: SafeTensor
     b: SafeTensor
@@ -31,7 +31,7 @@ class ExpertPair:
 
 
 def by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair]]:
-    """By modules without the numbers of experts, and by these."""
+    """Group pairs by module without the expert index, then by that index."""
     found: dict[str, dict[int, ExpertPair]] = {}
     for module, pair in pairs.items():
         match = EXPERT.fullmatch(module)
@@ -41,8 +41,8 @@ def by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair
 
 
 def stack(pairs: Mapping[int, ExpertPair], n_expert: int) -> ExpertPair:
-    """One of a whole matrix; where factors differ, they go into B. FileError for an expert that the
-    model does not have, and for experts that are not alike.
+    """Stack pairs to one for the whole matrix; if factors differ, they go into B. Raises FileError
+    for an expert that the model lacks, and for experts of different shapes.
     """
     first, factors = pairs[min(pairs)], {pair.factor for pair in pairs.values()}
     if max(pairs) >= n_expert:

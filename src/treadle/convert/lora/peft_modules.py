@@ -1,8 +1,7 @@
-"""Which of a GGUF model's matrices a module of transformers is, and what that makes of its adapter.
+"""Maps a module of transformers to matrices of a GGUF model, and its adapter accordingly.
 
-Most modules have a name in their family's table. Others become matrices by a ``DerivationRule``:
-what moves, picks or scales rows is done to B, what moves columns to A, and two matrices of one
-module share A.
+Most modules have a name in their family's table. Others become matrices by a ``DerivationRule``: an
+operation on rows applies to B, one on columns to A, and two matrices of one module share A.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 NO_SUCH = "a module that no matrix of the model stands for"
 OTHERWISE = "a matrix that models have in another form, by head say: treadle cannot map this one"
 
-# What rules ask of config.json, and GGUF's keys that say the same.
+# Keys of config.json that rules read, and the equivalent GGUF keys.
 _SAME: Mapping[str, str] = {
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
@@ -46,8 +45,8 @@ _SAME: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class PeftModule:
-    """A matrix, or a part of one, that stands for a module; ``make``: of that ``side`` of a pair,
-    None for both as they are.
+    """A matrix, or part of one, that a module maps to; ``make``: transforms that ``side`` of a
+    pair, None: both are unchanged.
     """
 
     name: str
@@ -68,7 +67,9 @@ class Modules:
             raise UnsupportedError(f"treadle knows no names of transformers' for {arch}")
 
     def find(self, module: str) -> list[PeftModule]:
-        """What stands for one. Raises UnsupportedError, which says why where nothing does."""
+        """Return the matrices of a module. Raises UnsupportedError with the reason if there are
+        none.
+        """
         match = NAME.fullmatch(f"{module}.weight")
         if match is None:
             raise UnsupportedError(NO_SUCH)
@@ -78,7 +79,7 @@ class Modules:
             for family in self.families
             if stem in family.names
         ]
-        found.sort(key=lambda part: part.name not in self._gguf.tensors)  # of two spellings its own
+        found.sort(key=lambda part: part.name not in self._gguf.tensors)  # the model's names first
         if found:
             return found[:1]
         why = NO_SUCH
@@ -99,13 +100,13 @@ class Modules:
         raise UnsupportedError(why)
 
     def is_unread(self, module: str) -> bool:
-        """Whether it stands behind the states that an encoder gives, and nothing reads it."""
+        """Whether the module follows an encoder's final states and is unused."""
         if any(name.startswith(SCORING) for name in self._gguf.tensors):
             return False
         return self._is_encoder and bool(NOT_STATES.fullmatch(f"{module}.weight"))
 
     def rules(self) -> Iterator[tuple[Family, DerivationRule]]:
-        """What becomes of tensors that GGUF has otherwise, and whose that is."""
+        """Yield the rules for tensors that GGUF stores in another form, each with its family."""
         for family in self.families:
             for rule in self._rules(family):
                 yield family, rule
@@ -120,12 +121,12 @@ class Modules:
 
 
 def stem_of(family: Family, made: str) -> str:
-    """GGUF's, of what a rule gives."""
+    """Return GGUF's stem for the result of a rule."""
     return family.names[made.removesuffix(".weight")]
 
 
 def gguf_name(stem: str, layer: str | None) -> str:
-    """Of a matrix, in a layer or outside."""
+    """Return GGUF's name of a matrix, in a layer or outside."""
     return f"{stem}.weight" if layer is None else f"blk.{layer}.{stem}.weight"
 
 

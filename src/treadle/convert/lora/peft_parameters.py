@@ -1,11 +1,10 @@
-"""Adapters of all experts in one parameter, as transformers 5 has them (PEFT's
-``target_parameters``): A ``[E rank, k]`` expert by expert, and B ``[m, rank E]``, in which an
-expert's columns are E apart.
+"""Adapters of all experts in one parameter, as in transformers 5 (PEFT's ``target_parameters``): A
+``[E rank, k]`` expert by expert, and B ``[m, rank E]``, in which an expert's columns are E apart.
 
-A name in such a file says which module, and not which of its parameters: shapes tell. PEFT before
-0.19 took the parameter's last axis for what it gives, whichever it is; PEFT since then asks the
-module, which does not say so of Llama 4, and of gpt-oss in transformers 5 alone. Where PEFT is
-wrong, A and B are the other way round. Square matrices do not show it: others of the file do.
+A tensor name gives the module but not its parameter, which follows from shapes. PEFT before 0.19
+took the parameter's last axis as its output, whichever it is. Later PEFT asks the module, which
+does not say for Llama 4, and says for gpt-oss only in transformers 5. If PEFT is wrong, A and B are
+swapped. A square matrix does not show this, but others of the file do.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 Read = Callable[["SafeTensor"], Floats]
-# A parameter that is adapted around another one has it as its base layer.
+# An adapted parameter wraps another one as its base layer.
 _MODULE = re.compile(r"(?P<module>.+\bexperts)(?:\.base_layer)*")
 _STEMS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 _BOTH = "gate_up_proj"
 
 
 class Parameters(NamedTuple):
-    """The experts of one layer. ``n_ff`` and ``n_embd``: what gates and ups give and are given."""
+    """The experts of one layer. ``n_ff`` and ``n_embd``: outputs and inputs of gates and ups."""
 
     module: str
     layer: str
@@ -50,14 +49,14 @@ class Parameters(NamedTuple):
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Of each parameter that there may be: what it gives, and what it is given."""
+        """Return (outputs, inputs) of each possible parameter."""
         one = self.n_ff, self.n_embd
         each = {_BOTH: (2 * self.n_ff, self.n_embd), "gate_proj": one, "up_proj": one}
         return {**each, "down_proj": (self.n_embd, self.n_ff)}
 
 
 def find_parameters(module: str, gguf: GGUF) -> Parameters | None:
-    """Those that a module has; None for one that is not all experts of a layer of the model."""
+    """Return a module's parameters; None unless it is all experts of a layer of the model."""
     match = _MODULE.fullmatch(module)
     name = NAME.fullmatch(f"{match['module']}.weight") if match else None
     if match is None or name is None or name["layer"] is None:
@@ -70,7 +69,7 @@ def find_parameters(module: str, gguf: GGUF) -> Parameters | None:
 
 
 class ParameterPair(NamedTuple):
-    """A and B of a parameter; ``targets``: those that the folder names."""
+    """A and B of a parameter; ``targets``: the parameters that the folder names."""
 
     of: Parameters
     a: SafeTensor
@@ -78,7 +77,7 @@ class ParameterPair(NamedTuple):
     targets: Sequence[str]
 
     def fits(self) -> tuple[list[str], list[str]]:
-        """The parameters that they fit straight, and the other way round."""
+        """Return the parameters that fit straight, and those that fit swapped."""
         given, gives = self.a.shape[-1:], self.b.shape[:1]
         shapes = {name: shape for name, shape in self.of.shapes.items() if name in self.targets}
         return (
@@ -88,15 +87,15 @@ class ParameterPair(NamedTuple):
 
 
 def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: object) -> bool:
-    """Whether A is of what a parameter is given, in a whole file; ``version``: PEFT's, which has
-    said it from 0.18 on. Raises UnsupportedError where nothing tells.
+    """Whether A takes the parameter's inputs, decided for the whole file; ``version``: PEFT's,
+    recorded since 0.18. Raises UnsupportedError if it is ambiguous.
     """
     fits = [tuple(map(bool, pair.fits())) for pair in pairs]
     told = {straight for straight, turned in fits if straight != turned}
     if len(told) == 1:
         return told.pop()
     first = next((pair for pair, each in zip(pairs, fits, strict=True) if all(each)), None)
-    if first is None:  # each tells for itself, or fits nothing
+    if first is None:  # each pair decides for itself, or fits nothing
         return True
     match = re.match(r"(\d+)\.(\d+)", str(version))
     is_old = match is None or (int(match[1]), int(match[2])) < (0, 19)
@@ -111,10 +110,10 @@ def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: objec
 def read_parameter(
     pair: ParameterPair, modules: Modules, read: Read, *, straight: bool
 ) -> Iterator[tuple[str, str, LowRank]]:
-    """The parameter that a pair adds to, and what it adds, with a factor of 1, by GGUF's names.
-    ``straight``: as ``is_straight`` says, where both ways fit.
+    """Yield the parameter, the GGUF name and the pair with a factor of 1, for each matrix that a
+    pair adds to. ``straight``: the result of ``is_straight``, used if both ways fit.
 
-    Raises FileError for shapes of no parameter, UnsupportedError where these fit two.
+    Raises FileError for shapes of no parameter, UnsupportedError if they fit two.
     """
     of, a, b, targets = pair
     (n_rows, given), (gives, n_columns) = (
@@ -135,7 +134,7 @@ def read_parameter(
     shape = shapes[parameter]
 
     def by_expert() -> tuple[Floats, Floats]:
-        """``[E, rank, k]`` and ``[E, m, rank]``."""
+        """Return ``[E, rank, k]`` and ``[E, m, rank]``."""
         first = read(a).reshape(of.n, rank, given)
         second = read(b).reshape(gives, rank, of.n).transpose(2, 0, 1)
         return (first, second) if straight else (second.swapaxes(1, 2), first.swapaxes(1, 2))
@@ -147,14 +146,14 @@ def read_parameter(
 
 
 def _half(read: Callable[[], tuple[Floats, Floats]], which: int, rows: Any = slice(None)) -> Floats:
-    """A's, or some rows of B's."""
+    """Return A, or some rows of B."""
     return np.ascontiguousarray(read()[which][:, rows])
 
 
 def _matrices(
     of: Parameters, parameter: str, shape: tuple[int, int], modules: Modules
 ) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
-    """GGUF's names of what becomes of a parameter, and which of its rows each has."""
+    """Yield GGUF's names of the matrices made from a parameter, with the rows that each takes."""
     if own := _rule(parameter, modules):
         family, rule = own
         for to, make in rule.gives.items():
@@ -170,7 +169,7 @@ def _matrices(
 
 
 def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | None:
-    """What becomes of it in its family."""
+    """Return the family's rule for the parameter, or None."""
     for family, rule in modules.rules():
         if len(rule.of) == 1 and rule.of[0].endswith(f"experts.{parameter}"):
             return family, rule
@@ -178,16 +177,16 @@ def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | N
 
 
 def _is_turned(parameter: str, modules: Modules) -> bool:
-    """Whether the model has it ``[E, k, m]``."""
+    """Whether the model stores it as ``[E, k, m]``."""
     own = _rule(parameter, modules)
     makes = own[1].gives.values() if own else ()
     return any(np.asarray(make(np.zeros((1, 2, 6), np.float32))).shape[-1] == 2 for make in makes)
 
 
 def _rows(make: Make, shape: tuple[int, int]) -> npt.NDArray[np.intp]:
-    """Which rows of a matrix ``make`` gives: found by one whose rows hold their own numbers."""
+    """Return the rows of a matrix that ``make`` selects, by passing it row numbers."""
     numbers = np.repeat(np.arange(shape[0], dtype=np.float32)[:, None], shape[1], 1)[None]
     found = np.asarray(make(numbers))
-    if (found != found[..., :1]).any():  # it turns what it is given
+    if (found != found[..., :1]).any():  # ``make`` transposes its input
         found = np.asarray(make(np.ascontiguousarray(numbers.swapaxes(1, 2))))
     return found[0, :, 0].astype(np.intp)

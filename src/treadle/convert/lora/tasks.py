@@ -1,8 +1,8 @@
-"""Adapters inside a model's folder, one for each of its tasks (jina-embeddings-v3): a task's is
-called as if it were a file there, ``FOLDER/retrieval.query``.
+"""Task adapters inside a model's folder (jina-embeddings-v3): a task's adapter is named like a file
+there, ``FOLDER/retrieval.query``.
 
-Beside a matrix ``NAME.parametrizations.weight.original`` are ``0.lora_A [n_tasks, rank, k]`` and
-``0.lora_B [n_tasks, m, rank]``; beside one that tokens read rows of, A and B the other way round.
+A matrix ``NAME.parametrizations.weight.original`` comes with ``0.lora_A [n_tasks, rank, k]`` and
+``0.lora_B [n_tasks, m, rank]``; for an embedding table, A and B are swapped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEY = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<side>[A
 
 
 def tasks_of(folder: Path) -> list[str]:
-    """Those that a model's folder has adapters for."""
+    """Return the tasks for which a model's folder has adapters."""
     config = folder / "config.json"
     if not config.is_file():
         return []
@@ -43,13 +43,13 @@ def tasks_of(folder: Path) -> list[str]:
 
 
 def is_task(path: Path) -> bool:
-    """Whether it is no file, and stands in the folder of a model that has tasks."""
+    """Whether the path is no file but lies in the folder of a model with tasks."""
     return not path.exists() and bool(tasks_of(path.parent))
 
 
 def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
-    """Read one task's for the model ``gguf``. FileError for a task that the folder does not have,
-    and for what is damaged.
+    """Read one task's adapter for the model ``gguf``. Raises FileError for a task that the folder
+    lacks, and for damaged files.
     """
     folder, tasks = path.parent, tasks_of(path.parent)
     if path.name not in tasks:
@@ -89,7 +89,7 @@ def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
 
 
 def _floats(tensor: SafeTensor, i: int) -> Floats:
-    """A task's of all."""
+    """Return one task's values."""
     own = tensor.data.reshape(tensor.shape[0], -1)[i]
     values: Floats = by_name(tensor.dtype).dequantize_rows(own)
     if not np.isfinite(values).all():

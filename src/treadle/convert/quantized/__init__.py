@@ -1,1 +1,1 @@
-"""Checkpoints that are quantised already: their formats, kept or unpacked."""
+"""Checkpoints that are already quantised: their formats are kept or unpacked."""

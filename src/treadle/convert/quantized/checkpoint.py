@@ -1,21 +1,20 @@
-"""Quantised checkpoints of transformers': which tensors are one matrix, and what it becomes.
+"""Quantised checkpoints of transformers: finds the tensors of each packed matrix and converts them.
 
-``quantization_config`` in config.json names the method; how a matrix is packed is seen from the
-tensors that it has, for many checkpoints leave some as they are. In place of its parts there is
-one tensor then, made of them when it is asked for: blocks of ggml's with the same numbers where
-there are such, else floats. Scales of activations, and of keys and values, are left out: treadle
-quantises these itself.
+``quantization_config`` in config.json names the method; whether a matrix is packed follows from its
+tensors, because many checkpoints leave some unquantised. The parts of a matrix are replaced by one
+tensor, computed when it is read: ggml blocks with the same numbers if such blocks exist, else
+floats. Scales of activations and of the KV cache are dropped: treadle quantises these itself.
 
-================== ===========================================================================
-fp8, fbgemm_fp8    ``weight`` in F8 with ``weight_scale`` or ``weight_scale_inv``
-compressed-tensors the same; ``weight`` in I8; ``weight_packed``: whole numbers, NVFP4 or MXFP4
-modelopt           ``weight`` in F8, or pairs of NVFP4
-gptq, auto-round   ``qweight`` in words along K, ``qzeros``, ``scales``, ``g_idx``
-awq                ``qweight`` in words along M, in an order of its own
-bitsandbytes       ``weight`` of four bits (NF4, FP4) with ``absmax``, of eight with ``SCB``
-================== ===========================================================================
+::
 
-The facts are those of the packages that write them: transformers, compressed-tensors, NVIDIA
+    fp8, fbgemm_fp8    ``weight`` in F8 with ``weight_scale`` or ``weight_scale_inv``
+    compressed-tensors the same; ``weight`` in I8; ``weight_packed``: integers, NVFP4 or MXFP4
+    modelopt           ``weight`` in F8, or pairs of NVFP4
+    gptq, auto-round   ``qweight`` in words along K, ``qzeros``, ``scales``, ``g_idx``
+    awq                ``qweight`` in words along M, in AWQ's own order
+    bitsandbytes       ``weight`` of four bits (NF4, FP4) with ``absmax``, of eight with ``SCB``
+
+The layouts are those of the packages that write them: transformers, compressed-tensors, NVIDIA
 ModelOpt, GPTQModel, AutoRound, AutoAWQ, bitsandbytes.
 """
 
@@ -47,7 +46,7 @@ from treadle.files.safetensors import SafeTensor, read_json
 from treadle.files.splits import MODELOPT
 
 KEY = "quantization_config"
-_OLDER = "compression_config"  # what compressed-tensors wrote before transformers read it
+_OLDER = "compression_config"  # older name of the key in compressed-tensors
 _OF_ACTIVATIONS = re.compile(
     r".*[._](?:(?:input|output|activation|[qkv]|kv|prob)_(?:global_)?scale(?:_ub)?"
     r"|(?:input|output|[qkv])_zero_point|weight_format)"
@@ -56,7 +55,7 @@ _NF4 = re.compile(r"(.+)\.quant_state\.bitsandbytes__(?:nf4|fp4)")
 
 
 def find_settings(config: MetadataReader, folder: Path) -> MetadataReader | None:
-    """What the checkpoint says of its quantisation, where it is one of METHODS."""
+    """Return the checkpoint's quantisation settings if the method is one of METHODS, else None."""
     if config.get(KEY) is None and (folder / MODELOPT).is_file():
         found = MetadataReader(read_json(folder / MODELOPT), folder / MODELOPT).within(
             "quantization"
@@ -67,7 +66,7 @@ def find_settings(config: MetadataReader, folder: Path) -> MetadataReader | None
 
 
 def said_in(config: MetadataReader) -> MetadataReader | None:
-    """What config.json says of a quantisation, its own or its text part's, of any method."""
+    """Return config.json's quantisation settings, its own or its text part's, of any method."""
     found = config.within(KEY) or config.within(_OLDER)
     if found is None and (text := config.within("text_config")) is not None:
         found = text.within(KEY)
@@ -75,9 +74,9 @@ def said_in(config: MetadataReader) -> MetadataReader | None:
 
 
 def unquantised(tensors: Mapping[str, SafeTensor], settings: MetadataReader) -> Found:
-    """The tensors, with matrices in place of what they are packed as.
+    """Return the tensors with packed parts replaced by matrices.
 
-    Raises FileError for parts that are missing or do not fit each other, UnsupportedError for what
+    Raises FileError for parts that are missing or do not match, UnsupportedError for a format that
     treadle does not unpack.
     """
     found = dict(tensors)
@@ -136,7 +135,7 @@ def _gptq(found: Found, settings: MetadataReader) -> None:
 
 
 def _read_gptq(found: Found, settings: MetadataReader, first: bool) -> None:
-    """``first``: of the first version, whose zero points are less by one."""
+    """Unpack GPTQ matrices; ``first``: version 1, whose stored zero points are one less."""
     meta = settings.within("meta")
     words_lack = first and "gptqmodel" in str(meta.get("quantizer") if meta else None)
     said = GptqLayout(
@@ -181,20 +180,20 @@ def _bitsandbytes(found: Found, settings: MetadataReader) -> None:
 
 
 def _words(found: Found) -> Found:
-    """``qweight`` taken out, by the name that the matrix will have."""
+    """Remove every ``qweight`` and return them by the name of the future matrix."""
     names = [name for name in found if name.endswith(".qweight")]
     return {f"{name.removesuffix('qweight')}weight": found.pop(name) for name in names}
 
 
 def _weights(settings: MetadataReader) -> list[MetadataReader]:
-    """What compressed-tensors says of weights, group by group."""
+    """Return compressed-tensors' settings of weights, group by group."""
     groups = settings.within("config_groups")
     each = [groups.within(name) for name in groups.values] if groups else []
     return [weights for keys in each if keys and (weights := keys.within("weights"))]
 
 
 def _sizes(*settings: MetadataReader) -> Sizes:
-    """Rows and columns of a block that shares a scale, where they are said."""
+    """Return the rows and columns of scale blocks named in the settings."""
     rows, columns = list[int](), list[int]()
     for keys in settings:
         for key in ("weight_block_size", "block_structure"):

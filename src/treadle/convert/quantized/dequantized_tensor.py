@@ -1,4 +1,4 @@
-"""A matrix of a quantised checkpoint, made of its parts when it is asked for."""
+"""A matrix of a quantised checkpoint, computed from its parts when it is read."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from treadle.formats import by_name
 Array = npt.NDArray[Any]
 Found = dict[str, SafeTensor]
 
-MULTIPLIED_OUT = frozenset(("F16", "BF16"))  # what weights become that no blocks hold
+MULTIPLIED_OUT = frozenset(("F16", "BF16"))  # types of weights that no block format can hold
 INT8, INT32 = "I8", "I32"
 FLOATS = ("F32", "F16", "BF16")
-EXPONENTS = ("U8", "F8_E8M0")  # of powers of two
+EXPONENTS = ("U8", "F8_E8M0")  # dtypes that hold exponents of powers of two
 _WHOLE = {"U32": "<u4", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 
 
 @dataclass(frozen=True, eq=False)
 class DequantizedTensor(DerivedTensor):
-    """What ``make`` gives of its sources as numbers: bytes in ``dtype``, of ggml's names."""
+    """A tensor that ``make`` computes from its sources' numbers: bytes in ``dtype``, a ggml type
+    name.
+    """
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """uint8 [n_bytes], in memory. FileError for numbers that ``dtype`` does not have."""
+        """Return its bytes, uint8 [n_bytes], in memory. Raises FileError for numbers beyond
+        ``dtype``.
+        """
         try:
             made = self.make(*map(numbers, self.sources))
         except OverflowError as error:
@@ -42,7 +46,7 @@ class DequantizedTensor(DerivedTensor):
 def unpacked(
     name: str, dtype: str, shape: tuple[int, ...], sources: tuple[SafeTensor, ...], make: Make
 ) -> DequantizedTensor:
-    """``name``, weights [*shape] that will be in ``dtype``."""
+    """Return the tensor ``name``, weights [*shape] in ``dtype``."""
     first, (block, block_bytes) = sources[0], block_of(dtype)
     size = math.prod(shape) // block * block_bytes
     return DequantizedTensor(
@@ -51,7 +55,7 @@ def unpacked(
 
 
 def numbers(tensor: SafeTensor) -> Array:
-    """[*shape], as its type says: whole numbers, or float32; floats of eight bits as bytes."""
+    """Return [*shape] in the tensor's type: integers, or float32; 8-bit floats as raw bytes."""
     if tensor.dtype in _CODES:
         return tensor.data.reshape(tensor.shape)
     if kind := _WHOLE.get(tensor.dtype):
@@ -61,8 +65,8 @@ def numbers(tensor: SafeTensor) -> Array:
 
 
 def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOATS) -> SafeTensor:
-    """The part of this name, taken out. FileError where ``first`` is without it, or it is in a type
-    that is none of ``kinds``.
+    """Remove and return the part of this name. Raises FileError if ``first`` lacks it, or if its
+    type is none of ``kinds``.
     """
     if (part := take_if(found, name, kinds)) is None:
         raise first.error("is quantised", f"{name} beside it")
@@ -70,25 +74,25 @@ def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOA
 
 
 def take_if(found: Found, name: str, kinds: Sequence[str]) -> SafeTensor | None:
-    """The same of a part that may be left out."""
+    """Do the same as ``take`` for an optional part."""
     part = found.pop(name, None)
     return part and typed(part, kinds)
 
 
 def typed(tensor: SafeTensor, kinds: Sequence[str]) -> SafeTensor:
-    """Itself. FileError for one in another type."""
+    """Return the tensor. Raises FileError if its type is none of ``kinds``."""
     if tensor.dtype not in kinds:
         raise tensor.error(f"is in {tensor.dtype}", ", ".join(kinds))
     return tensor
 
 
 def floats_of(scale: SafeTensor) -> str:
-    """What products with these scales are kept in."""
+    """Return the float type for products with these scales."""
     return scale.dtype if scale.dtype in MULTIPLIED_OUT else "BF16"
 
 
 def matrix(tensor: SafeTensor) -> tuple[int, int]:
-    """Its rows and columns. FileError for what is no matrix, or one of nothing."""
+    """Return rows and columns. Raises FileError for another number of axes, or an empty one."""
     if len(tensor.shape) != 2:
         raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
     m, k = matrices(tensor)
@@ -96,21 +100,21 @@ def matrix(tensor: SafeTensor) -> tuple[int, int]:
 
 
 def matrices(tensor: SafeTensor) -> tuple[int, ...]:
-    """Its shape [.., M, K]. FileError for a vector, or for nothing."""
+    """Return the shape [.., M, K]. Raises FileError for a vector, or an empty one."""
     if len(tensor.shape) < 2 or 0 in tensor.shape:
         raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
     return tensor.shape
 
 
 def shared(n: int, parts: int, *said: int) -> int:
-    """Of ``n`` neighbours with so many scales, how many share one, of what is said; the last may
-    have fewer. 0: they do not fit.
+    """Return the group size, of the candidates ``said``, by which ``n`` weights have ``parts``
+    scales; the last group may be smaller. 0: none fits.
     """
     return next((size for size in said if size > 0 and -(-n // size) == parts), 0)
 
 
 def one_number(tensor: SafeTensor) -> SafeTensor:
-    """Itself. FileError for one of several numbers."""
+    """Return the tensor. Raises FileError if it holds several numbers."""
     if math.prod(tensor.shape) != 1:
         raise tensor.error(f"shape {list(tensor.shape)}", "one number")
     return tensor

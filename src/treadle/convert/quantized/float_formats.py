@@ -1,4 +1,4 @@
-"""Matrices of quantised checkpoints in floats of eight and of four bits, and by a table."""
+"""Matrices of quantised checkpoints in 8-bit and 4-bit floats, and in lookup tables."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from treadle.convert.sources.derived_tensors import FACTOR, Make
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor
 
-Sizes = tuple[Sequence[int], Sequence[int]]  # rows and columns that may share a scale; (): unsaid
+Sizes = tuple[Sequence[int], Sequence[int]]  # candidate rows and columns per scale; (): not given
 
-NO_POWER = 255  # the NaN of an exponent
-_MOST = 1e9  # of a number that is finite
+NO_POWER = 255  # NaN as an exponent
+_MOST = 1e9  # limit of a setting
 
 
 def is_float8(tensor: SafeTensor) -> bool:
-    """Whether it is in a type of eight bits that holds weights."""
+    """Whether the tensor's type is an 8-bit float that holds weights."""
     return tensor.dtype in FLOAT8
 
 
 def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> None:
-    """Multiply by ``name``_scale or ``name``_scale_inv (which is the scale all the same): one
-    number, one a row, one a block, or one for each of several matrices, or the exponents of powers
-    of two; BF16 comes of it.
+    """Replace the weights by BF16: multiply by ``name``_scale or ``name``_scale_inv (which holds
+    the scale itself): one number, one per row, per block or per matrix of a stack, or exponents of
+    powers of two.
     """
     end = "_scale_inv" if f"{name}_scale_inv" in found else "_scale"
     scale, shape = take(found, tensor, name + end, (*FLOATS, *EXPONENTS)), matrices(tensor)
@@ -78,7 +78,7 @@ def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> Non
 
 
 def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Their shape with as many dimensions as the weights have; zeros if it is none."""
+    """Return the scales' shape with as many axes as the weights; zeros if it does not match."""
     if math.prod(scales) == 1:
         return (1,) * len(shape)
     if scales == shape[:-1]:  # one a row
@@ -93,8 +93,8 @@ def _grid(scales: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
 def read_float4(
     found: Found, name: str, tensor: SafeTensor, whole: str = "", *, divides: bool = False
 ) -> None:
-    """Pairs of E2M1 with scales ``name``_scale: powers of two are MXFP4; those in E4M3 are NVFP4,
-    and ``whole``, if it has one, is a number by which all is multiplied, or which divides it.
+    """Replace pairs of E2M1 with scales ``name``_scale: powers of two make MXFP4; scales in E4M3
+    make NVFP4, with an optional factor tensor ``whole`` that multiplies (or divides) all weights.
     """
     scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
     *others, half = matrices(tensor)
@@ -118,7 +118,7 @@ def read_float4(
 
 
 def _packed(scale: SafeTensor, pack: Make) -> Make:
-    """``pack`` for scales that are numbers: GGUF's types read the codes of NaN as 0 or 2**127."""
+    """Wrap ``pack`` to refuse NaN scales, which GGUF's types would read as 0 or 2**127."""
 
     def make(pairs: Array, scales: Array) -> Array:
         bad = is_nonfinite(scales, E4M3) if scale.dtype == E4M3 else scales == NO_POWER
@@ -136,7 +136,7 @@ def _factor(number: Array, divides: bool) -> Array:
 
 
 def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> Array:
-    """NVFP4 in rows that are no whole blocks."""
+    """Multiply out NVFP4 whose rows are not whole blocks."""
     each = float8(scales, E4M3)
     for number in numbers:
         each = each * _factor(number, divides)
@@ -144,8 +144,9 @@ def _multiplied(pairs: Array, scales: Array, *numbers: Array, divides: bool) -> 
 
 
 def read_table(found: Found, name: str, state: SafeTensor) -> None:
-    """bitsandbytes' four bits: a table of 16 values, and ``absmax`` by which every ``blocksize``
-    of them are multiplied, which may be looked up itself. ``state``: JSON that says which.
+    """Unpack bitsandbytes' 4-bit weights: a table of 16 values, scaled by ``absmax`` per
+    ``blocksize`` weights; the scales may themselves be table codes. ``state``: JSON with these
+    settings.
     """
     if name not in found:
         raise state.error(f"is there without {name}")
@@ -163,13 +164,13 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     m, k = shape
     scale = take(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
     table = take(found, tensor, f"{name}.quant_map")
-    n_scales, n_bytes = -(-m * k // block), -(-m * k // 2)  # the last ones may be cut
+    n_scales, n_bytes = -(-m * k // block), -(-m * k // 2)  # the last block may be short
     if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
         what = f"{tensor.n_bytes} bytes, and {math.prod(scale.shape)} scales beside it"
         raise tensor.error(what, f"{[m, k]} weights of four bits, with a scale for every {block}")
     if table.shape != (16,):
         raise table.error(f"shape {list(table.shape)}", "[16]")
-    # Whatever type they are kept in, they are bytes.
+    # Read as bytes, whatever their stored type.
     sources = [replace(tensor, dtype="U8", shape=(n_bytes,)), table, scale]
     offset, a_scale = 0.0, 1
     if scale.dtype == "U8":

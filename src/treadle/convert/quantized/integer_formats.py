@@ -1,4 +1,4 @@
-"""Matrices of quantised checkpoints in whole numbers: ``w = scale * (code - zero)``."""
+"""Matrices of quantised checkpoints in integers: ``w = scale * (code - zero)``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from treadle.convert.quantized.unpack import BLOCK, WORD, split_awq, split_words
 from treadle.errors import UnsupportedError
 from treadle.files.safetensors import SafeTensor
 
-# What GPTQModel adds to words of zero points of its first version, by bits: one to each, but for
-# three bits, where it takes the first and the last word for each other. Words wrap, for one was
-# taken from zero points of 0 as well.
+# Increment of packed zero-point words of GPTQModel's first version, by bits: one per code. With
+# three bits GPTQModel swaps the first and the last word. Words wrap, because one was subtracted
+# from zero points of 0 as well.
 _ONE_MORE = {
     2: (0x55555555,),
     3: (0x24924924, 0x92492492, 0x49249249),
@@ -40,7 +40,9 @@ _ONE_MORE = {
 
 
 def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]) -> None:
-    """I8 [M, K] with ``name``_scale, and maybe ``name``_zero_point; ``sizes``: of a group."""
+    """Unpack I8 [M, K] with ``name``_scale and optional ``name``_zero_point; ``sizes``: group
+    sizes.
+    """
     scale = take(found, tensor, f"{name}_scale")
     zero = take_if(found, f"{name}_zero_point", (INT8,))
     m, k = matrix(tensor)
@@ -59,7 +61,7 @@ def read_bytes(found: Found, name: str, tensor: SafeTensor, sizes: Sequence[int]
 
 
 def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
-    """bitsandbytes' I8: the largest magnitude of a row became 127."""
+    """Unpack bitsandbytes' I8, where 127 is the largest magnitude of a row."""
     tensor = found.get(name)
     if tensor is None or tensor.dtype != INT8:
         raise scale.error(f"is there without {name} in I8")
@@ -78,9 +80,9 @@ def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
 def read_rows(
     found: Found, name: str, tensor: SafeTensor, said: Sequence[int], sizes: Sequence[int]
 ) -> None:
-    """compressed-tensors' words along K [M, K * bits / 32], zero points in words along M, each
-    larger by half the range; ``said``: the bits that config.json speaks of, ``sizes``: the weights
-    of a group.
+    """Unpack compressed-tensors' words along K [M, K * bits / 32], with zero points in words along
+    M, offset by half the range; ``said``: candidate bits in config.json, ``sizes``: candidate group
+    sizes.
     """
     scale, zero = (
         take(found, tensor, f"{name}_scale"),
@@ -118,13 +120,13 @@ def read_rows(
 
 @dataclass(frozen=True)
 class GptqLayout:
-    """What GPTQ's settings say of all matrices.
+    """GPTQ settings common to all matrices.
 
-    bits: of a code, where no ``g_idx`` tells it by its length.
-    size: weights of a group; -1: a row's.
-    ordered: by ``desc_act`` groups may lie anywhere.
-    codes_lack: what each stored zero point is less by.
-    words_lack: whole words of them are less, as GPTQModel writes its first version.
+    bits: bits per code, unless ``g_idx`` implies them by its length.
+    size: weights per group; -1: a whole row.
+    ordered: with ``desc_act``, the weights of a group may be anywhere in a row.
+    codes_lack: amount by which each stored zero point is too small.
+    words_lack: whole words are decremented, as in GPTQModel's first version.
     """
 
     bits: int
@@ -135,8 +137,8 @@ class GptqLayout:
 
 
 def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) -> None:
-    """GPTQ's words along K [K * bits / 32, M], with ``qzeros`` [G, M * bits / 32], ``scales`` [G,
-    M], and maybe each weight's group, ``g_idx`` [K].
+    """Unpack GPTQ's words along K [K * bits / 32, M], with ``qzeros`` [G, M * bits / 32],
+    ``scales`` [G, M], and optionally each weight's group, ``g_idx`` [K].
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
@@ -174,7 +176,7 @@ def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) 
 
 
 def read_awq(found: Found, name: str, tensor: SafeTensor) -> None:
-    """AWQ's words along M [K, M / 8], with ``qzeros`` [G, M / 8] and ``scales`` [G, M]."""
+    """Unpack AWQ's words along M [K, M / 8], with ``qzeros`` [G, M / 8] and ``scales`` [G, M]."""
     module = name.removesuffix("weight")
     zero, scale = (
         take(found, tensor, f"{module}qzeros", [INT32]),
@@ -196,7 +198,7 @@ def _awq(words: Array, zeros: Array, scales: Array, dtype: str) -> Array:
 
 
 def _on(grid: tuple[int, int], values: Array) -> Array:
-    """One number, one a row, or [M, G], as [M, G]."""
+    """Broadcast one number, one per row, or [M, G], to [M, G]."""
     return np.broadcast_to(values.reshape(-1, grid[1]), grid)
 
 
@@ -205,7 +207,7 @@ def _there(*sources: SafeTensor | None) -> tuple[SafeTensor, ...]:
 
 
 def _scales_a_row(scale: SafeTensor, m: int) -> int:
-    """[M, G], [M], or one: G. FileError for others."""
+    """Return G of scales [M, G], [M] or a single one. Raises FileError for other shapes."""
     n = scale.shape[-1] if len(scale.shape) > 1 else 1
     if len(scale.shape) > 2 or n < 1 or math.prod(scale.shape) not in (1, m * n):
         raise scale.error(f"shape {list(scale.shape)} for {m} rows")
@@ -213,7 +215,7 @@ def _scales_a_row(scale: SafeTensor, m: int) -> int:
 
 
 def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array | None:
-    """Each weight's group, int64 [K]; None where they follow each other and are whole."""
+    """Return each weight's group, int64 [K]; None if the groups are contiguous and whole."""
     in_turn = np.arange(k) // group
     if order is None:
         return None if k % group == 0 else in_turn
@@ -228,7 +230,9 @@ def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array
 
 
 def _dtype_of(bits: int, group: int, middle: bool, groups: Array | None, scale: SafeTensor) -> str:
-    """Blocks that hold the same numbers; ``middle``: every zero point is the middle code."""
+    """Return the block format that holds the same numbers, or a float type; ``middle``: every zero
+    point is the middle code.
+    """
     if groups is not None or group % BLOCK or (bits > 4 and not middle):
         return floats_of(scale)
     if bits > 4:

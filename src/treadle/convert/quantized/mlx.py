@@ -1,18 +1,18 @@
-"""MLX's quantised checkpoints: which modules config.json says are packed, and how.
+"""MLX's quantised checkpoints: finds the packed modules of config.json and their formats.
 
 ::
 
     "quantization": {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"bits": 8, ..},
                      "lm_head": false}
 
-A packed module has three tensors instead of its ``weight``: ``weight`` u32 [M, K * bits / 32],
+A packed module has three tensors in place of its ``weight``: ``weight`` u32 [M, K * bits / 32],
 ``scales`` and ``biases`` [M, K / group_size]; see ``formats/mlx.py``. (``bias`` is a linear layer's
-own, and no part of this.) A module is packed if its scales are there, and config.json is held to
-it. What the settings of a module by name say must fit its shapes; to the others, as mlx-lm has it,
-the shapes say the bits and the group.
+own and unrelated.) A module is packed if it has scales; config.json must agree. Settings given for
+a module by name must match its shapes. For other modules, as in mlx-lm, the shapes determine bits
+and group size.
 
-In the modes ``mxfp4``, ``nvfp4`` and ``mxfp8`` codes are floats, scales are a byte each, and there
-are no ``biases``: such a module becomes blocks of ggml's, or BF16, in memory.
+In the modes ``mxfp4``, ``nvfp4`` and ``mxfp8`` codes are floats, scales are one byte each, and
+there are no ``biases``: such a module becomes ggml blocks, or BF16, in memory.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from treadle.formats.mlx import BITS, GROUPS, SCALES
 if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
-KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, alike
+KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, identical
 CODES, WORD, BYTES = "U32", 32, "U8"
-AFFINE = "affine"  # the only mode of old
-FLOATS = {"mxfp4": ("U8", "U8"), "nvfp4": ("U8", E4M3), "mxfp8": (E4M3, "U8")}  # what bytes are
+AFFINE = "affine"  # the default, and only, mode of older files
+FLOATS = {"mxfp4": ("U8", "U8"), "nvfp4": ("U8", E4M3), "mxfp8": (E4M3, "U8")}  # codes, scales
 BLOCKS = "blocks"
 _SETTINGS = ("group_size", "bits", "mode")
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What config.json says of packed weights."""
+    """config.json's settings of packed weights."""
 
     keys: MetadataReader
-    modules: Mapping[str, Any]  # those that have settings of their own, or are left as they are
+    modules: Mapping[str, Any]  # modules with their own settings, or left unquantised (false)
 
     def mode(self, module: str) -> str:
-        """How its codes are to be read. UnsupportedError for what treadle does not know."""
+        """Return a module's mode. Raises UnsupportedError for an unknown one."""
         own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
         keys = own or self.keys
         mode = keys.text("mode", AFFINE)
@@ -60,18 +60,18 @@ class Quantization:
         return mode
 
     def settings(self, module: str) -> tuple[int, int, str]:
-        """Group size, bits, and where config.json says so."""
+        """Return group size, bits, and the place in config.json that gives them."""
         own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
         keys = own or self.keys
         self.mode(module)
-        # What a module's own settings leave out is MLX's default, not the model's.
+        # A key missing from a module's own settings has MLX's default, not the model's.
         group = keys.integer("group_size", 64 if own else None)
         bits = keys.integer("bits", 4 if own else None)
         return group, bits, f"{keys.path.name}: {keys.prefix.rstrip('.')}"
 
 
 def find_quantization(config: MetadataReader) -> Quantization | None:
-    """MLX's settings, None where config.json has none; UnsupportedError for those of others."""
+    """Return MLX's settings, or None without any. Raises UnsupportedError for an unknown mode."""
     for key in KEYS:
         keys = config.within(key)
         if keys is None:
@@ -98,23 +98,23 @@ class PackedModule:
 
     @property
     def arrays(self) -> tuple[SafeTensor, SafeTensor, SafeTensor]:
-        """In the order of the format's parts."""
+        """Return the tensors in the order of the format's parts."""
         return self.weight, self.scales, self.biases
 
     @property
     def bits_and_group(self) -> tuple[int, int]:
-        """Of a code, and the weights that share a scale."""
+        """Return the bits per code, and the weights per scale."""
         group = self.shape[-1] // self.scales.shape[-1]
         return self.weight.shape[-1] * WORD // self.shape[-1], group
 
     @property
     def n_bytes(self) -> int:
-        """Of all three."""
+        """Return the bytes of all three tensors."""
         return sum(tensor.n_bytes for tensor in self.arrays)
 
 
 def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
-    """The tensors with each module of FLOATS as one. FileError for parts that do not fit."""
+    """Return the tensors with each module of FLOATS as one. FileError for mismatched parts."""
     made = dict(tensors)
     for name, scales in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -140,9 +140,9 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
 def unpack(
     tensors: Mapping[str, SafeTensor], found: Quantization, wanted: Callable[[str], str]
 ) -> Found:
-    """The tensors with some affine modules as one. ``wanted`` says what becomes of one, by the name
-    of its ``weight``: "" nothing, a type, or BLOCKS: ggml's that hold the codes, and floats where
-    there are none such. Errors as ``find_packed``'s.
+    """Return the tensors with some affine modules as one. ``wanted`` gives the target of a module
+    by the name of its ``weight``: "" to leave it, a type, or BLOCKS: ggml blocks that hold the
+    codes, else floats. Errors as ``find_packed``'s.
     """
     made = dict(tensors)
     for name in tensors:
@@ -172,8 +172,8 @@ def find_packed(
     found: Quantization,
     width: Callable[[SafeTensor], int | None],
 ) -> dict[str, PackedModule]:
-    """Every packed matrix by the name of its ``weight``; ``width``: the K of one, where that is
-    known. FileError, UnsupportedError.
+    """Return every packed matrix by the name of its ``weight``; ``width``: its K, if known. Raises
+    FileError, UnsupportedError.
     """
     packed: dict[str, PackedModule] = {}
     for name, tensor in tensors.items():
@@ -211,7 +211,7 @@ def _pack(
     found: Quantization,
     width: int | None,
 ) -> PackedModule:
-    """The shapes agree with each other and with the settings."""
+    """Check the shapes against each other and the settings, and return the module."""
     module = weight.name.removesuffix(".weight")
     group, bits, where = found.settings(module)
     if weight.dtype != CODES:

@@ -1,9 +1,8 @@
-"""What quantised checkpoints hold, as blocks of ggml's or as floats.
+"""Numbers of quantised checkpoints as ggml blocks or as floats.
 
-Whole numbers with a scale and a zero point for each group of a row, ``w = scale * (code - zero)``,
-become blocks with the same numbers where GGUF has such blocks: Q4_0, Q4_1 or Q8_0, whose scale is
-an f16. Floats of eight bits, tables of bitsandbytes, and groups that no block fits, are multiplied
-out.
+Integers with a scale and a zero point per group, ``w = scale * (code - zero)``, become blocks with
+the same numbers if GGUF has such blocks: Q4_0, Q4_1 or Q8_0, whose scale is an f16. 8-bit floats,
+bitsandbytes' tables, and groups that fit no block are multiplied out.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ Array = npt.NDArray[Any]
 F32Array = npt.NDArray[np.float32]
 
 WORD = 32  # bits
-BLOCK = 32  # weights of a block of Q4_0, Q4_1 and Q8_0
-NV_BLOCK, NV_GROUP, MX_GROUP = 64, 16, 32  # weights of a block of NVFP4, and of a scale
-_AT_ONCE = 1 << 16  # weights that are floats at a time: they stay in cache
+BLOCK = 32  # weights per block of Q4_0, Q4_1 and Q8_0
+NV_BLOCK, NV_GROUP, MX_GROUP = 64, 16, 32  # weights per NVFP4 block, and per scale
+_AT_ONCE = 1 << 16  # weights converted at a time: the floats stay in cache
 
 E4M3 = "F8_E4M3"
-FLOAT8 = {E4M3: (20, 120), "F8_E5M2": (21, 112)}  # bits left of a float32's, and its bias
-INFINITIES = {"F8_E5M2": 124}  # with NaNs behind them; E4M3 has none, and one NaN: 127
+FLOAT8 = {E4M3: (20, 120), "F8_E5M2": (21, 112)}  # shift to float32's bits, and bias difference
+INFINITIES = {"F8_E5M2": 124}  # larger codes are NaNs; E4M3 has only one NaN: 127
 
 
 def float8(codes: Array, dtype: str) -> F32Array:
-    """uint8 as the float32 values they stand for: an exponent and a mantissa in their places, and
-    what the exponents' biases differ by. NaNs and infinities stay what they are.
+    """Decode uint8 to float32: shift exponent and mantissa into place, then multiply by the
+    difference of the exponent biases. NaNs and infinities are kept.
     """
     shift, bias = FLOAT8[dtype]
-    bits = codes.view(np.int8).astype(np.int32)  # the sign is where it stays
+    bits = codes.view(np.int8).astype(np.int32)  # sign-extends: the sign bit is in place
     bits <<= np.int32(shift)
     bits &= np.int32(127 << shift | -1 << 31)
     values = bits.view(np.float32)
@@ -47,49 +46,51 @@ def float8(codes: Array, dtype: str) -> F32Array:
 
 
 def is_nonfinite(codes: Array, dtype: str) -> Array:
-    """bool: which of these codes, uint8, stand for no finite number."""
+    """Return a bool per uint8 code: whether it is an infinity or a NaN."""
     return np.asarray(codes & 127 >= INFINITIES.get(dtype, 127))
 
 
 def powers(exponents: Array) -> F32Array:
-    """Of two, float32: uint8, larger by 127."""
+    """Return powers of two, float32, from uint8 exponents with bias 127."""
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
 
 
 def to_bytes(values: F32Array, dtype: str) -> Array:
-    """float32 [.., K] in F16 or BF16, uint8 [.., 2 K]."""
+    """Convert float32 [.., K] to F16 or BF16, uint8 [.., 2 K]."""
     return by_name(dtype).quantize_rows(np.ascontiguousarray(values, np.float32))
 
 
-# -- floats of eight bits ---------------------------------------------------------------------
+# -- 8-bit floats -----------------------------------------------------------------------------
 
 
 def from_float8(codes: Array, scales: F32Array, block: tuple[int, int], dtype: str) -> Array:
-    """uint8 [.., M, K], scales [.., R, C] of blocks [m, k]; BF16, uint8 [.., M, 2 K]."""
+    """Multiply codes, uint8 [.., M, K], by scales [.., R, C] of blocks [m, k]; BF16, uint8 [.., M,
+    2 K].
+    """
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     (m, k), (n_rows, n_columns) = block, codes.shape[-2:]
     for at in np.ndindex(*codes.shape[:-2]):
         each = np.repeat(scales[at], k, 1)[:, :n_columns] if scales.shape[-1] > 1 else scales[at]
         for rows in _pieces(n_rows, n_columns):
             values = float8(codes[at][rows], dtype)
-            with np.errstate(invalid="ignore"):  # whoever uses them looks for what is no number
+            with np.errstate(invalid="ignore"):  # callers check for NaN
                 values *= each[np.arange(rows.start, rows.stop) // m]
             out[at][rows] = to_bytes(values, "BF16")
     return out
 
 
 def float4(pairs: Array) -> F32Array:
-    """Pairs of E2M1, uint8 [.., K / 2], as float32 [.., K]."""
+    """Decode pairs of E2M1, uint8 [.., K / 2], to float32 [.., K]."""
     return VALUES[split_bytes(pairs, 4)] * np.float32(0.5)  # VALUES are doubled
 
 
-# -- whole numbers ----------------------------------------------------------------------------
+# -- integers ---------------------------------------------------------------------------------
 
 
 def split_words(words: Array, bits: int) -> Array:
-    """int32 [N, W], codes one behind the other from the lowest bit on; uint8 [N, W * 32 / bits].
+    """Unpack int32 [N, W], codes contiguous from the lowest bit on, to uint8 [N, W * 32 / bits].
 
-    32 codes are ``bits`` words, so codes of three bits may lie in two.
+    32 codes take ``bits`` words, so a 3-bit code may span two words.
     """
     words = np.ascontiguousarray(words).view(np.uint32)
     if 8 % bits == 0:
@@ -106,7 +107,9 @@ def split_words(words: Array, bits: int) -> Array:
 
 
 def split_bytes(joined: Array, bits: int) -> Array:
-    """uint8 [.., n], codes of 2, 4 or 8 bits from the lowest on; uint8 [.., n * 8 / bits]."""
+    """Unpack uint8 [.., n], codes of 2, 4 or 8 bits from the lowest on, to uint8 [.., n * 8 /
+    bits].
+    """
     codes = np.empty((*joined.shape, 8 // bits), np.uint8)
     for i in range(8 // bits):
         codes[..., i] = joined >> np.uint8(i * bits) & np.uint8((1 << bits) - 1)
@@ -114,8 +117,8 @@ def split_bytes(joined: Array, bits: int) -> Array:
 
 
 def split_awq(words: Array) -> Array:
-    """int32 [N, W]: a word's lower four nibbles are its even columns, the upper four its odd ones,
-    which suits a GPU's conversion to f16; uint8 [N, 8 W].
+    """Unpack AWQ words, int32 [N, W]: the lower four nibbles are even columns, the upper four odd
+    ones, which suits a GPU's conversion to f16; uint8 [N, 8 W].
     """
     halves = split_words(words, 4).reshape(len(words), -1, 2, 4)
     return halves.swapaxes(-1, -2).reshape(len(words), -1)
@@ -124,12 +127,12 @@ def split_awq(words: Array) -> Array:
 def whole_numbers(
     dtype: str, codes: Array, scales: F32Array, zeros: Array, groups: Array | None = None
 ) -> Array:
-    """``scales * (codes - zeros)`` in ``dtype``: codes [M, K] of any whole numbers, scales and
-    zeros [M, G]; uint8 [M, bytes of a row].
+    """Compute ``scales * (codes - zeros)`` in ``dtype``: codes [M, K] of any integer type, scales
+    and zeros [M, G]; uint8 [M, bytes of a row].
 
-    ``groups`` [K]: each weight's; None: they follow each other. Q4_0 wants zeros that are all the
-    same and codes from 8 below them to 7 above; Q4_1 codes from 0 to 15. OverflowError for scales
-    that are not finite in blocks.
+    ``groups`` [K]: each weight's group; None: groups are contiguous. Q4_0 needs all zeros equal and
+    codes from 8 below to 7 above them; Q4_1 needs codes from 0 to 15. Raises OverflowError for
+    block scales that are not finite.
     """
     m, k = codes.shape
     fmt = by_name(dtype)
@@ -160,8 +163,9 @@ def whole_numbers(
 
 
 def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Array:
-    """``scales * codes + minimums`` in Q4_1 or floats: codes [M, K], from 0 on, the others [M, G];
-    uint8 [M, bytes of a row]. OverflowError for what is not finite in blocks.
+    """Compute ``scales * codes + minimums`` in Q4_1 or floats: codes [M, K] from 0 on, the others
+    [M, G]; uint8 [M, bytes of a row]. Raises OverflowError for block scales or minimums that are
+    not finite.
     """
     m, k = codes.shape
     group = k // scales.shape[1]
@@ -183,16 +187,18 @@ def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Ar
     return made.view(np.uint8).reshape(m, -1)
 
 
-# -- floats of four bits ----------------------------------------------------------------------
+# -- 4-bit floats -----------------------------------------------------------------------------
 
 
 def from_mxfp4(pairs: Array, scales: Array) -> Array:
-    """uint8 [.., K / 2] and exponents [.., K / 32]; ggml's blocks, uint8 [.., bytes of a row]."""
+    """Convert pairs, uint8 [.., K / 2], and exponents [.., K / 32] to ggml blocks, uint8 [.., row
+    bytes].
+    """
     return mxfp4_blocks(pairs.reshape(*scales.shape, -1), scales)
 
 
 def from_nvfp4(pairs: Array, scales: Array) -> Array:
-    """uint8 [.., K / 2] and scales in E4M3 [.., K / 16]; ggml's blocks, as above."""
+    """Convert pairs, uint8 [.., K / 2], and E4M3 scales [.., K / 16] to ggml blocks, as above."""
     codes = split_bytes(pairs, 4).reshape(*scales.shape, 2, NV_GROUP // 2)
     joined = codes[..., 0, :] | codes[..., 1, :] << 4
     a_block = NV_BLOCK // NV_GROUP
@@ -205,8 +211,8 @@ def from_nvfp4(pairs: Array, scales: Array) -> Array:
 
 
 def from_table(pairs: Array, table: F32Array, scales: F32Array, dtype: str) -> Array:
-    """uint8 [n / 2], the even weight in the upper half, one scale for each of N neighbours whatever
-    their row; F16 or BF16, uint8 [2 n].
+    """Look up uint8 [n / 2], the even weight in the upper half, with one scale per block of
+    neighbours regardless of rows; F16 or BF16, uint8 [2 n].
     """
     a_block = 2 * pairs.size // scales.size
     byte = np.arange(256)
@@ -220,6 +226,6 @@ def from_table(pairs: Array, table: F32Array, scales: F32Array, dtype: str) -> A
 
 
 def _pieces(m: int, k: int) -> list[slice]:
-    """Rows, some at a time."""
+    """Return slices of rows of about ``_AT_ONCE`` weights."""
     step = max(1, _AT_ONCE // max(1, k))
     return [slice(at, min(at + step, m)) for at in range(0, m, step)]

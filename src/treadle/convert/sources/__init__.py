@@ -1,1 +1,1 @@
-"""Where the tensors of a model come from, and how they are derived from a file's own."""
+"""Sources of a model's tensors, and how tensors are derived from those in the files."""

@@ -1,4 +1,4 @@
-"""Is every weight a finite number? Asked of the bytes as they lie, in any format."""
+"""Checks that every weight is a finite number, on the raw bytes of any format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from treadle.formats import Format
 
 Flags = npt.NDArray[np.bool_]
-CHECKED_WEIGHTS = 1 << 20  # weights looked at together
+CHECKED_WEIGHTS = 1 << 20  # weights checked at a time
 
 
 def is_finite(fmt: Format, data: npt.NDArray[np.uint8]) -> bool:
@@ -19,7 +19,7 @@ def is_finite(fmt: Format, data: npt.NDArray[np.uint8]) -> bool:
 
 
 def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8]) -> int:
-    """The first block with a weight that is none; -1 where all are finite."""
+    """Return the first block with a weight that is not finite; -1 if all are finite."""
     blocks = np.ascontiguousarray(data).reshape(-1).view(fmt.dtype)
     step = max(1, CHECKED_WEIGHTS // fmt.block)
     for begin in range(0, len(blocks), step):
@@ -30,14 +30,16 @@ def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8]) -> int:
 
 
 def said_of(fmt: Format, block: int, k: int) -> str:
-    """What is wrong with this block of rows of ``k`` weights."""
+    """Describe the defect of this block in rows of ``k`` weights."""
     row, column = divmod(block * fmt.block, k)
     what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"
     return f"{what} no finite number, in row {row}, column {column}"
 
 
 def _finite(fmt: Format, blocks: npt.NDArray[Any]) -> Flags:
-    """bool [n]. A quantised weight is finite if its block's scales are: codes always are."""
+    """Return a flag for each block, bool [n]. Codes are always finite, so a quantised weight is
+    finite if its block's scales are.
+    """
     fields = fmt.dtype.fields
     if fields is None:
         floats = blocks if fmt.dtype.kind == "f" else fmt.dequantize(blocks)

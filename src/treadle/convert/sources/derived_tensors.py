@@ -1,10 +1,10 @@
-"""Tensors that GGUF has and a checkpoint has otherwise: experts that lie one by one, two matrices
-in one, logarithms.
+"""Tensors that GGUF stores in another form than the checkpoint: stacked experts, split or joined
+matrices, logarithms.
 
-A ``DerivationRule`` says what is made of which tensors of a layer. What is made has a name as the
-checkpoint would spell it, and goes through the tables of names like any other; its bytes are put
-together when they are asked for, and a converter holds one such tensor at a time. What runs in
-place has them in memory.
+A ``DerivationRule`` says which tensors of a layer are made into which others. A derived tensor has
+a name in the checkpoint's spelling and goes through the name tables like any other. Its bytes are
+computed when they are read; a converter holds one such tensor at a time, and a model run in place
+keeps them in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from treadle.files.safetensors import DTYPES, SafeTensor
 from treadle.formats import by_name
 
 Rows = npt.NDArray[Any]
-Make = Callable[..., Rows]  # of the arrays of its sources
-Side = Literal["", "A", "B"]  # of an adapter's pair
+Make = Callable[..., Rows]  # takes the arrays of its sources
+Side = Literal["", "A", "B"]  # of a LoRA pair
 
 MXFP4 = "MXFP4"
-FACTOR = ".scale"  # of a number by which a matrix's products are multiplied
+FACTOR = ".scale"  # suffix of a factor for a matrix's products
 _IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h|blocks)\.(?P<i>\d+)\.)(?P<rest>.+)")
 _ITS_LAYER = re.compile(r"\b(?:layers?|h|blocks)\.\d+\.$")
 _OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
@@ -37,14 +37,16 @@ EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\
 
 @dataclass(frozen=True)
 class DerivationRule:
-    """of: names behind "layers.N.", or the last two words of one outside; all there or none.
-    gives: what becomes of them, by name; with a slash in front it stands outside the layers.
-    floats: arrays are given, and made, as float32; else elements are moved as they are stored.
-    dtype: what is made is in this, bytes [.., n]; "": in that of the first, or float32.
-    first_layer, last_layer: it is for these and those between them.
-    whole: of arrays of three axes the first is no row of matrices alike.
-    side: what ``gives`` does to a matrix, it does to an adapter's B (rows), or to its A (columns);
-        "": an adapter of the matrix cannot be mapped.
+    """A rule that derives tensors of a layer from others.
+
+    of: source names behind "layers.N.", or the last two words of one outside; all exist or none.
+    gives: functions that make each result, by name; a leading slash puts it outside the layers.
+    floats: sources are passed, and results made, as float32; else elements are moved as stored.
+    dtype: type of the result, as bytes [.., n]; "": that of the first source, or float32.
+    first_layer, last_layer: the rule applies to these layers and those between.
+    whole: arrays of three axes are not a stack of matrices of one kind.
+    side: the operation on a matrix applies to a LoRA pair's B (rows) or A (columns); "": an adapter
+        of the matrix cannot be mapped.
     """
 
     of: tuple[str, ...]
@@ -59,7 +61,9 @@ class DerivationRule:
 
 @dataclass(frozen=True, eq=False)
 class DerivedTensor(SafeTensor):
-    """What ``make`` gives of its sources. It says that it is where the first of them is."""
+    """A tensor that ``make`` computes from its sources. It reports the file place of the first
+    source.
+    """
 
     sources: tuple[SafeTensor, ...] = ()
     make: Make = field(default=np.stack, repr=False)
@@ -67,13 +71,13 @@ class DerivedTensor(SafeTensor):
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """uint8 [n_bytes], in memory."""
+        """Return its bytes, uint8 [n_bytes], in memory."""
         rows = self.make(*(_array(each, self.floats) for each in self.sources))
         return np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
 
 
 def stored(tensor: SafeTensor) -> tuple[SafeTensor, ...]:
-    """The tensors of files that one is made of: itself, mostly."""
+    """Return the file tensors that a tensor is made of: usually itself."""
     if not isinstance(tensor, DerivedTensor):
         return (tensor,)
     return tuple(part for each in tensor.sources for part in stored(each))
@@ -82,8 +86,8 @@ def stored(tensor: SafeTensor) -> tuple[SafeTensor, ...]:
 def make_tensors(
     tensors: Mapping[str, SafeTensor], rules: Sequence[DerivationRule]
 ) -> dict[str, SafeTensor]:
-    """The same with experts in one tensor, and what the rules say done. FileError for experts that
-    are missing or not alike, and for a part of what a rule needs.
+    """Return the tensors with experts stacked and the rules applied. Raises FileError for experts
+    that are missing or differ, and for a rule with only some of its sources.
     """
     made, by_name_ = _stacked(tensors), {rule.of[0]: rule for rule in rules}
     for name, first in list(made.items()):
@@ -107,13 +111,13 @@ def make_tensors(
 
 
 def name_in_layer(name: str) -> str:
-    """A tensor's name as rules know it."""
+    """Return a tensor's name as rules spell it."""
     match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
     return match["rest"] if match else name
 
 
 def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
-    """Experts' matrices, [E, ..] in place of E tensors."""
+    """Stack experts' matrices: one [E, ..] in place of E tensors."""
     made: dict[str, SafeTensor] = {}
     experts: dict[str, dict[int, SafeTensor]] = {}
     for name, tensor in tensors.items():
@@ -169,7 +173,7 @@ def _made(
         shapes = ", ".join(str(list(each.shape)) for each in sources)
         raise first.error(f"shape {shapes}: nothing that {name} can be made of") from error
     block, block_bytes = block_of(dtype)
-    if rule.dtype:  # what is made are bytes
+    if rule.dtype:  # the result is bytes
         n_bytes, shape = math.prod(shape), (*shape[:-1], shape[-1] // block_bytes)
     else:
         n_bytes = math.prod(shape) * block_bytes
@@ -179,8 +183,8 @@ def _made(
 
 
 def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> SafeTensor:
-    """A matrix in blocks as one in BF16, whose weights can go to other places; ``factor``: by which
-    all of it is multiplied, of experts one for each.
+    """Return a block-quantised matrix in BF16, so that single weights can be moved; ``factor``
+    multiplies all of it, or holds one factor per expert.
     """
     if block_of(tensor.dtype)[0] == 1:
         return tensor
@@ -199,7 +203,7 @@ def multiplied_out(tensor: SafeTensor, factor: SafeTensor | None = None) -> Safe
 def _shape_of(
     make: Make, sources: Sequence[SafeTensor], floats: bool, whole: bool = False
 ) -> tuple[int, ...]:
-    """What ``make`` would give; of many matrices one is tried, for they are alike."""
+    """Return the shape that ``make`` would give; for a stack of matrices it runs on one of them."""
     kind = np.dtype(np.float32 if floats else np.uint8)
     shapes = [each.shape if floats else elements_of(each) for each in sources]
     if many := len(shapes[0]) > 2 and shapes[0][0] > 1 and not whole:
@@ -209,7 +213,7 @@ def _shape_of(
 
 
 def _array(tensor: SafeTensor, floats: bool) -> Rows:
-    """[*shape]: elements as they are, without a meaning, or as float32."""
+    """Return [*shape]: raw elements, or float32."""
     if floats:
         values: Rows = by_name(tensor.dtype).dequantize_rows(tensor.data)
         return values.reshape(tensor.shape)
@@ -217,7 +221,7 @@ def _array(tensor: SafeTensor, floats: bool) -> Rows:
 
 
 def elements(tensor: SafeTensor) -> Rows:
-    """[*shape], as they are stored and without a meaning; of blocks [.., K / block]."""
+    """Return raw elements [*shape] as stored; for block formats [.., K / block]."""
     shape = elements_of(tensor)
     size = tensor.n_bytes // max(1, math.prod(shape))
     kind: Any = np.uint8 if size == 1 else f"V{size}"
@@ -226,65 +230,65 @@ def elements(tensor: SafeTensor) -> Rows:
 
 
 def elements_of(tensor: SafeTensor) -> tuple[int, ...]:
-    """Their shape."""
+    """Return the shape of a tensor's raw elements."""
     block, _ = block_of(tensor.dtype)
     return (*tensor.shape[:-1], tensor.shape[-1] // block) if block > 1 else tensor.shape
 
 
 def block_of(dtype: str) -> tuple[int, int]:
-    """Weights and bytes of a block; one of a type of safetensors'."""
+    """Return the weights and bytes of a block; one weight for safetensors' own types."""
     if dtype in DTYPES:
         return 1, DTYPES[dtype] // 8
     fmt = by_name(dtype)
     return fmt.block, fmt.dtype.itemsize
 
 
-# -- what rules make --------------------------------------------------------------------------
+# -- functions of rules -----------------------------------------------------------------------
 
 
 def same(rows: Rows) -> Rows:
-    """For a name that has no "weight" or "bias" behind it."""
+    """Return the tensor unchanged: for a name without a "weight" or "bias" suffix."""
     return rows
 
 
 def flat(rows: Rows) -> Rows:
-    """Without the ones of a shape, or all in one row."""
+    """Flatten to one dimension."""
     return rows.reshape(-1)
 
 
 def stacked(*rows: Rows) -> Rows:
-    """Each in a row of its own."""
+    """Stack the arrays along a new first axis."""
     return np.stack(rows)
 
 
 def taps(rows: Rows) -> Rows:
-    """A convolution's [channels, 1, taps], of each channel by itself."""
+    """Return a depthwise convolution's [channels, 1, taps] as [channels, taps]."""
     return rows[:, 0]
 
 
 def upper(rows: Rows) -> Rows:
-    """The first half of the rows of each matrix."""
+    """Return the first half of the rows of each matrix."""
     return rows[..., : rows.shape[-2] // 2, :]
 
 
 def lower(rows: Rows) -> Rows:
-    """The second half."""
+    """Return the second half of the rows of each matrix."""
     return rows[..., rows.shape[-2] // 2 :, :]
 
 
 def turned(rows: Rows) -> Rows:
-    """Matrices [in, out] as [out, in]."""
+    """Transpose matrices [in, out] to [out, in]."""
     return rows.swapaxes(-1, -2)
 
 
 def decay(rows: Rows) -> Rows:
-    """A of its logarithm, as states decay by it."""
+    """Return A = -exp(A_log), the decay rate of the states."""
     return -np.exp(rows)
 
 
 def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
-    """OpenAI's blocks [.., K / 32, 16], weights 2i and 2i + 1 in byte i, as ggml's [.., K / 32 *
-    17]: the scale's exponent, then weights i and i + 16 in byte i.
+    """Convert OpenAI's blocks [.., K / 32, 16], weights 2i and 2i + 1 in byte i, to ggml's [.., K /
+    32 * 17]: the scale's exponent, then weights i and i + 16 in byte i.
     """
     low, high = codes & 15, codes >> 4
     each = np.stack([low, high], -1).reshape(*codes.shape[:-1], 32)
@@ -294,7 +298,7 @@ def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
 
 
 def norms_of_heads(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """StableLM 2 12B has a LayerNorm for each head; GGUF has their weights in one tensor."""
+    """Return rules for StableLM 2 12B's LayerNorm per head: GGUF has the weights in one tensor."""
     if not keys.flag("qk_layernorm", False):
         return ()
     n_head = keys.integer("num_attention_heads")

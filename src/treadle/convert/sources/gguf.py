@@ -1,4 +1,4 @@
-"""GGUF files of today as sources: shards to one file, one file to shards, another type."""
+"""Current GGUF files as conversion sources: to merge shards, to split, or to change the type."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from treadle.files.gguf_array import DTYPES, ValueType
 
 
 def open_gguf_source(path: Path, tokenizer: Path | None = None) -> Source:
-    """A GGUF file with all its shards; errors as ``open_gguf``'s."""
+    """Open a GGUF file with all its shards; errors as ``open_gguf``'s."""
     return gguf_source(open_gguf(path))
 
 
 def gguf_source(gguf: GGUF) -> Source:
-    """An open file as a source, which closes it."""
+    """Return an open file as a source, which will close it."""
     metadata = {key: _typed(gguf, key) for key in gguf.metadata}
     tensors = {name: source_tensor(tensor) for name, tensor in gguf.tensors.items()}
     return Source(gguf.path, metadata, tensors, [gguf], verbatim=True)
 
 
 def _typed(gguf: GGUF, key: str) -> Any:
-    """A value that the writer gives the type which it has here."""
+    """Return a value such that the writer gives it the same type as here."""
     value, kind = gguf.metadata[key], gguf.types[key]
     if not isinstance(value, (int, float)) or kind is ValueType.BOOL:
         return value
@@ -33,7 +33,7 @@ def _typed(gguf: GGUF, key: str) -> Any:
 
 
 def source_tensor(tensor: Tensor) -> SourceTensor:
-    """A tensor as it lies in its file."""
+    """Return a file's tensor as a source tensor, unchanged."""
     origin = f"{tensor.path}: {tensor.name}"
     return SourceTensor(
         tensor.name, tensor.shape, tensor.ggml_type, lambda: tensor.data, origin, (tensor,)

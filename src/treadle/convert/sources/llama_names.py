@@ -1,4 +1,4 @@
-"""Llama by the names that its releases and the old formats share: tensors, parts of them, keys."""
+"""Llama's names in Meta's releases and the old formats: tensors, shards, hyper-parameters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
 
 EPS = {"llama1": 1e-6, "llama2": 1e-5}  # of the RMS norms
 ROWS, COLUMNS = 0, 1
-# Meta's stem -> GGUF's, and along which dimension the ranks share it out.
+# Meta's stem -> GGUF's, and the dimension along which ranks split it.
 MODEL = {
-    "tok_embeddings": ("token_embd", COLUMNS),  # Llama 3: rows; its shape tells
+    "tok_embeddings": ("token_embd", COLUMNS),  # Llama 3: rows, seen from the shape
     "norm": ("output_norm", None),
     "output": ("output", ROWS),
 }
@@ -37,7 +37,7 @@ FREQS = re.compile(r"(layers\.\d+\.attention\.inner_attention\.)?rope\.freqs")  
 
 
 def gguf_name(name: str) -> tuple[str, int | None] | None:
-    """GGUF's name for a tensor of Meta's, and how it is shared out; None for other tensors."""
+    """Return GGUF's name for a tensor of Meta's, and its split dimension; None for others."""
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"layers\.(0|[1-9]\d{0,3})\.(.+)", stem)
     row = LAYER.get(layer[2]) if layer else MODEL.get(stem)
@@ -47,10 +47,10 @@ def gguf_name(name: str) -> tuple[str, int | None] | None:
 
 
 def named_pieces(parts: Sequence[Any], odd: str) -> Iterator[tuple[str, int | None, list[Any]]]:
-    """What every part has of each tensor, by GGUF's name, and how it is shared out.
+    """Yield GGUF's name of each tensor, its split dimension, and its piece from every part.
 
-    ``parts`` are files with ``tensors``; ``odd`` is what to say of one that some part lacks. Raises
-    FileError.
+    ``parts`` are files with ``tensors``; ``odd`` is the message for a tensor that some part lacks.
+    Raises FileError.
     """
     first = parts[0]
     for part in parts:
@@ -73,9 +73,9 @@ def join(
     ggml_type: int,
     copies: Sequence[tuple[TensorData, TensorData]] = (),
 ) -> SourceTensor:
-    """``pieces`` put together along ``axis``; None: all are copies of the first.
+    """Join ``pieces`` along ``axis``; None: all are copies of the first.
 
-    ``copies`` are pairs that must be equal: of each only the first is among the pieces.
+    ``copies`` are pairs that must be equal; only the first of each pair is among the pieces.
     """
     first = pieces[0]
     shape = list(first.shape)
@@ -96,7 +96,7 @@ def join(
 def _joined(
     pieces: Sequence[TensorData], axis: int | None, copies: Sequence[tuple[TensorData, TensorData]]
 ) -> Bytes:
-    """All of a tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
+    """Return a whole tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
     for first, copy in copies:
         if not np.array_equal(first.data, copy.data):
             what = f"differs from {first.path.name}: not shards of one checkpoint"
@@ -110,7 +110,7 @@ def _joined(
 
 
 def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
-    """GGUF's hyper-parameters of a llama, from the words that the old formats share."""
+    """Return GGUF's hyper-parameters of a llama, from the terms that the old formats share."""
     n_embd, n_head = n["n_embd"], n["n_head"]
     head_dim = n.get("head_dim", n_embd // n_head)
     keys = {
@@ -132,9 +132,9 @@ def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
 
 
 def widths(n: Mapping[str, int]) -> dict[str, int]:
-    """The words of ``models.structure.TensorRow.shape``.
+    """Return the sizes of the words in ``models.structure.TensorRow.shape``.
 
-    ``n`` has ``n_vocab n_embd n_ff n_head n_head_kv`` and maybe ``head_dim``.
+    ``n`` has ``n_vocab n_embd n_ff n_head n_head_kv`` and optionally ``head_dim``.
     """
     head_dim = n.get("head_dim", n["n_embd"] // n["n_head"])
     sizes = {"n_vocab": n["n_vocab"], "n_embd": n["n_embd"], "n_ff": n["n_ff"]}
@@ -144,7 +144,7 @@ def widths(n: Mapping[str, int]) -> dict[str, int]:
 
 
 def check_llama(path: Path, tensors: Mapping[str, SourceTensor], n: Mapping[str, int]) -> None:
-    """Hold the tensors against a llama of these sizes: none missing, none more, each in shape.
+    """Check the tensors against a llama of these sizes: none missing, no others, each in its shape.
 
     ``n`` is as for ``widths``, with ``n_layer``. Raises FileError with the name.
     """

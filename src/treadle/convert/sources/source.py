@@ -1,4 +1,4 @@
-"""What every reader of checkpoints hands over: GGUF metadata, and tensors read one at a time."""
+"""The interface of checkpoint readers: GGUF metadata, and tensors read one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.formats import FORMATS, GGMLType, by_name, type_of
 
 F32 = by_name("F32")
 ROPE_FREQS = "rope_freqs.weight"
-# llama.cpp's general.file_type, which says what most weights are in, by the name of the format.
+# llama.cpp's general.file_type, the type of most weights, by the name of the format.
 FILE_TYPES = {
     "F32": 0,
     "F16": 1,
@@ -56,21 +56,21 @@ Read = Callable[[], Bytes]
 
 @dataclass(frozen=True, eq=False)
 class SourceTensor:
-    """One tensor as GGUF is to have it, with its data still in the checkpoint.
+    """One tensor in GGUF's form, with its data still in the checkpoint.
 
-    ``read()`` gives uint8 [n_bytes] in ``ggml_type``, rows of ``shape[-1]`` weights one after the
-    other; it may be a view of a mapped file. Nothing is read before it is called, and nothing
-    large is kept after: a converter holds one tensor at a time. It raises FileError. ``written``
-    is the ggml type to write where the user names none, None for that of ``read()``: a format that
-    GGUF does not have is read as F32, and need not become so large.
+    ``read()`` returns uint8 [n_bytes] in ``ggml_type``, contiguous rows of ``shape[-1]`` weights;
+    it may be a view of a mapped file. Nothing is read before that call, and nothing large is kept
+    after it: a converter holds one tensor at a time. It raises FileError. ``written`` is the ggml
+    type to write if the user names none, None for that of ``read()``: a format that GGUF lacks is
+    read as F32, but need not be written that large.
     """
 
     name: str  # GGUF's
     shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
-    ggml_type: int  # what read() is in: F32, F16, BF16, or a quantised type
+    ggml_type: int  # type of read(): F32, F16, BF16, or a quantised type
     read: Read = field(repr=False)
     origin: str  # the file and the tensor in it, for messages
-    ranges: tuple[TensorData, ...] = ()  # what read() reads, where that is known
+    ranges: tuple[TensorData, ...] = ()  # file ranges that read() reads, if known
     written: int | None = None
 
     @property
@@ -80,7 +80,7 @@ class SourceTensor:
 
     @property
     def n_bytes(self) -> int:
-        """What ``read()`` must give. UnsupportedError where rows are not whole blocks."""
+        """Return the size of ``read()``. Raises UnsupportedError if rows are not whole blocks."""
         kind = self.kind
         if self.k % kind.block:
             what = f"shape {list(self.shape)} in ggml type {self.ggml_type}"
@@ -89,24 +89,24 @@ class SourceTensor:
 
     @property
     def row_bytes(self) -> int:
-        """What it gives for each row; 1 where rows are empty."""
+        """Return the bytes per row; 1 if rows are empty."""
         return max(1, self.k // self.kind.block * self.kind.n_bytes)
 
     @property
     def n_rows(self) -> int:
-        """Rows, of all matrices."""
+        """Return the number of rows, over all matrices."""
         return self.n_bytes // self.row_bytes
 
     @property
     def kind(self) -> GGMLType:
-        """The ggml type. UnsupportedError for one without a size."""
+        """Return the ggml type. Raises UnsupportedError for one without a size."""
         kind = type_of(self.ggml_type)
         if kind is None:
             raise UnsupportedError(f"{self.origin}: ggml type {self.ggml_type} has no size")
         return kind
 
     def error(self, what: str, expected: str | None = None, where: str = "") -> FileError:
-        """A FileError about it, or about ``where`` in it."""
+        """Return a FileError about the tensor, or about ``where`` in it."""
         path = self.ranges[0].path if self.ranges else self.origin
         own = self.origin.removeprefix(f"{path}: ") if self.ranges else self.name
         name = own if own == self.name else f"{own} ({self.name})"  # the checkpoint's comes first
@@ -114,7 +114,7 @@ class SourceTensor:
         return FileError(what, path=path, where=where, expected=expected)
 
     def as_f32(self) -> SourceTensor:
-        """The same in F32: what GGUF has vectors in, and every reader of it wants."""
+        """Return the tensor in F32, the type of vectors in GGUF that every reader expects."""
         fmt = FORMATS.get(self.ggml_type)
         if fmt is None:
             name = self.kind.name
@@ -129,14 +129,14 @@ class SourceTensor:
 
 
 def f32_bytes(values: npt.NDArray[Any]) -> Bytes:
-    """Numbers as a file holds them in F32, uint8, read-only."""
+    """Return numbers as F32 file bytes, uint8, read-only."""
     data: Bytes = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8)
     data.flags.writeable = False
     return data
 
 
 def f32_tensor(name: str, values: npt.NDArray[np.float32], origin: str) -> SourceTensor:
-    """A tensor that the checkpoint has as something else."""
+    """Return an F32 tensor of values that the checkpoint stores in another form."""
     data = f32_bytes(values)
     return SourceTensor(name, values.shape, F32.ggml_id, lambda: data, origin)
 
@@ -146,10 +146,10 @@ class Source:
     """A checkpoint that can be written as one GGUF file.
 
     ``metadata`` holds every key of the GGUF file (``general.*``, the architecture's,
-    ``tokenizer.*``), as Python values, numpy arrays or GGUFArrays, so that each has the type that
-    GGUFWriter infers. ``tensors``, by GGUF's names, are in the order in which they are to be
-    written. ``notes`` are for the user: what the checkpoint does not say and was assumed.
-    ``verbatim``: the source is a GGUF file already, whose keys and types are kept as they are.
+    ``tokenizer.*``), as Python values, numpy arrays or GGUFArrays, so that GGUFWriter infers the
+    right type. ``tensors``, by GGUF's names, are in writing order. ``notes`` are for the user:
+    assumptions about what the checkpoint leaves open. ``verbatim``: the source is a GGUF file
+    already, whose keys and types are kept.
     """
 
     path: Path  # the file or folder that the user named
@@ -160,7 +160,7 @@ class Source:
     verbatim: bool = False
 
     def close(self) -> None:
-        """Let go of the files; views still in use keep theirs mapped."""
+        """Close the files; views still in use keep theirs mapped."""
         self.tensors = {}
         for file in self.files:
             file.close()

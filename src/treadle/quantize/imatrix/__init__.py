@@ -1,1 +1,1 @@
-"""Importance matrices: how much each input of a weight matrix matters, by what it carries."""
+"""Importance matrices: how much each input of a weight matrix matters, from activations."""

@@ -1,12 +1,12 @@
-"""Measuring what passes into every weight matrix while a model reads a text.
+"""Importance matrix collection: sums the squared inputs of every weight matrix over a text.
 
-The plan that serves a prefill is copied with a *tap* behind each step that makes activations: the
-same kernel once more, writing plain floats instead of the layout (int8, say) that the matrix
-product wants. It runs from tap to tap, and between two of them the squares are summed. The engine's
-own plans stay as they are, so a normal run costs nothing.
+The plan of a prefill is copied with a *tap* after each step that makes activations: the same kernel
+once more, writing plain floats instead of the layout (int8, say) that the matrix product takes. The
+plan runs from tap to tap, and the squares are summed in between. The engine's own plans do not
+change, so a normal run costs nothing extra.
 
-Rows that experts multiply are kept until it is known which expert has which, and summed for each.
-Heads that have matrices of their own (latent attention) have sums of their own too.
+Inputs of experts are kept until routing is known, then summed per expert. Heads with matrices of
+their own (latent attention) have separate sums.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class ActivationTap:
-    """Where to look: after ``step`` (its place in the plan) ``buffer`` holds ``act``'s rows."""
+    """An observation point: after plan step ``step``, ``buffer`` holds rows in layout ``act``."""
 
     step: int
     act: ActivationLayout
     buffer: Buffer
-    count: str  # of RUN_STATE: how many rows
+    count: str  # the RUN_STATE entry with the number of rows
     tensors: tuple[str, ...]  # the weight matrices that these rows are multiplied by
-    kept: bool = False  # all rows of the buffer, for experts
-    heads: int = 1  # with rows of their own: the buffer's
+    kept: bool = False  # keep all rows of the buffer, for experts
+    heads: int = 1  # heads that have rows of their own in the buffer
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertShare:
-    """Which of the rows kept of ``buffer`` each expert multiplies, known after ``step``.
+    """The routing of the kept rows of ``buffer`` to experts, known after step ``step``.
 
-    ``tiles``: whose rows are those of ``rows``'s tokens if that is given; or, with ``tokens``, the
-    experts, each ``tokens`` of which have the same row.
+    ``tiles``: the sorted tiles of each expert's rows, which index ``rows`` (token ids) if that is
+    given; or, if ``tokens`` is not 0, the chosen experts, where each run of ``tokens`` entries
+    shares a row.
     """
 
     step: int
@@ -75,7 +76,7 @@ class ExpertShare:
     def of_experts(
         self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
     ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Experts, and rows that they multiply."""
+        """Yield each expert with the indices of the rows that it multiplies."""
         tiles = read(self.tiles).view(self.tiles.dtype)
         if self.tokens:
             chosen = tiles[: n_tokens * self.n_used]
@@ -89,7 +90,7 @@ class ExpertShare:
 
 @dataclass(eq=False)
 class Collector:
-    """Entries, by tensor, of all that is run through it."""
+    """Accumulates an entry per tensor over all that runs through it."""
 
     engine: Engine
     with_output: bool = False
@@ -97,13 +98,13 @@ class Collector:
     _plans: dict[int, _TappedPlan] = field(default_factory=dict)  # by the engine's plan
 
     def run(self, window: list[int], pool: ThreadPoolExecutor) -> None:
-        """Let the model read tokens from the beginning of a text on.
+        """Run one window of tokens through the model, as a sequence of its own.
 
-        Raises ContextFullError where they do not fit, TreadleError for activations that are not
-        finite.
+        Raises ContextFullError if the window does not fit, TreadleError for activations that are
+        not finite.
         """
         engine, step = self.engine, self.engine.max_tokens
-        if self.with_output:  # a run gives few logits, and what makes them must be seen at work
+        if self.with_output:  # a run computes at most OUTPUTS logits, and every token needs one
             step = min(step, OUTPUTS)
         seq = engine.cache.sequence()
         try:
@@ -184,11 +185,12 @@ def collect(
     with_output: bool = False,
     progress: Progress | None = None,
 ) -> ImportanceMatrix:
-    """Run a text's windows, int32 ``[n_windows, n_ctx]``, and sum what enters every matrix.
+    """Run a text's windows, int32 ``[n_windows, n_ctx]``, and sum the squared inputs of every
+    matrix.
 
-    Each window is a text by itself, its first token replaced by ``bos`` where the model wants one.
-    ``with_output``: the output matrix too, which llama.cpp leaves out by default. ``progress(done,
-    total)`` counts tokens.
+    Each window is a sequence of its own, its first token replaced by ``bos`` if the model has one.
+    ``with_output``: include the output matrix, which llama.cpp leaves out by default.
+    ``progress(done, total)`` counts tokens.
     """
     collector = Collector(engine, with_output)
     with ThreadPoolExecutor(engine.device.n_threads, "imatrix") as pool:
@@ -199,7 +201,7 @@ def collect(
             collector.run(ids, pool)
             if progress is not None:
                 progress((i + 1) * len(ids), windows.size)
-    tensors = engine.gguf.tensors  # by the graph's names; `quantize` knows the file's
+    tensors = engine.gguf.tensors  # keyed by the graph's names; `quantize` uses the file's
     entries = {
         tensors[name].name if name in tensors else name: entry
         for name, entry in collector.entries.items()
@@ -208,10 +210,10 @@ def collect(
 
 
 class _TappedPlan:
-    """A copy of a plan with its taps, compiled, and with memory of its own."""
+    """A compiled copy of a plan with taps and its own memory."""
 
     def __init__(self, plan: Plan, run: RunInputs, device: Device) -> None:
-        self.source = plan  # kept, so that its id stays its own
+        self.source = plan  # kept alive, so that its id() is not reused
         steps, self.taps = _with_taps(plan)
         self.plan = replace(plan, steps=steps, offsets={}, arena_bytes=0)
         self.plan.place()
@@ -219,22 +221,22 @@ class _TappedPlan:
         self.program = device.ready(self.plan, self._arena, run.memory)
 
     def rows(self, tap: ActivationTap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
-        """What the tap shows, float32 ``[n, K]``: a view, until the next step is run."""
+        """Return the rows at the tap, float32 ``[n, K]``: a view, valid until the next step."""
         at = self.plan.offsets[tap.buffer] + head * tap.buffer.row_bytes
         rows = self._arena.read(at, n * tap.act.row_bytes)
         return rows.view(np.float32).reshape(n, -1)[:, : tap.act.k]
 
     def read(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
-        """A buffer's bytes: a view, until the next step is run."""
+        """Return a buffer's bytes: a view, valid until the next step runs."""
         return self._arena.read(self.plan.offsets[buffer], buffer.n_bytes)
 
 
 def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare]]:
-    """The plan's steps with taps between them, and where these are."""
-    tensors: dict[Buffer, list[str]] = {}  # by the activations that they are multiplied by
+    """Return the plan's steps with tap steps inserted, and the taps."""
+    tensors: dict[Buffer, list[str]] = {}  # weight names, by the activations they multiply
     counts: dict[Buffer, str] = {}
     maker = {made: step for step in plan.steps for made in step.writes}
-    experts: dict[Buffer, list[Step]] = {}  # products of experts, by the rows that are kept
+    experts: dict[Buffer, list[Step]] = {}  # expert products, by the rows to keep
     for step in plan.steps:
         if isinstance(step.spec, Matmul):
             x = step.args["x"]
@@ -247,7 +249,7 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare
             counts[x] = step.spec.count
     steps: list[Step] = []
     taps: list[ActivationTap | ExpertShare] = []
-    shares: dict[str, tuple[Buffer, list[Step]]] = {}  # by the step behind which they are known
+    shares: dict[str, tuple[Buffer, list[Step]]] = {}  # by the step after which routing is known
     for step in plan.steps:
         tapped = [made for made in step.writes if made in tensors or made in experts]
         if not tapped:
@@ -260,7 +262,7 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare
                 both, act, buffer = _tap(step, made)
             at = len(steps) + next(i for i, part in enumerate(both) if buffer in part.writes)
             if made in tensors:
-                # Once, also where rows of one matrix are several products.
+                # Each name once, even if several products use rows of one matrix.
                 names = tuple(dict.fromkeys(tensors[made]))
                 heads = buffer.rows if isinstance(step.spec, PackHeads) else 1
                 taps.append(ActivationTap(at, act, buffer, counts[made], names, heads=heads))
@@ -280,7 +282,7 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare
 
 
 def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) -> ExpertShare:
-    """What ``product`` multiplies of the rows in ``buffer``."""
+    """Return the routing of the rows in ``buffer`` that ``product`` multiplies."""
     spec = product.spec
     assert isinstance(spec, Matmul)
     names = dict.fromkeys(w[0].name for w in product.args["w"])
@@ -299,8 +301,9 @@ def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) 
 def _split(
     step: Step, made: Buffer, sort: Step | None
 ) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """A kernel that makes ``made`` of products, as one that makes plain floats and one that packs
-    them: products are not for doing twice. ``sort``: what put its rows in order, of experts.
+    """Split a kernel that makes ``made`` from products into one that writes plain floats and one
+    that packs them, because products must not run twice. ``sort``: the step that sorted the rows by
+    expert.
     """
     spec = step.spec
     assert isinstance(spec, Gated)
@@ -324,7 +327,7 @@ def _split(
 
 
 def _tap(step: Step, made: Buffer) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """The step, and one that makes ``made`` once more as plain floats unless it already does."""
+    """Return the step, and one that writes ``made`` again as plain floats unless it already is."""
     spec: Any = step.spec
     assert {"act", "group", "k"} <= {f.name for f in fields(spec)}, spec.name
     act = ActivationLayout("f32", spec.k)
@@ -347,7 +350,7 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], ActivationLayout, Buffer
 def _tap_heads(
     step: Step, spec: PackHeads, act: ActivationLayout
 ) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """The same of heads, without what scores are multiplied by."""
+    """Do the same as ``_tap`` for heads, without the attention score scale."""
     n_rows = step.args["head_bytes"] // spec.layout().row_bytes
     tap = Buffer(f"{step.label}.tap", spec.heads, act.n_bytes(n_rows), "u1")
     again = Step(
@@ -360,7 +363,7 @@ def _tap_heads(
 
 
 def _squares(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """The sum over rows of their squares, float64 ``[K]``."""
+    """Return the sum over rows of their squares, float64 ``[K]``."""
     with np.errstate(over="ignore", invalid="ignore"):
         total: npt.NDArray[np.float64] = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
     return total

@@ -1,7 +1,7 @@
-"""The importance matrix as a file: llama.cpp's GGUF layout, and the binary one before it.
+"""The importance matrix as a file: llama.cpp's GGUF layout, and the older binary one.
 
-For every weight matrix of K columns: the sum over tokens of the square of each of its K inputs, and
-the number of tokens. Matrices of several experts have a row of sums, and a count, for each.
+A weight matrix of K columns has the sum over tokens of the square of each of its K inputs, and the
+number of tokens. A tensor of several experts has a row of sums and a count for each expert.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from treadle.files.reader import FileReader, read_head
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 KIND = "imatrix"  # general.type
-MAX_NAME, MAX_ENTRIES = 1 << 12, 1 << 20  # of the binary layout: more is not one of these files
+MAX_NAME, MAX_ENTRIES = 1 << 12, 1 << 20  # binary layout: beyond these it is another file
 
 
 @dataclass(frozen=True, eq=False)
 class ImatrixEntry:
-    """What passed into one weight matrix."""
+    """Squared-input sums and token counts of one weight tensor."""
 
     sums: npt.NDArray[np.float64]  # of squares [n_expert, K]
     counts: npt.NDArray[np.float64]  # tokens [n_expert]
 
     def weights(self) -> npt.NDArray[np.float32]:
-        """Mean squares, float32 [n_expert, K]; 1 for an expert that no token chose."""
+        """Return mean squares, float32 [n_expert, K]; 1 for an expert that no token chose."""
         seen = self.counts[:, None] > 0
         mean = self.sums / np.where(seen, self.counts[:, None], 1.0)
         return np.where(seen, mean, 1.0).astype(np.float32)
@@ -43,7 +43,7 @@ class ImatrixEntry:
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
-    """Entries by the name of the weight tensor, and what text they come from."""
+    """Entries by the name of the weight tensor, and the texts that they come from."""
 
     entries: Mapping[str, ImatrixEntry]
     datasets: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class ImportanceMatrix:
     path: Path | None = field(default=None)
 
     def __add__(self, other: ImportanceMatrix) -> ImportanceMatrix:
-        """Both texts together. Raises FileError where they are not of the same model."""
+        """Return the sum over both texts. Raises FileError if they are not of the same model."""
         entries = dict(self.entries)
         for name, entry in other.entries.items():
             own = entries.get(name)
@@ -89,7 +89,7 @@ class ImportanceMatrix:
 def read(path: str | os.PathLike[str]) -> ImportanceMatrix:
     """Read an importance matrix of either layout.
 
-    Raises FileError for a file that is neither, or whose numbers cannot be such sums.
+    Raises FileError for a file that is neither, or whose numbers cannot be sums of squares.
     """
     path = Path(path)
     if read_head(path, 4, "an importance matrix") == b"GGUF":
@@ -161,10 +161,10 @@ def _checked(
 
 
 def _from_binary(reader: _Reader) -> ImportanceMatrix:
-    """The layout of ``imatrix.dat``: little-endian int32 and float32, without a magic.
+    """Read the layout of ``imatrix.dat``: little-endian int32 and float32, without a magic.
 
-    ``n_entries``; of each ``len, name, n_calls, n_values, values``, where values are mean squares
-    times ``n_calls``; then, in later files, ``n_chunks, len, name of the text``.
+    ``n_entries``; then per entry ``len, name, n_calls, n_values, values``, where values are mean
+    squares times ``n_calls``; then, in later files, ``n_chunks, len, name of the text``.
     """
     entries: dict[str, ImatrixEntry] = {}
     for _ in range(reader.integer("number of entries", MAX_ENTRIES)):
@@ -185,10 +185,12 @@ def _from_binary(reader: _Reader) -> ImportanceMatrix:
 
 
 class _Reader(FileReader):
-    """The older layout, from front to back."""
+    """Reads the older layout, from front to back."""
 
     def integer(self, what: str, most: int = (1 << 31) - 1) -> int:
-        """An int32 from 0 to ``most``; nothing marks such a file, so it may be another one."""
+        """Read an int32 from 0 to ``most``; the format has no magic, so the file may be another
+        kind.
+        """
         value = int.from_bytes(self.take(4, what), "little", signed=True)
         if not 0 <= value <= most:
             expected = f"0 to {most}, if this is an importance matrix"
@@ -197,5 +199,5 @@ class _Reader(FileReader):
 
 
 def missing(matrix: ImportanceMatrix, names: Iterable[str]) -> list[str]:
-    """Of ``names``, those that the matrix has no entry for."""
+    """Return those of ``names`` that the matrix has no entry for."""
     return [name for name in names if name not in matrix.entries]

@@ -1,1 +1,1 @@
-"""Families of models: a row for each ``model_type`` of transformers."""
+"""Model families: a row for each ``model_type`` of transformers."""

@@ -1,4 +1,4 @@
-"""Arcee's Trinity (AFMoE): a further row of ``hf_families``, and its keys."""
+"""Family row and keys of Arcee's Trinity (AFMoE)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """transformers makes weights of experts add up to 1, whatever ``route_norm`` says."""
+    """Return the keys; transformers normalises expert weights to a sum of 1, whatever
+    ``route_norm`` says.
+    """
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
     return {

@@ -1,5 +1,5 @@
-"""Ling and Ring (Bailing), and Sarvam: further rows of ``hf_families``. One ``model_type`` stands
-for both versions of Ling, and transformers has neither: their code comes with the checkpoints.
+"""Family rows of Ling and Ring (Bailing), and of Sarvam. One ``model_type`` stands for both
+versions of Ling; transformers lacks both, and their code comes with the checkpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from treadle.convert.sources.derived_tensors import DerivationRule, Rows
 from treadle.files.keys import MetadataReader
 
 _QKV = "attention.query_key_value"
-_EPS = 1e-7  # of the lengths that the first version divides its output's columns by
+_EPS = 1e-7  # of the column norms that the first version divides its output matrix by
 NAMES: Names = {
     **LLAMA_EXPERTS,
     "word_embeddings": "token_embd",
@@ -28,7 +28,7 @@ NAMES: Names = {
     "attention.dense": "attn_output",
     **{f"attention.{x}": f"attn_{x}" for x in "qkv"},
 }
-# The classes' own; how wide a model is, every config.json says.
+# Defaults of the classes; every config.json gives the sizes.
 _DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -52,7 +52,9 @@ def _unit_columns(rows: Rows) -> Rows:
 
 
 def _first_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Queries, keys and values as matrices of their own: GGUF has the first two in pairs."""
+    """Return rules that split qkv into three matrices: in GGUF, rows of q and k are in
+    RoPE pairs.
+    """
     n_head, n_embd = keys.integer("num_attention_heads"), keys.integer("hidden_size")
     head_dim = keys.integer("head_dim", max(1, n_embd // n_head))
     n_q, n_k = n_head * head_dim, keys.integer("num_key_value_heads", n_head) * head_dim
@@ -80,12 +82,12 @@ def _second_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _shared(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    n = keys.integer("n_shared_experts", 0, lo=0)  # the word of those that transformers has
+    n = keys.integer("n_shared_experts", 0, lo=0)  # the key in models that transformers has
     return {"expert_shared_count": keys.integer("num_shared_experts", n, lo=0)}
 
 
 def _shared_with_width(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """The width is one shared expert's: llama.cpp multiplies it by their number."""
+    """Return the keys with one shared expert's width: llama.cpp multiplies it by their number."""
     width = keys.integer("moe_intermediate_size")
     own = keys.integer("moe_shared_expert_intermediate_size", width)
     return {**_shared(keys, n_layer), "expert_shared_feed_forward_length": own}
@@ -112,7 +114,7 @@ SECOND = Family(
 
 
 def _version(keys: MetadataReader) -> Family | None:
-    """The second has norms of queries and keys."""
+    """Return the second version if queries and keys have norms."""
     return SECOND if keys.flag("use_qk_norm", False) else None
 
 
@@ -126,7 +128,7 @@ FIRST = Family(
     made=_first_rules,
     more=_shared,
 )
-# Sarvam 30B, which transformers has: the second version's tensors, other words for counts.
+# Sarvam 30B, in transformers: the second version's tensors, other keys for counts.
 SARVAM = replace(
     SECOND,
     defaults={

@@ -1,4 +1,4 @@
-"""Families of encoders: further rows of ``hf_families``."""
+"""Family rows of encoders."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _BERT = {
     "tie_word_embeddings": True,
 }
 _EPS = {"rms_norm_eps": "layer_norm_eps"}
-# "absolute" is every BERT's; "relative_key" and others add to the scores.
+# Every BERT has "absolute"; "relative_key" and others add to attention scores.
 _ONLY = {"position_embedding_type": "absolute", "is_decoder": False}
 _PLAIN = Family("bert", _BERT, BERT, _EPS, activation="gelu", only=_ONLY)
 _ROBERTA = replace(_PLAIN, score_names=ROBERTA_SCORE, positions_behind_pad=True)
 
-# Of jina-v2-code alone, whose gate comes second: as one matrix llama.cpp takes it for the first.
+# Only for jina-v2-code, whose gate comes second: in a fused matrix llama.cpp expects it first.
 _UP_FIRST = DerivationRule(
     ("mlp.up_gated_layer.weight",),
     {"mlp.up_layer.weight": upper, "mlp.gate_layer.weight": lower},
     side="B",
 )
-# ALiBi in place of positions; its config.json calls itself a BERT.
+# ALiBi instead of learned positions; its config.json claims to be BERT.
 _JINA = replace(
     _PLAIN,
     arch="jina-bert-v2",
@@ -66,8 +66,8 @@ def _jina(keys: MetadataReader) -> Family | None:
 
 
 def _nomic_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Its first code turns texts that are longer than those of training otherwise, if it has a
-    factor for that.
+    """Return the keys: with a scaling factor, its first code changes RoPE for texts longer than
+    those of training.
     """
     if not keys.number("rotary_scaling_factor", 0.0, lo=0.0):
         return {}
@@ -99,7 +99,7 @@ _NOMIC = Family(
 
 
 def _nomic_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Experts lie one below the other, their second matrices [in, out]."""
+    """Return rules for experts whose rows are concatenated, with second matrices [in, out]."""
     n = keys.integer("num_experts")
 
     def each(rows: Rows) -> Rows:
@@ -114,7 +114,7 @@ def _nomic_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     )
 
 
-# Every other layer has experts; its first code gives the keys, transformers has none of it.
+# Every other layer has experts; the keys are those of its first code, as transformers lacks it.
 _NOMIC_EXPERTS = replace(
     _NOMIC,
     arch="nomic-bert-moe",

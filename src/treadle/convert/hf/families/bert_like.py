@@ -1,4 +1,4 @@
-"""Encoders near BERT: further rows of ``hf_families``."""
+"""Family rows of encoders similar to BERT."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DISTILBERT: Names = {
     "ffn.lin2": "ffn_down",
     "output_layer_norm": "layer_output_norm",
 }
-# Of XLM-RoBERTa's second code (flash attention), which Jina's models have.
+# Names in XLM-RoBERTa's second code (flash attention), used by Jina's models.
 _FLASH: Names = {
     "emb_ln": "token_embd_norm",
     "mixer.Wqkv": "attn_qkv",
@@ -45,7 +45,7 @@ _JINA3: Names = {
     **LATE_BERT,
 }
 _XLM_ROBERTA = ENCODERS["xlm-roberta"]
-# A rope in place of positions; their number counts two that no token has, all the same.
+# RoPE instead of learned positions; their number still includes two that no token has.
 _JINA = replace(
     _XLM_ROBERTA,
     arch="jina-bert-v3",
@@ -63,7 +63,7 @@ _JINA = replace(
     names=_JINA3,
     only={"is_decoder": False},
 )
-# The folder that Jina published; what its tasks add to the matrices is left out.
+# The folder that Jina published; its task adapters are left out.
 _JINA_TASKS = replace(
     _JINA,
     words={**_JINA.words, "rope_theta": "rotary_emb_base"},
@@ -75,7 +75,7 @@ def _xlm_roberta(keys: MetadataReader) -> Family | None:
     return _JINA_TASKS if keys.get("position_embedding_type") == "rotary" else None
 
 
-FIRST = 2  # GGUF's number of a pooling
+FIRST = 2  # GGUF's number of first-token pooling
 _NEO: Names = {
     "encoder": "token_embd",
     "layer_norm": "output_norm",
@@ -83,13 +83,15 @@ _NEO: Names = {
     "qkv": "attn_qkv",
     "wo": "attn_output",
     "ffn_norm": "ffn_norm",
-    "ffn.w12": "ffn_up",  # and its gate, which comes first
+    "ffn.w12": "ffn_up",  # fused with its gate, which comes first
     "ffn.w3": "ffn_down",
 }
 
 
 def _neo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """The code makes the FFN two thirds as wide as it is said to be, in steps of 8."""
+    """Return the keys: the FFN's width is two thirds of the given one, rounded up to a multiple of
+    8.
+    """
     n_ff = int(2 * keys.integer("intermediate_size") / 3)
     return {"feed_forward_length": 8 * -(-n_ff // 8), "pooling_type": FIRST}
 
@@ -113,7 +115,7 @@ _UP_FIRST = DerivationRule(
 
 
 def _gte_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """gte-base-en has no types."""
+    """Return the keys; gte-base-en has no token types."""
     return {} if keys.integer("type_vocab_size", lo=0) else {N_TYPES: 1}
 
 
@@ -142,13 +144,17 @@ _GTE_FAMILY = Family(
 
 
 def _distilbert_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Its epsilon is in the code. There are no types, and the head has ReLU in place of tanh."""
+    """Return the keys: epsilon is fixed in the code, there are no token types, and the head has
+    ReLU instead of tanh.
+    """
     scores = {HEAD_ACTIVATION: "relu"} if _scores(keys) else {}
     return {"attention.layer_norm_epsilon": f32(1e-12), N_TYPES: 1, **scores}
 
 
 def _electra_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """The small ones make states of narrower embeddings with a matrix, which GGUF's BERT lacks."""
+    """Return the head's activation. Refuse small models, which project narrower embeddings by a
+    matrix that GGUF's BERT lacks.
+    """
     width = keys.integer("embedding_size")
     if width != (n_embd := keys.integer("hidden_size")):
         what = f"is {width}, and hidden_size {n_embd}: GGUF has no matrix between them"

@@ -1,4 +1,4 @@
-"""DBRX: a further row of ``hf_families``. Half of its keys are in two parts of config.json."""
+"""Family row of DBRX. Half of its keys are in two parts of config.json."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MATRICES = {"w1": "ffn_gate_exps", "v1": "ffn_up_exps", "w2": "ffn_down_exps"}
 
 
 def _flat(keys: MetadataReader) -> Mapping[str, Any]:
-    """Keys of the parts by their names in full. The rope's base is the part's, by which the model
-    was trained: transformers 5 takes the one outside, and 10000 of files without it.
+    """Return the keys of the parts with full names. The RoPE base is the part's, used in training;
+    transformers 5 takes the outer one, and 10000 without it.
     """
     made = dict(keys.values)
     for part in (_ATTENTION, _FFN):
@@ -41,7 +41,7 @@ def _flat(keys: MetadataReader) -> Mapping[str, Any]:
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Of experts, and of the clamp, which llama.cpp asks for where there is none, too."""
+    """Return keys of experts, and of the clamp, which llama.cpp requires even if there is none."""
     power = keys.values.get(_NORM, 1.0)
     if power not in (None, 1):
         keys.refuse(_NORM, f"is {power!r:.40}: treadle has 1, a sum, and null in this architecture")
@@ -54,7 +54,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _experts(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """All experts' rows are one matrix, [n * n_ff, n_embd], those of ``w2`` turned."""
+    """Return rules for all experts' rows in one matrix [n * n_ff, n_embd]; ``w2`` is transposed."""
     n = keys.integer(_COUNT)
     return tuple(
         DerivationRule(
@@ -78,13 +78,13 @@ _NAMES: Names = {
     "norm_attn_norm.attn.out_proj": "attn_output",
     "norm_attn_norm.norm_2": "ffn_norm",
     "ffn.router.layer": "ffn_gate_inp",
-    **{f"{_AT}.{it}": stem for it, stem in _MATRICES.items()},  # mlx-lm has them one by one
+    **{f"{_AT}.{it}": stem for it, stem in _MATRICES.items()},  # separate tensors in mlx-lm
 }
 DBRX: dict[str, Family] = {
     "dbrx": Family(
         "dbrx",
         {
-            "rms_norm_eps": 1e-5,  # of LayerNorm; no key says it
+            "rms_norm_eps": 1e-5,  # of LayerNorm; no key gives it
             "tie_word_embeddings": False,
             "vocab_size": 32000,
             "d_model": 2048,

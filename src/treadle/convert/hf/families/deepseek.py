@@ -1,4 +1,4 @@
-"""Families with latent attention: further rows of ``hf_families``, and their keys."""
+"""Family rows and keys of models with latent attention."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _DENSE, _SPARSE = "dense", "sparse"
 
 
 def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, Any]:
-    """One row that all heads share, of ``rank`` elements and those that turn; ``_mla`` are the
-    sizes of the keys and values that it stands for.
+    """Return the keys of the one latent row that all heads share: ``rank`` elements plus those with
+    RoPE; ``_mla`` are the sizes of the keys and values that it expands to.
     """
     rank, n_rope = keys.integer("kv_lora_rank"), keys.integer("qk_rope_head_dim")
     made: dict[str, Any] = {
@@ -35,14 +35,14 @@ def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, A
         EXPERTS_GATING: gating,
         **_yarn_keys(keys),
     }
-    # null stands for queries made of the states at once; a key left out, for the default
+    # null means queries without the low-rank step; a missing key means the default
     if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
         made[Q_RANK] = keys.integer("q_lora_rank")
     return made
 
 
 def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
-    """YaRN's factor stands in the scale of scores, where cosines have it elsewhere."""
+    """Return YaRN's keys: its factor applies to attention scores, not to cosines as elsewhere."""
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
     if rope is None or kind == "default":
@@ -56,13 +56,13 @@ def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
     ours, theirs = (rope.number(k, 0.0, lo=0.0, hi=1e6) for k in ("mscale_all_dim", "mscale"))
     if ours != theirs:
         rope.refuse("mscale", f"is {theirs:g}: treadle has it equal to mscale_all_dim, {ours:g}")
-    if not ours:  # as in other architectures
+    if not ours:  # default scaling, as in other architectures
         return {}
     return {"rope.scaling.attn_factor": 1.0, LOG_MULTIPLIER: f32(0.1 * ours)}
 
 
 def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Groups of experts are counted in all files, and used by one of two methods."""
+    """Return the keys; all files count groups of experts, and one of two methods uses them."""
     made, method = _latent_keys(keys, n_layer, _SOFTMAX), keys.text("topk_method", "greedy")
     if method == "greedy":
         made |= {"expert_group_count": 1, "expert_group_used_count": 1}
@@ -80,7 +80,9 @@ def _glm_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Which layers have experts is a list in transformers' own files."""
+    """Return the number of leading dense layers, which transformers' own files give as a list of
+    kinds.
+    """
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
         return {}
@@ -91,11 +93,11 @@ def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return {"leading_dense_block_count": n_dense}
 
 
-# -- tensors that lie otherwise ---------------------------------------------------------------
+# -- tensors that GGUF stores differently -----------------------------------------------------
 
 
 def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
-    """[n_head, n_nope + n_v, rank]: of each head what makes keys, then what makes values."""
+    """Return [n_head, n_nope + n_v, rank]: per head the rows for keys, then those for values."""
     heads = rows.reshape(n_head, -1, rows.shape[-1])
     if heads.shape[1] <= n_v:
         raise ValueError("no rows are left for keys")
@@ -103,7 +105,7 @@ def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
 
 
 def _k_b(rows: Rows, n_head: int, n_v: int) -> Rows:
-    """Turned: it is applied to queries."""
+    """Return the keys' part, transposed because it is applied to queries."""
     return turned(_heads(rows, n_head, n_v)[:, :-n_v])
 
 
@@ -153,7 +155,7 @@ def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) ->
         "deepseek2",
         {**_DEFAULTS, **defaults},
         LATENT_NAMES,
-        {"head_dim": "qk_rope_head_dim"},  # what the rope turns
+        {"head_dim": "qk_rope_head_dim"},  # the part with RoPE
         paired=True,
         only={**_ONLY, **only},
         experts=True,

@@ -1,5 +1,5 @@
-"""dots.llm1, and DeepSeek's first mixture, which transformers does not have: further rows of
-``hf_families``. Their attention is Llama's, their experts are those of later models of DeepSeek.
+"""Family rows of dots.llm1, and of DeepSeek's first mixture, which transformers lacks. Attention is
+Llama's, experts are those of later DeepSeek models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": F
 
 
 def _upper(keys: MetadataReader, n_layer: int) -> Windowed:
-    """No key says whether the window is in use: it is where there is one."""
+    """Put the window in layers from ``max_window_layers`` on; no key disables it."""
     first = keys.integer("max_window_layers", lo=0)
     return [i >= first for i in range(n_layer)]
 

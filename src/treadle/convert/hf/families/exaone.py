@@ -1,4 +1,4 @@
-"""K-EXAONE: a further row of ``hf_families``."""
+"""Family row of K-EXAONE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treadle.files.keys import MetadataReader
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """The width is of all shared experts together."""
+    """Return the keys; the width is that of all shared experts together."""
     n, width = keys.integer("num_shared_experts", lo=0), keys.integer("moe_intermediate_size")
     return {
         "expert_shared_count": n,
@@ -25,7 +25,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Checkpoints have it beside the gate, transformers' own modules in it."""
+    """Return rules for the bias, which is next to the gate in checkpoints and inside it in
+    transformers.
+    """
     name = "e_score_correction_bias"
     return [scores(f"{at}.{name}", "mlp.score") for at in ("mlp", "mlp.gate")]
 

@@ -1,4 +1,4 @@
-"""Families whose experts are chosen, or stand, otherwise: further rows of ``hf_families``."""
+"""Family rows of models whose experts are routed or stored differently."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from treadle.models.graphs.positions import by_period
 
 # -- Phi --------------------------------------------------------------------------------------
 
-_LONG = ("longrope", "su")  # two names of one thing
+_LONG = ("longrope", "su")  # two names of one method
 
 
 def _phimoe_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """LayerNorm's epsilon is called RMS norm's in these files, as llama.cpp reads it."""
+    """Return the keys; LayerNorm's epsilon is named RMS norm's in these files, as llama.cpp reads
+    it.
+    """
     eps = f32(keys.number("rms_norm_eps", lo=0.0, hi=1.0))
     made: dict[str, Any] = {
         "attention.layer_norm_epsilon": None,
@@ -60,8 +62,8 @@ def _layout(keys: MetadataReader, key: str, n_layer: int, usual: bool) -> list[b
 
 
 def _early_windows(keys: MetadataReader, n_layer: int) -> Windowed:
-    """None, or all layers but the first of each four; those with a window turn, or all if none has
-    one: no key of GGUF says which.
+    """Check the layout: no windows, or windows in all but the first of each four layers. Layers
+    with a window have RoPE, or all layers if none has one: GGUF has no key for this.
     """
     flags = _layout(keys, "sliding_window_layout", n_layer, False)
     if any(flags) and flags != by_period(-4, n_layer):
@@ -92,7 +94,7 @@ _UNUSED = DerivationRule(("mlp.expert_bias",), {})  # a buffer of zeros
 
 
 def _grove_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """What the family's code says, and no key of config.json."""
+    """Return constants of the family's code that config.json does not have."""
     return {EXPERTS_NORM: True, PER: 2, WIDTH: 128, SCALE: f32(0.05)}
 
 

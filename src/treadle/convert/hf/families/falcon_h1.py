@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and a state of Mamba-2 side by side, and factors nearly everywhere."""
+"""Falcon-H1: parallel attention and Mamba-2 in each layer, with many multipliers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
 from treadle.files.keys import MetadataReader
 
-SCALED = "_scaled"  # behind the names of matrices that have a factor
+SCALED = "_scaled"  # suffix of the names of matrices that have a factor
 _ONE = (
     "attention_in_multiplier",
     "attention_out_multiplier",
@@ -32,7 +32,7 @@ _SEVERAL = {"mlp_multipliers": 2, "ssm_multipliers": 5}
 
 
 def _factors(keys: MetadataReader, key: str, n: int) -> list[float]:
-    """Numbers by which parts of the model are multiplied."""
+    """Return a list of multipliers."""
     found = keys.get(key)
     found = [1.0] * n if found is None else found
     if not isinstance(found, list) or len(found) != n:
@@ -56,7 +56,7 @@ def _falcon_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     ):
         what = "is true, and embedding_multiplier is not lm_head_multiplier"
         keys.refuse("tie_word_embeddings", f"{what}: treadle has them apart then")
-    # The weights are multiplied by them, which nothing else in the file shows: adapters are, too.
+    # Recorded because they are multiplied into the weights, and must be into adapters as well.
     told: dict[str, Any] = {key: keys.number(key, 1.0, lo=-1e6, hi=1e6) for key in _ONE}
     told |= {key: _factors(keys, key, n) for key, n in _SEVERAL.items()}
     return {**state_keys(keys, _n_inner(keys), *STATE), **told}
@@ -71,8 +71,8 @@ def _times(rows: Rows, factor: Rows) -> Rows:
 
 
 def _falcon_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Factors become a part of the weights, as in GGUF; then the matrix has another name here, for
-    an adapter of it is multiplied as well.
+    """Return rules that multiply factors into the weights, as in GGUF. Such a matrix gets another
+    name, so that its adapters are multiplied as well.
     """
     of = partial(_factor, keys)
     gate, down = _factors(keys, "mlp_multipliers", 2)

@@ -1,4 +1,4 @@
-"""Families: Gemma 1 to 3, and EmbeddingGemma."""
+"""Family rows of Gemma 1 to 3, and EmbeddingGemma."""
 
 from __future__ import annotations
 

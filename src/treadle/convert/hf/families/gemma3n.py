@@ -1,4 +1,4 @@
-"""Gemma 3n: a further row of ``hf_families``, and its keys."""
+"""Family row and keys of Gemma 3n."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treadle.models.graphs.gemma3n import ACTIVE, CUTS, N_STREAMS, N_STREAMS_MAX
 from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
 
 _PATTERN = "activation_sparsity_pattern"
-_N_SPARSE, _SHARE = 10, 0.95  # layers, of larger models, and of values that do not pass the gate
+_N_SPARSE, _SHARE = 10, 0.95  # defaults: layers (of larger models), share of gate values zeroed
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _shares(keys: MetadataReader, n_layer: int) -> list[float]:
-    """Of each layer's gate, the share of values that do not pass; 0: it is dense."""
+    """Return the share of zeroed gate values per layer; 0: dense."""
     given = keys.get(_PATTERN)
     if given is None:
         n = _N_SPARSE if n_layer > _N_SPARSE else 0
@@ -43,8 +43,8 @@ def _shares(keys: MetadataReader, n_layer: int) -> list[float]:
 
 
 def _cut(share: float) -> float:
-    """How many deviations above the mean the others of a normal distribution are; as transformers
-    and llama.cpp's converter have it, by the error function in float32.
+    """Return the quantile of a normal distribution in deviations above the mean; as in transformers
+    and llama.cpp's converter, by the error function in float32.
     """
     if not share:
         return -math.inf
@@ -53,7 +53,7 @@ def _cut(share: float) -> float:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Matrices of each stream are one in GGUF."""
+    """Return rules that stack the matrices of all streams, as in GGUF."""
     n = keys.integer("altup_num_inputs", lo=2, hi=N_STREAMS_MAX)
     scale = "altup.correct_output_scale"
     return (

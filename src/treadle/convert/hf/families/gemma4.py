@@ -1,5 +1,5 @@
-"""Gemma 4: further rows of ``hf_families``, and their keys. Layers that see everything have heads
-of another width than those with a window.
+"""Family rows and keys of Gemma 4. Full-attention layers have another head width than those with a
+window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
-    """All but every sixth, and the last sees everything in any case."""
+    """Put the window in all layers but every sixth and the last."""
     kinds = keys.get("layer_types")
     if isinstance(kinds, list) and kinds and kinds[-1] != "full_attention":
         keys.refuse("layer_types", "the last has a window: treadle has it without one here")
@@ -58,8 +58,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """What has no "weight" behind its name; and layers that read others' keys and values have none,
-    though there are files in which they do.
+    """Return rules for tensors without a "weight" suffix. Layers that share the KV cache of others
+    have no keys and values of their own; those in some files are dropped.
     """
     n_layer = keys.integer("num_hidden_layers")
     first = n_layer - keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)

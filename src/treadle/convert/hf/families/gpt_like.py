@@ -1,4 +1,4 @@
-"""Families of 2022 and 2023, each with words of its own: further rows of ``hf_families``."""
+"""Family rows of models of 2022 and 2023, each with its own key names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _KV_HEADS = "num_key_value_heads"
 
 
 def _falcon(keys: MetadataReader) -> Family:
-    """7B's heads share one head of keys, whatever their count says."""
+    """Return 7B, whose heads share one key head whatever its count says, or 40B."""
     if keys.get("new_decoder_architecture"):
         return _FALCON_40B
     return _FALCON_7B if keys.flag("multi_query", True) else _FALCON_40B
@@ -145,7 +145,7 @@ def _clamp(limit: float) -> dict[str, Any]:
 
 
 def _bloom(keys: MetadataReader) -> Family:
-    """Its first files and later ones have other words for the same."""
+    """Return the family with the key names of its first files or of later ones."""
     words = {
         "hidden_size": "n_embed",
         "num_hidden_layers": "n_layer",
@@ -175,7 +175,7 @@ _BLOOM = Family(
     n_ff_default=4,
     variant=_bloom,
 )
-# What attn_config must say, if anything: treadle, and mostly transformers too, has nothing else.
+# Required values in attn_config, if given: treadle, and mostly transformers, supports no others.
 _MPT_ONLY = {
     "alibi": True,
     "attn_type": "multihead_attention",
@@ -221,7 +221,7 @@ CLASSICS: dict[str, Family] = {
     "olmo": Family(
         "olmo",
         {
-            "rms_norm_eps": 1e-5,  # no key says it
+            "rms_norm_eps": 1e-5,  # no key gives it
             "rope_theta": 10000.0,
             "tie_word_embeddings": False,
             "vocab_size": 50304,
@@ -259,11 +259,11 @@ CLASSICS: dict[str, Family] = {
         n_ff_default=4,
         more=_mpt_keys,
     ),
-    # transformers has no code of it: it is a StableLM that turns whole heads.
+    # Not in transformers: it is a StableLM with RoPE on whole heads.
     "orion": Family(
         "orion",
         {
-            "rms_norm_eps": 1e-5,  # of LayerNorm, whatever its name
+            "rms_norm_eps": 1e-5,  # of LayerNorm, despite the key's name
             "rope_theta": 10000.0,
             "tie_word_embeddings": False,
             "vocab_size": 84608,

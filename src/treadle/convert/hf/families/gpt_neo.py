@@ -1,4 +1,4 @@
-"""GPT-Neo: GPT-2 whose scores are not scaled, and some of whose layers see a window."""
+"""GPT-Neo: GPT-2 with unscaled attention scores, and a window in some layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES: Names = {
 
 
 def _local(keys: MetadataReader, n_layer: int) -> Windowed:
-    """Each entry is a list of words, and how often it comes."""
+    """Return the layers with a window; each entry is a list of kinds and a repeat count."""
     given, found = keys.get(_TYPES), list[str]()
     for each in given if isinstance(given, list) else ():
         fits = isinstance(each, list) and len(each) == 2 and isinstance(each[0], list)

@@ -1,4 +1,4 @@
-"""Granite's mixture with an expert that every token has: a further row of ``hf_families``."""
+"""Family row of Granite's MoE with a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families with layers that keep a state: further rows of ``hf_families``, and their keys."""
+"""Family rows and keys of models with recurrent layers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _lfm2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _lfm2_width(keys: MetadataReader) -> int:
-    """Rounded up to whole blocks, of two thirds of what config.json says."""
+    """Return the FFN's width: two thirds of the given one, rounded up to whole blocks."""
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size", 12288))
     if keys.flag("block_auto_adjust_ff_dim", True):
         factor = keys.number("block_ffn_dim_multiplier", 1.0, lo=0.0)
@@ -100,14 +100,14 @@ def _qwen_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     }
     rope = keys.within("rope_parameters")
     sections = rope.get("mrope_section") if rope else None
-    if isinstance(sections, list):  # of text all are the same; llama.cpp wants to know
+    if isinstance(sections, list):  # all equal for text; llama.cpp requires them
         made["rope.dimension_sections"] = [*sections, 0][:4]
     return made
 
 
 def _in_turn(rows: Rows, n_k: int, n_v: int, skipped: int = 0) -> Rows:
-    """Heads of values, those that share a head of keys side by side, as GGUF has them: they take
-    heads of keys in turn. Rows before ``skipped`` stay.
+    """Reorder value heads from grouped (heads of one key head adjacent) to GGUF's order, which
+    interleaves key heads. Rows before ``skipped`` stay.
     """
     heads = rows[skipped:].reshape(n_k, n_v // n_k, -1, *rows.shape[1:])
     moved = heads.swapaxes(0, 1).reshape(rows[skipped:].shape)
@@ -129,7 +129,7 @@ def _taps_in_turn(rows: Rows, n_k: int, n_v: int, skipped: int) -> Rows:
 def _qwen35_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n) for of, n in (("key", 16), ("value", 32)))
     heads: dict[str, Any] = {"n_k": n_k, "n_v": n_v}
-    n_q = 2 * n_k * keys.integer("linear_key_head_dim", 128)  # of queries and keys
+    n_q = 2 * n_k * keys.integer("linear_key_head_dim", 128)  # rows of queries and keys
     at = "linear_attn."
 
     def rule(name: str, to: str, make: Callable[..., Rows], **more: Any) -> DerivationRule:
@@ -174,8 +174,8 @@ _QWEN: Names = {
 
 
 def _qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> Rows:
-    """Of each head of keys its query, key, values and gates: those of ``parts``, each of all heads
-    together.
+    """Select ``parts`` of the query, key, values and gates that each key head has, each for all
+    heads.
     """
     heads = rows.reshape(n_k, -1, rows.shape[-1])
     ends = np.cumsum([0, *sizes])
@@ -213,7 +213,7 @@ _QWEN_DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
     "partial_rotary_factor": 0.25,
-    "intermediate_size": 5632,  # of no layer, where all have experts
+    "intermediate_size": 5632,  # unused if all layers have experts
 }
 _QWEN_EXPERTS = {
     "moe_intermediate_size": 512,

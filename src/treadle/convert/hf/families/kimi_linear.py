@@ -1,5 +1,5 @@
-"""Kimi Linear: a further row of ``hf_families``. The published folder has words of its own for some
-keys; transformers reads those, and writes both kinds.
+"""Family row of Kimi Linear. The published folder has its own names of some keys; transformers
+reads those, and writes both kinds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LATENT = LATENTS["deepseek_v3"]
 _FULL, _EVERY = ATTENTION[0], 4
 _STATE = "linear_attention"
 _MOE = "block_sparse_moe."
-_COUNTS = {  # by the published folder's words; those of transformers are read as other families'
+_COUNTS = {  # the published folder's keys; those of transformers are read as in other families
     "expert_used_count": "num_experts_per_token",
     "expert_shared_count": "num_shared_experts",
     "expert_group_count": "num_expert_group",
@@ -61,7 +61,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[bool]:
-    """Which layers have keys and values: by a list of kinds, or of numbers from 1 on."""
+    """Return a flag per layer: attention. It is given as a list of kinds, or of numbers
+    from 1 on.
+    """
     kinds = keys.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != n_layer:
@@ -79,7 +81,7 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
     return [i + 1 in full for i in range(n_layer)]
 
 
-# -- tensors that lie otherwise ---------------------------------------------------------------
+# -- tensors that GGUF stores differently -----------------------------------------------------
 
 
 def _decay(rows: Rows) -> Rows:
@@ -87,7 +89,7 @@ def _decay(rows: Rows) -> Rows:
 
 
 def _taps(rows: Rows) -> Rows:
-    """[channels, 1, taps], of which llama.cpp's code has [channels, taps] as well."""
+    """Return [channels, 1, taps]; llama.cpp also reads [channels, taps]."""
     return rows.reshape(rows.shape[0], 1, -1)
 
 
@@ -105,7 +107,7 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 _NAMES: Names = {
     **_LATENT.names,
     **experts_123(_MOE),
-    # transformers calls the dense layers' so as well when it writes a folder.
+    # transformers also writes the dense layers' matrices under these names.
     **{f"{_MOE}{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
     **{f"{_MOE}shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
     **{f"self_attn.{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},

@@ -1,4 +1,6 @@
-"""Families near DeepSeek's: latent attention in another architecture, or by another name."""
+"""Family rows similar to DeepSeek's: latent attention in another architecture, or under another
+name.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,12 @@ _V3, _GLM4 = LATENTS["deepseek_v3"], MIXTURES["glm4_moe"]
 
 
 def _head_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Sizes of a head where one matrix makes keys and values: llama.cpp keeps these, not rows."""
+    """Return head sizes for a joint key and value matrix: llama.cpp caches expanded heads, not
+    latents.
+    """
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
-    if rope is not None and rope.get("mscale_all_dim"):  # transformers scales scores by it
+    # transformers scales attention scores by it.
+    if rope is not None and rope.get("mscale_all_dim"):
         rope.refuse("mscale_all_dim", "treadle does not have it in this architecture")
     n_head = keys.integer("num_attention_heads")
     n_v = max(1, keys.integer("hidden_size") // n_head)
@@ -35,14 +40,14 @@ def _head_keys(keys: MetadataReader) -> dict[str, Any]:
         KEY: keys.integer("qk_nope_head_dim") + keys.integer("qk_rope_head_dim"),
         VALUE: keys.integer("v_head_dim", n_v),
     }
-    # null stands for queries made of the states at once; a key left out, for the default
+    # null means queries without the low-rank step; a missing key means the default
     if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
         made[Q_RANK] = keys.integer("q_lora_rank")
     return made
 
 
 def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """A scale that is null is none."""
+    """Return the keys; a scale that is null is 1."""
     n_embd, depth = keys.integer("hidden_size"), 1.0
     if keys.values.get("scale_depth", 0) is not None:
         depth = keys.number("scale_depth", lo=1e-6) / n_layer**0.5
@@ -58,13 +63,13 @@ def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _of_heads(family: Family) -> dict[str, Any]:
-    """Defaults without those of experts."""
+    """Return the defaults without those of experts."""
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     return {key: family.defaults[key] for key in (*names, "rms_norm_eps", "rope_theta")}
 
 
 def _dense(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """No layer has experts; llama.cpp wants the keys of theirs all the same."""
+    """Return keys for a model without experts; llama.cpp still requires some keys of experts."""
     made = _V3.more(keys, n_layer)
     del made[EXPERTS_GATING]
     width = keys.integer("intermediate_size")
@@ -77,7 +82,7 @@ def _dense(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _sarvam(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Its first folders have a word of their own."""
+    """Return the keys; its first folders have their own key for the shared experts."""
     made = _V3.more(keys, n_layer)
     if keys.get("num_shared_experts") is not None:
         made["expert_shared_count"] = keys.integer("num_shared_experts", lo=0)
@@ -161,7 +166,7 @@ LATENT_KIN: dict[str, Family] = {
             "vocab_size": 196608,
             "head_dim": 128,
             "partial_rotary_factor": 1.0,
-            "intermediate_size": 10240,  # of no layer
+            "intermediate_size": 10240,  # unused
             "moe_intermediate_size": 1280,
             "first_k_dense_replace": 0,
         },

@@ -1,4 +1,4 @@
-"""Llama 4: the part for text of Scout and Maverick."""
+"""Llama 4: the text part of Scout and Maverick."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _EXPERTS = f"{_AT}experts."
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Sizes that the architecture has anyway are left out: llama.cpp knows no others."""
+    """Return the keys without sizes equal to the architecture's, because llama.cpp supports no
+    others.
+    """
     _refuse_kinds(keys, n_layer)
     n_expert, step = keys.integer("num_local_experts"), keys.integer(_STEP)
     layers = keys.get("moe_layers")
@@ -45,7 +47,7 @@ def _stored(value: float) -> float:
 
 
 def _refuse_kinds(keys: MetadataReader, n_layer: int) -> None:
-    """Which layers turn, and which attend in chunks, no key of GGUF says."""
+    """Refuse other patterns of RoPE and chunked attention: GGUF has no key for them."""
     flags = "no_rope_layers"  # an empty list is none
     given = {key: it for key, it in keys.values.items() if key != flags or it != []}
     fourth_still(MetadataReader(given, keys.path, keys.defaults, keys.prefix), n_layer)

@@ -1,6 +1,6 @@
-"""Families near Llama: those of transformers, and those whose folders bring code of their own.
+"""Family rows similar to Llama: some in transformers, some whose folders bring their own code.
 
-That code is never run: its words for keys and tensors are in the rows here.
+That code is never run: its key and tensor names are in the rows here.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NO_EXPERTS = {"num_experts": 0}
 
 
 def _ratio_of_base(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """ChatGLM says by what its base is larger than 10,000."""
+    """Return the RoPE base, which ChatGLM gives as a multiple of 10,000."""
     ratio = keys.number("rope_ratio", 1.0, lo=1e-3, hi=1e9)
     return {"rope.freq_base": f32(10000.0 * ratio)}
 
 
 def _scales(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """MiniCPM's, of embeddings, of what a layer adds, and of logits."""
+    """Return MiniCPM's scales of embeddings, residuals and logits."""
     base = keys.number("dim_model_base", lo=1e-6)
     return {
         "embedding_scale": f32(keys.number("scale_emb", lo=1e-6)),
@@ -50,11 +50,11 @@ def _scales(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     }
 
 
-# -- tensors that lie otherwise ---------------------------------------------------------------
+# -- tensors that GGUF stores differently -----------------------------------------------------
 
 
 def _of_group(rows: Rows, n_group: int, head_dim: int, part: slice) -> Rows:
-    """InternLM 2 has group after group: the queries that share a key, the key, the value."""
+    """Select a part of InternLM 2's groups: the queries that share a key, the key, the value."""
     heads = rows.reshape(n_group, -1, head_dim, *rows.shape[1:])
     return heads[:, part].reshape(-1, *rows.shape[1:])
 
@@ -80,7 +80,7 @@ def _grouped(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _third(rows: Rows, i: int) -> Rows:
-    """Queries, keys or values, of a matrix that has them one after another."""
+    """Return queries, keys or values of a matrix that concatenates them."""
     n = rows.shape[0] // 3
     if rows.shape[0] != 3 * n:
         raise ValueError("three matrices of one size")
@@ -88,13 +88,15 @@ def _third(rows: Rows, i: int) -> Rows:
 
 
 def _unit_rows(rows: Rows) -> Rows:
-    """Of length 1 each, as torch's normalize makes them."""
+    """Normalise rows to length 1, as torch's normalize does."""
     length = np.sqrt(np.square(rows, dtype=np.float64).sum(-1, keepdims=True))
     return np.asarray(rows / np.maximum(length, 1e-12), np.float32)
 
 
 def _packed(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Baichuan has three matrices in one; Baichuan 2 compares states with rows of length 1."""
+    """Return rules for Baichuan's fused qkv; Baichuan 2 normalises the rows of its output
+    matrix.
+    """
     gives = {f"self_attn.{x}_proj.weight": partial(_third, i=i) for i, x in enumerate("qkv")}
     rules = [DerivationRule(("self_attn.W_pack.weight",), gives, side="B")]
     if keys.has("z_loss_weight") or keys.integer("vocab_size") == _BAICHUAN2_VOCAB:
@@ -108,14 +110,14 @@ _BAICHUAN2_VOCAB = 125696
 
 
 def _ternary(rows: Rows) -> Rows:
-    """-1, 0 or 1 times the mean of all sizes, as bytes of BF16, as BitNet's code has them."""
+    """Round to -1, 0 or 1 times the mean magnitude, as bytes of BF16, as in BitNet's code."""
     scale = max(float(np.abs(rows).mean(dtype=np.float64)), 1e-5)
     found = np.clip(np.rint(rows / np.float32(scale)), -1, 1) * np.float32(scale)
     return by_name("BF16").quantize_rows(found.astype(np.float32)).reshape(rows.shape[0], -1)
 
 
 def _master(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """BitNet's master weights become ternary as the model is loaded, where config.json says so."""
+    """Return rules that make BitNet's master weights ternary at load, if config.json says so."""
     settings = keys.within("quantization_config")
     if settings is None:
         return ()
@@ -158,12 +160,12 @@ _CHATGLM: Names = {
     "self_attention.query_key_value": "attn_qkv",
     "self_attention.dense": "attn_output",
     "post_attention_layernorm": "ffn_norm",
-    "mlp.dense_h_to_4h": "ffn_up",  # the gate comes first
+    "mlp.dense_h_to_4h": "ffn_up",  # fused with its gate, which comes first
     "mlp.dense_4h_to_h": "ffn_down",
 }
 _GLM: Names = {**LLAMA, "mlp.gate_up_proj": "ffn_up"}
 _EXAONE: Names = {
-    **LLAMA,  # as transformers spells it since it has the family
+    **LLAMA,  # transformers' names, since it has the family
     "wte": "token_embd",
     "ln_f": "output_norm",
     "ln_1": "attn_norm",

@@ -1,4 +1,4 @@
-"""Families with layers of Mamba-1: further rows of ``hf_families``, and their keys."""
+"""Family rows and keys of models with Mamba-1 layers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from treadle.convert.sources.derived_tensors import DerivationRule, decay, same,
 from treadle.files.keys import MetadataReader
 from treadle.models.graphs.recurrence import PARTS_EPS, PARTS_NORM
 
-# -- what all have ----------------------------------------------------------------------------
+# -- common -----------------------------------------------------------------------------------
 
 
 def _rules(at: str) -> tuple[DerivationRule, ...]:
-    """``at``: what the layer's part with a state is called."""
+    """Return rules for the layer's recurrent part, named ``at``."""
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
         DerivationRule((f"{at}.A_log",), {f"{at}.decay.weight": decay}, floats=True),
@@ -26,7 +26,7 @@ def _rules(at: str) -> tuple[DerivationRule, ...]:
 
 
 def _names(at: str) -> Names:
-    """The same part's tensors, as the rules leave them."""
+    """Return the names of that part's tensors after the rules."""
     return {
         f"{at}.in_proj": "ssm_in",
         f"{at}.conv1d": "ssm_conv1d",
@@ -40,7 +40,9 @@ def _names(at: str) -> Names:
 
 
 def _state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
-    """``words``: of the convolution's taps, the state, and what steps are made of."""
+    """Return the keys; ``words``: names of the convolution's taps, the state size, and the time
+    step rank.
+    """
     *sizes, rank = words
     names = ("conv_kernel", "state_size")
     made = {f"ssm.{name}": keys.integer(word) for name, word in zip(names, sizes, strict=True)}
@@ -88,7 +90,7 @@ _MAMBA = Family(
         "state_size": 16,
         "conv_kernel": 4,
         "expand": 2,
-        # It has none of these; a context of 2^20 tokens is llama.cpp's word for any length.
+        # It has none of these; in llama.cpp a context of 2^20 tokens means any length.
         "max_position_embeddings": 1 << 20,
         "num_attention_heads": 1,
         "intermediate_size": 1,

@@ -1,4 +1,4 @@
-"""Families with layers of Mamba-2: further rows of ``hf_families``, and their keys."""
+"""Family rows and keys of models with Mamba-2 layers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from treadle.convert.hf.windows import has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, taps
 from treadle.files.keys import MetadataReader
 
-# Bounds of time steps that bound none, as transformers 4 and 5 write them.
+# Unlimited bounds of time steps, as transformers 4 and 5 write them.
 UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
-# transformers takes Nemotron-H's time_step_min, from where training draws its first steps, for a
-# bound from below; llama.cpp bounds nothing. Files have this: see docs/design-decisions.md.
+# Files have this time_step_min: see docs/design-decisions.md. It is the lower end of initial steps
+# in training. transformers uses it as a lower bound for Nemotron-H; llama.cpp has no bound.
 TIME_STEP_MIN = 0.001
 
-# -- what all have ----------------------------------------------------------------------------
+# -- common -----------------------------------------------------------------------------------
 
 
 def state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any]:
-    """The states' sizes; ``words``: of the convolution's taps, the state, its groups, heads."""
+    """Return the states' sizes; ``words``: names of the taps, the state size, its groups
+    and heads.
+    """
     limits = keys.get("time_step_limit")
     if limits is not None and limits not in UNLIMITED:
         keys.refuse("time_step_limit", f"is {limits!r:.60}: treadle bounds no time steps")
@@ -55,7 +57,7 @@ def _in_groups(rows: Rows, n: int) -> Rows:
 
 
 def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
-    """``at``: what the layer's part with a state is called."""
+    """Return rules for the layer's recurrent part, named ``at``."""
     return (
         DerivationRule((f"{at}.conv1d.weight",), {f"{at}.conv1d.weight": taps}),
         DerivationRule((f"{at}.dt_bias",), {f"{at}.dt.bias": flat}),
@@ -68,7 +70,7 @@ def state_rules(at: str, n_group: int) -> tuple[DerivationRule, ...]:
 
 
 def state_names(at: str) -> Names:
-    """The same part's tensors, as the rules leave them."""
+    """Return the names of that part's tensors after the rules."""
     return {
         f"{at}.in_proj": "ssm_in",
         f"{at}.conv1d": "ssm_conv1d",
@@ -124,7 +126,7 @@ _MAMBA_DEFAULTS: Mapping[str, Any] = {
     "expand": 2,
     "n_groups": 8,
     "num_heads": 128,
-    # It has none of these; a context of 2^20 tokens is llama.cpp's word for any length.
+    # It has none of these; in llama.cpp a context of 2^20 tokens means any length.
     "max_position_embeddings": 1 << 20,
     "num_attention_heads": 1,
     "intermediate_size": 1,
@@ -138,7 +140,7 @@ _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def _nemotron_kinds(keys: MetadataReader) -> list[str]:
-    """What each layer is; older files spell it in one letter each."""
+    """Return each layer's kind; older files use one letter per layer."""
     key = next((key for key in ("layers_block_type", "layer_types") if keys.get(key)), "")
     if key:
         kinds = keys.get(key)
@@ -156,7 +158,9 @@ def _nemotron_kinds(keys: MetadataReader) -> list[str]:
 
 
 def _nemotron(keys: MetadataReader) -> Family:
-    """With experts or without; files of transformers 5 do not say how many layers there are."""
+    """Return the family with or without experts; files of transformers 5 do not give the number of
+    layers.
+    """
     kinds = _nemotron_kinds(keys)
     if "mlp" in kinds and "moe" in kinds:
         keys.refuse("layers_block_type", "has mlp and moe: treadle has either in this family")
@@ -184,7 +188,7 @@ def _nemotron_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         "feed_forward_length": [n_ff if kind in ("mlp", "moe") else 0 for kind in kinds],
         "attention.head_count_kv": [n_head_kv * (kind == "full_attention") for kind in kinds],
         "rope.dimension_count": keys.integer("hidden_size") // keys.integer("num_attention_heads"),
-        "rope.scaling.finetuned": False,  # llama.cpp's way to say that there is none
+        "rope.scaling.finetuned": False,  # llama.cpp's key for no RoPE
     }
     if experts and keys.get("moe_latent_size") is not None:
         made["moe_latent_size"] = keys.integer("moe_latent_size")
@@ -261,7 +265,9 @@ _NEMOTRON_EXPERTS = replace(
 
 
 def _granite(keys: MetadataReader) -> Family:
-    """With experts or with one FFN; where all layers have attention it is an older Granite."""
+    """Return the family with experts or with one FFN; an older Granite if all layers have
+    attention.
+    """
     kinds = keys.get("layer_types")
     if kinds is None:
         keys.refuse("layer_types", "is missing: treadle has layers of attention in this family")
@@ -277,7 +283,7 @@ def _granite(keys: MetadataReader) -> Family:
 
 
 def _no_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    has_attention(keys, n_layer)  # which says that there are as many
+    has_attention(keys, n_layer)  # checks the list's length
     return {}
 
 
@@ -300,7 +306,7 @@ def _granite_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _granite_names(suffix: str) -> Names:
-    """``suffix``: of the FFN that all tokens have."""
+    """Return the names; ``suffix``: of the shared FFN's tensors."""
     return {
         **GRANITE,
         "shared_mlp.gate": f"ffn_gate{suffix}",
@@ -329,7 +335,7 @@ _GRANITE_DENSE = replace(
 )
 
 
-# What the names above stand for by their keys.
+# Rows that ``variant`` chooses.
 MAMBA_VARIANTS = (
     _NEMOTRON_EXPERTS,
     _GRANITE_DENSE,

@@ -1,4 +1,4 @@
-"""Mistral 4: DeepSeek V2's tensors, experts chosen by softmax, and attention with a temperature."""
+"""Mistral 4: DeepSeek V2's tensors, softmax routing, and an attention temperature."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _ROPE = {
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Of a softmax' groups transformers takes those whose two best are best; treadle's have one."""
+    """Return the keys. With softmax, transformers ranks groups by their two best experts, treadle
+    by one, so only one group is supported.
+    """
     if keys.integer("n_group", 1) != 1:
         keys.refuse("n_group", "treadle has one group of experts in this architecture")
     made, rope = _V2.more(keys, n_layer), keys.within("rope_parameters")

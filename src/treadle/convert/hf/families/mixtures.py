@@ -1,4 +1,4 @@
-"""Families with experts: further rows of ``hf_families``, and the keys of their experts."""
+"""Family rows of models with experts, and the keys of their experts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from treadle.files.keys import MetadataReader
 from treadle.models.archs import ARCHS, EXPERTS_GATING, EXPERTS_NORM
 from treadle.models.graphs.experts import EVERY_N
 
-# GGUF's keys, and what families call them.
+# GGUF's keys, and the names in families.
 _COUNTS = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "expert_used_count": ("num_experts_per_tok", "moe_k", "top_k_experts", "moe_topk", "moe_top_k"),
@@ -60,9 +60,9 @@ _OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 
 def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
-    """GGUF's keys of a family's experts."""
+    """Return GGUF's keys of a family's experts."""
     made: dict[str, Any] = {name: _count(keys, word) for name, word in expert_words(keys).items()}
-    if not made.get("expert_count"):  # the same family without any
+    if not made.get("expert_count"):  # no experts in this model
         return {}
     usual = dict(ARCHS[family.arch].keys)
     if EXPERTS_GATING in usual:
@@ -79,7 +79,7 @@ def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str,
 
 
 def expert_words(keys: MetadataReader) -> dict[str, str]:
-    """What config.json calls GGUF's keys of experts, of those that it has."""
+    """Return config.json's names of GGUF's expert keys, for those that it has."""
     found = {}
     for name, words in _COUNTS.items():
         own = [word for word in words if word not in _OF_FEW or word in keys.defaults]
@@ -91,7 +91,7 @@ def expert_words(keys: MetadataReader) -> dict[str, str]:
 
 
 def _count(keys: MetadataReader, word: str) -> int:
-    """A count; Hunyuan has it layer by layer."""
+    """Return a count; Hunyuan gives one per layer."""
     given = keys.get(word)
     if not isinstance(given, list) or not given:
         return keys.integer(word, lo=0)
@@ -100,7 +100,7 @@ def _count(keys: MetadataReader, word: str) -> int:
     return MetadataReader({word: given[0]}, keys.path, prefix=keys.prefix).integer(word, lo=0)
 
 
-# -- tensors that lie otherwise ---------------------------------------------------------------
+# -- tensors that GGUF stores differently -----------------------------------------------------
 
 
 def _even(rows: Rows) -> Rows:
@@ -128,13 +128,13 @@ def _up_blocks(codes: Rows, scales: Rows) -> Rows:
 
 
 def gate_and_up(stem: str, gate: str, up: str) -> DerivationRule:
-    """Granite's: both in one matrix."""
+    """Return Granite's rule: both in one matrix."""
     gives = {f"{gate}.weight": upper, f"{up}.weight": lower}
     return DerivationRule((f"{stem}.weight",), gives, side="B")
 
 
 def scores(name: str, bias: str) -> DerivationRule:
-    """What is added to the scores that choose experts."""
+    """Return the rule for the bias of router scores."""
     return DerivationRule((name,), {f"{bias}.bias": flat})
 
 
@@ -143,7 +143,7 @@ GRANITE_EXPERTS = gate_and_up(
 )
 _AT = "mlp.experts."
 _GATE_UP = f"{_AT}gate_up_proj"
-# All experts in one tensor, as transformers has them in memory and some checkpoints do.
+# All experts in one tensor, as in transformers' memory and in some checkpoints.
 PACKED_EXPERTS = (
     DerivationRule((_GATE_UP,), {f"{_AT}gate_proj.weight": upper, f"{_AT}up_proj.weight": lower}),
     DerivationRule((f"{_AT}down_proj",), {f"{_AT}down_proj.weight": same}),
@@ -178,8 +178,8 @@ def _always(*rules: DerivationRule) -> Any:
 
 
 def _hunyuan_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Widths that llama.cpp wants said: an expert's is that of an FFN where no key gives it. Its
-    weights add up to 1 and are not scaled, whatever other keys say.
+    """Return widths that llama.cpp requires: without its own key an expert's is that of the FFN.
+    Expert weights are normalised and not scaled, whatever other keys say.
     """
     n_ff = keys.integer("intermediate_size")
     own = "moe_intermediate_size"
@@ -220,7 +220,7 @@ GRANITE_SCALES = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
-_EVERY = {"decoder_sparse_step": 1, "mlp_only_layers": []}  # layers have experts
+_EVERY = {"decoder_sparse_step": 1, "mlp_only_layers": []}  # all layers have experts
 _QWEN = {
     **_COMMON,
     "vocab_size": 151936,
@@ -318,7 +318,7 @@ MIXTURES: dict[str, Family] = {
         },
         LLAMA_EXPERTS,
         paired=True,
-        only={"moe_norm_min": 1e-12},  # a smaller sum of weights counts as this: none is
+        only={"moe_norm_min": 1e-12},  # minimum of the weights' sum, which is never smaller
         experts=True,
         made=_always(scores("mlp.moe_statics.e_score_correction_bias", "mlp.score")),
     ),

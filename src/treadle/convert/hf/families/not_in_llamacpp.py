@@ -1,5 +1,5 @@
-"""Families that llama.cpp has no architecture for, and treadle has: further rows of
-``hf_families``. They are written under the names of transformers.
+"""Family rows of models that llama.cpp has no architecture for. They are written under
+transformers' names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NANOCHAT: Names = {
     **LLAMA,
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
-    # As NanoChat's own code and mlx-lm spell them.
+    # Names in NanoChat's own code and mlx-lm.
     "wte": "token_embd",
     "attn.c_q": "attn_q",
     "attn.c_k": "attn_k",
@@ -39,7 +39,7 @@ _NANOCHAT: Names = {
 _AT = "linear_attn."
 _OLMO: Names = {
     **POST_NORMS,
-    # Published layers with a state have the first two, and those that transformers writes all.
+    # Published recurrent layers have the first two names, those that transformers writes all.
     "attention_layer_norm": "attn_norm",
     "feedforward_layer_norm": "post_attention_norm",
     **{f"{_AT}{name}_proj": f"attn_{name}" for name in "qkv"},
@@ -55,7 +55,7 @@ _OLMO: Names = {
 
 
 def _sizes(keys: MetadataReader) -> tuple[int, int, int, int]:
-    """Heads of keys and of values, and what each has."""
+    """Return the number of key and value heads, and their sizes."""
     n_head = keys.integer("num_attention_heads")
     n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n_head) for of in ("key", "value"))
     d_k = keys.integer("linear_key_head_dim", int(0.75 * keys.integer("hidden_size") / n_k))
@@ -81,14 +81,14 @@ def _olmo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _turns(keys: MetadataReader) -> bool:
-    """Not where the base is null, which is another thing here than to be missing."""
+    """Whether there is RoPE: a base of null means none, a missing one means the default."""
     rope = keys.within("rope_parameters")
     said = rope.values if rope and "rope_theta" in rope.values else keys.values
     return said.get("rope_theta", 0) is not None
 
 
 def _part(*rows: Rows, first: int, n: int) -> Rows:
-    """Some channels of what may lie in three tensors: transformers writes thirds of them all."""
+    """Return some channels of one tensor or of three: transformers splits them."""
     return taps(np.concatenate(rows)[first : first + n])
 
 

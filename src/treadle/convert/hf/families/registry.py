@@ -1,7 +1,7 @@
-"""Families: a row for each ``model_type`` of transformers.
+"""The families: a row for each ``model_type`` of transformers.
 
-A row says the architecture that it is in GGUF, its spelling of keys and tensors, what transformers
-takes for keys that config.json leaves out, and how its weights lie otherwise than GGUF's.
+A row gives GGUF's architecture, the spelling of keys and tensors, transformers' defaults for keys
+that config.json omits, and rules for tensors that GGUF stores differently.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _COHERE = {
 
 
 def _cohere2(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Without a window transformers turns no layer; in GGUF that reads as all of them."""
+    """Refuse a missing window: transformers then applies RoPE in no layer, GGUF in all of them."""
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
     return {}
@@ -329,5 +329,5 @@ FAMILIES |= MISTRAL4 | LLAMA4 | KIN | OWN_CODE | CLASSICS | PICTURES | GEMMA3N |
 FAMILIES |= DISTANCE | BAILINGS | DOTS | AFMOE | EXAONE_MOE | GRANITE_SHARED | OLDER | MIXERS | MORE
 FAMILIES |= KIMI | LATENT_KIN | BERTKIN | FLASH | RWKV7 | DBRX | UNHELD | GPT_NEO
 FAMILIES["granite4_vision_text"] = FAMILIES["granite"]
-# Rows that ``variant`` gives.
+# Rows that ``variant`` chooses.
 VARIANTS = (*MAMBA_VARIANTS, *GEMMA_VARIANTS, *CLASSIC_VARIANTS, *BAILING_VARIANTS)

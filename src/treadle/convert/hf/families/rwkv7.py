@@ -1,5 +1,5 @@
-"""RWKV-7: a further row of ``hf_families``, and its vocabulary. transformers has no such model: the
-names are those of flash-linear-attention, whose folders bring code of their own.
+"""Family row and vocabulary of RWKV-7, which transformers lacks: names are those of
+flash-linear-attention, whose folders bring their own code.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from treadle.models.graphs.wkv import DECAY, GATE, HEAD, RATE, VALUE
 from treadle.tokenizer.vocab import TokenType
 
 WORLD = "rwkv_vocab_v20230424.txt"
-RWKV = ("rwkv7",)  # whose folders have it
-_END = b"\n\n"  # of a turn
-_MIXED = "rwkvag"  # what a token and the one before are mixed to, in GGUF's order
-# A rank's word, and where there is none what the width of the states is raised to, and times what.
+RWKV = ("rwkv7",)  # model types with this vocabulary
+_END = b"\n\n"  # end of a turn
+_MIXED = "rwkvag"  # token shift targets, in GGUF's order
+# A rank's key; without it the rank is width ** (first number) * (second number).
 _RANKS: dict[str, tuple[str, float, float]] = {
     DECAY: ("decay_low_rank_dim", 0.5, 1.8),
     RATE: ("a_low_rank_dim", 0.5, 1.8),
@@ -36,7 +36,7 @@ _RANKS: dict[str, tuple[str, float, float]] = {
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_embd = keys.integer("hidden_size")
     none = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
-    # A context of 2^20 tokens is llama.cpp's word for any; what the folder says is of nothing.
+    # In llama.cpp a context of 2^20 tokens means any length; the folder's value is unused.
     made: dict[str, Any] = {**dict.fromkeys(none), "context_length": 1 << 20}
     made["attention.head_count"] = 0
     made[HEAD] = keys.integer("head_dim")
@@ -46,7 +46,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return made
 
 
-# -- tensors that lie otherwise ---------------------------------------------------------------
+# -- tensors that GGUF stores differently -----------------------------------------------------
 
 
 def _side_by_side(*rows: Rows) -> Rows:
@@ -73,8 +73,8 @@ def _third_of(*rows: Rows) -> Rows:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """The first layer's values are not mixed, but llama.cpp wants the tensors: its converter writes
-    those of the rates once more.
+    """Return the rules. The first layer's values are not mixed, but llama.cpp requires the tensors:
+    as in its converter, they are copies of the rates' tensors.
     """
     made, mixed = (_first_of, _second_of, _third_of), "attn.mixed.weight"
     rates = dict(zip((*_lora("a", *_PARTS[:2]), "attn.a0.weight"), made, strict=True))
@@ -131,7 +131,7 @@ RWKV7: dict[str, Family] = {
             "head_dim": 64,
             "norm_eps": 1e-5,
             "tie_word_embeddings": False,
-            # It has no heads of this kind, and no longest context.
+            # It has no such heads, and no maximum context.
             "num_attention_heads": 1,
             "max_position_embeddings": 1 << 20,
         },
@@ -150,8 +150,8 @@ RWKV7: dict[str, Family] = {
 
 
 def read_world(path: Path, n_vocab: int) -> dict[str, Any]:
-    """The keys of a list of pieces, one in a line: its id from 1 on, the piece as Python writes it,
-    and how many bytes it has. 0 begins and ends texts. Raises FileError.
+    """Return the keys of a list of pieces, one per line: id from 1 on, the piece as a Python
+    literal, and its length in bytes. 0 begins and ends texts. Raises FileError.
     """
     pieces = [b"<s>"]
     lines = path.read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
@@ -184,7 +184,7 @@ def _piece(line: str, i: int, path: Path) -> bytes:
         piece = piece.encode() if isinstance(piece, str) else piece
         if isinstance(piece, bytes) and (int(number), int(size)) == (i, len(piece)):
             return piece
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the latter: nested too deeply
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # last two: too deep
         pass
     expected = f"{i}, a text or bytes as Python writes them, and how many bytes these are"
     raise FileError(f"is {line!r:.60}", path=path, where=f"line {i}", expected=expected)

@@ -1,4 +1,4 @@
-"""Step 3.5 and 3.7, MiMo V2: further rows of ``hf_families``, whose keys have two spellings."""
+"""Family rows of Step 3.5 and 3.7 and MiMo V2, whose keys have two spellings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHARES, _ENUM = "partial_rotary_factors", "moe_layers_enum"
 
 
 def _listed(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
-    """A value for each layer; published folders have those of layers behind the last as well."""
+    """Return a value for each layer; published folders also list MTP layers."""
     found, most = keys.get(key), n_layer + keys.integer(_FURTHER, 0, lo=0)
     if not isinstance(found, list) or len(found) not in (n_layer, most):
         keys.fail(key, f"is {found!r:.60}", f"a list of {n_layer}")
@@ -32,7 +32,7 @@ def _listed(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
 
 
 def _step_keys(keys: MetadataReader) -> dict[str, Any]:
-    """The keys of published folders in transformers' words."""
+    """Return published folders' keys in transformers' spelling."""
     given, n_layer = dict(keys.values), keys.integer("num_hidden_layers")
     kinds = [_WIDE] * n_layer
     if keys.get("layer_types") is not None:
@@ -59,7 +59,9 @@ _HEADS = "num_attention_heads"
 
 
 def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
-    """By a list of the layers with experts, written in one string."""
+    """Return the FFN kind of each layer from a list of layers with experts, written as one
+    string.
+    """
     found = keys.get(_ENUM)
     if found is None:
         return ["dense" if i < 3 else "sparse" for i in range(n_layer)]
@@ -72,8 +74,8 @@ def _kinds_of_ffns(keys: MetadataReader, n_layer: int) -> list[str]:
 
 
 def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
-    """One for each kind of layer, as the first such layer has it; scaling is of those without a
-    window.
+    """Return RoPE settings for each kind of layer, taken from the first such layer; scaling applies
+    to layers without a window.
     """
     made: dict[str, Any] = {}
     for kind in (_WIDE, _NARROW):
@@ -89,7 +91,7 @@ def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
 
 
 def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Heads and limits are layer by layer."""
+    """Return per-layer heads and limits."""
     n_head, kinds = keys.integer(_HEADS), keys.get("layer_types") or [_WIDE] * n_layer
     own = keys.integer("num_sliding_attention_heads", n_head)
     made: dict[str, Any] = {
@@ -108,7 +110,9 @@ def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _step_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Published folders have it beside the gate, transformers' own modules in it."""
+    """Return rules for the bias, next to the gate in published folders, inside it in transformers'
+    modules.
+    """
     return (
         scores("moe.router_bias", "moe.score"),
         scores("mlp.gate.e_score_correction_bias", "mlp.score"),
@@ -132,7 +136,7 @@ _SAME = {"swa_head_dim": "head_dim", "swa_v_head_dim": "v_head_dim", f"swa_{_HEA
 
 
 def _mimo_keys(keys: MetadataReader) -> dict[str, Any]:
-    """The keys of published folders in transformers' words."""
+    """Return published folders' keys in transformers' spelling."""
     given, n_layer = dict(keys.values), keys.integer("num_hidden_layers")
     for key, own in _SAME.items():
         if keys.get(key) not in (None, keys.get(own)):
@@ -168,7 +172,7 @@ def _mimo_keys(keys: MetadataReader) -> dict[str, Any]:
 
 
 def _mimo_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Heads of keys are layer by layer."""
+    """Return the keys; numbers of key heads are per layer."""
     n_kv, kinds = keys.integer("num_key_value_heads"), keys.get("layer_types")
     own = keys.integer("swa_num_key_value_heads", 2 * n_kv)
     shares = [
@@ -188,7 +192,7 @@ def _mimo_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _mimo_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Published folders have sinks by another name."""
+    """Return the rules; published folders name sinks differently."""
     sinks = {"self_attn.sinks.weight": same}
     return (
         DerivationRule(("self_attn.attention_sink_bias",), sinks),
@@ -227,7 +231,7 @@ FLASH: dict[str, Family] = {
         windowed=lambda keys, n_layer: [False] * n_layer,
         own_local_rope=True,
         only={
-            "routed_scaling_factor": 1.0,  # llama.cpp reads no other
+            "routed_scaling_factor": 1.0,  # llama.cpp supports no other
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
             "add_swa_attention_sink_bias": True,

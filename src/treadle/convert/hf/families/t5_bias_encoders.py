@@ -1,6 +1,4 @@
-"""Families of encoders whose scores have numbers added by distance: further rows of
-``hf_families``.
-"""
+"""Family rows of encoders with relative position biases."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _MPNET: Names = {
     "encoder.relative_attention_bias": "blk.0.attn_rel_b",
 }
 
-# Of the first T5, and of v1.1, whose FFN has a gate.
+# The first T5, and v1.1, whose FFN has a gate.
 _T5: Names = {
     "shared": "token_embd",
     "encoder.embed_tokens": "token_embd",
@@ -53,7 +51,7 @@ _T5_ENCODER = Family(
         "d_ff": 2048,
         "num_layers": 6,
         "num_heads": 8,
-        "n_positions": 512,  # llama.cpp's: distances have no end, and transformers no such key
+        "n_positions": 512,  # llama.cpp's: distances are unlimited; no such key in transformers
         "layer_norm_epsilon": 1e-6,
         "relative_attention_num_buckets": 32,
         "feed_forward_proj": "relu",
@@ -76,13 +74,13 @@ _T5_ENCODER = Family(
     more=lambda keys, n_layer: {BUCKETS: keys.integer("relative_attention_num_buckets")},
 )
 _GATED = replace(_T5_ENCODER, activation=_GATED_GELU, variant=lambda keys: None)
-# Of many languages: mT5, and UMT5, whose layers have numbers of their own.
+# Multilingual: mT5, and UMT5, whose layers have biases of their own.
 _MANY = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
 _MANY_ENCODER = replace(
     _GATED, defaults={**_GATED.defaults, **_MANY, "feed_forward_proj": _GATED_GELU}
 )
 
-# What a model_type is where config.json says that the model is its encoder alone.
+# model_type -> the one used if config.json says that the model is only the encoder.
 ENCODERS_OF = {name: f"{name}encoder" for name in ("t5", "mt5", "umt5")}
 DISTANCE: dict[str, Family] = {
     "mpnet": Family(
@@ -101,7 +99,7 @@ DISTANCE: dict[str, Family] = {
         _MPNET,
         {"rms_norm_eps": "layer_norm_eps"},
         activation="gelu",
-        # transformers takes these numbers whatever config.json says.
+        # transformers uses these numbers, whatever config.json says.
         only={"relative_attention_num_buckets": 32, "pad_token_id": 1},
         positions_behind_pad=True,
         in_place=True,

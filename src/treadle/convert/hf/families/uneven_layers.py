@@ -1,5 +1,5 @@
-"""Families whose layers differ in size or lack a half, and some near GPT-2: further rows of
-``hf_families``. The code that comes with folders of families which transformers lacks is not run.
+"""Family rows of models whose layers differ in size or lack a sublayer, and of some similar to
+GPT-2. Code in folders of families that transformers lacks is not run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from treadle.models.archs import ALIBI
 
 _BLOCKS = "block_configs"
 _STEP = 256  # widths of FFNs are multiples of it
-_KNOWN = {  # what a half of a layer may say
+_KNOWN = {  # keys allowed in a sublayer
     "attention": ("n_heads_in_group", "no_op", "replace_with_linear"),
     "ffn": ("ffn_mult", "no_op"),
 }
 
 
 def _blocks(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Heads and widths of each layer, 0 where it has no such half. Heads of queries without heads
-    of keys are those of one matrix in place of attention.
+    """Return heads and FFN width of each layer, 0 for a missing sublayer. Query heads without key
+    heads mean one matrix in place of attention.
     """
     given = keys.get(_BLOCKS)
     if not isinstance(given, list) or len(given) != n_layer:
@@ -87,8 +87,8 @@ _MULTIPLIERS = "ffn_multipliers"
 
 
 def _growing(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Widths, a multiple of ``ffn_dim_divisor`` each: the nearest, or the next if that is less than
-    nine tenths.
+    """Return FFN widths, each a multiple of ``ffn_dim_divisor``: the nearest, or the next if that
+    is less than nine tenths.
     """
     given, step = keys.get(_MULTIPLIERS), keys.integer("ffn_dim_divisor")
     each = given if isinstance(given, list) else [given] * n_layer
@@ -127,7 +127,7 @@ _OPENELM: Names = {
 
 
 def _scales(keys: MetadataReader) -> tuple[float, float]:
-    """Of the embeddings, and of the logits."""
+    """Return the scales of embeddings and of logits."""
     into = keys.number(
         "mup_embeddings_scale", keys.number("embeddings_scale", 1.0, lo=1e-6), lo=1e-6
     )
@@ -141,7 +141,9 @@ def _times(rows: Rows, factor: np.float32) -> Rows:
 
 
 def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """They become a part of the weights, as in GGUF. An output that is tied has another one."""
+    """Return rules that multiply scales into the weights, as in GGUF. A tied output gets its own
+    copy.
+    """
     into, out = (partial(_times, factor=np.float32(scale)) for scale in _scales(keys))
     scaled, head = {"wte.weight": into}, {_HEAD: out}
     if not keys.flag("tie_word_embeddings", True):
@@ -154,7 +156,9 @@ def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _distances(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Where slopes are stretched for texts longer than those of training, these are the longest."""
+    """Return the keys; if ALiBi slopes are stretched beyond the training length, that length is the
+    context.
+    """
     kind = keys.text("position_embedding_type", "learned")
     if kind != "alibi":
         keys.refuse(
@@ -175,11 +179,13 @@ _JAIS: Names = {**GPT2, "scaled_head": "output", "mlp.c_fc2": "ffn_gate"}
 
 # -- GPT-J and CodeGen -------------------------------------------------------------------------
 
-_SHARDS = 4  # of CodeGen's training: each has its queries, values and keys in one piece
+_SHARDS = 4  # CodeGen's training shards: each has its queries, values and keys together
 
 
 def _turning(keys: MetadataReader) -> None:
-    """Null stands for no default here: frequencies are those of the states' whole width then."""
+    """Refuse null, which is not the default here: frequencies then follow the whole hidden
+    width.
+    """
     if keys.values.get("rotary_dim", 0) is None:
         keys.refuse("rotary_dim", "is null: treadle turns so many elements of a head")
 
@@ -232,7 +238,7 @@ OLDER: dict[str, Family] = {
         "deci",
         {**_LLAMA, "vocab_size": 32000, "max_position_embeddings": 2048},
         _DECI,
-        n_ff_default=4,  # each layer says its own
+        n_ff_default=4,  # each layer gives its own
         more=_blocks,
     ),
     "deci": Family(
@@ -243,7 +249,7 @@ OLDER: dict[str, Family] = {
     "openelm": Family(
         "openelm",
         {
-            "rms_norm_eps": 1e-6,  # no key says it
+            "rms_norm_eps": 1e-6,  # no key gives it
             "rope_freq_constant": 10000,
             "tie_word_embeddings": True,
             "vocab_size": 32000,

@@ -1,5 +1,5 @@
-"""Families that compute what another one does, with words, sizes or windows of their own: further
-rows of ``hf_families``.
+"""Family rows of models that compute like another family, with their own key names, sizes or
+windows.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ _CWM_ROPE = {
 
 
 def all_layers(keys: MetadataReader, n_layer: int) -> Windowed:
-    """All layers have the window where none are listed."""
+    """Put the window in all layers if none are listed."""
     return [True] * n_layer
 
 
 def _helium_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """A Llama whose folders have rows as a GGUF file has, which adapters need to know."""
+    """Return the key for a Llama whose folders have GGUF's row order, which adapters depend on."""
     return {ROPE_KEY: PAIRS}
 
 
 def _clova_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Granite's scales; but logits are multiplied by theirs, and scores may have the usual one."""
+    """Return Granite's scales; but logits are multiplied, and the attention scale may be the
+    default.
+    """
     scale = keys.number("logits_scaling", lo=1e-9)
     made: dict[str, Any] = {"logit_scale": f32(1.0 / scale)}
     n_head = keys.integer("num_attention_heads")
@@ -64,7 +66,7 @@ def _clova_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _bamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Layers of attention are listed; all others keep a state."""
+    """Return the keys; attention layers are listed, all others are recurrent."""
     listed, kinds = keys.get("attn_layer_indices") or [], keys.get("layers_block_type")
     if not isinstance(listed, list) or not all(type(i) is int for i in listed):
         keys.fail("attn_layer_indices", f"is {listed!r:.60}", "a list of layers")

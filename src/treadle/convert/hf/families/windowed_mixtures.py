@@ -1,4 +1,4 @@
-"""Families with experts, some of whose layers see a window: further rows of ``hf_families``."""
+"""Family rows of models with experts and a window in some layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SINKS = DerivationRule(("self_attn.sinks",), {"self_attn.sinks.weight": same})
 
 
 def first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
-    """All layers but the first of each four."""
+    """Put the window in all layers but the first of each four."""
     return by_period(-4, n_layer)
 
 
@@ -31,7 +31,7 @@ def first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
 
 
 def _granite_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Which layers turn: those that have a base, which is the same one for all of them."""
+    """Return the layers with RoPE: those with a base, which must be the same in all of them."""
     key, older = "layer_rope_theta", keys.get("no_rope_layers")
     bases = keys.get(key)
     if bases is None:
@@ -50,7 +50,7 @@ def _granite_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _granite_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Experts as transformers has them in memory; older files say input_linear."""
+    """Return rules for experts as in transformers' memory; older files say input_linear."""
     at = "block_sparse_moe"
     return (
         SINKS,
@@ -66,18 +66,20 @@ _GRANITE: Names = {
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "block_sparse_moe.input_linear": "ffn_gate_up_exps",
     "block_sparse_moe.output_linear": "ffn_down_exps",
-    "shared_mlp.input_linear": "ffn_up_shexp",  # and its gate, which comes first
+    "shared_mlp.input_linear": "ffn_up_shexp",  # fused with its gate, which comes first
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
 
 # -- Cohere -----------------------------------------------------------------------------------
 
-_CHOSEN_ALONE = 3  # llama.cpp's number: the softmax is of the experts chosen
+_CHOSEN_ALONE = 3  # llama.cpp's number of softmax over the chosen experts
 _RMS = "attention.layer_norm_rms_epsilon"
 
 
 def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Both norms are there, and two widths of FFNs; a layer without window turns if it is dense."""
+    """Return the keys of either norm and two FFN widths; a layer without window has RoPE if it is
+    dense.
+    """
     width, dense = keys.integer("intermediate_size"), leading_dense(keys, n_layer, 0)
     shared = keys.integer("num_shared_experts", 0, lo=0)
     if keys.values.get("sliding_window", 0) is None:
@@ -107,7 +109,7 @@ def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _cohere_windows(keys: MetadataReader, n_layer: int) -> Windowed:
-    """All but the last of four, counted behind the dense layers."""
+    """Put the window in all but the last of each four layers, counted after the dense layers."""
     dense, period = leading_dense(keys, n_layer, 0), keys.integer("sliding_window_pattern", 4)
     return [False] * dense + by_period(period, n_layer - dense)
 
@@ -126,7 +128,7 @@ def _hunyuan_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def leading_dense(keys: MetadataReader, n_layer: int, usual: int) -> int:
-    """How many layers have no experts: the first ones."""
+    """Return the number of leading layers without experts."""
     kinds = keys.get("mlp_layer_types")
     if kinds is None:
         usual = min(usual, n_layer)
@@ -154,7 +156,9 @@ _LAGUNA_ROPE = {
 
 
 def _laguna_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Layers may have other numbers of heads, and those with a window turn other shares of them."""
+    """Return the keys; heads may differ per layer, and layers with a window rotate another share of
+    a head.
+    """
     n_head, head_dim = keys.integer("num_attention_heads"), keys.integer("head_dim")
     heads = keys.get("num_attention_heads_per_layer") or [n_head] * n_layer
     if not isinstance(heads, list) or len(heads) != n_layer:

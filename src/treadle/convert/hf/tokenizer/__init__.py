@@ -1,1 +1,1 @@
-"""Tokenizers of checkpoints, as GGUF has them."""
+"""Tokenizers of checkpoints in GGUF's form."""

@@ -1,4 +1,4 @@
-"""The chat templates of a Hugging Face model, from the four places in which they have been kept."""
+"""Chat templates of a Hugging Face model, from the four places that have held them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MAX_TEMPLATE = 4 << 20  # bytes; the longest known one has 30,000
 
 
 def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """``tokenizer.chat_template``, and ``tokenizer.chat_template.NAME`` for further ones.
+    """Return ``tokenizer.chat_template``, and ``tokenizer.chat_template.NAME`` for further ones.
 
-    ``settings`` is tokenizer_config.json. chat_template.jinja goes before it, as in transformers,
-    and it before chat_template.json. Raises FileError.
+    ``settings`` is tokenizer_config.json. As in transformers, chat_template.jinja takes precedence
+    over it, and it over chat_template.json. Raises FileError.
     """
     found: dict[str, str] = {}
     processor = folder / "chat_template.json"
@@ -36,7 +36,7 @@ def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _templates(value: Any, path: Path) -> dict[str, str]:
-    """One template, or a list of them by name."""
+    """Return one template, or several by name."""
     if value is None:
         return {}
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 """ChatGLM's vocabularies, whose code comes with the folder.
 
-ChatGLM 3 has a model of sentencepiece, GLM-4-9B a list of ranks. The code names two tokens that go
-before each text; the file does not.
+ChatGLM 3 has a sentencepiece model, GLM-4-9B a list of ranks. The code, not the file, names two
+tokens that go before each text.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from treadle.files.reader import read_head
 from treadle.tokenizer.vocab import TokenType
 
 CHATGLM = ("chatglm",)
-BEFORE = (("[gMASK]", "<sop>"), ("[gMASK]", "sop"))  # of GLM-4-9B, of ChatGLM 3
-# ChatGLM 3's code counts these up behind the last piece; an answer ends where another speaks.
+BEFORE = (("[gMASK]", "<sop>"), ("[gMASK]", "sop"))  # GLM-4-9B, ChatGLM 3
+# ChatGLM 3's code numbers these after the last piece; the role tokens also end an answer.
 _NAMES = (
     *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
 )
-_LINE = 4096  # bytes that hold the first line of a list
+_LINE = 4096  # bytes, enough for the first line of a list
 
 
 def read_chatglm(path: Path) -> dict[str, Any]:
-    """The fields of ``Pieces`` for a tokenizer.model. Raises FileError and UnsupportedError."""
+    """Return the fields of ``Pieces`` for a tokenizer.model. FileError, UnsupportedError."""
     if is_tiktoken(read_head(path, _LINE, "a tokenizer")):
         letters, merges = read_ranks(path)
         return {

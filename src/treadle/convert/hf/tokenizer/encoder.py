@@ -1,4 +1,6 @@
-"""tokenizer.json of encoders to GGUF's vocabularies: WordPiece (``bert``) and Unigram (``t5``)."""
+"""Converts tokenizer.json of encoders to GGUF's vocabularies: WordPiece (``bert``) and Unigram
+(``t5``).
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ Found = tuple[Texts, list[int], list[float] | None, dict[str, Any]]
 
 
 def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with what transformers' class for BERT puts in place of its normalizer, by
-    tokenizer_config.json and its own defaults.
+    """Return the file with the normalizer settings that transformers' BERT class uses instead, from
+    tokenizer_config.json and the class's defaults.
     """
     node = spec.get("normalizer")
     ours = settings.get("tokenizer_class") in _BERT or "do_lower_case" in settings
@@ -59,7 +61,7 @@ def as_bert(spec: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
-    """Pieces, types and keys. GGUF marks the pieces that begin a word, WordPiece the others."""
+    """Return pieces, types and keys. GGUF marks pieces that begin a word, WordPiece the others."""
     model = spec["model"]
     if model.get("continuing_subword_prefix", "##") != "##":
         raise UnsupportedError(f"{path}: model.continuing_subword_prefix: treadle has '##'")
@@ -89,8 +91,8 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
 
 
 def _normalizer(spec: dict[str, Any]) -> Any:
-    """The file's. Lower case before BERT's own, which sentence-transformers writes there for
-    ``do_lower_case``, is part of that; it does not take off accents.
+    """Return the file's normalizer. A Lowercase before BERT's own, which sentence-transformers
+    writes for ``do_lower_case``, is merged into it; it does not strip accents.
     """
     node = spec.get("normalizer")
     several = node.get("normalizers") if isinstance(node, dict) else None
@@ -105,7 +107,7 @@ def _normalizer(spec: dict[str, Any]) -> Any:
 
 
 def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: Path) -> None:
-    """GGUF has keys for one way to cut a text into words: BERT's."""
+    """Refuse other word splitting than BERT's, the only one that GGUF has keys for."""
     before = spec.get("pre_tokenizer")
     found = {
         "model.max_input_chars_per_word": spec["model"].get("max_input_chars_per_word", 100),
@@ -119,7 +121,7 @@ def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: 
 
 
 def read_unigram(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
-    """Pieces, types, scores and keys."""
+    """Return pieces, types, scores and keys."""
     model = spec["model"]
     vocab, unk = model.get("vocab"), model.get("unk_id")
     sound = isinstance(vocab, list) and 0 < len(vocab) <= n_vocab
@@ -142,7 +144,9 @@ def _is_scored(entry: Any) -> bool:
 
 
 def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What is done to a text before it is cut; UnsupportedError for other than sentencepiece's."""
+    """Return keys of text normalization. Raises UnsupportedError for rules other than
+    sentencepiece's.
+    """
     steps: list[str] = []
     keys: dict[str, Any] = {}
     for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
@@ -166,7 +170,9 @@ def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _words(step: Any) -> list[str] | None:
-    """A step of tokenizer.json in words of ``tokenizer/normalizer.py``; None where it has none."""
+    """Return a step of tokenizer.json in terms of ``treadle/tokenizer/normalizer.py``; None if it
+    has none.
+    """
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Precompiled":
         return [CHARSMAP]

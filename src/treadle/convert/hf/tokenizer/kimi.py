@@ -1,6 +1,6 @@
 """Kimi's vocabulary: a list of ranks, ``tiktoken.model``, that code in the folder reads.
 
-Behind the last rank are special tokens, up to the last row of the embeddings. tokenizer_config.json
+Special tokens follow the last rank, up to the last row of the embeddings. tokenizer_config.json
 names a few.
 """
 
@@ -18,7 +18,7 @@ RANKS = "tiktoken.model"
 
 
 def read_kimi(path: Path, n_vocab: int) -> dict[str, Any]:
-    """The fields of ``Pieces``. Raises FileError."""
+    """Return the fields of ``Pieces``. Raises FileError."""
     letters, merges = read_ranks(path)
     n, names = len(letters), [f"<|reserved_token_{i}|>" for i in range(len(letters), n_vocab)]
     return {

@@ -1,7 +1,7 @@
-"""Which of GGUF's pre-tokenizers a tokenizer.json describes, told by its structure.
+"""Identifies GGUF's pre-tokenizer from the structure of a tokenizer.json.
 
-A byte-level tokenizer.json spells out how it cuts text into words: expressions, digits,
-punctuation. The same list of expressions in ``text.pretokenizers`` has the name that GGUF gives it.
+A byte-level tokenizer.json lists how it splits text into words: expressions, digits, punctuation.
+The entry of ``treadle/tokenizer/pretokenizers.py`` with the same list has GGUF's name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from treadle.errors import UnsupportedError
 from treadle.tokenizer.pretokenizers import DEFAULT, PRE_TOKENIZERS
 
-# The name to write, where several stand for one and the same pre-tokenizer.
+# Preferred names, if several mean the same pre-tokenizer.
 _FIRST = ("llama-bpe", "qwen2", "gpt-2", "smollm", "tekken", "gpt-4o", "smaug-bpe", "deepseek-v3")
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\x\{([0-9a-fA-F]{1,6})\}")
 
 _DIGITS = r"\p{N}+"
-# Spellings of tokenizer.json for what the tables write otherwise: BLOOM's class in a class, and
-# threes of SuperBPE and Tiny Aya.
+# tokenizer.json's spellings of expressions in the tables: BLOOM's nested character class, and the
+# groups of three digits of SuperBPE and Tiny Aya.
 _SPELT = {
     " ?[^(\\s|[.,!?…。，、।۔،])]+": PRE_TOKENIZERS["bloom"].patterns[0],
     r"(?=(\d{3})+(?!\d))": PRE_TOKENIZERS["superbpe"].patterns[1],
@@ -31,7 +31,9 @@ Cuts = tuple[str, ...]
 
 
 def find_pre(tokenizer: dict[str, Any], path: Path) -> str:
-    """The ``tokenizer.ggml.pre`` of a byte-level BPE tokenizer.json; UnsupportedError if none."""
+    """Return ``tokenizer.ggml.pre`` of a byte-level BPE tokenizer.json. Raises UnsupportedError if
+    none fits.
+    """
     cuts = _cuts(tokenizer.get("pre_tokenizer"), path)
     punctuation, words, threes = PRE_TOKENIZERS["falcon"].patterns
     if cuts == (punctuation, words, _DIGITS, threes) and _digits_stay_apart(tokenizer["model"]):
@@ -41,8 +43,7 @@ def find_pre(tokenizer: dict[str, Any], path: Path) -> str:
     for name in same_cuts:
         if PRE_TOKENIZERS[name].ignore_merges == ignores:
             return name
-    # A piece is taken whole by the one, and put together by merges by the other: no difference
-    # where merges make every piece.
+    # ignore_merges takes whole pieces first; this makes no difference if merges make every piece.
     if same_cuts and _merges_make_all(tokenizer["model"]):
         return same_cuts[0]
     raise UnsupportedError(
@@ -57,7 +58,7 @@ def _names() -> list[str]:
 
 
 def _canonical(cuts: Cuts) -> Cuts:
-    """Characters for their escapes: tables write the one, tokenizer.json the other."""
+    """Replace escapes by their characters: tables use one, tokenizer.json the other."""
     return tuple(
         _ESCAPED.sub(lambda m: re.escape(chr(int(m[1] or m[2], 16))), cut)
         if _ESCAPED.search(cut)
@@ -67,7 +68,7 @@ def _canonical(cuts: Cuts) -> Cuts:
 
 
 def puts_space(node: Any) -> bool:
-    """Whether a pre-tokenizer that ``find_pre`` takes puts a space before a text."""
+    """Whether a pre-tokenizer accepted by ``find_pre`` puts a space before a text."""
     while isinstance(node, dict) and node.get("type") == "Sequence" and node.get("pretokenizers"):
         node = node["pretokenizers"][0]
     kind = node.get("type") if isinstance(node, dict) else None
@@ -75,8 +76,8 @@ def puts_space(node: Any) -> bool:
 
 
 def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
-    """The expressions of a pre-tokenizer, in the order in which they cut. ``whole``: of a text that
-    nothing has cut so far; a space before each word is refused.
+    """Return the expressions of a pre-tokenizer, in the order of application. ``whole``: the text
+    is not split yet; a space before each word is refused.
     """
     if not isinstance(node, dict):
         raise UnsupportedError(
@@ -93,8 +94,8 @@ def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
     if kind == "Split" and isinstance(node.get("pattern"), dict):
         pattern, how = node["pattern"], (node.get("behavior"), node.get("invert", False))
         text = pattern.get("Regex", re.escape(str(pattern.get("String", ""))))
-        # What matches is a word, and so is what lies between; or only what matches, where the
-        # expression matches everything.
+        # Matches and the text between them are words; or matches alone, if the expression matches
+        # everything.
         if isinstance(text, str) and how in (("Isolated", False), ("Removed", True)):
             return _canonical((_SPELT.get(text, text),))
     if kind == "Punctuation" and node.get("behavior") == "Contiguous":
@@ -120,8 +121,8 @@ def _merges_make_all(model: dict[str, Any]) -> bool:
 
 
 def _digits_stay_apart(model: dict[str, Any]) -> bool:
-    """Whether no merge joins a digit with anything else, as in Falcon's: then it makes no
-    difference whether words are cut around digits, which GGUF's pre-tokenizer does not do.
+    """Whether no merge joins a digit with another character, as in Falcon: then splitting around
+    digits, which GGUF's pre-tokenizer does not do, makes no difference.
     """
     return not any(
         len({unicodedata.category(c).startswith("N") for c in left + right}) > 1

@@ -1,4 +1,4 @@
-"""Reading ``tokenizer.model``: sentencepiece's ModelProto, a protobuf message.
+"""Reads ``tokenizer.model``: sentencepiece's ModelProto, a protobuf message.
 
 ::
 
@@ -25,8 +25,9 @@ _IDS = {40: ("unk", 0), 41: ("bos", 1), 42: ("eos", 2), 43: ("pad", -1)}  # and 
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """A BPE vocabulary: ``pieces``, ``scores`` and ``types`` by id; ``ids`` of unk, bos, eos, pad
-    (those that there are)."""
+    """A BPE vocabulary: ``pieces``, ``scores`` and ``types`` by id; ``ids`` of unk, bos, eos and
+    pad, if they exist.
+    """
 
     pieces: list[bytes]
     scores: list[float]
@@ -37,13 +38,13 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a tokenizer.model. FileError when it is none; UnsupportedError when it is not BPE."""
+    """Read a tokenizer.model. FileError if it is invalid, UnsupportedError if it is not BPE."""
     with map_file(path, "a sentencepiece model") as mapped:
         return parse_sentencepiece(bytes(mapped), path)
 
 
 def parse_sentencepiece(raw: bytes, path: Path) -> SentencePieceModel:
-    """The same of bytes; ``path`` is for messages."""
+    """Parse the file's bytes; ``path`` is for messages."""
     pieces: list[bytes] = []
     scores: list[float] = []
     types: list[int] = []
@@ -86,13 +87,13 @@ def _piece(message: _Message, start: int, end: int) -> tuple[bytes, float, int]:
             score = float(struct.unpack("<f", value.to_bytes(8, "little")[:4])[0])
         elif number == 3 and isinstance(value, int):
             kind = value
-    if kind not in tuple(TokenType) or score - score != 0.0:  # that of inf and NaN is NaN
+    if kind not in tuple(TokenType) or score - score != 0.0:  # NaN for inf and NaN
         raise message.error(f"a piece of type {kind} with score {score}", start)
     return piece, score, kind
 
 
 def _signed(value: int) -> int:
-    """A protobuf int32, which is written as if it were of 64 bits."""
+    """Decode a protobuf int32, which is written as 64 bits."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -107,7 +108,7 @@ class _Message:
         return FileError(what, path=self.path, offset=at, expected=expected)
 
     def fields(self, at: int, end: int) -> Iterator[tuple[int, int | tuple[int, int]]]:
-        """Number and value of each field: an int, or where a string or message starts and ends."""
+        """Yield number and value of each field: an int, or (start, end) of a string or message."""
         while at < end:
             begin = at
             tag, at = self._varint(at, end)

@@ -1,8 +1,8 @@
-"""The special tokens of a Hugging Face model: what its five files say about them, joined.
+"""The special tokens of a Hugging Face model, merged from five files.
 
-Added tokens stand in tokenizer.json, tokenizer_config.json and added_tokens.json (the first wins);
-their parts in tokenizer_config.json, special_tokens_map.json, generation_config.json and
-config.json; what is put around a text in tokenizer_config.json, or in tokenizer.json's template.
+Added tokens are in tokenizer.json, tokenizer_config.json and added_tokens.json (the first wins);
+their roles in tokenizer_config.json, special_tokens_map.json, generation_config.json and
+config.json; tokens around a text in tokenizer_config.json, or in tokenizer.json's template.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.safetensors import read_json
 from treadle.tokenizer.vocab import BEFORE, END_OF_GENERATION, LSTRIP, RSTRIP
 
-# transformers' names to GGUF's (one of which is misspelt there too)
+# transformers' names to GGUF's (seperator is GGUF's spelling)
 _KEYS = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -29,13 +29,13 @@ _KEYS = {
     "cls": "cls_token_id",
     "mask": "mask_token_id",
 }
-_MORE_ENDS = ("eot_token_id", "eom_token_id")  # where further ids that end a text have a place
+_MORE_ENDS = ("eot_token_id", "eom_token_id")  # GGUF's keys for further end tokens
 _MAX_ID = 1 << 31
 GENERATION = "generation_config.json"
 
 
 class AddedToken(NamedTuple):
-    """An added token. ``lstrip``, ``rstrip``: white space before it, or behind it, is dropped."""
+    """An added token. ``lstrip``, ``rstrip``: strip white space before or after it."""
 
     text: str
     special: bool
@@ -45,26 +45,27 @@ class AddedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointSpecials:
-    """``added``: by id. ``named``: the texts of bos, eos ..; None where the model is said to have
-    none. ``numbered``: their ids, where a file has them as such. ``adds``: BOS before and EOS after
-    a text; None where nothing is said."""
+    """The special tokens. ``added``: by id. ``named``: the texts of bos, eos ..; None if a file
+    sets null. ``numbered``: their ids, if a file has ids. ``adds``: BOS before and EOS after a
+    text; None if unspecified.
+    """
 
     path: Path
     added: dict[int, AddedToken]
     named: dict[str, str | None]
     numbered: dict[str, list[int]]
     adds: tuple[bool | None, bool | None]
-    template: tuple[list[str], list[str]] | None  # tokens that tokenizer.json puts around a text
-    between: int = 0  # tokens that it puts between two texts
-    before: tuple[str, ...] = ()  # several tokens before a text, where it is not BOS
+    template: tuple[list[str], list[str]] | None  # tokens around a text by tokenizer.json
+    between: int = 0  # tokens between two texts by tokenizer.json
+    before: tuple[str, ...] = ()  # several tokens before a text, in place of BOS
 
     def keys(
         self, ids: Mapping[str, int], own: Mapping[str, int], adds: tuple[bool, bool]
     ) -> dict[str, Any]:
-        """GGUF's keys behind ``tokenizer.ggml.``.
+        """Return GGUF's keys after ``tokenizer.ggml.``.
 
-        ``ids`` by text; ``own`` and ``adds`` are what the vocabulary itself says, used where the
-        files around it are silent.
+        ``ids`` by text; ``own`` and ``adds`` are the vocabulary's own, used if no other file
+        overrides them.
         """
         found: dict[str, int] = {}
         texts = {i: text for text, i in ids.items()}
@@ -88,14 +89,14 @@ class CheckpointSpecials:
         keys |= dict(zip(_MORE_ENDS, (i for i in ends if i in texts), strict=False))
         keys |= {"add_bos_token": before, "add_eos_token": after}
         if after and self.between and {"bos", "eos"} <= found.keys():
-            # llama.cpp's reading of these: between two texts are EOS and SEP, each if it is added.
+            # llama.cpp puts EOS and SEP between two texts, each if its flag is set.
             keys |= {"add_eos_token": self.between > 1, "add_sep_token": True}
             keys.setdefault(_KEYS["sep"], found["eos"])
         return keys
 
     def lists(self, ids: Mapping[str, int], n_vocab: int) -> dict[str, list[int]]:
-        """treadle's own keys: the ids of tokens that drop white space beside them, and of several
-        that go before a text, if any do. ``ids``: by text.
+        """Return treadle's own keys: the ids of tokens that strip white space next to them, and of
+        several tokens before a text, if any. ``ids``: by text.
         """
         own = {i: token for i, token in self.added.items() if i < n_vocab}
         left = sorted(i for i, token in own.items() if token.lstrip)
@@ -107,7 +108,7 @@ class CheckpointSpecials:
     def _around(
         self, ids: Mapping[str, int], found: dict[str, int], adds: tuple[bool, bool]
     ) -> tuple[bool, bool]:
-        """Whether BOS goes before a text and EOS after it."""
+        """Return whether BOS goes before a text and EOS after it."""
         sides = list(adds)
         if self.template is not None:
             for side, name in enumerate(("bos", "eos")):
@@ -115,7 +116,7 @@ class CheckpointSpecials:
                 if name == "bos" and self.before and set(self.before) <= ids.keys():
                     sides[side] = False
                     continue
-                # Qwen3's embedders have another token behind a text than the one that ends answers.
+                # Qwen3's embedders have another token after a text than the EOS of answers.
                 own = name not in found or (name == "eos" and len(tokens) == 1)
                 if tokens and own and tokens[0] in ids:
                     found[name] = ids[tokens[0]]
@@ -135,9 +136,10 @@ class CheckpointSpecials:
 def read_specials(
     folder: Path, spec: dict[str, Any] | None, settings: dict[str, Any], config: Mapping[str, Any]
 ) -> CheckpointSpecials:
-    """``spec`` is tokenizer.json, ``settings`` tokenizer_config.json, ``config`` config.json.
+    """Read the special tokens. ``spec`` is tokenizer.json, ``settings`` tokenizer_config.json,
+    ``config`` config.json.
 
-    Raises FileError for what is not as transformers writes it.
+    Raises FileError for values that transformers would not write.
     """
     generation = read_optional(folder / GENERATION)
     named: dict[str, str | None] = {}
@@ -170,7 +172,7 @@ def read_specials(
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """The object of a JSON file; an empty one where there is no file."""
+    """Return the object of a JSON file; an empty one if the file does not exist."""
     return read_json(path) if os.path.lexists(path) else {}
 
 
@@ -179,7 +181,7 @@ def _fail(path: Path, where: str, value: Any, expected: str) -> NoReturn:
 
 
 def _text(value: Any, path: Path, key: str) -> str | None:
-    """A token's text: a string, or an object with its ``content``."""
+    """Return a token's text, from a string or an object with ``content``."""
     text = value.get("content") if isinstance(value, dict) else value
     if text is not None and not isinstance(text, str):
         _fail(path, key, value, "the text of a token")
@@ -187,7 +189,7 @@ def _text(value: Any, path: Path, key: str) -> str | None:
 
 
 def _numbers(value: Any, path: Path, key: str) -> list[int]:
-    """Ids: none, one or several; -1 is another word for none."""
+    """Return ids: none, one or several; -1 also means none."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(i) is int and -1 <= i < _MAX_ID for i in ids):
         _fail(path, key, value, "token ids")
@@ -195,7 +197,7 @@ def _numbers(value: Any, path: Path, key: str) -> list[int]:
 
 
 def added_tokens(spec: dict[str, Any], path: Path) -> dict[int, AddedToken]:
-    """The added tokens of a tokenizer.json by id."""
+    """Return the added tokens of a tokenizer.json by id."""
     entries = spec.get("added_tokens") or []
     if not isinstance(entries, list):
         _fail(path, "added_tokens", entries, "a list")
@@ -237,7 +239,9 @@ def _added(
 
 
 def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
-    """The tokens that a post-processor puts before and after a single text; None: no template."""
+    """Return the tokens that a post-processor puts before and after a single text; None: no
+    template.
+    """
     if not isinstance(node, dict):
         return None
     if isinstance(node.get("processors"), list):
@@ -267,12 +271,12 @@ def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
 
 
 def _first(pair: Any) -> str | None:
-    """The text of a pair of text and id."""
+    """Return the text of a (text, id) pair."""
     return pair[0] if isinstance(pair, list) and pair and isinstance(pair[0], str) else None
 
 
 def _between(node: Any) -> int:
-    """The tokens that a post-processor puts between the texts of a pair; 0 where it says none."""
+    """Return the number of tokens between the texts of a pair; 0 if not given."""
     if not isinstance(node, dict):
         return 0
     if isinstance(node.get("processors"), list):

@@ -14,11 +14,13 @@ from treadle.tokenizer.vocab import TokenType
 
 IDS = {"unk": "unknown", "bos": "bos", "eos": "eos", "pad": "padding"}
 USUAL_IDS = {"unk": 0, "bos": 1, "eos": 2}
-NO_SCORE = -1000.0  # of pieces that text never becomes
+NO_SCORE = -1000.0  # score of padding
 
 
 def read_spm_keys(path: Path) -> dict[str, Any]:
-    """The ``tokenizer.ggml.*`` keys of a ``tokenizer.model``. FileError, UnsupportedError."""
+    """Return the ``tokenizer.ggml.*`` keys of a ``tokenizer.model``. Raises FileError,
+    UnsupportedError.
+    """
     model = read_sentencepiece(path)
     return spm_keys(model.pieces, model.scores, model.types, model.ids, model.add_dummy_prefix)
 
@@ -30,7 +32,7 @@ def spm_keys(
     ids: Mapping[str, int],
     prefix: bool = True,
 ) -> dict[str, Any]:
-    """The keys of these pieces; ``ids`` are of unk, bos, eos and pad."""
+    """Return the keys of these pieces; ``ids`` are of unk, bos, eos and pad."""
     keys: dict[str, Any] = {
         "model": "llama",
         "pre": "default",
@@ -44,8 +46,8 @@ def spm_keys(
 
 
 def spelt_with_spaces(texts: Sequence[bytes], scores: Sequence[float]) -> dict[str, Any]:
-    """The keys of pieces as llama2.c and the old GGML files spell them: with spaces, the names of
-    the first three lost or between newlines, and bytes named or bare.
+    """Return the keys of pieces spelt as in llama2.c and old GGML files: with spaces, with the
+    names of the first three lost or between newlines, and with bytes named or bare.
     """
     control = TokenType.CONTROL
     heads = ((b"<unk>", TokenType.UNKNOWN), (b"<s>", control), (b"</s>", control))
@@ -68,9 +70,9 @@ def spelt_with_spaces(texts: Sequence[bytes], scores: Sequence[float]) -> dict[s
 
 
 def fit_vocabulary(keys: dict[str, Any], n_vocab: int, path: Path) -> None:
-    """Fill the vocabulary up to the rows of the embeddings, which some models pad.
+    """Pad the vocabulary to the rows of the embeddings, which some models pad.
 
-    Raises FileError when it has more pieces than there are rows.
+    Raises FileError if it has more pieces than there are rows.
     """
     tokens = keys["tokenizer.ggml.tokens"]
     n = len(tokens)

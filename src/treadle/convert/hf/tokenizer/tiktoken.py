@@ -1,4 +1,4 @@
-"""Llama 3's ``tokenizer.model``: lines of "base64 rank", as GGUF's byte-level vocabulary."""
+"""Llama 3's ``tokenizer.model``, lines of "base64 rank", as GGUF's byte-level vocabulary."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_BYTES = 64 << 20
 N_SPECIAL = 256
 LETTER = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
-# Meta's code, not the file, names the special tokens, which follow the ranks; the others of the
-# 256 are reserved_special_token_N, counted up. Keys are their places behind the last rank.
+# Special tokens, named in Meta's code, not in the file. They follow the ranks; the others of the
+# 256 are reserved_special_token_N. Keys are positions after the last rank.
 LLAMA3 = {
     0: "begin_of_text",
     1: "end_of_text",
@@ -31,13 +31,13 @@ LLAMA31 = LLAMA3 | {4: "finetune_right_pad_id", 8: "eom_id", 10: "python_tag"}
 
 
 def is_tiktoken(head: bytes) -> bool:
-    """Whether a file that begins so is such a list."""
+    """Whether a file with this beginning is such a list."""
     word, _, rank = head.split(b"\n", 1)[0].partition(b" ")
     return bool(word) and rank.strip() == b"0"
 
 
 def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
-    """The ``tokenizer.ggml.*`` keys; ``special`` is LLAMA3 or LLAMA31. Raises FileError."""
+    """Return the ``tokenizer.ggml.*`` keys; ``special`` is LLAMA3 or LLAMA31. Raises FileError."""
     letters, merges = read_ranks(path)
     names, n_reserved = [], 0
     for place in range(N_SPECIAL):
@@ -64,7 +64,9 @@ def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
 
 
 def read_ranks(path: Path) -> tuple[list[str], list[str]]:
-    """The pieces in GGUF's letters, by rank, and the merges that make them. Raises FileError."""
+    """Return the pieces in GGUF's letters, by rank, and the merges that make them. Raises
+    FileError.
+    """
     tokens = _read(path)
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs = (_halves(token, ranks) for token in tokens)
@@ -98,10 +100,10 @@ def _letters(token: bytes) -> str:
 
 
 def _halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """The two tokens of lower rank that become ``token``; None for a byte.
+    """Return the two tokens of lower rank that merge to ``token``; None for a byte.
 
-    tiktoken has no list of merges: its ranks are the order. So the bytes are merged by all lower
-    ranks, and what is left when no lower one applies is the pair.
+    tiktoken has no list of merges: ranks are the merge order. So the bytes are merged by all lower
+    ranks, and the last two parts are the pair.
     """
     own = ranks[token]
     parts = [token[i : i + 1] for i in range(len(token))]
@@ -109,7 +111,7 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None
         pairs = [ranks.get(a + b, own) for a, b in pairwise(parts)]
         best = min(pairs)
         if best >= own:
-            return None  # never made by merging: only a whole word becomes it
+            return None  # never made by merging: it matches only as a whole word
         at = pairs.index(best)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return (parts[0], parts[1]) if len(parts) == 2 else None

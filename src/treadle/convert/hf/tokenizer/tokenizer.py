@@ -1,8 +1,8 @@
-"""Tokenizer files of a Hugging Face model to GGUF's ``tokenizer.*`` keys.
+"""Converts tokenizer files of a Hugging Face model to GGUF's ``tokenizer.*`` keys.
 
-tokenizer.json describes byte-level BPE (Llama 3, Qwen) in full. Of SentencePiece vocabularies
-(Llama 2, Mistral, Gemma) the original is tokenizer.model; a tokenizer.json without it has the
-scores in the order of its merges. tokenizer_config.json and the rest name the special tokens.
+tokenizer.json describes byte-level BPE (Llama 3, Qwen) in full. For SentencePiece vocabularies
+(Llama 2, Mistral, Gemma) the original is tokenizer.model; without it, the order of merges in
+tokenizer.json gives the scores. tokenizer_config.json and other files name the special tokens.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from treadle.tokenizer.vocab import END_OF_GENERATION, TokenType
 
 JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_NO_SCORE = -1000.0  # of what no merge makes; llama.cpp's
+_NO_SCORE = -1000.0  # score of pieces that no merge makes; llama.cpp's
 _SPACE = "\u2581"
 
 
 @dataclass
 class Pieces:
-    """A vocabulary by id; ``types`` as GGUF numbers them; None: no piece has this id yet."""
+    """A vocabulary by id; ``types`` as GGUF numbers them. A text is None until a piece has
+    its id.
+    """
 
     path: Path
     model: str  # tokenizer.ggml.model
@@ -52,15 +54,15 @@ class Pieces:
     types: list[int]
     scores: list[float] | None = None
     keys: dict[str, Any] = field(default_factory=dict)  # tokenizer.ggml.* of this kind, SPACES
-    ids: dict[str, int] = field(default_factory=dict)  # what the vocabulary calls bos, eos ..
-    adds: tuple[bool, bool] = (False, False)  # BOS before a text, EOS after it, if nothing says
+    ids: dict[str, int] = field(default_factory=dict)  # the vocabulary's own bos, eos ..
+    adds: tuple[bool, bool] = (False, False)  # default: BOS before a text, EOS after it
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
-    """All ``tokenizer.*`` keys for a model with ``n_vocab`` rows of embeddings.
+    """Return all ``tokenizer.*`` keys for a model with ``n_vocab`` rows of embeddings.
 
     ``config`` is config.json. Without tokenizer files there are none. Rows beyond the vocabulary
-    get names that no text spells. Raises FileError and UnsupportedError, naming file and key.
+    get names that no text matches. Raises FileError and UnsupportedError, naming file and key.
     """
     spec = read_json(folder / JSON) if os.path.lexists(folder / JSON) else None
     settings = read_optional(folder / CONFIG)
@@ -107,10 +109,10 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
     return {**found, **read_templates(folder, settings)}
 
 
-# transformers' classes that put a space before a text by ``legacy``, whatever their files say.
+# transformers' classes whose space before a text depends on ``legacy``, not on the files.
 _LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")
-_MERGED = ("gemma4", "gemma4_text")  # whose vocabulary GGUF has with its merges, without scores
-# tokenizer.json's kinds beside BPE: GGUF's name of them, and what reads them.
+_MERGED = ("gemma4", "gemma4_text")  # GGUF keeps the merges, without scores
+# tokenizer.json's kinds other than BPE: GGUF's name, and the reader.
 _ENCODERS = {"WordPiece": ("bert", read_wordpiece), "Unigram": ("t5", read_unigram)}
 
 
@@ -121,8 +123,8 @@ def _model_type(spec: dict[str, Any]) -> str:
 
 
 def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> None:
-    """Tell of tokens that begin or end texts and have no row: others may be those of pictures,
-    which models of text alone leave out.
+    """Warn of begin or end tokens without a row. Other tokens without one may be those of pictures,
+    which text models leave out.
     """
     texts = {i: token.text for i, token in special.added.items() if i >= n_vocab}
     named = {text for text in special.named.values() if text}
@@ -141,7 +143,7 @@ def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> No
 
 
 def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
-    """Put the added tokens in their places, and names for rows that are nobody's."""
+    """Insert the added tokens, and names for unused rows."""
     missing = n_vocab - len(pieces.texts)
     pieces.texts += [None] * missing
     pieces.types += [TokenType.UNUSED] * missing
@@ -161,14 +163,14 @@ def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
 
 
 def _by_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
-    """SentencePiece's BPE, with the rule for spaces of transformers' class, where that is told."""
+    """Apply the space rule of transformers' class to SentencePiece's BPE, if it is given."""
     if settings.get("tokenizer_class") in _LLAMA and pieces.keys["add_space_prefix"]:
         pieces.keys[SPACES] = "always" if settings.get("legacy") is True else "first"
     return pieces
 
 
 def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
-    """Put a space before a text, or none, whatever the vocabulary's file says."""
+    """Set whether a space goes before a text, overriding the vocabulary's file."""
     if "add_space_prefix" in keys:
         keys["add_space_prefix"] = adds
     before, _, prepend = keys.get(SPACES, "").rpartition(" ")
@@ -177,7 +179,7 @@ def _set_prefix(keys: dict[str, Any], adds: bool) -> None:
 
 
 def _lower(pieces: Pieces, folder: Path) -> None:
-    """sentence-transformers makes texts lower case itself; GGUF has a key for WordPiece alone."""
+    """Set lower-casing, which sentence-transformers does itself. GGUF has it only for WordPiece."""
     key = "normalizer.lowercase"
     if key not in pieces.keys:
         what = "do_lower_case is true: treadle has it with WordPiece vocabularies"
@@ -186,7 +188,7 @@ def _lower(pieces: Pieces, folder: Path) -> None:
 
 
 def _ids(pieces: Pieces) -> dict[str, int]:
-    """From spelling to id; the first of duplicates."""
+    """Return text to id; the first of duplicates."""
     texts = [text.decode("utf-8", "replace") for text in pieces.texts if text is not None]
     return {text: i for i, text in reversed(list(enumerate(texts)))}
 
@@ -216,10 +218,10 @@ def _from_model(path: Path) -> Pieces:
 
 
 def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """SentencePiece's BPE as tokenizer.json spells it: a piece's score is the rank of its merges.
+    """Convert SentencePiece's BPE from tokenizer.json: a piece's score is the rank of its merge.
 
-    SentencePiece merges whatever makes a piece. Where the file leaves merges out that would make
-    one, no scores can say the same, and it is refused.
+    SentencePiece merges any two pieces that make a piece. If the file lacks one of these merges, no
+    scores can express that, and it is refused.
     """
     texts, merges = _vocabulary(spec, path, n_vocab)
     ids = {text: i for i, text in enumerate(texts) if text is not None}
@@ -250,14 +252,14 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
             )
     keys: dict[str, Any] = {"pre": "default", "add_space_prefix": prepend != "never"}
     keys["remove_extra_whitespaces"] = False
-    if prepend in ("always", "first"):  # not if the text has a space there, as Metaspace does it
+    if prepend in ("always", "first"):  # Metaspace adds none before a space
         keys[SPACES] = prepend
     raws = [None if text is None else text.encode("utf-8", "surrogatepass") for text in texts]
     return Pieces(path, "llama", raws, types, scores, keys)
 
 
 def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """Gemma 4's: merges are kept as they are."""
+    """Convert Gemma 4's vocabulary, with its merges unchanged."""
     texts, merges = _vocabulary(spec, path, n_vocab)
     if _space_rule(spec, path) != "never":
         raise UnsupportedError(f"{path}: a space before a text: GGUF has none in this vocabulary")
@@ -272,8 +274,8 @@ def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 
 
 def _space_rule(spec: dict[str, Any], path: Path) -> str:
-    """How a space is put before a text: "never", "prepend" (whatever it begins with), or as
-    Metaspace's prepend_scheme says. UnsupportedError for other rules than spaces.
+    """Return when a space is put before a text: "never", "prepend" (before any text), or
+    Metaspace's prepend_scheme. Raises UnsupportedError for rules about anything but spaces.
     """
     steps: list[Any] = []
     for key, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
@@ -296,7 +298,7 @@ def _space_rule(spec: dict[str, Any], path: Path) -> str:
             marks = step.get("replacement") == _SPACE
             adds = step.get("prepend_scheme", "always")
         elif kind == "Split" and pattern == {"String": " "} and marks:
-            continue  # there are no spaces left to split at
+            continue  # no spaces are left to split at
         else:
             raise UnsupportedError(f"{path}: {step!r:.120}: treadle has no such rule for text")
     if not marks:
@@ -317,7 +319,7 @@ def _is_byte_level(spec: dict[str, Any]) -> bool:
 def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     texts, merges = _vocabulary(spec, path, n_vocab)
     normalizer = spec.get("normalizer")
-    # NFC is Qwen's; GGUF has no word for it, and text is nearly always in that form already.
+    # NFC is Qwen's; GGUF has no key for it, and text is nearly always in NFC already.
     if normalizer is not None and normalizer != {"type": "NFC"}:
         raise UnsupportedError(f"{path}: normalizer {normalizer!r:.120}: GGUF has no word for it")
     spaced = next((pair for pair in merges if " " in pair[0] or " " in pair[1]), None)
@@ -342,7 +344,7 @@ def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 def _vocabulary(
     spec: dict[str, Any], path: Path, n_vocab: int
 ) -> tuple[list[str | None], list[tuple[str, str]]]:
-    """Pieces by id, and merges as pairs; every id and both sides of every merge are checked."""
+    """Return pieces by id, and merges as pairs. Every id and both sides of merges are checked."""
     model = spec.get("model")
     if not isinstance(model, dict):
         raise FileError(f"is {model!r:.60}", path=path, where="model", expected="an object")
@@ -372,10 +374,10 @@ def _vocabulary(
 
 
 def _pairs(merges: list[Any], vocab: dict[str, int], path: Path) -> list[tuple[str, str]]:
-    """Merges, spelt "left right" or as lists of two, as pairs of pieces that make a piece.
+    """Return merges, spelt "left right" or as lists of two, as pairs of pieces that make a piece.
 
-    All are checked at once, for there are hundreds of thousands; one by one only to name the first
-    that is wrong.
+    All are checked at once, since there are hundreds of thousands; the loop only finds the first
+    wrong one.
     """
     split = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     if set(map(type, split)) <= {list} and set(map(len, split)) <= {2}:
