@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def emit_attention(
     steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
 ) -> Buffer:
-    """Emit attention of normed and rotated queries over the layer's pages; return f32 of all heads."""
+    """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
+    heads.
+    """
     at = steps.config.layers[layer]
     pool = steps.cache.pool_of(at.kv_from)
     spec = Attention(

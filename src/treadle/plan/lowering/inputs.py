@@ -46,7 +46,9 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
 
 
 def lora_inputs(n_tokens: int, n_adapters: int) -> dict[str, Input]:
-    """Return the inputs with each sequence's adapter scales; ``loras`` point into ``lora_scales``."""
+    """Return the inputs with each sequence's adapter scales; ``loras`` point into
+    ``lora_scales``.
+    """
     scales = Input(F32, (n_tokens, n_adapters))
     return {"loras": Input(LORA, (n_tokens,)), "lora_scales": scales}
 

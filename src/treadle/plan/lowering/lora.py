@@ -283,7 +283,9 @@ def _pack(
 
 
 def _rows_of(low: LowRank, name: str, height: int) -> Floats:
-    """Return the rows of B for the matrix, or part of one, called ``name``; with experts, of each."""
+    """Return the rows of B for the matrix, or part of one, called ``name``; with experts, of
+    each.
+    """
     match = PART.fullmatch(f"{name}.weight")
     first = int(match["first"]) if match else 0
     return low.b()[..., first : first + height, :]

@@ -170,7 +170,9 @@ def scanned(
     columns: dict[str, int],
     d: Any,
 ) -> Rows:
-    """Emit a recurrence; ``columns``: the columns of ``rows`` where values, keys and queries begin."""
+    """Emit a recurrence; ``columns``: the columns of ``rows`` where values, keys and queries
+    begin.
+    """
     steps, state = ops.steps, state_of(ops, layer)
     states, factors = steps.cache.states_of(layer), ops.floats(rates)
     out, stride = steps.floats(label, state.n_inner), rows.row_bytes // 4
