@@ -88,7 +88,7 @@ class Subject:
 
     @property
     def acts(self) -> Set[str]:
-        """The activation kinds of the model's weights, or all kinds without a model."""
+        """The activation kinds of the model's weights; "q8" and "bf16" without a model."""
         return {"q8", "bf16"} if self.model is None else self.model.acts
 
     @property
@@ -98,7 +98,7 @@ class Subject:
 
     @property
     def cgroup(self) -> Path:
-        """The root of the control groups."""
+        """The root folder of the control groups."""
         return self.sys_root / "fs/cgroup"
 
     @cached_property

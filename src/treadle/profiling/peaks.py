@@ -37,7 +37,7 @@ DOTS_PER_VALUE = {
 }  # products added to one 32-bit sum at once
 WEIGHT_MAX = 127  # of a q8 weight: the largest that every instruction set's byte dot accepts
 ROUNDS = 2000  # of a dots item: 10 to 50 microseconds, far above the cost of claiming it
-PIECE = 1 << 19  # bytes of an item of the burst
+PIECE = 1 << 19  # bytes of an item of the short streams
 PAGE = 1 << 12  # bytes; a long stream is a multiple of it
 STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, prefetch bytes); the best counts
 LONG = ((1, 0), (1, 4096))  # the same for a thread that reads its share from front to back
@@ -135,7 +135,7 @@ class DotPeakKernel(Spec):
         return isa.dot_bf16(k, total, w, x)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin; bf16 operands are u16."""
+        """Run the numpy twin; bf16 operands are u16."""
         w, x, out = args.w, args.x, args.out
         if self.act == "bf16":
             w, x = ((a.astype(np.uint32) << 16).view(np.float32) for a in (w, x))
@@ -182,7 +182,7 @@ class MatrixDots(Spec):
             matrix.store(k, c, out + c * REGISTER, LINE)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin; bf16 operands are u16."""
+        """Run the numpy twin; bf16 operands are u16."""
         left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (args.w, args.x))
         right = right.reshape(2, 16, 16, 2).transpose(0, 1, 3, 2).reshape(2, 32, 16)
         args.out[:] = args.rounds * (left[:, None] @ right[None])
@@ -221,7 +221,7 @@ class StreamReadKernel(Spec):
             k.store(out, k.sum(reduce(add, (each.v for each in sums))), offset=item * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin."""
+        """Run the numpy twin."""
         pieces = args.data.view(np.int32).reshape(-1, args.piece // 4)
         args.out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
 

@@ -2,8 +2,8 @@
 data.
 
 Hot: the same weights repeatedly, as far as caches hold them. Cold: each run reads the next of many
-copies, together larger than the caches, like the layers of a model. Activations and outputs stay in
-the caches, as they do in a model.
+copies, together larger than the caches, like the layers of a model. Activations and outputs are
+reused between runs, as in a model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAST_OPS = 1 << 30  # of a timed run: takes far longer than the microseconds to
 MOST_STEPS = 4096  # of a timed run, however small the product is
 ROUNDING = 2.0**-24  # of f32
 # Tolerance for weights rounded to bf16 from an f32 that may differ from the twin's in the last bit:
-# one in some ten thousand rounds to the neighbour; three in a row may.
+# one in some ten thousand rounds to the neighbour; three of one row may.
 NEXT_BF16 = 3 * 2.0**-8
 LEFT_OUT = {"bf16x2": 2.0**-18, "bf16x3": 2.0**-24}  # error of split bf16: see N_PRODUCTS
 FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups

@@ -88,7 +88,7 @@ class Sweep:
 
     @property
     def best(self) -> Variant:
-        """The winner."""
+        """The winning variant."""
         return next(v for v in self.variants if v.best)
 
     @property

@@ -125,7 +125,7 @@ class Cpu:
         kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
         scratch = plan.scratch(self.isa.lanes)
         if self._team is None or self._team.scratch < scratch:
-            load_kernels([StepLoop()], self.isa, tally=self.kernels)  # counts it; the team loads it
+            load_kernels([StepLoop()], self.isa, tally=self.kernels)  # used by the team
             self.close()
             self._team = Team(self.n_threads, self.isa, scratch)
         program = CpuProgram(plan, kernels, arena, inputs)

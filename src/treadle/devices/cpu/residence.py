@@ -74,7 +74,7 @@ def huge_bytes(path: Path) -> int | None:
         present = resident_pages(mapped)
         for page in range(0, len(present), per):
             if present[page : page + per].all():
-                mapped[page * mmap.PAGESIZE]  # maps it, and a huge page as a whole
+                mapped[page * mmap.PAGESIZE]  # faults it in; a huge page is mapped whole
         at = int(np.frombuffer(mapped, np.uint8).ctypes.data)
         for words, sizes in _mappings():
             low, high = (int(word, 16) for word in words[0].split("-"))

@@ -83,7 +83,7 @@ def emit_entry(
     if isinstance(spec, PerBlock):
         start = simt.cta(k)
         with k.loop(total, start=start, step=simt.n_ctas(k)) as item:
-            with k.if_(item > start):  # no thread reads the last item's shared memory any more
+            with k.if_(item > start):  # no thread still reads the previous item's shared memory
                 simt.barrier(k)
             spec.emit(k, isa, args, run, item, item + 1, mine)
     else:

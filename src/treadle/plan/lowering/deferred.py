@@ -101,7 +101,7 @@ class Products:
 
 @dataclass(eq=False)
 class Product(Value):
-    """One of several products."""
+    """One of several ``Products``."""
 
     of: Products
     index: int
@@ -165,7 +165,7 @@ class ExpertMatrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Branch:
-    """Layout of the expert rows that go through one path (gemv or tiles).
+    """Layout of the expert rows that take one path (gemv or tiles).
 
     ``tiles`` lists the tiles; ``rows`` the token of each row, in groups of ``block``. Without
     ``rows``, rows are slots and ``tiles`` holds each slot's expert.

@@ -66,8 +66,8 @@ def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
 
 
 def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
-    """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; without ``total``,
-    ``x / n`` takes its place.
+    """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; ``total`` defaults
+    to ``x / n``.
     """
     steps, rows = ops.steps, ops.floats(x)
     out = steps.floats(label, y.width)

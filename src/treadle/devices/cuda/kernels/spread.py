@@ -52,7 +52,7 @@ class SpreadKernel(PerBlock):
         block = ThreadBlock(k, isa, self.threads)
 
         def total(v: Val) -> Val:
-            block.simt.barrier(k)  # the last total has been read
+            block.simt.barrier(k)  # the previous total has been read
             return block.over_block([v], plus, block.shared)[0]
 
         k.sharing = Sharing(block.tid, self.threads, lambda: block.simt.barrier(k), total)
