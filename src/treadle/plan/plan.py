@@ -300,8 +300,8 @@ class Plan:
         """Run the numpy twins on ``arena`` (bytes), up to and including the step labelled
         ``until``.
 
-        ``run``: the run's inputs (``batch.Inputs``). ``array_of`` returns a constant's array, by
-        default the host's.
+        ``run``: the run's inputs (``engine.batch.Inputs``). ``array_of`` returns a constant's
+        array, by default the host's.
         """
         for step in self.steps:
             step.spec.run_ref(self.arrays(step, arena, array_of), run)

@@ -54,7 +54,7 @@ def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
 
 
 def spec_of(about: Mapping[str, Any]) -> Spec:
-    """Return the spec that ``kernel.about`` described. Raises CacheError if it is not a treadle
+    """Return the spec that ``jit.kernel.about`` described. Raises CacheError if it is not a treadle
     kernel.
     """
     module, kind = str(about.get("module")), str(about.get("spec"))

@@ -1,7 +1,7 @@
 """``treadle tune``: finds the fastest shape of each kernel on this machine.
 
 For one weight format and kernel, a *sweep* tries every combination of the first stage of
-``choice.SWEPT`` that fits the register file, then the fields of later stages on the best variants
+``select.SWEPT`` that fits the register file, then the fields of later stages on the best variants
 so far, and last a final among the best and the shipped. Each variant must match its numpy twin's
 results before it is timed. Variants take turns, in rounds, so that a slow moment of a shared
 machine affects part of every variant's runs and no variant's minimum.

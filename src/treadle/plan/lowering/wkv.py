@@ -55,7 +55,7 @@ def wkv_keys(
     layer: int,
     stem: str,
 ) -> Rows:
-    """Return each token's state update, as in ``kernels.wkv.WkvKeys``.
+    """Return each token's state update, as in ``kernels.recurrent.wkv.WkvKeys``.
 
     ``stem``: the prefix of its vectors. ``mix``: the share of the values taken from ``first``.
     """
