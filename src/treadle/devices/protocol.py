@@ -1,9 +1,9 @@
-"""What a machine must do to run plans: six verbs.
+"""The device protocol: memory, weights, copy, plan, ready and run.
 
-The engine, batches and the cache know a device by this alone. They know no address: memory is an
-object, and what lies in it an offset. ``memory``, ``weights`` and ``copy`` are those of ``Storage``
-(``plan/plan.py``); ``plan`` is the device's own lowering of a graph, ``ready`` and ``run`` are for
-what it made.
+The engine, batches and the KV cache use a device only through it. They know no addresses: memory is
+an object, and a place in it an offset. ``memory``, ``weights`` and ``copy`` belong to ``Storage``
+(``plan/plan.py``). ``plan`` is the device's own lowering of a graph; ``ready`` and ``run`` take its
+plans.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class Device(Storage, Protocol):
-    """One place where plans run; ``devices/cpu/device.py`` is the usual one."""
+    """A place where plans run; ``devices/cpu/device.py`` is the default."""
 
     @property
     def isa(self) -> Isa:
-        """What its kernels are compiled for."""
+        """The instruction set that its kernels are compiled for."""
 
     @property
     def n_threads(self) -> int:
-        """Kernels that run at once: steps have items for so many."""
+        """The number of kernels that run at once; steps are split into items for so many."""
 
     @property
     def variant(self) -> str:
-        """What the bits of its results depend on, beside the plan and its inputs."""
+        """A key of everything besides the plan and its inputs that affects result bits."""
 
     @property
     def kernels(self) -> CompileStats:
-        """What ``ready`` has compiled."""
+        """Statistics of the kernels that ``ready`` has compiled."""
 
     def plan(
         self,
@@ -50,16 +50,17 @@ class Device(Storage, Protocol):
         deterministic: bool = False,
         output: str = "logits",
     ) -> Plan:
-        """The model's graph lowered: its steps for batches of up to ``n_tokens`` tokens that want
-        ``output`` of up to ``n_outputs``. What a run is given is ``Plan.inputs``.
+        """Lower the model's graph for batches of up to ``n_tokens`` tokens that need ``output`` of
+        up to ``n_outputs``.
 
-        Raises UnsupportedError, with the label, for what the device cannot make.
+        ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError, with the label, for an
+        op that the device does not support.
         """
 
     def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> Any:
-        """Compile a plan's kernels, and tell them where all is: gives what ``run`` takes.
+        """Compile a plan's kernels and bind their arguments to memory; the result is for ``run``.
 
-        Buffers lie in ``arena`` as the plan has placed them. Raises CompileError, CacheError.
+        Buffers lie in ``arena`` at the plan's offsets. Raises CompileError, CacheError.
         """
 
     def run(
@@ -70,11 +71,11 @@ class Device(Storage, Protocol):
         times: list[float] | None = None,
         stoppable: bool = False,
     ) -> bool:
-        """Do a plan's steps, all of them or these, and wait for their end. ``times``: gets each
-        step's seconds.
+        """Run a plan's steps, all or a range, and wait until they are done.
 
-        False where a signal stopped it (only if ``stoppable``): then nothing of it counts.
+        ``times`` receives each step's seconds. Returns False if a signal stopped the run (only if
+        ``stoppable``); its results are then invalid.
         """
 
     def close(self) -> None:
-        """Stop. Nothing may be run any more."""
+        """Stop the device; it must not be used afterwards."""

@@ -1,6 +1,4 @@
-"""Devices by the names that people give them: ``cpu``, ``cuda``, ``cuda:1`` for the second card,
-``wgpu``.
-"""
+"""Devices by name: ``cpu``, ``cuda``, ``cuda:1`` for the second card, ``wgpu``."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def _open_wgpu(which: str, isa: str | None, n_threads: int, progress: Progress |
 
 
 Opener = Callable[[str, str | None, int, "Progress | None"], "Device"]
-# Each with what may stand behind a colon, and what to say of anything else.
+# Each with a pattern for the part after a colon, and the error text for anything else.
 DEVICES: dict[str, tuple[Opener, str, str]] = {
     "cpu": (_open_cpu, "", "the processors are one device, 'cpu'"),
     "cuda": (_open_cuda, "[0-9]*", "expected a number, as in 'cuda:1'"),
@@ -51,7 +49,7 @@ DEVICES: dict[str, tuple[Opener, str, str]] = {
 
 
 def check_name(name: str) -> None:
-    """Raise UnsupportedError for what can be no device's name."""
+    """Raise UnsupportedError if ``name`` cannot be a device."""
     kind, _, which = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind not in DEVICES:
         raise UnsupportedError(f"device={name!r}: expected one of {', '.join(DEVICES)}")
@@ -61,10 +59,10 @@ def check_name(name: str) -> None:
 
 
 def open_device(name: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
-    """The device called ``name``; ``isa``: which instruction set, None for the best.
+    """Open the device called ``name``; ``isa``: the instruction set, None for the best.
 
-    Raises UnsupportedError for a name that there is not, and in a subinterpreter; DeviceError where
-    the device is missing.
+    Raises UnsupportedError for an unknown name, and in a subinterpreter; DeviceError if the device
+    is missing.
     """
     check_name(name)
     if not in_main_interpreter():

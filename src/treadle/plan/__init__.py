@@ -1,1 +1,1 @@
-"""Plans: the steps of a forward pass, and how a graph's operations become steps."""
+"""Plans (the steps of a forward pass), and the lowering of a graph's operations into steps."""

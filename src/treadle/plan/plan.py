@@ -20,19 +20,20 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.spec import Grid, Spec, round_up
 
 ALIGN = 64
-ANY = range(1, 1 << 62)  # tokens of a part, rows of an expert
+ANY = range(1, 1 << 62)  # any number of tokens of a sequence, or of rows of an expert
 
 
 def counted(count: str) -> str:
-    """The input that a count of RUN_STATE is of."""
+    """Return the input that a count in ``RUN_STATE`` counts the items of."""
     return "output_rows" if count == "n_outputs" else count.removeprefix("n_")
 
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory of a plan: ``rows`` rows of ``row_bytes``; the arena decides where.
+    """Memory of a plan: ``rows`` rows of ``row_bytes``, placed in the arena by ``Plan.place``.
 
-    ``dtype`` is how numpy's twins see it; activations in a kernel's own layout are bytes.
+    ``dtype`` is the type in which numpy's twins view it; activations in a kernel's own layout are
+    bytes.
     """
 
     name: str
@@ -50,19 +51,20 @@ class DeviceMemory(Protocol):
 
     @property
     def bytes(self) -> np.ndarray | None:
-        """uint8, where the host may read and write it in place."""
+        """The memory as uint8, if the host can read and write it in place; else None."""
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
-        """uint8 ``[n_bytes]``: a copy, or a view until the next run."""
+        """Return uint8 ``[n_bytes]``: a copy, or a view that is valid until the next run."""
 
     def write(self, at: int, data: np.ndarray) -> None:
-        """Write bytes, uint8, between runs."""
+        """Write uint8 bytes, between runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Const:
-    """Memory that outlives the plan and that no step changes, or changes for good: weights, pools
-    of pages. ``array`` is how numpy's twins see it, where the host can.
+    """Memory that outlives the plan: weights, page pools, or memory that steps change for good.
+
+    ``array`` is the view that numpy's twins use, where the host has one.
     """
 
     name: str
@@ -71,27 +73,29 @@ class Const:
 
 
 class Storage(Protocol):
-    """Where weights, pages and inputs are kept: the part of a device (``devices/protocol.py``) that
+    """Allocates weights, pages and inputs: the part of a device (``devices/protocol.py``) that
     needs no plan.
     """
 
     def memory(self, n_bytes: int, *, host: bool = False) -> DeviceMemory:
-        """Zeros. ``host``: for a run's inputs, which the host writes in place
-        (``DeviceMemory.bytes``); what it has written when a run begins, the run reads.
+        """Return zeroed memory.
 
-        Raises MemoryError or ValueError where there is not so much.
+        ``host``: for a run's inputs, which the host writes in place (``DeviceMemory.bytes``); a run
+        reads what was written before it began.
+
+        Raises MemoryError or ValueError if the device has too little memory.
         """
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        """Weights that the host has mapped or made, for plans to read: copied if they must be."""
+        """Return weights, mapped or built by the host, for plans to read; copied if necessary."""
 
     def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
-        """Copy bytes within a memory of this device's."""
+        """Copy bytes within one memory of this device."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An array that each run is given anew; ``shape``: as large as it may become."""
+    """An array that is supplied anew for each run; ``shape`` is its maximum."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -106,8 +110,10 @@ ArrayOf = Callable[[Const], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One entry of the plan: a kernel, and what it is given by the names in its ``Args``: a Buffer,
-    a Const, a tuple of them for a tensor, an integer or None; a list of these for each tensor.
+    """One entry of the plan: a kernel and its arguments, by the names in its ``Args``.
+
+    An argument is a Buffer, a Const, a tuple of these for a tensor, an integer or None, or a list
+    with one of these per tensor.
     """
 
     label: str
@@ -117,9 +123,9 @@ class Step:
     shape: tuple[int, ...] = ()
     n_bytes: int = 0  # read from the model's file
     n_flops: int = 0  # of one token (or output)
-    serves: range = ANY  # the sizes of parts, in tokens, whose history it reads
-    used: float = 1.0  # the share of n_bytes that one token needs: some experts, one embedding
-    met: range = ANY  # so many tokens must need the same, or it is not read here
+    serves: range = ANY  # reads the history of sequences with so many tokens in the batch
+    used: float = 1.0  # the share of n_bytes that one token reads: some experts, one embedding
+    met: range = ANY  # an expert is read by this step only if so many tokens chose it
 
     @property
     def kernel(self) -> str:
@@ -136,18 +142,18 @@ class Step:
         return tuple(arg for arg in given if isinstance(arg, Buffer))
 
     def work(self, parts: Iterable[tuple[int, int]], n_outputs: int = 1) -> tuple[int, int]:
-        """Bytes that one run reads of the model's file and of its history, and its operations.
+        """Return the bytes that one run reads (weights and history), and its operations.
 
-        ``parts``: tokens held before, and tokens of the batch, of each sequence. A count that is
-        known only as the run goes is taken for the number of tokens.
+        ``parts``: for each sequence, the tokens in its cache and the tokens in the batch. A count
+        that is known only during the run is estimated by the number of tokens.
         """
         parts = list(parts)
         of_outputs = self.grid.count in ("n_outputs", "n_sampled")
         rows = n_outputs if of_outputs else sum(n for _, n in parts)
-        # Expected, where tokens choose as they like: what none of them needs is not read.
+        # Expected value, as tokens choose independently; experts that no token chose are not read.
         n_bytes = round(self.n_bytes * chance(rows, self.used, self.met))
         n_ops = rows * self.n_flops
-        if self.met != ANY and rows:  # a token's choice, if as many of the others have made it
+        if self.met != ANY and rows:  # a token's expert counts if enough other tokens chose it too
             others = range(self.met.start - 1, self.met.stop - 1)
             n_ops = round(n_ops * chance(rows - 1, self.used, others))
         for part in parts:
@@ -157,7 +163,9 @@ class Step:
 
 
 def chance(n: int, p: float, counts: range) -> float:
-    """That of ``n`` things, each with the chance ``p``, a number in ``counts`` comes true."""
+    """Return the probability that the number of successes in ``n`` trials of probability ``p`` is
+    in ``counts``.
+    """
     if counts.stop > n:
         return 1.0 - chance(n, p, range(counts.start))
     return sum(comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in counts)
@@ -171,14 +179,14 @@ class Plan:
     n_outputs: int
     steps: list[Step] = field(default_factory=list)
     offsets: dict[Buffer, int] = field(default_factory=dict)
-    inputs: dict[str, Input] = field(default_factory=dict)  # a run's, by their RUN_STATE fields
+    inputs: dict[str, Input] = field(default_factory=dict)  # of a run, by field of RUN_STATE
     takes: dict[str, Buffer] = field(default_factory=dict)  # written by the host before each run
-    outputs: dict[str, Buffer] = field(default_factory=dict)  # they live to the end
+    outputs: dict[str, Buffer] = field(default_factory=dict)  # live until the last step
     arena_bytes: int = 0
-    tensors: frozenset[str] = frozenset()  # of the file
+    tensors: frozenset[str] = frozenset()  # all tensors of the file
     tensors_used: set[str] = field(default_factory=set)
-    query_tile: int = 1  # query tokens of an attention item, in parts of more than few_tokens
-    few_tokens: int = 0  # parts of at most so many: items of one token each, long histories cut
+    query_tile: int = 1  # query tokens of an attention item, for more than few_tokens
+    few_tokens: int = 0  # sequences with at most so many: one token an item, long histories split
     tensors_ignored: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Step]:
@@ -191,19 +199,19 @@ class Plan:
         self.steps.append(step)
 
     def match(self, pattern: str) -> list[Step]:
-        """Steps whose label fits a shell pattern such as ``L5.*``."""
+        """Return the steps whose label matches a shell pattern such as ``L5.*``."""
         return [step for step in self.steps if fnmatchcase(step.label, pattern)]
 
     def specs(self) -> list[Spec]:
-        """The kernels, each once: hundreds of steps share a dozen."""
+        """Return each distinct kernel once: hundreds of steps share a dozen."""
         return list(dict.fromkeys(step.spec for step in self.steps))
 
     def scratch(self, lanes: int) -> int:
-        """Bytes that each thread needs; see ``Spec.scratch``."""
+        """Return the bytes of scratch memory that each thread needs; see ``Spec.scratch``."""
         return max(step.spec.scratch(lanes) for step in self.steps)
 
     def lifetimes(self) -> dict[Buffer, tuple[int, int]]:
-        """First and last step that touches each buffer."""
+        """Return the first and last step that touches each buffer."""
         spans: dict[Buffer, tuple[int, int]] = {}
         for i, step in enumerate(self.steps):
             for name in step.spec.args.buffers:
@@ -216,11 +224,11 @@ class Plan:
         return spans
 
     def place(self) -> None:
-        """Give every buffer an offset in the arena; buffers whose lives overlap never share a
+        """Assign every buffer an offset in the arena; buffers with overlapping lifetimes share no
         byte.
         """
         spans = self.lifetimes()
-        taken: list[set[tuple[int, int]]] = [set() for _ in self.steps]  # by each step's buffers
+        taken: list[set[tuple[int, int]]] = [set() for _ in self.steps]  # bytes in use at each step
         for buffer in sorted(spans, key=lambda b: -b.n_bytes):
             first, last = spans[buffer]
             at, n_bytes = 0, buffer.n_bytes
@@ -233,11 +241,11 @@ class Plan:
             self.arena_bytes = max(self.arena_bytes, at + n_bytes)
 
     def check(self) -> None:
-        """Assert what every plan must hold; whatever fails is a bug of ours.
+        """Assert the invariants of every plan; a failure is a bug in treadle.
 
-        Labels are unique, steps give what their kernels take and count what a run is given (where
-        the plan tells), reads follow writes, buffers that live at once share no byte, and every
-        tensor of the file is used or listed as ignored.
+        Labels are unique, steps supply the arguments that their kernels need and count known
+        inputs, buffers are written before they are read, buffers that live at the same time share
+        no byte, and every tensor of the file is used or listed as ignored.
         """
         labels = [step.label for step in self.steps]
         assert len(set(labels)) == len(labels), f"a label twice: {sorted(labels)}"
@@ -270,7 +278,7 @@ class Plan:
     def arrays(
         self, step: Step, arena: np.ndarray, array_of: ArrayOf = attrgetter("array")
     ) -> SimpleNamespace:
-        """A step's arguments as its numpy twin takes them: views, integers, None."""
+        """Return a step's arguments as its numpy twin expects them: views, integers, None."""
 
         def view(arg: Any) -> Any:
             if isinstance(arg, (tuple, list)):
@@ -289,10 +297,11 @@ class Plan:
         until: str | None = None,
         array_of: ArrayOf = attrgetter("array"),
     ) -> None:
-        """Run the numpy twins on ``arena`` (bytes), up to and with the step labelled ``until``.
+        """Run the numpy twins on ``arena`` (bytes), up to and including the step labelled
+        ``until``.
 
-        ``run``: its inputs (``batch.Inputs``); ``array_of``: where constants are, if not where the
-        host has them.
+        ``run``: the run's inputs (``engine.batch.Inputs``). ``array_of`` returns a constant's
+        array, by default the host's.
         """
         for step in self.steps:
             step.spec.run_ref(self.arrays(step, arena, array_of), run)

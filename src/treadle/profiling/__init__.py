@@ -1,1 +1,1 @@
-"""What this machine can do: peaks, trials of kernels, and the report of ``treadle doctor``."""
+"""Measurements of this machine: peak rates, kernel trials, and the report of ``treadle doctor``."""

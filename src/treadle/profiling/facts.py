@@ -1,7 +1,7 @@
-"""What is known of a machine: facts, and behind each its warnings with what to do about them.
+"""Facts of a machine for ``treadle doctor``, each followed by its warnings with their cures.
 
-A section of ``describe``'s report is a function that yields them. All is read from a ``Subject``
-and the folders that it names, so that tests can hand over another machine's.
+A section of ``describe``'s report is a function that yields them. Everything is read from a
+``Subject`` and its folders, so that tests can supply another machine's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from treadle.profiling.peaks import Peaks
 from treadle.system import SYSTEM
 from treadle.system import machine as architecture
 
-# LLVM's name of a feature: what it gives, and the features that make it needless.
+# By LLVM's name of a feature: its benefit, and the features that make it unnecessary.
 FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "x86_64": {
         "avx2": ("256-bit vectors: several times the speed of the portable kernels", ()),
@@ -52,29 +52,27 @@ FEATURES: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 
 
-# A fact's name and value, or a warning that the fact before it gives rise to.
+# A fact's name and value, or a warning about the previous fact.
 Told: TypeAlias = tuple[str, Any] | str
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What a report needs to know of a model: its files, and the formats of its weights."""
+    """The properties of a model that a report needs: its files, and its weight formats."""
 
     files: Sequence[Path]
-    formats: Sequence[str] = ()  # of its weights, the one with most bytes first
-    without_kernel: Sequence[str] = ()  # those that treadle cannot compute with
-    acts: Set[str] = frozenset()  # "q8", "bf16", "f32": what its weights are multiplied by
+    formats: Sequence[str] = ()  # of its weights, by size, largest first
+    without_kernel: Sequence[str] = ()  # formats that treadle has no kernels for
+    acts: Set[str] = frozenset()  # "q8", "bf16", "f32": the activations for its weights
     instead: Sequence[str] = ()  # the formats that treadle has kernels for
     problem: str | None = None  # why treadle cannot run it at all
-    # What is found in the answers of its chat template, and what is not; None: it has no template.
+    # The features detected in its chat template's output, and missing ones; None: no template.
     chat: Mapping[str, str | None] | None = None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """This machine or another, a model on it if one is asked about, and its peaks if they were
-    measured.
-    """
+    """This machine or another, with a model on it and its measured peaks, if any."""
 
     model: ModelFile | None = None
     peaks: Peaks | None = None
@@ -90,17 +88,17 @@ class Subject:
 
     @property
     def acts(self) -> Set[str]:
-        """What weights are multiplied by: the model's, or any."""
+        """The activation kinds of the model's weights; "q8" and "bf16" without a model."""
         return {"q8", "bf16"} if self.model is None else self.model.acts
 
     @property
     def cpus(self) -> Path:
-        """What the system tells of processors."""
+        """The system's folder of processors."""
         return self.sys_root / "devices/system/cpu"
 
     @property
     def cgroup(self) -> Path:
-        """The root of the control groups."""
+        """The root folder of the control groups."""
         return self.sys_root / "fs/cgroup"
 
     @cached_property
@@ -110,21 +108,21 @@ class Subject:
 
     @cached_property
     def cores(self) -> dict[int, list[int]]:
-        """Processors that may be used, by core."""
+        """The usable processors, by core."""
         return topology.physical_cores(self.allowed, self.cpus)
 
     @cached_property
     def fast(self) -> list[int]:
-        """Of the cores those that are not slow by design."""
+        """The cores that are not slow by design."""
         return topology.fast_cores(sorted(self.cores), self.cpus)
 
     @cached_property
     def usable(self) -> MemoryBound | None:
-        """What this process may still take."""
+        """The memory that this process may still use."""
         return memory.usable_memory(self.cgroup, self.proc)
 
     def useful(self, processors: list[int]) -> int:
-        """How many threads ``processors`` would be worth without a quota."""
+        """Return how many threads ``processors`` would be worth without a quota."""
         cores = topology.physical_cores(processors, self.cpus)
         return len(topology.fast_cores(sorted(cores), self.cpus)) if cores else len(processors)
 
@@ -133,8 +131,8 @@ class Subject:
 
 
 def of_cpu(here: Subject) -> Iterator[Told]:
-    """Of the features that matter here: used, unused (treadle has no row for them yet), and missing
-    (name: what it would give).
+    """Yield the relevant CPU features: used, unused (treadle has no row for them yet), and missing
+    (each with its benefit).
     """
     features, known = here.features, here.known
     used = frozenset().union(*(row.needs for row in runnable(features)))
@@ -152,13 +150,15 @@ def of_cpu(here: Subject) -> Iterator[Told]:
 
 
 def enabled_by(feature: str) -> str:
-    """`` (for the kernels of ROW)``, the first row that needs ``feature``; empty if none does."""
+    """Return `` (for the kernels of ROW)``, the first row that needs ``feature``; empty if none
+    does.
+    """
     row = next((row for row in ROWS.values() if feature in row.needs), None)
     return f" (for the kernels of {row.name})" if row else ""
 
 
 def of_instructions(here: Subject) -> Iterator[Told]:
-    """The row chosen, why, and all that can run here."""
+    """Yield the chosen row, the reason, and all rows that can run here."""
     isa, best, able = here.isa, best_row(here.features), runnable(here.features)
     forced = os.environ.get("TREADLE_ISA")
     yield "chosen", isa.name
@@ -202,7 +202,7 @@ def of_instructions(here: Subject) -> Iterator[Told]:
 
 
 def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
-    """What each row above the best needs beyond the rows before it."""
+    """Yield the features that each row above the best needs in addition to earlier rows."""
     rows, known = list(ROWS.values()), here.known
     named: set[str] = set()
     for row in rows[rows.index(best) + 1 :]:
@@ -210,7 +210,7 @@ def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
         if not lacking or not row.needs & set(known) or row.slow_with & here.features:
             continue
         named.update(lacking)
-        if ASKED_FOR.issuperset(lacking):  # the CPU has all of it
+        if ASKED_FOR.issuperset(lacking):  # the CPU has them all
             yield (
                 f"the system refuses this process {', '.join(lacking)}, which the kernels of "
                 f"{row.name} need: Linux grants it from 5.16 on, where no container's filter of "
@@ -228,7 +228,7 @@ def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
 
 
 def of_threads(here: Subject) -> Iterator[Told]:
-    """How many, which bound it was, and all bounds."""
+    """Yield the number of threads, the bound that set it, and all bounds."""
     bounds = topology.thread_bounds(here.allowed, here.cpus, here.cgroup, here.proc)
     chosen, why = min(bounds, key=lambda bound: bound[0])
     yield "chosen", chosen
@@ -264,8 +264,8 @@ def of_threads(here: Subject) -> Iterator[Told]:
 
 
 def of_processors(here: Subject) -> Iterator[Told]:
-    """Counts; the quota in processors; the governor; the load: threads that wanted to run in the
-    last minute.
+    """Yield processor counts, the quota in processors, the governor, and the load (threads that
+    wanted to run in the last minute).
     """
     online, useful = topology.online(here.cpus), here.useful(here.allowed)
     yield "online", len(online)
@@ -306,8 +306,10 @@ def of_processors(here: Subject) -> Iterator[Told]:
 
 
 def of_memory(here: Subject) -> Iterator[Told]:
-    """Sizes in bytes (usable is what this process may still take, bound the limit that says so),
-    huge pages, NUMA nodes.
+    """Yield sizes in bytes, huge pages, and NUMA nodes.
+
+    ``usable_bytes`` is the memory that this process may still use; ``bound`` the limit that sets
+    it.
     """
     total, available = memory.host_memory(here.proc)
     yield "total_bytes", total

@@ -1,6 +1,4 @@
-"""The code of a kernel in the cache: its spec is built again from what the cache noted of it, and
-traced.
-"""
+"""IR and assembly of a cached kernel, traced again from the spec that the cache recorded."""
 
 from __future__ import annotations
 
@@ -17,18 +15,17 @@ from treadle.kernels.spec import Spec
 
 
 def ir(name: str, isa: str | None = None) -> str:
-    """LLVM IR of a kernel that ``treadle kernels`` lists, as its Python function emits it.
+    """Return the LLVM IR of a kernel that ``treadle kernels`` lists, as its Python function emits
+    it.
 
-    ``isa``: of which instruction set's, None for the one in use here if the cache has it, else any.
-    Raises CacheError for a name that is not in the cache.
+    ``isa``: the instruction set; None for the one in use here if the cache has it, else any. Raises
+    CacheError for a name that is not in the cache.
     """
     return trace(*find(name, isa))
 
 
 def asm(name: str, isa: str | None = None) -> str:
-    """The same kernel as LLVM's optimiser and back end leave it: the object's instructions as
-    text.
-    """
+    """Return the same kernel's optimised machine code as assembly text."""
     from treadle.jit.compile import emit_assembly
 
     spec, row = find(name, isa)
@@ -36,7 +33,7 @@ def asm(name: str, isa: str | None = None) -> str:
 
 
 def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
-    """The spec and the instruction set of a kernel in the cache. Raises CacheError."""
+    """Return the spec and the instruction set of a cached kernel. Raises CacheError."""
     from treadle.isa import ROWS, choose
     from treadle.jit.compile import host_features
 
@@ -57,11 +54,13 @@ def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
 
 
 def spec_of(about: Mapping[str, Any]) -> Spec:
-    """The spec that ``kernel.about`` described. Raises CacheError where it is no kernel of ours."""
+    """Return the spec that ``jit.kernel.about`` described. Raises CacheError if it is not a treadle
+    kernel.
+    """
     module, kind = str(about.get("module")), str(about.get("spec"))
     found: Any = None
     if module.startswith("treadle."):
-        with suppress(ImportError):  # the look-up fails, and the error below says so
+        with suppress(ImportError):  # reported below
             found = getattr(import_module(module), kind, None)
     if not (isinstance(found, type) and issubclass(found, Spec)):
         raise CacheError(

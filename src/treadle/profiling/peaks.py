@@ -1,7 +1,7 @@
-"""What this machine reaches at best, through the same compiler and threads as a model.
+"""Peak rates of this machine, measured with the same compiler and threads as a model.
 
-Other programs and other guests of the host take their part, and one memory bus serves all of them:
-a peak is worth something beside a speed of the same minute.
+Other programs and other guests of the host take their share, and all use one memory bus. So compare
+a peak only with a speed measured in the same minute.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ DOTS_PER_VALUE = {
     "q16": 2,
     "bf16": 2,
     "f32": 1,
-}  # products that one 32-bit sum takes at once
-WEIGHT_MAX = 127  # of a q8 weight: the most that every row's own byte dot takes
-ROUNDS = 2000  # of a Dots item: 10 to 50 microseconds, far above the cost of claiming it
-PIECE = 1 << 19  # bytes of an item of the burst
-PAGE = 1 << 12  # of a long stream, bytes are whole ones
-STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, bytes ahead): the best counts
-LONG = ((1, 0), (1, 4096))  # the same of a thread that reads its share from front to back
-BUFFER_BYTES = 256 << 20, 1 << 30  # at least and at most: four times the last-level cache
-BEYOND = 2  # times the largest cache: a smaller buffer is read from that cache, or half of it is
-SHARE = 3  # of the memory that may still be taken, a third at most
+}  # products added to one 32-bit sum at once
+WEIGHT_MAX = 127  # of a q8 weight: the largest that every instruction set's byte dot accepts
+ROUNDS = 2000  # of a dots item: 10 to 50 microseconds, far above the cost of claiming it
+PIECE = 1 << 19  # bytes of an item of the short streams
+PAGE = 1 << 12  # bytes; a long stream is a multiple of it
+STREAMS = ((1, 2048), (4, 2048), (4, 0), (8, 1024))  # (streams, prefetch bytes); the best counts
+LONG = ((1, 0), (1, 4096))  # the same for a thread that reads its share from front to back
+BUFFER_BYTES = 256 << 20, 1 << 30  # bounds of four times the last-level cache
+BEYOND = 2  # times the largest cache: half or more of a smaller buffer is read from that cache
+SHARE = 3  # a buffer takes at most a third of the usable memory
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The best seen of each, all threads together."""
+    """The best measured rate of each kind, all threads together."""
 
-    q8: float  # operations a second in dots of bytes; a multiplication and an addition are two
-    # By matrix registers where there are any; None without a dot of bf16: such weights are then
+    q8: float  # operations a second in byte dots; a multiplication and an addition are two
+    # On matrix registers if there are any. None without a dot of bf16, where BF16 weights are
     # widened to f32.
     bf16: float | None
     f32: float
-    bytes_s: float  # bytes a second read from memory; of caches if ``from_memory`` is False
-    cpu_share: float  # of the processor time that the threads asked for, what they got meanwhile
-    buffer_bytes: int = BUFFER_BYTES[0]  # that ``bytes_s`` was measured on
-    from_memory: bool = True  # False: no buffer beyond the caches could be had
-    # Bytes a second of one long stream a thread: what reading a model in order can come to.
+    bytes_s: float  # bytes a second read from memory, or from caches if not ``from_memory``
+    cpu_share: float  # share of the requested processor time that the threads got
+    buffer_bytes: int = BUFFER_BYTES[0]  # on which ``bytes_s`` was measured
+    from_memory: bool = True  # False: no memory for a buffer beyond the caches
+    # Bytes a second with one long stream a thread: the limit of reading a model in order.
     stream_bytes_s: float | None = None
-    q16: float | None = None  # in dots of i16, where prompts use them
+    q16: float | None = None  # operations a second in dots of i16, where prefill uses them
 
     def as_dict(self) -> dict[str, float]:
-        """By name, without those that are None; what was read from caches is ``cache_bytes_s``."""
+        """Return the rates by name, without None; a rate of caches is named ``cache_bytes_s``."""
         read = "bytes_s" if self.from_memory else "cache_bytes_s"
         stream = self.stream_bytes_s if self.from_memory else None
         rates = {
@@ -80,10 +80,10 @@ class Peaks:
 
 @dataclass(frozen=True)
 class DotPeakKernel(Spec):
-    """Nothing but dots, in registers: ``out[item, m, n] = rounds * sum over lanes of w[m] . x[n]``.
+    """Dots in registers only: ``out[item, m, n] = rounds * sum over lanes of w[m] . x[n]``.
 
-    ``mr * nr`` sums, so that none waits for the last: ``w [mr, values], x [nr, values], out [items,
-    mr * nr]``, a row of w and x being one vector. Items: repetitions.
+    There are ``mr * nr`` sums, so that none waits for the last: ``w [mr, values], x [nr, values],
+    out [items, mr * nr]``. A row of w or x is one vector. Items: repetitions.
     """
 
     op: ClassVar[str] = "dots"
@@ -100,8 +100,8 @@ class DotPeakKernel(Spec):
         with k.loop(frame.end, start=frame.begin) as item:
             sums = [k.var(k.zero(sum_ty)) for _ in range(self.mr * self.nr)]
             with k.loop(rounds):
-                # The fences make LLVM read the operands anew: of products of constants it would do
-                # only the additions. One before each x keeps it from holding all of x at once.
+                # The fences make LLVM reload the operands, else it would hoist the products out of
+                # the loop. One before each x keeps it from holding all of x at once.
                 k.fence()
                 w = [k.load(w_at, w_ty, offset=n_bytes * m) for m in range(self.mr)]
                 for n in range(self.nr):
@@ -114,7 +114,7 @@ class DotPeakKernel(Spec):
                 k.store(out, k.sum(total.v), offset=(item * len(sums) + i) * 4)
 
     def types(self, lanes: int) -> tuple[Ty, Ty, Ty]:
-        """Of w, x and the sums."""
+        """Return the types of w, x and the sums."""
         return {
             "q8": (u8 * (4 * lanes), i8 * (4 * lanes), i32 * lanes),
             "q16": (i16 * (2 * lanes), i16 * (2 * lanes), i32 * lanes),
@@ -123,7 +123,7 @@ class DotPeakKernel(Spec):
         }[self.act]
 
     def dot(self, k: Builder, isa: Isa, total: Val, w: Val, x: Val) -> Val:
-        """One of them."""
+        """Emit one dot."""
         if self.act == "f32":
             return k.fma(w, x, total)
         if self.act == "q8":
@@ -135,7 +135,7 @@ class DotPeakKernel(Spec):
         return isa.dot_bf16(k, total, w, x)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin; bf16 operands are u16."""
+        """Run the numpy twin; bf16 operands are u16."""
         w, x, out = args.w, args.x, args.out
         if self.act == "bf16":
             w, x = ((a.astype(np.uint32) << 16).view(np.float32) for a in (w, x))
@@ -145,10 +145,10 @@ class DotPeakKernel(Spec):
 
 @dataclass(frozen=True)
 class MatrixDots(Spec):
-    """Nothing but products of matrix registers: ``out[item, m, n] = rounds * w[m] x[n]``, 16 by 16.
+    """Matrix-register products only: ``out[item, m, n] = rounds * w[m] x[n]``, 16 by 16.
 
-    ``w [2, 16, 32], x [2, 16, 32], out [items, 2, 2, 16, 16]``, w and x in bf16, w by columns where
-    the machine takes it so, x in pairs of rows (``MatrixUnit.dots_bf16``). Items: repetitions.
+    ``w [2, 16, 32], x [2, 16, 32], out [items, 2, 2, 16, 16]``. w and x are bf16, w by columns if
+    the machine needs that, x in pairs of rows (``MatrixUnit.dots_bf16``). Items: repetitions.
     """
 
     op: ClassVar[str] = "matrix_dots"
@@ -182,7 +182,7 @@ class MatrixDots(Spec):
             matrix.store(k, c, out + c * REGISTER, LINE)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin; bf16 operands are u16."""
+        """Run the numpy twin; bf16 operands are u16."""
         left, right = (from_bf16_bits(v).reshape(2, 16, 32) for v in (args.w, args.x))
         right = right.reshape(2, 16, 16, 2).transpose(0, 1, 3, 2).reshape(2, 32, 16)
         args.out[:] = args.rounds * (left[:, None] @ right[None])
@@ -192,8 +192,7 @@ class MatrixDots(Spec):
 class StreamReadKernel(Spec):
     """Reads memory as decoding does: ``out[item] = sum of the item's i32 values``, modulo 2**32.
 
-    An item is ``piece`` bytes, walked as ``streams`` runs side by side, each prefetching ``ahead``
-    bytes before it reads.
+    An item is ``piece`` bytes, read as ``streams`` parallel runs, each prefetching ``ahead`` bytes.
     """
 
     op: ClassVar[str] = "stream"
@@ -222,7 +221,7 @@ class StreamReadKernel(Spec):
             k.store(out, k.sum(reduce(add, (each.v for each in sums))), offset=item * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        """The numpy twin."""
+        """Run the numpy twin."""
         pieces = args.data.view(np.int32).reshape(-1, args.piece // 4)
         args.out[: len(pieces)] = pieces.sum(-1, dtype=np.int64).astype(np.int32)
 
@@ -253,7 +252,7 @@ def measure_peaks(
         tell(len(acts))
         n_bytes = buffer_bytes()
         data = HostMemory(n_bytes)
-        data.bytes[:] = 1  # pages never written to are all one page of zeros, which is cached
+        data.bytes[:] = 1  # unwritten pages all map to one page of zeros, which is cached
         shape_s = seconds / len(STREAMS)
         bytes_s = max(stream_rate(team, kernels, s, data.bytes, PIECE, shape_s) for s in STREAMS)
         whole = max(PAGE, n_bytes // n_threads // PAGE * PAGE)
@@ -275,19 +274,19 @@ def measure_peaks(
 
 
 def has_dots(act: str, isa: Isa) -> bool:
-    """Whether products of this kind are made with ``isa``."""
+    """Return whether ``isa`` has products of this kind."""
     if act == "q16":
         return bool(isa.tiles.words[0])
     return act != "bf16" or bool(isa.dot_bf16 or isa.matrix)
 
 
 def dots_of(act: str, isa: Isa) -> DotPeakKernel | MatrixDots:
-    """The kernel that measures dots of this kind."""
+    """Return the kernel that measures dots of this kind."""
     return MatrixDots() if act == "bf16" and isa.matrix else DotPeakKernel(act, *isa.tiles.peak)
 
 
 def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarray:
-    """``n`` vectors of ``lanes`` times 32 bits, random: zeros would draw less power than these."""
+    """Return ``n`` random vectors of ``lanes`` times 32 bits; zeros would draw less power."""
     if act == "q8":
         return rng.integers(0, WEIGHT_MAX + 1, (n, 4 * lanes), np.uint8)
     if act == "q16":
@@ -299,7 +298,7 @@ def operands(act: str, n: int, lanes: int, rng: np.random.Generator) -> np.ndarr
 def _rate_of_dots(
     team: Team, kernel: int, spec: DotPeakKernel | MatrixDots, isa: Isa, seconds: float
 ) -> float:
-    """Operations a second."""
+    """Return the operations a second."""
     rng = np.random.default_rng(0)
     if isinstance(spec, MatrixDots):
         w, x = (operands("bf16", 2 * 16, 16, rng) for _ in range(2))
@@ -323,7 +322,9 @@ def stream_rate(
     piece: int,
     seconds: float,
 ) -> float:
-    """Bytes a second of ``data``, uint8, in items of ``piece`` bytes, by one shape of Stream."""
+    """Return the bytes a second at which one shape of StreamReadKernel reads ``data``, uint8, in
+    items of ``piece`` bytes.
+    """
     n_items = len(data) // piece
     named = {"data": data, "out": np.zeros(n_items, np.int32), "piece": piece}
     args = StreamReadKernel.args.slots(named)
@@ -335,7 +336,7 @@ def stream_rate(
 
 
 def wanted_bytes(cpus: Path = topology.CPUS) -> int:
-    """Of a buffer that caches cannot hold a useful part of."""
+    """Return the size of a buffer so large that caches hold no useful part of it."""
     least, most = BUFFER_BYTES
     return min(most, max(least, 4 * topology.cache_bytes(cpus)))
 
@@ -343,7 +344,7 @@ def wanted_bytes(cpus: Path = topology.CPUS) -> int:
 def buffer_bytes(
     cpus: Path = topology.CPUS, cgroup: Path = topology.CGROUP, proc: Path = topology.PROC
 ) -> int:
-    """``wanted_bytes``, or the share of the memory that this process may still take, if less."""
+    """Return ``wanted_bytes``, or SHARE of the memory that this process may still use, if less."""
     wanted, usable = wanted_bytes(cpus), usable_memory(cgroup, proc)
     allowed = usable.free_bytes // SHARE if usable else wanted
     return max(PIECE, min(wanted, allowed) // PIECE * PIECE)
@@ -352,7 +353,9 @@ def buffer_bytes(
 def _least_time(
     team: Team, kernel: int, args: Sequence[np.ndarray | int], n_items: int, seconds: float
 ) -> float:
-    """Seconds of the quickest of at least two runs of ``n_items`` items, after one to warm up."""
+    """Return the seconds of the quickest of at least two runs of ``n_items`` items, after a
+    warm-up.
+    """
     slots = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
     packed, run = np.array(slots, np.int64), np.zeros(1, RUN_STATE)
     step = np.zeros(1, STEP)

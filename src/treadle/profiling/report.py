@@ -1,4 +1,4 @@
-"""What ``treadle doctor`` tells: this machine, and every reason for lost speed with its cure."""
+"""Report of ``treadle doctor``: this machine, and every cause of lost speed with its cure."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from treadle.version import __version__
 
 Report = dict[str, Any]
 
-WALKED = 64 << 20  # bytes of a model that the size of its pages matters for
+WALKED = 64 << 20  # bytes of a model from which the size of its pages matters
 
 
 def row_in_use() -> Isa:
-    """The instruction set that kernels are compiled for here."""
+    """Return the instruction set that kernels are compiled for here."""
     return choose(host_features())
 
 
 def describe(here: Subject) -> Report:
-    """A machine as a dictionary that JSON can hold.
+    """Describe a machine as a dictionary for JSON.
 
-    SECTIONS has its parts; what they say nothing of is left out. warnings: each reason for lost
-    speed and every fallback in force, with what to do; those of the model come first.
+    Its keys are the SECTIONS, without empty ones, and ``warnings``: each cause of lost speed and
+    every fallback in use, with its cure, those of the model first.
 
     Raises UnsupportedError for a ``TREADLE_ISA`` that is unknown or cannot run there.
     """
@@ -50,8 +50,9 @@ def describe(here: Subject) -> Report:
 
 
 def of_cache(here: Subject) -> Iterator[Told]:
-    """Kernels in use and their size, files of other versions or damaged; problem: why kernels are
-    not kept; compiling: may new ones be made.
+    """Yield facts of the kernel cache: kernels in use and their size; old or damaged files.
+
+    ``problem``: why kernels are not cached. ``compiling``: whether new ones may be compiled.
     """
     state, compiling = cache.state(), os.environ.get("TREADLE_NO_COMPILE") != "1"
     yield "folder", state.folder
@@ -69,10 +70,10 @@ def of_cache(here: Subject) -> Iterator[Told]:
 
 
 def of_tuning(here: Subject) -> Iterator[Told]:
-    """What ``treadle tune`` measured here, if it did; problem: why it is not used."""
+    """Yield the results of ``treadle tune`` here, if any; ``problem``: why they are not used."""
     row = tuned_row(here.isa, proc=here.proc)
     if row.made is None and row.problem is None:
-        return  # nothing was ever tuned here
+        return  # never tuned here
     yield "file", row.path
     yield "measured", row.made
     yield "formats", row.formats
@@ -82,8 +83,10 @@ def of_tuning(here: Subject) -> Iterator[Told]:
 
 
 def of_model(here: Subject) -> Iterator[Told]:
-    """Its files' size, how much of it is in memory and in huge pages, the formats of its weights
-    and those without a kernel; problem: why it cannot be run at all.
+    """Yield facts of the model: its size, the share in memory and in huge pages, its weight formats
+    and those without a kernel.
+
+    ``problem``: why it cannot run at all.
     """
     model = here.model
     if model is None:
@@ -131,14 +134,16 @@ def of_model(here: Subject) -> Iterator[Told]:
 
 
 def _total(sizes: Iterable[int | None]) -> int | None:
-    """Their sum, if all are known."""
+    """Return the sum, or None if a size is unknown."""
     listed = list(sizes)
     return None if None in listed else sum(size or 0 for size in listed)
 
 
 def of_peaks(here: Subject) -> Iterator[Told]:
-    """As measured, if they were. read_from is "caches" where no larger buffer may be had;
-    processor_time_share is what the threads got of what they asked for.
+    """Yield the measured peaks, if any.
+
+    ``read_from`` is "caches" if no larger buffer was available. ``processor_time_share`` is the
+    share of processor time that the threads got.
     """
     peaks, load = here.peaks, topology.load_average(here.proc)
     if peaks is None:
@@ -181,7 +186,7 @@ def of_peaks(here: Subject) -> Iterator[Told]:
 
 
 def of_versions(here: Subject) -> Iterator[Told]:
-    """Of all that results depend on."""
+    """Yield the versions of everything that results depend on."""
     import numpy as np
 
     yield "treadle", __version__

@@ -1,8 +1,9 @@
-"""One matrix product on trial: the same data for every variant of its kernel, checked, then timed.
+"""Trial of one matrix product: every variant of its kernel is checked, then timed, on the same
+data.
 
-Hot: the same weights again and again, as far as caches hold them. Cold: the next of many copies
-each time, more than the caches hold together, as a model's layers come by. Activations and outputs
-are those of the run before, as they are in a model.
+Hot: the same weights repeatedly, as far as caches hold them. Cold: each run reads the next of many
+copies, together larger than the caches, like the layers of a model. Activations and outputs are
+reused between runs, as in a model.
 """
 
 from __future__ import annotations
@@ -29,22 +30,21 @@ from treadle.profiling.peaks import BEYOND, buffer_bytes
 if TYPE_CHECKING:
     from treadle.formats import Format
 
-LEAST_OPS = 1 << 30  # of a timed run: far above the microseconds of starting one
+LEAST_OPS = 1 << 30  # of a timed run: takes far longer than the microseconds to start it
 MOST_STEPS = 4096  # of a timed run, however small the product is
 ROUNDING = 2.0**-24  # of f32
-# Weights rounded to bf16 from an f32 that may differ from the twin's in its last bit: one in some
-# ten thousand comes out at the neighbour; three of a row's may.
+# Tolerance for weights rounded to bf16 from an f32 that may differ from the twin's in the last bit:
+# one in some ten thousand rounds to the neighbour; three of one row may.
 NEXT_BF16 = 3 * 2.0**-8
-LEFT_OUT = {"bf16x2": 2.0**-18, "bf16x3": 2.0**-24}  # of products of several bf16: see N_PRODUCTS
+LEFT_OUT = {"bf16x2": 2.0**-18, "bf16x3": 2.0**-24}  # error of split bf16: see N_PRODUCTS
 FULL_GROUPS = 64  # rows of y past the last token: a tile writes whole groups
 
 
 class KernelTrial:
-    """Weights ``[m, k]`` of one format and up to ``n`` tokens, random, with a team of threads.
+    """Random weights ``[m, k]`` of one format and up to ``n`` tokens, with a team of threads.
 
-    Kernels are compiled for the trial alone, and their code goes with it: a sweep's losers are no
-    use to the cache. ``clock`` gives seconds. Raises UnsupportedError where ``fmt`` has no rows of
-    ``k``.
+    Kernels are compiled for the trial only and freed with it: the cache has no use for a sweep's
+    losers. ``clock`` returns seconds. Raises UnsupportedError if ``fmt`` has no rows of ``k``.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class KernelTrial:
         rng = np.random.default_rng(0)
         self.fmt, self.isa, self.k, self.m, self.n_threads = fmt, isa, k, m, n_threads
         rows = fmt.quantize_rows(rng.standard_normal((m, k), np.float32))
-        self._arrays = fmt.split(rows)  # of the tensor; a copy has one after the other
+        self._arrays = fmt.split(rows)  # of the tensor; contiguous in a copy
         self.weights = np.concatenate([array.reshape(-1) for array in self._arrays])
         self.x = rng.standard_normal((n, k), np.float32)
         self.stride = round_up(m, COLUMNS)
         self.y = HostMemory((n + FULL_GROUPS) * self.stride * 4).bytes.view(np.float32)
         self.y = self.y.reshape(-1, self.stride)
-        self._at = 0  # the copy that was read last
-        self._cold_bytes = buffer_bytes()  # asked once, before copies take memory themselves
+        self._at = 0  # the next copy to read
+        self._cold_bytes = buffer_bytes()  # computed once, before copies take memory
         self._copy_bytes = round_up(len(self.weights), 64)
         self._copies = HostMemory(
             self._copy_bytes
-        )  # the first; more when cold caches are asked for
+        )  # the first copy; more when cold caches are requested
         self._copies.bytes[: len(self.weights)] = self.weights
         self._inputs: dict[tuple[ActivationLayout, int], np.ndarray] = {}
         self._twins: dict[tuple[ActivationLayout, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -82,26 +82,29 @@ class KernelTrial:
         self._linker = Linker()
         self._team: Team | None = None
         self._clock = clock
-        self._asked_s = self._got_s = 0.0  # of processor time, while kernels ran
+        self._asked_s = self._got_s = 0.0  # processor time while kernels ran
 
     @property
     def cpu_share(self) -> float:
-        """Of the processor time that the threads asked for, what they got: less where other
-        programs run, and then the least times are a matter of luck.
+        """The share of the requested processor time that the threads got.
+
+        It is less while other programs run; minimum times are then unreliable.
         """
         return min(1.0, self._got_s / self._asked_s) if self._asked_s else 1.0
 
     @property
     def n_bytes(self) -> int:
-        """Of the weights."""
+        """Bytes of the weights."""
         return len(self.weights)
 
     def n_ops(self, n: int) -> int:
-        """Operations of the product for ``n`` tokens; a multiplication and an addition are two."""
+        """Return the operations of the product for ``n`` tokens; a multiplication and an addition
+        are two.
+        """
         return 2 * self.k * self.m * n
 
     def compile(self, spec: Matmul) -> str | None:
-        """Make the kernel; gives what LLVM has against it, or None.
+        """Compile the kernel; return LLVM's error, or None.
 
         Raises CacheError under ``TREADLE_NO_COMPILE=1``.
         """
@@ -119,8 +122,8 @@ class KernelTrial:
         return None
 
     def check(self, spec: Matmul, n: int) -> str | None:
-        """Run a kernel that is compiled, for ``n`` tokens, once against its numpy twin; gives what
-        is wrong, or None.
+        """Run a compiled kernel for ``n`` tokens and compare it with its numpy twin; return the
+        error, or None.
         """
         want, tolerance = self._twin(spec, n)
         self.y[:] = np.nan
@@ -136,7 +139,7 @@ class KernelTrial:
         )
 
     def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
-        """The least time of a product of ``n`` tokens over ``runs`` runs of it."""
+        """Return the least time of a product of ``n`` tokens over ``runs`` runs."""
         n_copies = self._fill() if cold else 1
         per_run = max(1, min(LEAST_OPS // self.n_ops(n), self._cold_copies(), MOST_STEPS))
         if not cold:
@@ -152,7 +155,7 @@ class KernelTrial:
         return float(least)
 
     def close(self) -> None:
-        """Send the threads home."""
+        """Stop the threads."""
         if self._team is not None:
             self._team.close()
             self._team = None
@@ -161,14 +164,16 @@ class KernelTrial:
 
     @property
     def from_memory(self) -> bool:
-        """Whether copies beyond the caches were to be had: else cold times are of caches, too."""
+        """Whether there is memory for copies beyond the caches; else cold times include cache
+        reads.
+        """
         return self._cold_copies() * self._copy_bytes >= BEYOND * cache_bytes()
 
     def _cold_copies(self) -> int:
         return max(2, -(-self._cold_bytes // self._copy_bytes))
 
     def _fill(self) -> int:
-        """As many copies of the weights as no cache holds; how many."""
+        """Make more copies of the weights than any cache holds; return their number."""
         n = len(self._copies.bytes) // self._copy_bytes
         if n == 1:
             n = self._cold_copies()
@@ -185,7 +190,7 @@ class KernelTrial:
         return self._inputs[act, n]
 
     def _slots(self, spec: Matmul, n: int, copy: int, tokens: int) -> list[int]:
-        """A kernel's arguments."""
+        """Return a kernel's arguments."""
         at, weights = self._copies.address + copy * self._copy_bytes, []
         for array in self._arrays:
             weights.append(at)
@@ -196,7 +201,7 @@ class KernelTrial:
         return [slot or 0 for slot in spec.args.slots(given)]
 
     def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
-        """Multiply by these copies of the weights, one after the other; gives the seconds."""
+        """Multiply by these copies of the weights, one after another; return the seconds."""
         scratch = spec.scratch(self.isa.lanes)
         if self._team is None or self._team.scratch < scratch:
             self.close()
@@ -219,12 +224,12 @@ class KernelTrial:
         self._got_s += time.process_time() - cpu
         return seconds
 
-    # -- what is right --------------------------------------------------------------------------
+    # -- expected results -----------------------------------------------------------------------
 
     def _twin(self, spec: Matmul, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """The numpy twin's results for ``n`` tokens and how far each may be missed, ``[n, m]``.
+        """Return the numpy twin's results for ``n`` tokens, and their tolerances, ``[n, m]``.
 
-        Activations differ by their kind only: the same results serve every tile.
+        They depend only on the kind of activations, so all tiles share them.
         """
         plain = replace(spec.layout(), group=1)
         if (plain, n) not in self._twins:
@@ -245,25 +250,27 @@ class KernelTrial:
         return self._twins[plain, n]
 
     def _chain(self, spec: Matmul) -> int:
-        """Additions that a result may go through, one after the other: of blocks where whole
-        numbers are summed, of products elsewhere.
+        """Return how many additions in sequence a result may go through: of blocks where integers
+        are summed, else of products.
         """
         codes, n_blocks = self.fmt.codes, spec.layout().kb
         if spec.act == "q16":
-            return n_blocks + 16  # and gemv's blocks of a span, and its lanes
+            return n_blocks + 16  # 16 for the blocks of gemv's spans, and its lanes
         if codes is None or not n_blocks:
             return self.k
-        return (2 if codes.has_m else 1) * n_blocks + 16  # and gemv's lanes
+        return (2 if codes.has_m else 1) * n_blocks + 16  # 16 for gemv's lanes
 
     def _magnitudes(self, *, apart: bool) -> np.ndarray:
-        """What each weight can add to a result's rounding, f32 ``[m, k]``: its size; where codes
-        are summed (``apart``), also that of code and offset, or of the minimum: less than three
-        times the largest weight of the block, for a quantiser lets some code be near its end.
+        """Return how much each weight can add to a result's rounding error, f32 ``[m, k]``.
+
+        It is the weight's size. Where codes are summed (``apart``), add the sizes of code and
+        offset, or of the minimum: less than three times the largest weight of the block, as a
+        quantiser puts some code near its limit.
         """
         rows = self.fmt.join(self._arrays).reshape(self.m, -1)
         sizes = np.abs(self.fmt.dequantize_rows(rows)).astype(np.float32)
         if apart:
-            group = self.fmt.block if self.fmt.parts else BLOCK  # that shares a scale
+            group = self.fmt.block if self.fmt.parts else BLOCK  # weights that share a scale
             blocks = sizes.reshape(self.m, -1, group)
             sizes = (blocks + 3 * blocks.max(-1, keepdims=True)).reshape(self.m, -1)
         return sizes

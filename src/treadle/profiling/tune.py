@@ -1,13 +1,13 @@
-"""``treadle tune``: which shape of a kernel is the fastest on this machine.
+"""``treadle tune``: finds the fastest shape of each kernel on this machine.
 
-For one weight format and kernel, a *sweep*: every combination of the first stage of
-``choice.SWEPT`` that fits the register file, then the fields of later stages, tried on the best of
-what came before; last, a final among the best and the shipped. Each variant must give the twin's
+For one weight format and kernel, a *sweep* tries every combination of the first stage of
+``select.SWEPT`` that fits the register file, then the fields of later stages on the best variants
+so far, and last a final among the best and the shipped. Each variant must match its numpy twin's
 results before it is timed. Variants take turns, in rounds, so that a slow moment of a shared
-machine spoils a part of everybody's runs and nobody's minimum.
+machine affects part of every variant's runs and no variant's minimum.
 
-The winner is the quickest with cold caches, for that is how a model meets its weights; the shipped
-shape stays unless it is beaten by more than chance does.
+The winner is the quickest with cold caches, as a model reads its weights from memory. The shipped
+shape stays unless it is beaten by more than noise.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 KERNELS = ("gemm", "matrix", "gemv", "crossover")
-ROUNDS = 3  # that a variant's runs are spread over
-KEPT = 3  # variants of a stage that the next one, or the final, starts from
-GAIN = 1.02  # how much faster than the shipped shape a winner must be: minima differ by a percent
-CROSSOVER = (2, 4, 8, 16)  # tokens at which gemv and gemm are compared
+ROUNDS = 3  # over which a variant's runs are spread
+KEPT = 3  # best variants of a stage that go on to the next one, or to the final
+GAIN = 1.02  # least speedup over the shipped shape: minima differ by a percent
+CROSSOVER = (2, 4, 8, 16)  # numbers of tokens at which gemv and gemm are compared
 
 
 class VariantTimer(Protocol):
-    """What compiles, checks and times variants: ``trial.Trial``, or a test's stand-in."""
+    """Compiles, checks and times variants: ``trial.KernelTrial``, or a test's stand-in."""
 
     def compile(self, spec: Matmul) -> str | None:
-        """What is against the kernel, or None."""
+        """Compile the kernel; return the error, or None."""
 
     def check(self, spec: Matmul, n: int) -> str | None:
-        """What is wrong with its results, or None."""
+        """Check its results; return the error, or None."""
 
     def seconds(self, spec: Matmul, n: int, cold: bool, runs: int) -> float:
-        """The least time of ``runs`` runs."""
+        """Return the least time of ``runs`` runs."""
 
 
 @dataclass
 class Variant:
-    """One configuration and what was found out about it."""
+    """One configuration and its measurements."""
 
     spec: Matmul
-    fields: Mapping[str, int]  # those that are swept
+    fields: Mapping[str, int]  # the swept ones
     shipped: bool = False
     best: bool = False
-    hot_s: float = inf  # of one product
+    hot_s: float = inf  # seconds of one product
     cold_s: float = inf
-    problem: str | None = None  # why it cannot be used: never the best
+    problem: str | None = None  # why it cannot be used; such a variant is never the best
 
     @property
     def name(self) -> str:
-        """``mr 2 nr 8``."""
+        """The fields as text, such as ``mr 2 nr 8``."""
         return " ".join(f"{name} {value}" for name, value in self.fields.items())
 
 
@@ -78,30 +78,32 @@ class Sweep:
     format: str
     tokens: int
     variants: list[Variant] = field(default_factory=list)
-    left_out: int = 0  # that do not fit this instruction set
+    left_out: int = 0  # number that do not fit this instruction set
 
     @property
     def sound(self) -> list[Variant]:
-        """Those that gave the right results, the quickest first."""
+        """The variants with correct results, the quickest first."""
         right = [v for v in self.variants if v.problem is None]
         return sorted(right, key=lambda v: (v.cold_s, v.hot_s))
 
     @property
     def best(self) -> Variant:
-        """The winner."""
+        """The winning variant."""
         return next(v for v in self.variants if v.best)
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the shipped shape the winner is; None if that is unsound."""
+        """The winner's speedup over the shipped shape; None if that one is wrong."""
         shipped = next(v for v in self.variants if v.shipped)
         return None if shipped.problem else shipped.cold_s / self.best.cold_s
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """Up to how many tokens gemv is the faster, and up to how many gemm in vectors is, where there
-    are matrix registers; the seconds of each at each number tried.
+    """The largest number of tokens at which gemv is fastest, and at which vector gemm beats matrix
+    registers.
+
+    It has the seconds of each kernel at each number of tokens tried.
     """
 
     format: str
@@ -124,11 +126,12 @@ def tune(
     runs: int = 12,
     progress: Progress | None = None,
 ) -> tuple[list[Sweep], Crossover | None, TunedTable]:
-    """Sweep ``kernels`` (of KERNELS) for one format: gemm for ``n`` tokens, on vectors and on
-    matrix registers where these serve the format, gemv for each of GEMV_TOKENS; then the crossover
-    of gemv and gemm at their best, with ``table`` for what was not swept.
+    """Sweep ``kernels`` (of KERNELS) for one format.
 
-    Gives the table of what was found beside the sweeps.
+    gemm is swept for ``n`` tokens, on vectors and on matrix registers if the format uses them, gemv
+    for each of GEMV_TOKENS. Then the best gemv and gemm are compared (the crossover), with
+    ``table`` for kernels that were not swept. Returns the sweeps, the crossover, and the table of
+    the results.
     """
     tell = progress or (lambda stage, done, total: None)
     starts: list[tuple[Matmul, int]] = []
@@ -159,8 +162,8 @@ def sweep(
 ) -> Sweep:
     """Time the shipped spec ``start`` and its variants on ``n`` tokens, and mark the best.
 
-    The shipped one is a variant like the others, and may be wrong like them; if all are, it wins
-    nothing: its fields are what stays in use in any case.
+    The shipped one is checked like the others. If all are wrong, it is still marked as the best, as
+    its fields stay in use.
     """
     kernel = select.family(start)
     made, title = Sweep(kernel, start.w, n), f"tuning {kernel} {start.w}, {n} tokens"
@@ -187,14 +190,14 @@ def sweep(
 
 
 def swept_fields(spec: Matmul) -> dict[str, int]:
-    """The fields of a spec that a sweep may change, as they are."""
+    """Return the current values of a spec's fields that a sweep may change."""
     return {name: getattr(spec, name) for stage in SWEPT[select.family(spec)] for name in stage}
 
 
 def combinations(seed: Matmul, stage: Mapping[str, tuple[int, ...]]) -> Iterator[Matmul]:
-    """``seed`` with every combination of a stage's values.
+    """Yield ``seed`` with every combination of a stage's values.
 
-    kc >= k means no K blocking, which kc = 0 says already: skipped.
+    kc >= k means no K blocking, which kc = 0 already covers; skipped.
     """
     for values in product(*stage.values()):
         given: dict[str, Any] = dict(zip(stage, values, strict=True))
@@ -219,7 +222,7 @@ def measure(
     title: str,
     progress: Progress,
 ) -> None:
-    """Time the sound ones in rounds; minima count, those of earlier calls as well."""
+    """Time the correct variants in rounds; each keeps its minimum, over earlier calls too."""
     sound = [variant for variant in variants if variant.problem is None]
     n_rounds = min(ROUNDS, runs)
     for i in range(n_rounds):
@@ -241,11 +244,11 @@ def cross(
     runs: int,
     progress: Progress,
 ) -> Crossover:
-    """Compare the best gemv, the best gemm and, where there are matrix registers, the best on them,
-    at the numbers of tokens in CROSSOVER, cold.
+    """Compare the best gemv, vector gemm and, if any, matrix gemm with cold caches, at the numbers
+    of tokens in CROSSOVER.
 
-    gemv serves one token whatever was measured: a tile of one is mostly filling. Where few tokens
-    have a product of their own, that stands for gemm.
+    gemv always serves one token, as a tile of one is mostly padding. A format with a separate
+    kernel for few tokens uses that in place of gemm.
     """
     gemv_s: dict[int, float] = {}
     gemm_s: dict[int, float] = {}
@@ -266,8 +269,9 @@ def cross(
 
 
 def ahead(one: Mapping[int, float], other: Mapping[int, float], least: int) -> int:
-    """Up to how many tokens ``one`` is no slower than ``other``, from the fewest on; ``least`` for
-    none. What is unsound takes forever.
+    """Return up to how many tokens ``one`` is no slower than ``other``; ``least`` if at none.
+
+    A wrong variant has infinite time.
     """
     best = least
     for tokens, seconds in one.items():

@@ -1,1 +1,1 @@
-"""The CPU: threads, the compiled step loop, and memory that files are mapped to."""
+"""The CPU device: threads, the compiled step loop, and memory mapped from files."""

@@ -1,14 +1,14 @@
-"""A word in memory that a signal changes at once, for compiled code to look at.
+"""Abort flag: set by a signal through Python's C handler, polled by compiled code.
 
-Python's own handlers run between two bytecodes, so not while a run is in compiled code, which may
-take seconds. But the interpreter's C handler writes the signal's number to a descriptor as it comes
-(``signal.set_wakeup_fd``). If that descriptor is a file in memory which is mapped as well, the
-write is a store that every thread sees: no thread of ours waits, and no system call asks.
+Python's own handlers run between two bytecodes, so not during a run, which may take seconds in
+compiled code. But the interpreter's C handler writes the signal's number to a descriptor at once
+(``signal.set_wakeup_fd``). If that descriptor is a memory file that is also mapped, the write is a
+store visible to every thread, and polling needs no waiting thread and no system call.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what the module signal wraps
+import _signal  # type: ignore[import-not-found]  # the C module behind signal
 import mmap
 import os
 import threading
@@ -18,15 +18,17 @@ import numpy as np
 
 from treadle.system import SYSTEM
 
-WORD = 8  # bytes that compiled code reads; a ninth signal writes behind them
+WORD = 8  # bytes that compiled code reads; a ninth signal writes past them
 
 
 class AbortFlag:
-    """``with Alarm() as alarm``: signals that Python has a handler for change the 8 bytes at
-    ``address``, which are 0 until then. Python's handler runs all the same, when it can.
+    """``with AbortFlag() as flag``: signals that Python handles set the 8 bytes at ``address``, 0
+    before.
 
-    ``address`` is 0 in other threads than the main one, where Python handles no signals, and on a
-    system without files in memory: there they wait for the end of what the block runs.
+    Python's handler still runs, as soon as it can.
+
+    ``address`` is 0 in threads other than the main one, where Python handles no signals, and on a
+    system without memory files: there signals are handled after the block's run ends.
     """
 
     __slots__ = ("_usual", "_word", "address")
@@ -43,7 +45,7 @@ class AbortFlag:
 
     @property
     def rung(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return self._word is not None and bool(self._word.value[0])
 
     def __exit__(self, *_: object) -> None:
@@ -52,12 +54,12 @@ class AbortFlag:
         _signal.set_wakeup_fd(self._usual)
         if self._word.value[0]:
             numbers = self._word.take()
-            if self._usual >= 0:  # an event loop waits there
+            if self._usual >= 0:  # an event loop waits on it
                 os.write(self._usual, numbers)
 
 
 class _FlagBytes:
-    """The bytes, and the file that they are."""
+    """The flag's bytes, and the memory file that holds them."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -69,19 +71,19 @@ class _FlagBytes:
         os.close(self.file)
 
     def take(self) -> bytes:
-        """The signals' numbers; from here on there were none."""
+        """Return the signals' numbers and clear the flag."""
         numbers = self.value.tobytes().rstrip(b"\0")
         self.value[0] = 0
-        os.lseek(self.file, 0, os.SEEK_SET)  # where the next one is written
+        os.lseek(self.file, 0, os.SEEK_SET)  # the next signal is written at the start
         return numbers
 
 
 @cache
 def _word() -> _FlagBytes | None:
-    """The one of this process."""
+    """Return this process's flag bytes; None if the system has no memory files."""
     file = SYSTEM.memory_file()
     return None if file is None else _FlagBytes(file)
 
 
-# A forked child must not ring its parent's.
+# A forked child must not set its parent's flag.
 SYSTEM.after_fork(_word.cache_clear)

@@ -1,4 +1,4 @@
-"""This machine's processor: a team of threads walks a table of steps in this process's memory."""
+"""The CPU device: a team of threads runs a table of steps in this process's memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CpuProgram:
-    """A plan as the compiled loop walks it: a STEP record for each step, and their arguments."""
+    """A plan prepared for the compiled loop: a STEP record for each step, and their arguments."""
 
     def __init__(
         self, plan: Plan, kernels: dict[str, int], arena: HostMemory, inputs: HostMemory
@@ -61,7 +61,7 @@ class CpuProgram:
 
 
 class Cpu:
-    """A device (``treadle/devices/protocol.py``) of ``n_threads`` threads, the caller's included.
+    """A device (``treadle/devices/protocol.py``) of ``n_threads`` threads, including the caller's.
 
     ``progress``: see ``load_kernels``.
     """
@@ -71,8 +71,8 @@ class Cpu:
         self.table, self.kernels = tuned_row(isa).table, CompileStats()
         self._team: Team | None = None
         self._scarce: bool | None = None
-        # Kept until the team is gone: a late thread may look at a table whose run is long over, and
-        # at the counts that it names, before it discards what it read.
+        # Kept until the team is gone: a late thread may read the step table of a finished run, and
+        # the counts that it points to, before it discards them.
         self._programs: list[CpuProgram] = []
 
     @property
@@ -114,7 +114,7 @@ class Cpu:
         )
 
     def _is_scarce(self, gguf: GGUF) -> bool:
-        """Whether memory does not hold all of the file; asked for once."""
+        """Return whether memory is too small for the whole file; computed once."""
         if self._scarce is None:
             from treadle.devices.cpu.residence import shortage
 
@@ -125,7 +125,7 @@ class Cpu:
         kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
         scratch = plan.scratch(self.isa.lanes)
         if self._team is None or self._team.scratch < scratch:
-            load_kernels([StepLoop()], self.isa, tally=self.kernels)  # the team's own
+            load_kernels([StepLoop()], self.isa, tally=self.kernels)  # used by the team
             self.close()
             self._team = Team(self.n_threads, self.isa, scratch)
         program = CpuProgram(plan, kernels, arena, inputs)

@@ -1,13 +1,13 @@
-"""A mapped file that lost pages: what would end the process becomes zeros, and an error.
+"""SIGBUS handler for a mapped file that lost pages: zeros and an error, instead of a crash.
 
-A read beyond the end of a file that was cut shorter is answered with SIGBUS, in whatever thread it
-was: most likely a worker in compiled code, without the GIL. So the handler is compiled too, as the
-kernels are. Where the address lies in a row of ``FAULTS`` (``files/mapping.py``), it maps zeros
-over the rest of the file, notes the address there, and returns; the read is done again. Whoever
-used what was read asks ``check`` of the mapping. Any other SIGBUS goes to the handler that was
-there before, or ends the process as ever.
+A read beyond the end of a truncated file raises SIGBUS in the thread that reads, most likely a
+worker in compiled code, without the GIL. So the handler is compiled too, like the kernels. If the
+address lies in a row of ``FAULTS`` (``files/mapping.py``), it maps zeros over the rest of the file,
+notes the address there, and returns; the read is done again. Code that used the data must call
+``check`` of the mapping. Any other SIGBUS goes to the previous handler, or ends the process as
+usual.
 
-As long as nothing happens, this costs nothing.
+Without faults this costs nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from treadle.system import SYSTEM
 
 
 class SignalLayout(NamedTuple):
-    """What a system's 64-bit C library says of signals; sigaction begins with the handler."""
+    """Signal constants and struct offsets of a system's 64-bit C library.
+
+    ``struct sigaction`` begins with the handler.
+    """
 
     number: int  # of SIGBUS
     n_bytes: int  # of struct sigaction
@@ -48,11 +51,11 @@ class SignalLayout(NamedTuple):
 DEFAULT, IGNORE = 0, 1  # SIG_DFL, SIG_IGN
 PROT_READ = 1
 CODE_OFF = 8  # of siginfo_t's si_code
-NO_PAGE, LAST_CODE = 2, 5  # BUS_ADRERR; codes from 1 to the last are the processor's
+NO_PAGE, LAST_CODE = 2, 5  # BUS_ADRERR; the processor raises codes from 1 to the last
 FIELDS = (
     "faults",  # *row of FAULTS
     "signal",  # SIGBUS
-    "previous",  # the handler before ours, DEFAULT or IGNORE
+    "previous",  # the previous handler, DEFAULT or IGNORE
     "default",  # *struct sigaction of SIG_DFL
     "mmap",
     "sigaction",
@@ -62,9 +65,10 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Handler(Spec):
-    """``void (int, siginfo_t *, void *)``: what these three are passed in is what a kernel's first
-    three arguments are. Called once before, without a siginfo_t, it is told where its ``FIELDS``
-    are.
+    """The signal handler ``void (int, siginfo_t *, void *)``, in the registers of a kernel's first
+    three arguments.
+
+    One call before installation, without a siginfo_t, gives it the address of its ``FIELDS``.
     """
 
     op: ClassVar[str] = "sigbus"
@@ -97,7 +101,7 @@ class Handler(Spec):
             self._pass_on(k, own, info, context, code)
 
     def _mend(self, k: Builder, own: Val, row: Val, address: Val, stop: Val, mended: Any) -> None:
-        """Zeros from the page of ``address`` on: what was read before stays what it was."""
+        """Map zeros from the page of ``address`` on; earlier pages stay as they are."""
         at = address & -self.page
         args = [at, stop - at, k.const(PROT_READ, i32), k.const(self.map_flags, i32)]
         made = k.call_pointer(_field(k, own, "mmap", ptr), i64, [*args, k.const(-1, i32), k.i64(0)])
@@ -106,8 +110,10 @@ class Handler(Spec):
             mended.v = k.i64(1)
 
     def _pass_on(self, k: Builder, own: Val, info: Val, context: Val, code: Val) -> None:
-        """To the handler before; else the default action ends the process: where the processor
-        raised the signal, when the instruction is run again, and where somebody sent it, now.
+        """Call the previous handler, else let the default action end the process.
+
+        A signal raised by the processor recurs when the instruction is run again; one sent by a
+        process is raised now.
         """
         number, previous = _field(k, own, "signal").to(i32), _field(k, own, "previous")
         is_sent = (code < 1) | (code > LAST_CODE)
@@ -126,7 +132,7 @@ def _field(k: Builder, own: Val, name: str, ty: Any = i64) -> Val:
 
 
 class FaultHandler:
-    """The handler of this process: compiled, told where everything is, and not yet in place."""
+    """This process's handler: compiled and initialised, not yet installed."""
 
     def __init__(self, layout: SignalLayout) -> None:
         table = len(FAULTS), FAULTS.itemsize
@@ -134,7 +140,7 @@ class FaultHandler:
         self.layout, self.libc = layout, ctypes.CDLL(None)
         self.address = load_kernels([spec], PORTABLE)[spec.name]
         self.memory, self.default = HostMemory(8 * len(FIELDS)), HostMemory(layout.n_bytes)
-        self.before: Any = None  # struct sigaction, once this was in place
+        self.before: Any = None  # the previous struct sigaction, once installed
         self._set("faults", int(FAULTS.ctypes.data))
         self._set("signal", layout.number)
         self._set("default", self.default.address)
@@ -146,8 +152,10 @@ class FaultHandler:
         self.memory.bytes.view(np.int64)[FIELDS.index(field)] = value
 
     def install(self) -> None:
-        """Put it in place, before whatever handler there is. One that came later stays in front:
-        it was told of this one, and each would pass on to the other.
+        """Install it in front of the current handler.
+
+        A handler installed after it stays in front: that one calls this one, and each would pass
+        the signal to the other.
         """
         found = self._sigaction(None)
         now = _handler_of(found)
@@ -161,12 +169,12 @@ class FaultHandler:
         self._sigaction(made)
 
     def remove(self) -> None:
-        """Put back what was there before."""
+        """Restore the previous handler."""
         if _handler_of(self._sigaction(None)) == self.address:
             self._sigaction(self.before)
 
     def _sigaction(self, new: Any) -> Any:
-        """Set what is done on SIGBUS, if ``new`` is something; what was done until now."""
+        """Return the current action for SIGBUS, and set ``new`` if it is given."""
         old = ctypes.create_string_buffer(self.layout.n_bytes)
         self.libc.sigaction(self.layout.number, new, old)
         return old
@@ -185,20 +193,20 @@ def _guard() -> FaultHandler | None:
     try:
         made = FaultHandler(SignalLayout(**found))
     except (CacheError, CompileError) as error:
-        from logging import getLogger  # 4 ms of a start that mostly does without
+        from logging import getLogger  # 4 ms that most starts save
 
         getLogger("treadle").warning(
             "%s; so a model's file that shrinks while it is read ends the process", error
         )
         return None
-    atexit.register(made.remove)  # compiled code goes as Python ends
+    atexit.register(made.remove)  # compiled code is freed as Python ends
     return made
 
 
 def guard_mappings() -> None:
-    """From now on, missing pages of files that ``map_file`` maps are zeros, and ``check`` tells.
+    """Make missing pages of files mapped by ``map_file`` zeros that ``check`` reports.
 
-    Where a handler cannot be compiled, a line says so once, and files are mapped without.
+    If the handler cannot be compiled, a warning says so once, and files are mapped unguarded.
     """
     with _lock:
         guard = _guard()

@@ -1,6 +1,6 @@
-"""Quantising with kernels, where a format's search has one; with numpy elsewhere.
+"""Quantisation with compiled kernels where a format's search has one, else with numpy.
 
-It makes no threads: whoever converts a file has some, and a kernel releases the GIL.
+It starts no threads: the callers that convert files have their own, and a kernel releases the GIL.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ KERNEL = ctypes.CFUNCTYPE(
 def quantize_rows(
     fmt: Format, x: F32Array, weights: F32Array | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """As ``fmt.quantize_rows``; raises what compiling a kernel may."""
+    """Do ``fmt.quantize_rows``; raises the errors of compiling a kernel."""
     aware = weights is not None
     spec = search_kernel(fmt, aware)
     return fmt.quantize_rows(x, weights, Searcher(spec) if spec else None)
 
 
 class Searcher:
-    """A search as ``Format.quantize_rows`` takes it."""
+    """A compiled search for ``Format.quantize_rows``."""
 
     def __init__(self, spec: SearchKernel) -> None:
         from treadle.jit.compile import host_features
@@ -46,7 +46,9 @@ class Searcher:
         self.kernel = _linked(spec, self.isa)
 
     def __call__(self, x: F32Array, weights: F32Array | None) -> Any:
-        """The super-blocks of float32 [n, block]; ``weights`` as x, or None."""
+        """Search the super-blocks of float32 ``[n, block]``; ``weights`` has the shape of ``x``, or
+        is None.
+        """
         spec, lanes, n = self.spec, self.isa.lanes, len(x)
         padded = round_up(n, lanes)
         x = np.ascontiguousarray(x, np.float32)

@@ -1,8 +1,8 @@
-"""Where a file's bytes are now: in memory or on disk, and in pages of which size.
+"""Residency of a file's bytes: in memory or on disk, and in pages of which size.
 
-Linux keeps what a program wrote or read in pages of 4 KB or a few of them together, and gives pages
-of 2 MB to who maps a cold file and asks for them, as treadle does. Reading all weights for each
-token, a processor then spends a tenth of its time on finding the small ones.
+Linux keeps what a program wrote or read in pages of 4 KB or a few of them together. A program that
+maps a cold file and asks for huge pages, as treadle does, gets pages of 2 MB. When all weights are
+read for each token, small pages cost a processor a tenth of its time in address translation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HUGE = 2 << 20  # bytes
 
 
 def resident_bytes(path: Path) -> int | None:
-    """Bytes of a file that are in memory now; None where the system does not say."""
+    """Return the bytes of a file that are in memory now; None if the system does not tell."""
     n_bytes = path.stat().st_size
     if not n_bytes:
         return 0
@@ -37,7 +37,7 @@ def resident_bytes(path: Path) -> int | None:
 
 
 class Shortage(NamedTuple):
-    """A model's bytes, those of memory that there are for it, and what bounds these."""
+    """A model's bytes, the bytes of memory available for it, and the limit that bounds these."""
 
     n_bytes: int
     for_it: int
@@ -45,14 +45,14 @@ class Shortage(NamedTuple):
 
 
 def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) -> Shortage | None:
-    """What memory lacks for a model's files; None where it holds all of them, or nobody says.
+    """Return the memory shortage for a model's files; None if memory holds all, or is unknown.
 
-    What they have of it already counts as theirs.
+    Pages of theirs that are already in memory count as available.
     """
     paths, bounds = list(paths), page_bounds(cgroup, proc)
     try:
         size = sum(path.stat().st_size for path in paths)
-    except OSError:  # named from another folder, or gone
+    except OSError:  # relative to another folder, or deleted
         return None
     if all(size <= bound.free_bytes for bound in bounds):
         return None
@@ -63,9 +63,9 @@ def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) ->
 
 
 def huge_bytes(path: Path) -> int | None:
-    """Bytes of a file that are in memory in pages of 2 MB; None where the system does not say.
+    """Return the bytes of a file in memory in 2 MB pages; None if the system does not tell.
 
-    Nothing is read from disk for it.
+    It reads nothing from disk.
     """
     if not path.stat().st_size or not PROC.exists():
         return None
@@ -74,7 +74,7 @@ def huge_bytes(path: Path) -> int | None:
         present = resident_pages(mapped)
         for page in range(0, len(present), per):
             if present[page : page + per].all():
-                mapped[page * mmap.PAGESIZE]  # maps it, and a huge page as a whole
+                mapped[page * mmap.PAGESIZE]  # faults it in; a huge page is mapped whole
         at = int(np.frombuffer(mapped, np.uint8).ctypes.data)
         for words, sizes in _mappings():
             low, high = (int(word, 16) for word in words[0].split("-"))
@@ -85,11 +85,10 @@ def huge_bytes(path: Path) -> int | None:
 
 
 def read_anew(path: Path) -> int | None:
-    """Drop a file's pages and read it from disk again, in huge pages where the system can; how many
-    bytes are in such pages then.
+    """Drop a file's pages and read it again from disk, in huge pages if the system can.
 
-    Pages that somebody else has mapped stay as they are. Raises OSError and FileError if the file
-    cannot be read.
+    Returns the bytes in such pages. Pages that another process has mapped stay as they are. Raises
+    OSError and FileError if the file cannot be read.
     """
     with path.open("rb") as file:
         SYSTEM.drop_pages(file.fileno(), 0, 0)
@@ -102,12 +101,12 @@ def read_anew(path: Path) -> int | None:
 
 
 def _map(path: Path) -> MappedFile:
-    """The file's bytes, mapped as a model's are."""
+    """Map the file like a model's."""
     return map_file(path, "a model's file")
 
 
 def peak_bytes(proc: Path = PROC) -> int | None:
-    """The most memory that this process has held at once; None where the system does not say."""
+    """Return this process's peak memory use; None if the system does not tell."""
     with contextlib.suppress(OSError):
         for line in (proc / "self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -116,7 +115,7 @@ def peak_bytes(proc: Path = PROC) -> int | None:
 
 
 def read_bytes(proc: Path = PROC) -> int | None:
-    """Bytes that this process had read from disks; None where the system does not say."""
+    """Return the bytes that this process had read from disks; None if the system does not tell."""
     with contextlib.suppress(OSError):
         for line in (proc / "self/io").read_text().splitlines():
             if line.startswith("read_bytes:"):
@@ -125,7 +124,9 @@ def read_bytes(proc: Path = PROC) -> int | None:
 
 
 def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:
-    """Bytes of files that this process has mapped and are in memory; None as above."""
+    """Return the bytes of files that this process has mapped and that are in memory; None as
+    above.
+    """
     names = {os.path.realpath(path) for path in paths}
     with contextlib.suppress(OSError):
         ours = (sizes for words, sizes in _mappings(proc) if words[5:] and words[5] in names)
@@ -134,8 +135,10 @@ def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:
 
 
 def _mappings(proc: Path = PROC) -> list[tuple[list[str], dict[str, int]]]:
-    """This process's mappings by the kernel's own account: the words of each one's first line, and
-    its sizes in bytes by name. Raises OSError.
+    """Return this process's mappings from ``smaps``: the words of each first line, and its sizes in
+    bytes by name.
+
+    Raises OSError.
     """
     found: list[tuple[list[str], dict[str, int]]] = []
     for line in (proc / "self/smaps").read_text("utf-8", "surrogateescape").splitlines():

@@ -1,19 +1,19 @@
-"""The compiled step loop: what every thread of the team runs, from the first step of a plan to the
-last.
+"""The compiled step loop that every thread of the team runs, from a plan's first step to its last.
 
-One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and the next
-item of it. A thread takes items by moving that word on with a compare-and-swap, which fails if the
-step is no longer current; whoever finishes a step's last item moves the word to the next step. So a
-step ends when its items are done, not when all threads have come by: a thread that the kernel has
-put aside, or that is still waking up, delays nobody as long as it holds no item.
+One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and its next
+item. A thread takes items by advancing that word with a compare-and-swap, which fails if the step
+is no longer current. The thread that finishes a step's last item moves the word to the next step.
+So a step ends when its items are done, not when all threads have arrived: a thread that is
+suspended or still waking up delays no other, as long as it holds no item.
 
-Where a run is to be stopped (``abort_flag.py``), items are taken as ever and no kernel is called:
-it walks to its end at once.
+To stop a run (``abort_flag.py``), threads still take items but call no kernel, so the run ends at
+once.
 
-Between runs a worker spins for a while and then sleeps on a futex; an idle team costs nothing.
+Between runs a worker spins for a while, then sleeps on a futex; an idle team uses no CPU time.
 
-All that two threads share is read and written here, by atomic operations: Python's own stores have
-no order on a CPU that is no x86. ``docs/flow.md`` says why they suffice ("The claim word").
+All data that two threads share is read and written here, by atomic operations: on CPUs other than
+x86, Python's own stores have no order. ``docs/flow.md`` explains why these operations suffice ("The
+claim word").
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from treadle.kernels.spec import LINE, Frame, Spec
 
 ITEM_BITS = 24  # of ``claim``: up to 16 million items a step; the other 40 bits are the epoch
 MOST_ITEMS = (1 << ITEM_BITS) - 1
-# ``base`` items, or with ``count``, an address: base * ceil(what is there / per); ``whole`` of them
-# are not parted, if that is not 0.
+# A step has ``base`` items, or with ``count`` (an address) base * ceil(*count / per). If ``whole``
+# is not 0, so many neighbouring items are claimed together.
 STEP_FIELDS = ("kernel", "args", "base", "count", "per", "whole")
 STEP = np.dtype([(name, "i8") for name in STEP_FIELDS])
-NEXT_FIELDS = (  # a run's own: Python writes them beside the job, the caller publishes them
+NEXT_FIELDS = (  # of one run: Python writes them next to the job, the caller publishes them
     "n_steps",
     "steps",  # *STEP
     "run",  # *RUN_STATE
-    "times",  # *timespec, where each step's start is noted, or 0
-    "alarm",  # *i64: once that is not 0, kernels are called no more
+    "times",  # *timespec for each step's start, or 0
+    "alarm",  # *i64, the abort flag: once it is not 0, no kernel is called
 )
 JOB_FIELDS = (
     *NEXT_FIELDS,
     "epoch",  # of the run's first step
-    "stop",  # workers leave
-    "share",  # a claim takes one part in so many of what is left
+    "stop",  # not 0: workers return
+    "share",  # a claim takes the remaining items divided by this
     "spins",  # polls without work before a worker sleeps
     "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
-    # What ``system/`` has for them; 0 for none.
-    "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): end their sleep
-    "futex",  # the system call that ``wake`` makes; 0: it is (*)(i32 *generation, i64 size, i64 0)
-    "how",  # what that call is to do
-    "offer",  # void (*)(): offer the processor to somebody else
+    # System calls from ``system/``; 0 where there is none.
+    "wake",  # void (*)(i64 futex, i32 *generation, i64 how, i64 most): wake sleeping workers
+    "futex",  # system call number for ``wake``; 0: that is (*)(i32 *generation, i64 size, i64 0)
+    "how",  # the operation of that call
+    "offer",  # void (*)(): yield the processor
     "clock",  # int (*)(int clock_number, timespec *)
     "clock_number",
 )
@@ -59,19 +59,21 @@ JOB_FIELDS = (
 CLAIM, DONE, GENERATION, SLEEPERS, JOB = (LINE * i for i in range(5))
 NEXT = JOB + 8 * len(JOB_FIELDS)
 TEAM_BYTES = NEXT + 8 * len(NEXT_FIELDS)
-# An epoch of no step, while a job is written: what a thread reads of it counts only if the claim
-# was the same before and after (a seqlock).
+# The epoch while a job is written, which belongs to no step. A seqlock: a read of the job is valid
+# only if the claim was the same before and after.
 CLOSED = -2
-WORKER, CALLER, STOP = range(3)  # what ``StepLoop`` is called for
+WORKER, CALLER, STOP = range(3)  # roles in which ``StepLoop`` is called
 EVERYONE = 1 << 30
-OFFER_EVERY = 4096  # polls inside a run before the processor is offered to somebody else
+OFFER_EVERY = 4096  # polls inside a run before a thread yields the processor
 TIMESPEC = 16  # bytes
 
 
 @dataclass(frozen=True)
 class StepLoop(Spec):
-    """``args`` is the team; ``begin`` is WORKER for who works until it is told to stop, CALLER for
-    who publishes a job, works on it and returns at its end, STOP for who tells the workers.
+    """The step loop as a kernel; ``args`` is the team and ``begin`` the role.
+
+    A WORKER works until it is told to stop. A CALLER publishes a job, works on it and returns at
+    its end. STOP tells the workers to return.
     """
 
     op: ClassVar[str] = "work"
@@ -106,8 +108,8 @@ class _Loop:
         k.branch(self.is_caller, at["poll"], at["leave"])
 
         k.at(at["poll"])
-        # Read before the claim: if a run starts in between, the futex sees another generation and
-        # does not sleep.
+        # Read before the claim: if a run starts in between, the generation has changed, and the
+        # futex does not sleep.
         self.seen.v = k.atomic_load(self.team + GENERATION, i32)
         word = k.atomic_load(self.team + CLAIM, i64)
         epoch = word >> ITEM_BITS
@@ -121,12 +123,12 @@ class _Loop:
         k.branch(item < self.total.v, at["claim"], at["full"])
 
         k.at(at["claim"])
-        # Large claims first, so that a thread reads on where it was and its prefetches serve it;
+        # Large claims first, so that a thread reads contiguously and its prefetches are used;
         # small ones last, so that all threads end together.
         part = (self.total.v - item) // self._job("share")
         whole, most = self._step("whole"), self.total.v - item
         wanted = k.var(k.min(k.max(part, 1), most))
-        with k.if_(whole > 1):  # a division that most steps do without
+        with k.if_(whole > 1):  # most steps skip this division
             wanted.v = k.min((wanted.v + (whole - 1)) // whole * whole, most)
         n = wanted.v
         took = k.compare_swap(self.team + CLAIM, word, word + n)
@@ -150,16 +152,17 @@ class _Loop:
         return self.team + (JOB + 8 * JOB_FIELDS.index(field))
 
     def _job(self, field: str, ty: Any = i64) -> Val:
-        # Atomic, so that no processor moves these loads past the second look at the claim.
+        # Atomic, so that no processor moves these loads past the second read of the claim.
         return self.k.atomic_load(self._at(field), ty)
 
     def _step(self, field: str, ty: Any = i64) -> Val:
         return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
 
     def _publish(self) -> None:
-        """What Python wrote at NEXT becomes the job. A thread that sees one of its fields sees that
-        the claim is closed; one that sees the claim open again sees all of them, and all that the
-        caller wrote before.
+        """Copy the fields that Python wrote at NEXT to the job.
+
+        A thread that sees one of them also sees the claim closed. One that sees the claim open
+        again sees all of them, and everything that the caller wrote before.
         """
         k = self.k
         given = {
@@ -175,8 +178,10 @@ class _Loop:
         k.atomic_set(self.team + CLAIM, given["epoch"] << ITEM_BITS)
 
     def _wake(self) -> None:
-        """Wake those who sleep. Who looked for news too early to find them sees the generation
-        change, or is counted here; the claim, or ``stop``, was written before.
+        """Wake sleeping workers.
+
+        A worker that checked too early either sees the generation change, or is counted as a
+        sleeper here. The claim, or ``stop``, was written before.
         """
         k = self.k
         k.atomic_add(self.team + GENERATION, k.const(1, i32))
@@ -190,7 +195,7 @@ class _Loop:
                     self._call("wake", [generation, k.i64(i32.n_bytes), k.i64(0)])
 
     def _enter(self, epoch: Val) -> None:
-        """A step not seen before: read it, unless there is none."""
+        """Read a step not seen before, if there is one."""
         k, at = self.k, self.at
         first, n_steps, steps, run = (
             self._job("epoch"),
@@ -198,7 +203,7 @@ class _Loop:
             self._job("steps", ptr),
             self._job("run", ptr),
         )
-        # What was read belongs together only if the step it describes is still the current one.
+        # The fields read are consistent only if their step is still the current one.
         again = k.atomic_load(self.team + CLAIM, i64) >> ITEM_BITS
         index = epoch - first
         whole, ready = k.label("whole"), k.label("ready")
@@ -212,18 +217,18 @@ class _Loop:
         with k.if_(self._step("count") > 0):
             count, per = k.load(self._step("count", ptr), i64, align=8), self._step("per")
             total = self.total.v * ((count + (per - 1)) // per)
-            # Where an alarm kept an earlier step from counting, anything may stand there: no thread
-            # could come to the end of it, and what is above ITEM_BITS would change the epoch.
+            # If an abort skipped the step that writes the count, it is arbitrary: a huge one would
+            # never be finished, and bits above ITEM_BITS would change the epoch.
             self.total.v = k.min(k.max(total, 0), MOST_ITEMS)
         k.branch(self.total.v.eq(0), at["empty"], at["poll"])
         k.at(at["empty"])
-        # One thread alone takes the item that is not there, and passes on: a second one could be so
-        # late that the run, and the memory that its stamp goes to, are gone.
+        # Only one thread claims the item past an empty step's end, and goes on. A second one could
+        # be so late that the run, and the memory of its time stamps, are gone.
         here = epoch << ITEM_BITS
         k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
 
     def _execute(self, item: Val, n: Val) -> None:
-        """Run the items claimed; if they were the step's last to end, go to the next step."""
+        """Run the claimed items; if they complete the step, go to the next one."""
         k, at = self.k, self.at
         args = [self._step("args", ptr), self.run.v, item, item + n, self.scratch]
         with k.if_(k.atomic_load(self._job("alarm", ptr), i64).eq(0)):
@@ -237,7 +242,7 @@ class _Loop:
         k.goto(at["poll"])
 
     def _idle(self) -> None:
-        """No step to work on: the caller's run is over; a worker waits, at first awake."""
+        """No step is left: the caller returns; a worker waits, first spinning."""
         k, at = self.k, self.at
         wait, stay = k.label("wait"), k.label("stay")
         k.branch(self.is_caller, at["leave"], wait)
@@ -254,7 +259,7 @@ class _Loop:
         k.goto(at["poll"])
 
     def _stamp(self) -> None:
-        """When profiling, note when the step after this one begins."""
+        """When profiling, record the start of the next step."""
         k = self.k
         with k.if_(self._job("times") > 0):
             at = self._job("times", ptr) + (self.epoch.v + 1 - self.first.v) * TIMESPEC

@@ -1,10 +1,10 @@
-"""The thread team: Python starts it, compiled code keeps it.
+"""The thread team: threads started by Python that run the compiled step loop.
 
 Each worker is a ``threading.Thread`` that enters the compiled loop (``step_loop.py``) with the GIL
 released and stays there. A run is one call: the caller publishes the job and works beside its team
 until the last step is done.
 
-A forked child has none of its parent's threads: its first run starts workers of its own.
+A forked child has none of its parent's threads: its first run starts new workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Isa
 from treadle.system import SYSTEM
 
-SPINS = 20_000  # polls (about a millisecond) a worker stays awake for: longer than a sampler takes
+SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
 ENTRY = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
 )
@@ -40,7 +40,7 @@ JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
 
 
 class HostMemory:
-    """Zeroed bytes on a cache-line boundary (``.address``), as numpy sees them (``.bytes``)."""
+    """Zeroed bytes on a cache-line boundary: ``.address``, and ``.bytes`` as a numpy array."""
 
     def __init__(self, n_bytes: int) -> None:
         raw = np.zeros(n_bytes + 64, np.uint8)
@@ -50,7 +50,7 @@ class HostMemory:
 
     @classmethod
     def of(cls, array: np.ndarray) -> HostMemory:
-        """Memory that is there already."""
+        """Wrap memory that exists already."""
         made = cls.__new__(cls)
         made.bytes, made.address = array, int(array.ctypes.data)
         return made
@@ -63,7 +63,7 @@ class HostMemory:
 
 
 class _Shared:
-    """What a team's threads have in common: it lives as long as the last of them."""
+    """State shared by a team's threads; it lives as long as the last of them."""
 
     def __init__(self, isa: Isa) -> None:
         self.memory = HostMemory(TEAM_BYTES)
@@ -72,20 +72,20 @@ class _Shared:
             for start, stop in ((JOB, NEXT), (NEXT, TEAM_BYTES))
         )
         self.entry = ENTRY(load_kernels([StepLoop()], isa)[StepLoop().name])
-        # A Python callback sleeps for the worker: at most once a run, and ctypes drops the GIL.
+        # Workers sleep in a Python callback, at most once a run; ctypes releases the GIL.
         self.wait = WAIT(SYSTEM.sleep)
         self.workers: list[threading.Thread] = []
 
     def set(self, field: str, value: int) -> None:
-        """While no worker is there: whoever starts one later hands it on."""
+        """Set a job field, while there are no workers; starting one publishes it."""
         self.job[JOB_AT[field]] = value
 
     def work(self, role: int, scratch: HostMemory) -> None:
-        """Enter the compiled code: see ``StepLoop``."""
+        """Enter the compiled code; see ``StepLoop``."""
         self.entry(self.memory.address, 0, role, 0, scratch.address)
 
     def dismiss(self) -> None:
-        """Send the workers home and wait until they are gone."""
+        """Stop the workers and wait until they have ended."""
         self.work(STOP, self.memory)
         for worker in self.workers:
             if worker is not threading.current_thread():
@@ -95,9 +95,9 @@ class _Shared:
 
 
 class Team:
-    """``n_threads`` threads, the caller's included, each with ``scratch`` bytes for its kernels.
+    """``n_threads`` threads, including the caller's, each with ``scratch`` bytes for its kernels.
 
-    Its workers go home with ``close``, when nobody holds the team any more, or as Python ends.
+    Its workers end with ``close``, when the team is garbage collected, or at Python's exit.
     """
 
     def __init__(self, n_threads: int, isa: Isa, scratch: int) -> None:
@@ -106,14 +106,14 @@ class Team:
         self._scratch = [HostMemory(scratch) for _ in range(n_threads)]
         self._lock = threading.Lock()
         shared.set("spins", SPINS if n_threads > 1 else 0)
-        # A first claim of two thirds of a fair share: a core half as slow again delays nobody, and
-        # streams are cut seldom (whole shares read memory 1 % faster still, halves 1 % slower).
+        # A first claim of two thirds of a fair share: a core slower by half delays no other, and
+        # streams are rarely cut (whole shares read memory 1 % faster still, halves 1 % slower).
         shared.set("share", max(1, 3 * n_threads // 2))
         for field, value in SYSTEM.calls().items():
             shared.set(field, value)
         shared.set("wait", ctypes.cast(shared.wait, ctypes.c_void_p).value or 0)
         shared.set("epoch", 1)
-        self._calm = HostMemory(8)  # the alarm of a run that has none
+        self._calm = HostMemory(8)  # the abort flag of a run without one: always 0
         weakref.finalize(self, shared.dismiss)
 
     def _start_workers(self) -> None:
@@ -134,11 +134,11 @@ class Team:
             workers.append(worker)
 
     def run(self, steps: int, n_steps: int, run: int, times: int = 0, alarm: int = 0) -> None:
-        """Do the ``n_steps`` STEP records at ``steps`` for the RUN_STATE at ``run``, all of them.
+        """Run all of the ``n_steps`` STEP records at ``steps`` with the RUN_STATE at ``run``.
 
-        ``times``, where not 0, is the address of ``n_steps + 1`` timespecs: the start of each step,
-        and the end. ``alarm``, where not 0, is that of 8 bytes: once they are not 0, what is left
-        is not done. Calls from several threads take turns.
+        ``times``, unless 0, is the address of ``n_steps + 1`` timespecs: the start of each step,
+        and the end. ``alarm``, unless 0, is the address of an abort flag of 8 bytes: once it is not
+        0, the remaining work is skipped. Calls from several threads are serialised.
         """
         shared = self._shared
         with self._lock:
@@ -148,13 +148,13 @@ class Team:
             shared.work(CALLER, self._scratch[0])
 
     def close(self) -> None:
-        """Send the workers home. A later run starts new ones."""
+        """Stop the workers. A later run starts new ones."""
         with self._lock:
             self._shared.dismiss()
 
 
 def step_times(times: np.ndarray) -> np.ndarray:
-    """Seconds of each step from ``run``'s ``times`` (int64 ``[n_steps + 1, 2]``)."""
+    """Return the seconds of each step from ``run``'s ``times`` (int64 ``[n_steps + 1, 2]``)."""
     assert times.dtype.itemsize * 2 == TIMESPEC
     at = times[:, 0] + times[:, 1] * 1e-9
     return np.diff(at)

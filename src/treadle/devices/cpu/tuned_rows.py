@@ -1,9 +1,10 @@
-"""A machine's own row: what ``treadle tune`` measured, kept beside the compiled kernels.
+"""This machine's tuned kernel parameters: measured by ``treadle tune``, kept beside the compiled
+kernels.
 
-One small JSON file for each instruction set and CPU (a home directory may be shared by machines of
-several kinds). It chooses the code that runs, so it is held to the rules of the cache: the user's
-own, closed to others; and to more, for it is only numbers: each must be one that a sweep may give.
-What was measured with other kernels says nothing of these, so versions and sources must agree.
+There is one small JSON file for each instruction set and CPU, as machines of several kinds may
+share a home directory. It selects the code that runs, so the rules of the kernel cache apply: owned
+by the user and writable by nobody else. Besides, each number must be one that a sweep may produce.
+Measurements of other kernels are not comparable, so versions and sources must match.
 """
 
 from __future__ import annotations
@@ -32,35 +33,39 @@ from treadle.machine import topology
 from treadle.system import SYSTEM
 from treadle.version import __version__
 
-MAX_BYTES = 1 << 18  # of a file: a row of fifty formats has a tenth of this
+MAX_BYTES = 1 << 18  # of a file: fifty formats take a tenth of this
 MAX_TOKENS = 64
-PROBE_K = 64  # of a spec that is only asked whether it fits, which does not depend on K
+PROBE_K = 64  # of the specs of ``fits``, which does not depend on K
 KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "matrix": MatrixGemm, "gemv": Gemv}
 
 
 @dataclass(frozen=True)
 class TunedRow:
-    """The row of one instruction set on this machine; ``table`` is what plans are to use."""
+    """The tuned parameters of one instruction set on this machine; ``table`` is the one for
+    plans.
+    """
 
     isa: str
-    path: str  # where it is, or would be
+    path: str  # of the file, whether it exists or not
     table: TunedTable = SHIPPED
-    made: str | None = None  # when it was measured; None where no row is in force
-    problem: str | None = None  # why a row that is there is not
+    made: str | None = None  # when it was measured; None if none is in use
+    problem: str | None = None  # why an existing file is not used
 
     @property
     def formats(self) -> list[str]:
-        """The weight formats it says anything of."""
+        """The weight formats that it has parameters for."""
         return list(_written(self.table))
 
 
 class _RefusedError(Exception):
-    """Why a file is no row for this machine."""
+    """The reason why a file is not valid for this machine."""
 
 
 def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow:
-    """The row in force for ``isa`` (None: the instruction set in use here). Never raises for what
-    a file holds; costs one look for a folder where nothing was ever tuned.
+    """Return the parameters in use for ``isa`` (None: the instruction set in use here).
+
+    It never raises for a file's contents. Where nothing was ever tuned, it costs one check for a
+    folder.
     """
     if isa is None:
         from treadle.isa import choose
@@ -71,7 +76,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
         if not _folder().is_dir():
             return TunedRow(isa.name, str(_folder()))
         path = path_of(isa, proc)
-    except (CacheError, OSError):  # no home directory, no right to look: nothing is kept
+    except (CacheError, OSError):  # no home directory, or no access: nothing is stored
         return TunedRow(isa.name, "none")
     try:
         table, made = _read(path, isa, proc)
@@ -87,7 +92,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
 
 
 def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
-    """The file that ``save`` writes. Raises CacheError where its folder cannot be used."""
+    """Return the file that ``save`` writes. Raises CacheError if its folder cannot be used."""
     cache.checked_folder()
     path = path_of(isa, proc)
     if not os.access(cache.checked_folder(path.parent), os.W_OK | os.X_OK):
@@ -96,13 +101,13 @@ def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
 
 
 def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
-    """Keep ``tables``, each put over those before and what a sound row already has; gives the file.
+    """Store ``tables``, each overriding those before it and a valid existing file; return the file.
 
     Raises CacheError for a folder that is refused or cannot be written to.
     """
     path = check_place(isa, proc=proc)
     table = SHIPPED
-    with suppress(_RefusedError, OSError):  # a row that is not in force is replaced
+    with suppress(_RefusedError, OSError):  # an invalid file is replaced
         table = _read(path, isa, proc)[0]
     for newer in tables:
         table = table.updated(newer)
@@ -116,9 +121,9 @@ def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
 
 
 def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
-    """Remove the row, whatever it holds; gives its file, or None where there was none.
+    """Remove the file, whatever it holds; return its path, or None if there was none.
 
-    Raises CacheError where it cannot be removed.
+    Raises CacheError if it cannot be removed.
     """
     path = path_of(isa, proc)
     try:
@@ -131,7 +136,9 @@ def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
 
 
 def path_of(isa: Isa, proc: Path = topology.PROC) -> Path:
-    """The file of one instruction set on this CPU. Raises CacheError without a home directory."""
+    """Return the file of one instruction set on this CPU. Raises CacheError without a home
+    directory.
+    """
     cpu = hashlib.sha256(topology.cpu_name(proc).encode()).hexdigest()[:8]
     return _folder() / f"{isa.name}-{cpu}.json"
 
@@ -141,7 +148,7 @@ def _folder() -> Path:
 
 
 def _machine(isa: Isa, proc: Path) -> dict[str, str]:
-    """All that a measurement depends on, as far as it can be told."""
+    """Return what a measurement depends on, as far as it is known."""
     from treadle.jit.compile import compiler_versions
 
     return {
@@ -153,11 +160,11 @@ def _machine(isa: Isa, proc: Path) -> dict[str, str]:
     }
 
 
-# -- what a file says -----------------------------------------------------------------------------
+# -- file contents --------------------------------------------------------------------------------
 
 
 def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
-    """The table of a file, and when it was made. Raises _RefusedError, CacheError, OSError."""
+    """Return a file's table and its date. Raises _RefusedError, CacheError, OSError."""
     text = _owned(path)
     try:
         said = json.loads(text)
@@ -177,7 +184,7 @@ def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
 
 
 def _owned(path: Path) -> bytes:
-    """The bytes of a file that nobody but its user can have written."""
+    """Return the bytes of a file that only its user can have written."""
     handle = os.open(path, os.O_RDONLY | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0))
     try:
         info = os.fstat(handle)
@@ -197,8 +204,9 @@ def _owned(path: Path) -> bytes:
 
 
 def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> TunedTable:
-    """The table that ``_written`` wrote. Raises ValueError, TypeError and AttributeError for what
-    it cannot have written.
+    """Parse a table written by ``_written``.
+
+    Raises ValueError, TypeError and AttributeError for anything that it cannot have written.
     """
     found: dict[str, dict[Any, Any]] = {name: {} for name in SHIPPED.items()}
     for w, row in formats.items():
@@ -222,14 +230,16 @@ def _tokens(value: str | int, least: int = 1) -> int:
 
 
 def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str, int]:
-    """A row's fields, each known to its kernel and of a value that a sweep may give."""
+    """Return a row's fields; each must be known to its kernel, with a value that a sweep may
+    produce.
+    """
     kind, swept = KINDS[op], {name: vs for stage in SWEPT[op] for name, vs in stage.items()}
     defaults = {f.name: f.default for f in fields(kind)}
     given: dict[str, Any] = {}
     for name, value in said.items():
         if name not in swept or type(value) is not int:
             raise ValueError(f"{op}: {str(name)[:40]} {str(value)[:40]}")
-        tile = name in ("mr", "nr")  # a shipped one may be none of the sweep's: it has to fit
+        tile = name in ("mr", "nr")  # a shipped tile may be outside the sweep: it only has to fit
         if not tile and value not in swept[name] and value != defaults[name]:
             raise ValueError(f"{op}: {name} {value}")
         given[name] = value
@@ -241,7 +251,7 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
 
 
 def _written(table: TunedTable) -> dict[str, dict[str, Any]]:
-    """A table as JSON has it: by format."""
+    """Return a table in its JSON form: by format."""
     out: dict[str, dict[str, Any]] = {}
     for key, rows in table.items().items():
         for at, said in rows.items():

@@ -1,1 +1,1 @@
-"""Graphics processors: plans of the CPU's lowering, whose kernels run in blocks of threads."""
+"""NVIDIA GPUs: plans of the CPU's lowering, with kernels that run in blocks of threads."""

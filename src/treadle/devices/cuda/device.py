@@ -1,8 +1,8 @@
-"""An NVIDIA GPU: weights are uploaded once, and a plan is one graph of launches.
+"""The CUDA device: weights are uploaded once, and a plan is one graph of launches.
 
-A plan is the CPU's lowering for the GPU's row, with the kernels of ``devices/cuda/kernel_table.py``
-in it. A run is one upload of its inputs from pinned memory and one start of the graph, in which no
-size and no address changes: how many items there are a kernel reads as it begins
+A plan is the CPU's lowering for the GPU's instruction set, with the kernels of
+``devices/cuda/kernel_table.py``. A run uploads its inputs from pinned memory and starts the graph.
+No size and no address in the graph changes: a kernel reads its number of items as it begins
 (``devices/cuda/launch_args.py``).
 """
 
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.plan.lowering.weights import Weights
 
-CHUNK = 64 << 20  # bytes of weights between two looks at the progress bar
-BLOCKS = 16  # of a kernel at once on each multiprocessor, at most: the hardware takes turns
-THREADS = 2048  # that a multiprocessor holds: steps are cut into items for so many
-SCRATCH = 256 << 20  # bytes of all threads' own memory: more scratch, fewer threads
-UNKNOWN = 1 << 20  # items of a step whose number only an earlier step knows
+CHUNK = 64 << 20  # bytes of weights between two updates of the progress bar
+BLOCKS = 16  # of a launch for each multiprocessor, at most; the hardware schedules them
+THREADS = 2048  # of a multiprocessor: steps are split into items for so many
+SCRATCH = 256 << 20  # bytes of all threads' scratch: the more each needs, the fewer threads run
+UNKNOWN = 1 << 20  # items assumed for a step whose number an earlier step computes
 
 
 class CudaMemory:
-    """Memory of the card, given back when nothing refers to it. ``bytes``: the host's pinned copy
-    of a run's inputs.
+    """GPU memory, freed when it is garbage collected.
+
+    ``bytes``: the host's pinned copy of a run's inputs.
     """
 
     def __init__(self, driver: Driver, n_bytes: int, *, host: bool = False) -> None:
@@ -68,7 +69,7 @@ class CudaMemory:
 
 
 class CudaProgram:
-    """A plan as launches, and what they refer to."""
+    """A plan as launches, with the memory that they refer to."""
 
     def __init__(self, device: Cuda, plan: Plan, arena: Any, inputs: CudaMemory) -> None:
         assert inputs.bytes is not None
@@ -100,7 +101,7 @@ class CudaProgram:
             where = at, inputs.address, count, grid.base, grid.per, scratch.address
             self.launches.append(Launch(kernels[step.spec.name], *size, *where))
             at += 8 * len(row)
-        self._kept = arena, inputs, args, scratch  # as long as launches name their addresses
+        self._kept = arena, inputs, args, scratch  # alive while launches hold their addresses
         self._graphs: dict[range, Any] = {}
 
     @staticmethod
@@ -111,7 +112,7 @@ class CudaProgram:
         return int(memory.address if memory else arg or 0)
 
     def graph(self, steps: range) -> Any:
-        """Of these steps, recorded when they are first wanted."""
+        """Return the graph of these steps, recorded on first use."""
         if steps not in self._graphs:
             launches = self.launches[steps.start : steps.stop]
             made = self._graphs[steps] = self._driver.graph(self.upload, launches)
@@ -120,8 +121,9 @@ class CudaProgram:
 
 
 class Cuda:
-    """A device (``treadle/devices/protocol.py``): the card behind ``driver``. ``n_threads``: of the
-    host, for what is done there beside runs.
+    """A device (``treadle/devices/protocol.py``): the GPU behind ``driver``.
+
+    ``n_threads``: of the host, for work outside runs.
     """
 
     def __init__(
@@ -131,12 +133,12 @@ class Cuda:
         self.kernels, self._progress = CompileStats(), progress
         self._loaded: dict[str, Any] = {}
         self._scratch: CudaMemory | None = None
-        self._uploaded = self._n_weights = 0  # bytes, of so many
+        self._uploaded = self._n_weights = 0  # bytes uploaded, and in total
         weakref.finalize(self, driver.close)
 
     @property
     def name(self) -> str:
-        """The card's, as its maker has it."""
+        """The GPU's name as its maker gives it."""
         return self.driver.facts.name
 
     @property
@@ -151,7 +153,9 @@ class Cuda:
         return made
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        """A copy on the card, in chunks: never is all of a mapped file asked for at once."""
+        """Copy weights to the GPU in chunks, so that a mapped file is never requested all at
+        once.
+        """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         memory = CudaMemory(self.driver, flat.nbytes)
         for at in range(0, flat.nbytes, CHUNK):
@@ -165,8 +169,8 @@ class Cuda:
         self.driver.copy(memory.address + to, memory.address + start, n_bytes)
 
     def scratch(self, n_bytes: int) -> CudaMemory:
-        """At least so many bytes for threads' own use: one memory for all plans, for they run one
-        behind the other.
+        """Return scratch memory of at least so many bytes, shared by all plans, as they run one
+        after another.
         """
         if self._scratch is None or self._scratch.n_bytes < n_bytes:
             self._scratch = CudaMemory(self.driver, n_bytes)
@@ -205,7 +209,7 @@ class Cuda:
         return plan
 
     def _check_room(self, gguf: GGUF) -> None:
-        """Before the first weight is uploaded: refuse a model whose weights do not fit."""
+        """Refuse a model whose weights do not fit, before the first one is uploaded."""
         if self._n_weights:
             return
         n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors.values())
@@ -219,7 +223,7 @@ class Cuda:
         self._n_weights = n_bytes
 
     def load(self, plan: Plan) -> dict[str, Any]:
-        """The plan's kernels by name."""
+        """Return the plan's kernels by name, loading missing ones."""
         specs = {spec.name: spec for spec in plan.specs()}
         for done, (name, spec) in enumerate(specs.items()):
             if name not in self._loaded:
@@ -231,7 +235,9 @@ class Cuda:
         return self._loaded
 
     def size(self, plan: Plan, step: Step) -> int:
-        """Blocks of a step's launch: for as many items as there may be, or as the card takes."""
+        """Return the blocks of a step's launch: enough for its maximum number of items, within the
+        GPU's limits.
+        """
         grid, spec = step.grid, step.spec
         given = plan.inputs.get(counted(grid.count))
         most = 1 if grid.count == "one" else given.shape[0] if given else UNKNOWN
@@ -253,7 +259,7 @@ class Cuda:
         times: list[float] | None = None,
         stoppable: bool = False,
     ) -> bool:
-        """See the protocol. What was started cannot be stopped: a run always ends."""
+        """Implement ``Device.run``. A run that was started cannot be stopped."""
         steps = range(len(ready.launches)) if steps is None else steps
         if times is None:
             self.driver.start(ready.graph(steps))
@@ -262,7 +268,7 @@ class Cuda:
         return True
 
     def peak_rates(self) -> dict[str, float]:
-        """What the card reaches at best, now: bytes a second; operations are not measured."""
+        """Measure the GPU's peak bytes a second; operations are not measured."""
         return {"bytes_s": copy_rate(self.driver)}
 
     def close(self) -> None:

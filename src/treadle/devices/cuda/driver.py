@@ -1,7 +1,8 @@
-"""What the GPU's driver must do: a dozen verbs, of which ``devices/cuda/device.py`` makes a device.
+"""The GPU driver protocol, from which ``devices/cuda/device.py`` makes a device.
 
-``libcuda.py`` is the usual one. ``tests/gpu/emulated.py`` is one whose memory is this process's and
-whose kernels run on the CPU. An address is a number: where bytes begin in the GPU's memory.
+``libcuda.py`` is the usual driver. ``tests/gpu/emulated.py`` is one whose memory is this process's
+and whose kernels run on the CPU. An address is an integer: the first byte's place in the GPU's
+memory.
 """
 
 from __future__ import annotations
@@ -18,99 +19,99 @@ if TYPE_CHECKING:
 
 
 class CardFacts(NamedTuple):
-    """What a card is."""
+    """Properties of a GPU."""
 
     name: str
     n_bytes: int  # of its memory
-    n_units: int  # multiprocessors: each runs some blocks at once
+    n_units: int  # multiprocessors: each runs several blocks at once
     capability: tuple[int, int]  # sm_90 is (9, 0)
-    version: tuple[int, int]  # the newest CUDA that the driver knows
-    shared_bytes: int  # that a block may have
+    version: tuple[int, int]  # the newest CUDA that the driver supports
+    shared_bytes: int  # of a block, at most
 
 
 class Launch(NamedTuple):
     """One kernel with its size and its arguments, the same in every run; see ``launch_args.py``."""
 
-    kernel: Any  # what ``load`` gave
+    kernel: Any  # returned by ``load``
     blocks: int
     threads: int  # of a block
     shared: int  # bytes of a block
-    args: int  # address of the slots of its arguments
-    run: int  # of the run's inputs
-    counter: int  # of the number that items are counted by; 0: one
+    args: int  # address of the argument slots
+    run: int  # address of the run's inputs
+    counter: int  # address of the item count; 0: the count is 1
     base: int
     per: int
     scratch: int  # address; 0: none
 
 
 class Upload(NamedTuple):
-    """Bytes that a run brings: from pinned memory to ``to``."""
+    """A run's inputs: bytes copied from pinned memory to ``to``."""
 
     to: int
     data: np.ndarray
 
 
 class Driver(Protocol):
-    """One card. Verbs may be called by any thread; work is done in the order of the calls.
+    """One GPU. Methods may be called from any thread; work is done in the order of the calls.
 
-    Each raises DeviceError, in words, for what the driver refuses.
+    Each raises DeviceError, with a readable message, if the driver fails.
     """
 
     @property
     def facts(self) -> CardFacts:
-        """What the card is."""
+        """Properties of the GPU."""
 
     @property
     def isa(self) -> Isa:
-        """The row that kernels are made for."""
+        """The instruction set that kernels are compiled for."""
 
     def code(self, spec: Spec, tally: CompileStats) -> bytes:
-        """A kernel as ``load`` takes it: from the cache, else made."""
+        """Return a kernel in the form that ``load`` takes: from the cache, else compiled."""
 
     def load(self, spec: Spec, code: bytes) -> Any:
-        """A kernel, ready for ``Launch.kernel``."""
+        """Load a kernel for ``Launch.kernel``."""
 
     def alloc(self, n_bytes: int) -> int:
-        """Memory of the card, of any content. Raises NoMemoryError."""
+        """Allocate memory of the GPU, uninitialised. Raises NoMemoryError."""
 
     def free(self, address: int) -> None:
-        """Give it back."""
+        """Free memory from ``alloc``."""
 
     def pinned(self, n_bytes: int) -> np.ndarray:
-        """Zeros in memory of the host that the card can read: uint8 ``[n_bytes]``."""
+        """Return zeroed host memory that the GPU can read: uint8 ``[n_bytes]``."""
 
     def unpin(self, data: np.ndarray) -> None:
-        """Give it back."""
+        """Free memory from ``pinned``."""
 
     def clear(self, address: int, n_bytes: int) -> None:
-        """Write zeros."""
+        """Fill with zeros."""
 
     def write(self, address: int, data: np.ndarray) -> None:
-        """Copy uint8 from any memory of the host; done when this returns."""
+        """Copy uint8 from any host memory; done when this returns."""
 
     def read(self, address: int, n_bytes: int) -> np.ndarray:
-        """Wait for what was asked before, and copy: uint8 ``[n_bytes]``."""
+        """Wait for all earlier work, then copy: uint8 ``[n_bytes]``."""
 
     def copy(self, to: int, frm: int, n_bytes: int) -> None:
-        """Copy within the card."""
+        """Copy within the GPU's memory."""
 
     def room(self) -> tuple[int, int]:
-        """Bytes of the card's memory that are free, and all."""
+        """Return the free and the total bytes of the GPU's memory."""
 
     def graph(self, upload: Upload, launches: Sequence[Launch]) -> Any:
-        """An upload, then kernels one behind the other, to be started as one."""
+        """Record an upload and a sequence of kernels, to be started as one."""
 
     def start(self, graph: Any) -> None:
-        """Do it all, and wait for its end."""
+        """Run a graph, and wait for its end."""
 
     def drop(self, graph: Any) -> None:
-        """Forget a graph."""
+        """Free a graph."""
 
     def timed(self, upload: Upload, launches: Sequence[Launch]) -> list[float]:
-        """The same one by one: seconds of each kernel."""
+        """Run an upload and kernels one by one; return the seconds of each kernel."""
 
     def wait(self) -> None:
-        """Wait for all that was asked."""
+        """Wait for all earlier work."""
 
     def close(self) -> None:
-        """Give back all that is held. Nothing may be asked any more."""
+        """Free everything. The driver must not be used afterwards."""

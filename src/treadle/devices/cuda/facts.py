@@ -1,4 +1,4 @@
-"""What is known of the card: for ``treadle doctor``, and the peak that speeds are measured by."""
+"""Facts of the GPU for ``treadle doctor``, and its peak copy rate for comparing speeds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from treadle.errors import DeviceError
 if TYPE_CHECKING:
     from treadle.devices.cuda.driver import Driver
 
-COPIED = 256 << 20  # bytes at once, at most: far beyond what a card caches
+COPIED = 256 << 20  # bytes at once, at most: far more than a GPU's caches
 COPIES = 10
 
 
 def copy_rate(driver: Driver) -> float:
-    """Bytes a second that a copy within the card reads and writes, taken together.
+    """Return the bytes a second that a copy within the GPU reads and writes, taken together.
 
-    Of bytes that are no zeros: some cards move those faster. Raises NoMemoryError.
+    The bytes are random, as some GPUs copy zeros faster. Raises NoMemoryError.
     """
     n_bytes = min(COPIED, driver.room()[0] // 4)
     frm = driver.alloc(2 * n_bytes)
@@ -42,7 +42,7 @@ def _noise(n_bytes: int) -> Any:
 
 
 def told() -> dict[str, Any]:
-    """The first card, as a section of ``treadle doctor``; why there is none, else."""
+    """Return the first GPU as a section of ``treadle doctor``, or the reason why there is none."""
     try:
         from treadle.devices.cuda.libcuda import CudaDriver
 

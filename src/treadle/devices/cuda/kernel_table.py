@@ -1,7 +1,8 @@
-"""Which steps of a plan are done by kernels whose items are blocks of threads.
+"""Table of the GPU kernels that replace steps of a plan.
 
-A plan for a GPU is the CPU's lowering with the GPU's row. What is hot has a kernel of its own here,
-by the ``op`` of the CPU's spec; what has none is done as it is, an item a thread: right, and slow.
+A GPU's plan is the CPU's lowering for the GPU's instruction set. Hot ops have a kernel here, found
+by the ``op`` of the CPU's spec. Other ops run the CPU's kernel with one item per thread: correct,
+but slow.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
 
-# ``module:function`` by op; the function gives the step in its place, with the same label, the
-# same buffers read and written, and a spec of ``gpu.entry.PerBlock``; None: it is not for this one.
+# ``module:function`` by op. The function returns the step's replacement, with the same label, the
+# same buffers read and written, and a spec of ``launch_args.PerBlock``; None: not for this step.
 SWAPS = {
     **dict.fromkeys(
         (
@@ -47,7 +48,7 @@ SWAPS = {
 
 
 def find_swap(op: str) -> Swap | None:
-    """What puts another step in the place of one of this ``op``."""
+    """Return the function that replaces steps of this ``op``, or None."""
     if op not in SWAPS:
         return None
     module, _, name = SWAPS[op].partition(":")
@@ -56,7 +57,7 @@ def find_swap(op: str) -> Swap | None:
 
 
 def swap(plan: Plan, isa: Isa) -> None:
-    """Let the kernels for blocks of threads do what they can of a plan, where ``isa`` has such."""
+    """Replace the steps of a plan that have block kernels, if ``isa`` has thread blocks."""
     if isa.simt is None:
         return
     for i, step in enumerate(plan.steps):

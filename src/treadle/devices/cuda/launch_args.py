@@ -1,8 +1,8 @@
-"""How a kernel begins on a device of many threads: which thread does which items.
+"""Entry of a GPU kernel: distributes a step's items over threads or blocks.
 
-An entry's arguments are those of a kernel, but for the range of items: their number is that of
-the step's grid, ``base * ceil(count / per)``, with ``count`` a number in memory. So the size of a
-launch never changes, whatever a run brings.
+An entry has a kernel's arguments, except for the range of items. It computes their number from the
+step's grid, ``base * ceil(count / per)``, with ``count`` in memory. So the size of a launch is the
+same in every run.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.jit.values import Val
 
-GENERIC_THREADS = 128  # of a block of a kernel whose items are done by one thread each
-MOST_THREADS = 1024  # of a block, on every card
+GENERIC_THREADS = 128  # of a block, for a kernel with one thread per item
+MOST_THREADS = 1024  # of a block, on every GPU
 
 
 class PerBlock(Spec):
-    """A kernel whose items are done by one block each: beside the fields of the kernel that it
-    stands for, how many threads a block has, and how many bytes they share.
+    """A kernel with one block per item: the fields of the kernel that it replaces, and the block's
+    size and shared memory.
 
-    ``build`` is called with a range of one item: it emits what one thread does for it.
+    ``build`` is called with a range of one item, and emits one thread's code for it.
     """
 
     @property
     def threads(self) -> int:
-        """A multiple of 32."""
+        """Threads of a block, a multiple of 32."""
         return GENERIC_THREADS
 
     @property
@@ -41,17 +41,17 @@ class PerBlock(Spec):
         return 0
 
     def scratch(self, lanes: int) -> int:
-        """None: blocks work in what they share. Launches are cut short where threads need any."""
+        """Return 0: blocks use shared memory. Kernels with scratch launch fewer blocks."""
         return 0
 
 
 def threads_of(spec: Spec) -> int:
-    """Threads of a block of this kernel."""
+    """Return the threads of a block of this kernel."""
     return spec.threads if isinstance(spec, PerBlock) else GENERIC_THREADS
 
 
 def shared_of(spec: Spec) -> int:
-    """Bytes that its threads share."""
+    """Return the bytes of shared memory of a block of this kernel."""
     return spec.shared_bytes if isinstance(spec, PerBlock) else 0
 
 
@@ -66,10 +66,10 @@ def emit_entry(
     per: Val,
     scratch: Val,
 ) -> None:
-    """What one thread does of a launch: its items, or its block's.
+    """Emit one thread's code of a launch: a loop over its own items, or its block's.
 
-    ``count``: where the number is, i64, or null: 1. ``scratch``: of all threads, one behind the
-    other, ``spec.scratch(isa.lanes)`` bytes each, rounded up to 64.
+    ``count``: address of the number, i64; null means 1. ``scratch``: of all threads, contiguous,
+    ``spec.scratch(isa.lanes)`` bytes each, rounded up to 64.
     """
     assert isa.simt is not None, isa.name
     simt, n_threads = isa.simt, threads_of(spec)
@@ -83,7 +83,7 @@ def emit_entry(
     if isinstance(spec, PerBlock):
         start = simt.cta(k)
         with k.loop(total, start=start, step=simt.n_ctas(k)) as item:
-            with k.if_(item > start):  # what the threads shared for the item before is read no more
+            with k.if_(item > start):  # no thread still reads the previous item's shared memory
                 simt.barrier(k)
             spec.emit(k, isa, args, run, item, item + 1, mine)
     else:
@@ -92,7 +92,7 @@ def emit_entry(
 
 
 def scratch_bytes(spec: Spec, isa: Isa) -> int:
-    """Bytes of scratch of one thread, a multiple of 64."""
+    """Return the scratch bytes of one thread, a multiple of 64."""
     return -(-spec.scratch(isa.lanes) // 64) * 64
 
 
@@ -101,7 +101,7 @@ GPU_SOURCES = ("devices.cuda",)
 
 @lru_cache(maxsize=1)
 def gpu_source_hash() -> str:
-    """One hash of every source that can change the code of a kernel of a GPU: ``source_hash`` and
-    this folder's.
+    """Return a hash of every source that affects a GPU kernel's code: ``source_hash`` and this
+    folder's.
     """
     return sha256(f"{source_hash()}\0{hash_of_sources(*GPU_SOURCES)}".encode()).hexdigest()

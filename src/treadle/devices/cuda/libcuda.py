@@ -1,7 +1,7 @@
-"""A card behind NVIDIA's driver (``library.py``).
+"""A GPU behind NVIDIA's driver (``library.py``).
 
-One stream: what is asked is done in order. A context belongs to a thread, so each verb makes it the
-caller's first.
+There is one stream, so work is done in order. A context belongs to a thread, so each method first
+makes it the calling thread's.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from treadle.jit.kernel import CompileStats
     from treadle.kernels.spec import Spec
 
-FREE_SHARED = 48 << 10  # bytes of a block that need not be asked for
+FREE_SHARED = 48 << 10  # bytes of shared memory that a block may use without an attribute
 LOG_BYTES = 8192
 
 
 class CudaDriver:
-    """The card with this number as ``treadle.devices.cuda.driver.Driver``.
+    """The GPU with this ordinal as ``treadle.devices.cuda.driver.Driver``.
 
-    Raises DeviceError where there is no such card, or one that is too old.
+    Raises DeviceError if there is no such GPU, or it is too old.
     """
 
     def __init__(self, ordinal: int = 0, library: Library | None = None) -> None:
@@ -101,7 +101,7 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def _row(self) -> Isa:
-        """The best row for the card."""
+        """Return the best instruction set for the GPU."""
         found = row(*self.facts.capability)
         if found is None:
             has = ".".join(map(str, self.facts.capability))
@@ -112,7 +112,7 @@ class CudaDriver:
     # -- kernels ----------------------------------------------------------------------------------
 
     def code(self, spec: Spec, tally: CompileStats) -> bytes:
-        """PTX, which the driver makes machine code of, and keeps."""
+        """Return PTX, which the driver compiles to machine code and caches."""
         from treadle.devices.cuda.ptx import emit_ptx
 
         return emit_ptx(spec, self.isa, tally).encode()
@@ -133,7 +133,7 @@ class CudaDriver:
         return function
 
     def _refused(self, spec: Spec, error: DeviceError, log: str) -> DeviceError:
-        """What to say of a kernel that the driver does not take."""
+        """Return the error for a kernel that the driver rejects."""
         old = "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_NO_BINARY_FOR_GPU"
         if error.code in [CONSTANTS[name] for name in old]:
             version = ".".join(map(str, self.facts.version))
@@ -167,7 +167,7 @@ class CudaDriver:
 
     @property
     def _gone(self) -> bool:
-        """Whether all was given back already, or is another process's."""
+        """Whether all memory is freed already, or belongs to another process."""
         return self._closed or os.getpid() != self._pid
 
     def pinned(self, n_bytes: int) -> np.ndarray:
@@ -248,7 +248,7 @@ class CudaDriver:
                 self._upload(upload)
                 for launch in launches:
                     self._launch(launch)
-            finally:  # or the stream would record for ever
+            finally:  # else the stream would stay in capture mode
                 self._call("cuStreamEndCapture", self._stream, byref(recorded))
             self._call("cuGraphInstantiateWithFlags", byref(graph), recorded, 0)
         finally:
@@ -302,8 +302,8 @@ class CudaDriver:
         self._call("cuStreamSynchronize", self._stream)
 
     def close(self) -> None:
-        """Give back all that is held; what the driver says against it is not listened to, for a
-        card that has failed answers every call with its failure.
+        """Free everything, ignoring errors: a GPU that has failed answers every call with its
+        failure.
         """
         if self._gone or not self._retained:
             return

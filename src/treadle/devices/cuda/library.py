@@ -1,7 +1,7 @@
-"""The functions of NVIDIA's driver by ctypes, with the signatures and numbers of ``cuda.h``.
+"""Functions of NVIDIA's driver through ctypes, with the signatures and constants of ``cuda.h``.
 
-``libcuda.so.1`` comes with the driver, and nothing else is needed. A test compares both tables with
-the header.
+``libcuda.so.1`` comes with the driver; nothing else is needed. A test compares both tables with the
+header.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventElapsedTime": (POINTER(c_float), handle, handle),
     "cuEventDestroy_v2": (handle,),
 }
-# Numbers of cuda.h that are passed on, or that come back.
+# Constants of cuda.h that are passed or returned.
 CONSTANTS = {
     "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 16,
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 75,
@@ -67,7 +67,7 @@ CONSTANTS = {
     "CU_JIT_ERROR_LOG_BUFFER": 5,
     "CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES": 6,
     "CU_STREAM_NON_BLOCKING": 1,
-    # Memory may be given back while a graph is recorded: the collector of garbage chooses when.
+    # The garbage collector may free memory while a graph is recorded.
     "CU_STREAM_CAPTURE_MODE_RELAXED": 2,
     "CUDA_ERROR_OUT_OF_MEMORY": 2,
     "CUDA_ERROR_NO_DEVICE": 100,
@@ -77,7 +77,7 @@ CONSTANTS = {
 
 
 class Library:
-    """The driver's functions by name; an error that one gives is raised."""
+    """The driver's functions by name; an error code is raised as an exception."""
 
     def __init__(self, found: Any) -> None:
         self._functions: dict[str, Callable[..., int]] = {}
@@ -94,7 +94,7 @@ class Library:
             raise self.error(name, code)
 
     def error(self, name: str, code: int) -> DeviceError:
-        """What the driver's ``code`` means."""
+        """Return the exception for the driver's error ``code``."""
         told = []
         for of in ("cuGetErrorName", "cuGetErrorString"):
             text = c_char_p()
@@ -107,7 +107,7 @@ class Library:
 
 
 def find_library() -> Library:
-    """The driver of this machine. Raises DeviceError where there is none."""
+    """Load this machine's driver. Raises DeviceError if there is none."""
     for name in NAMES:
         try:
             found = ctypes.CDLL(name)

@@ -1,4 +1,4 @@
-"""A kernel as PTX, the text that NVIDIA's driver compiles for the card that is there."""
+"""A kernel as PTX, the assembly text that NVIDIA's driver compiles for the GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHIFT = re.compile(
 
 
 def trace(spec: Spec, isa: Isa) -> str:
-    """The kernel's LLVM IR: an entry that a launch begins at, see ``launch_args.py``."""
+    """Return the kernel's LLVM IR, with an entry for launches (``launch_args.py``)."""
     k, given = begin(spec, isa, (ptr, ptr, ptr, i64, i64, ptr), "ptx_kernel")
     emit_entry(k, isa, spec, *given)
     k.ret()
@@ -33,10 +33,11 @@ def trace(spec: Spec, isa: Isa) -> str:
 
 
 def _told(text: str) -> str:
-    """A function's IR, with what LLVM does not see by itself.
+    """Return a function's IR with facts added that LLVM does not infer.
 
-    Addresses that kernels read are those of buffers, in the card's global memory; only variables
-    may hold others. A byte vector's shift, which LLVM does byte by byte, is one of words.
+    Addresses that kernels read from memory point to buffers in the GPU's global memory; only those
+    in local variables may not. A shift of a byte vector, which LLVM would do byte by byte, becomes
+    one of words.
     """
     variables = set(SLOT.findall(text))
 
@@ -74,8 +75,10 @@ def _told(text: str) -> str:
 
 
 def emit_ptx(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> str:
-    """A kernel's PTX, with one entry, ``symbol(spec)``: from the cache, else compiled, and kept if
-    that can be. Raises CompileError when LLVM refuses the kernel.
+    """Return a kernel's PTX with one entry, ``symbol(spec)``: from the cache, else compiled and
+    cached if possible.
+
+    Raises CompileError if LLVM rejects the kernel.
     """
     tally, key = tally or CompileStats(), f"{isa_key(isa)}\0{gpu_source_hash()}"
     try:
@@ -89,6 +92,6 @@ def emit_ptx(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> str:
 
     text = emit_assembly(trace(spec, isa), isa)
     tally.n_compiled += 1
-    with suppress(CacheError, OSError):  # in memory only: ``treadle doctor`` says why
+    with suppress(CacheError, OSError):  # then in memory only: ``treadle doctor`` says why
         cache.write(spec.name, key, text.encode(), about(spec, isa))
     return text

@@ -1,5 +1,4 @@
-"""Kernels as WGSL texts, printed from the specs of a plan's steps; ``devices/wgpu/device.py`` runs
-them.
+"""WGSL kernels, printed from the specs of a plan's steps; ``devices/wgpu/device.py`` runs them.
 
-One file for each group of kernels, as in ``kernels/``; ``dispatch.py`` has the table.
+There is one file for each group of kernels, as in ``kernels/``; ``dispatch.py`` has the table.
 """

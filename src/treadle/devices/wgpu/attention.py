@@ -1,4 +1,6 @@
-"""Rotation and the way into the pages; attention, a workgroup for each query; joining its parts."""
+"""Shaders of rope and KV store, of attention (one workgroup per query), and of the merge of its
+parts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from treadle.kernels.spec import numbered
 if TYPE_CHECKING:
     from treadle.plan.plan import Step
 
-# A workgroup for each head of queries, then of keys, then of values, of a token.
+# One workgroup for each query head of a token, then each key head, then each value head.
 ROPE = """
 var<workgroup> head: array<f32, MOST>;
 var<workgroup> turned: array<f32, MOST>;
@@ -114,7 +116,7 @@ fn main() {
 
 
 def rope(step: Step) -> list[Dispatch]:
-    """Queries in place, keys and values into their pages."""
+    """Rotate queries in place; rotate keys and store keys and values in their pages."""
     spec, given = step.spec, step.args
     assert isinstance(spec, RopeStore)
     constants = (
@@ -149,8 +151,8 @@ def rope(step: Step) -> list[Dispatch]:
     return [Dispatch(shader, args, lambda count: (heads, count("n_tokens"), 1), consts)]
 
 
-# The keys that a query sees, THREADS at a time from a multiple of THREADS on: where an item begins
-# changes no sum. Each thread has a key's score, then some of the dims of the result.
+# A query's keys are processed THREADS at a time, aligned to THREADS, so that an item's first key
+# changes no sum. Each thread computes a key's score, then some of the dims of the result.
 ATTENTION = """
 var<workgroup> query: array<f32, D>;
 var<workgroup> weights: array<f32, THREADS>;
@@ -248,7 +250,7 @@ fn main() {
 
 
 def attention(step: Step) -> list[Dispatch]:
-    """A workgroup for each head of each token of each item."""
+    """Dispatch one workgroup for each head of each token of each item."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Attention)
     if spec.latent or spec.matrix:
@@ -267,7 +269,7 @@ def attention(step: Step) -> list[Dispatch]:
         ("CAUSAL", spec.causal),
         ("SOFTCAP", spec.softcap),
         ("SINKS", spec.sinks),
-        ("PARTIAL", few),  # of one token each: the rows of a partial are the heads
+        ("PARTIAL", few),  # items of one token: the rows of a partial result are the heads
         ("LOG2_E", math.LOG2_E),
         ("LOWEST", LOWEST),
         ("DIMS_EACH", -(-spec.dims_v // 64)),
@@ -325,7 +327,7 @@ fn main() {
 
 
 def merge(step: Step) -> list[Dispatch]:
-    """A workgroup for each head of each token of each merge."""
+    """Dispatch one workgroup for each head of each token of each merge."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Merge)
     rows, n_head = spec.tokens * spec.heads, spec.n_groups * spec.heads

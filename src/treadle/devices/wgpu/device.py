@@ -1,9 +1,9 @@
-"""A GPU through WebGPU: Metal, Vulkan or DX12, whichever the ``wgpu`` package finds.
+"""The wgpu device: a GPU through WebGPU (Metal, Vulkan or DX12, as the ``wgpu`` package finds).
 
-A plan is the CPU's lowering for the row of ``devices/wgpu/row.py``, each of its steps one or more
-shaders (``devices/wgpu/dispatch.py``). Pipelines and bindings are made once per plan. The commands
-are encoded anew for each run, for WebGPU lets a command buffer be submitted once; so the number of
-workgroups is the run's own. A run is one submission.
+A plan is the CPU's lowering for the row of ``devices/wgpu/row.py``; each step is one or more
+shaders (``devices/wgpu/dispatch.py``). Pipelines and bindings are made once per plan. Commands are
+encoded for each run, as WebGPU accepts a command buffer only once; so the number of workgroups can
+follow the run's counts. A run is one submission.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.plan.lowering.weights import Weights
 
-ARGS_BYTES = 256  # of a call: what WebGPU aligns a binding to
-N_QUERIES = 4096  # that a set may have, at most
+ARGS_BYTES = 256  # of a dispatch: WebGPU's alignment of a binding
+N_QUERIES = 4096  # WebGPU's limit for a query set
 
 
 class WgpuProgram:
-    """A plan's calls: of each step pipelines, bindings, and how many workgroups they are."""
+    """A plan's dispatches: for each step its pipelines, bindings, and numbers of workgroups."""
 
     def __init__(self, device: Wgpu, plan: Plan, arena: GpuMemory, inputs: GpuMemory) -> None:
         assert inputs.bytes is not None
@@ -68,7 +68,9 @@ class WgpuProgram:
         device.gpu.queue.write_buffer(self._args, 0, table)
 
     def _value(self, arg: Any) -> int:
-        """As a word: a buffer is where it begins in the arena, a pair a place in a buffer."""
+        """Return an argument as a word: a buffer's offset in the arena; for a pair, plus an
+        offset.
+        """
         if isinstance(arg, tuple):
             return self._value(arg[0]) + int(arg[1])
         return self._offsets[arg] // WORD if isinstance(arg, Buffer) else int(arg)
@@ -89,14 +91,14 @@ class WgpuProgram:
         return device.gpu.create_bind_group(layout=layout, entries=entries)
 
     def count(self, name: str) -> int:
-        """A count of RUN_STATE, as the host has laid it out."""
+        """Return a count of RUN_STATE from the host's copy of the inputs."""
         return int(self._words[run_offset(name) // 8])
 
 
 class Wgpu:
     """A device (``treadle/devices/protocol.py``). ``progress``: see ``load_kernels``.
 
-    Raises DeviceError where the package or an adapter is missing.
+    Raises DeviceError if the package or an adapter is missing.
     """
 
     isa, n_threads = WGSL, 1
@@ -123,14 +125,14 @@ class Wgpu:
         return f"{_source_hash()}\0{self.name}\0{self._kind}"
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """To whoever shows progress."""
+        """Report progress."""
         if self._progress:
             self._progress(what, done, total)
 
     # -- memory -----------------------------------------------------------------------------------
 
     def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
-        """A buffer of zeros, of whole words."""
+        """Create a zeroed buffer of whole words."""
         size = max(round_up(n_bytes, WORD), WORD)
         if usage == STORAGE and size > self.most + WORD:
             raise NoMemoryError(
@@ -149,7 +151,7 @@ class Wgpu:
         return Const(name, GpuWeights(self, name, array), array)
 
     def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
-        """By way of another buffer: WebGPU copies nothing within one."""
+        """Copy through another buffer, as WebGPU cannot copy within one."""
         if not n_bytes:
             return
         between, encoder = self.create(n_bytes), self.gpu.create_command_encoder()
@@ -182,11 +184,11 @@ class Wgpu:
             output=output,
         )
         for step in plan.steps:
-            calls_of(step)  # what cannot be run is refused here
+            calls_of(step)  # raises for an op without a shader
         return plan
 
     def pipeline(self, call: Dispatch) -> tuple[Any, Any]:
-        """A shader's pipeline, and the layout of its bindings."""
+        """Return a shader's pipeline, and the layout of its bindings."""
         text, shader = call.shader.text, call.shader
         if text not in self._pipelines:
             began = time.perf_counter()
@@ -221,7 +223,7 @@ class Wgpu:
         times: list[float] | None = None,
         stoppable: bool = False,
     ) -> bool:
-        """See the protocol. What was submitted cannot be stopped: a run always ends."""
+        """Implement ``Device.run``. A run that was submitted cannot be stopped."""
         inputs = ready.inputs
         self.gpu.queue.write_buffer(inputs.buffer, 0, inputs.bytes)
         chosen = ready.steps if steps is None else ready.steps[steps.start : steps.stop]
@@ -237,7 +239,7 @@ class Wgpu:
         return True
 
     def _submit(self, encoder: Any) -> None:
-        """And wait: what is read behind it is there when it is done."""
+        """Submit and wait: a read queued after the commands returns when they are done."""
         try:
             self.gpu.queue.submit([encoder.finish()])
             self.gpu.queue.read_buffer(self.unused[0], 0, WORD)
@@ -245,8 +247,10 @@ class Wgpu:
             raise DeviceError(f"{self.name}: {error}") from error
 
     def _timed(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
-        """Seconds of each step: by the adapter's clock where it has one, else by the host's, each
-        step submitted by itself.
+        """Return the seconds of each step.
+
+        They are measured by the adapter's clock if it has one, else by the host's, with each step
+        submitted separately.
         """
         made: list[float] = []
         for at in range(0, len(steps), N_QUERIES // 2):
@@ -289,7 +293,7 @@ class Wgpu:
 
 
 def _encode(compute: Any, calls: list[tuple[Any, Any, Any]], ready: WgpuProgram) -> None:
-    """A step's calls, where they have anything to do."""
+    """Encode a step's dispatches, except empty ones."""
     for pipeline, group, groups_of in calls:
         groups: Groups = groups_of(ready.count)
         if 0 not in groups:
@@ -310,7 +314,9 @@ def _package() -> Any:
 
 @contextmanager
 def _a_folder_for_displays() -> Iterator[None]:
-    """Vulkan's drivers look for a display in this one, and write an error where none is named."""
+    """Set the folder in which Vulkan's drivers look for a display; they print an error without
+    one.
+    """
     name = "XDG_RUNTIME_DIR"
     if name in os.environ:
         yield
@@ -323,7 +329,7 @@ def _a_folder_for_displays() -> Iterator[None]:
 
 
 def find_adapter(wgpu: Any) -> Any:
-    """The fastest there is, as WebGPU chooses; DeviceError where there is none."""
+    """Return the fastest adapter, as WebGPU chooses. Raises DeviceError if there is none."""
     try:
         with _a_folder_for_displays():
             return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
@@ -335,7 +341,7 @@ def find_adapter(wgpu: Any) -> Any:
 
 
 def told() -> dict[str, Any]:
-    """The adapter, as lines of ``treadle doctor``; why there is none, else."""
+    """Return the adapter as lines of ``treadle doctor``, or the reason why there is none."""
     try:
         adapter = find_adapter(_package())
     except DeviceError as error:
@@ -349,5 +355,5 @@ def told() -> dict[str, Any]:
 
 @cache
 def _source_hash() -> str:
-    """Of all sources that can change a result: the shaders' and this file."""
+    """Return a hash of all sources that can change a result: the shaders' and this file."""
     return hash_of_sources("devices.wgpu")

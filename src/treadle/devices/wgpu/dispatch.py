@@ -1,4 +1,4 @@
-"""Which shaders a step becomes: the table of what the wgpu device computes."""
+"""Table of the ops that the wgpu device supports, with their shaders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ PRINTERS: dict[str, Printer] = {
 
 
 def calls_of(step: Step) -> list[Dispatch]:
-    """Raises UnsupportedError, with the step's label, for what has no shader."""
+    """Return a step's dispatches. Raises UnsupportedError, with its label, for an op without a
+    shader.
+    """
     if step.spec.op not in PRINTERS:
         raise UnsupportedError(
             f"{step.label}: the wgpu device has no {step.spec.op}; it runs dense decoders and "

@@ -1,6 +1,6 @@
-"""What lies in a GPU's memory: buffers, and weights, which are uploaded when they are first bound.
+"""GPU memory: buffers, and weights that are uploaded when they are first bound.
 
-WebGPU moves whole words of 4 bytes; these move any bytes.
+WebGPU transfers whole words of 4 bytes; these classes transfer any bytes.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from treadle.devices.wgpu.shader import WORD
 from treadle.errors import NoMemoryError
 from treadle.kernels.spec import round_up
 
-CHUNK = 16 << 20  # bytes of weights that are handed over at a time
+CHUNK = 16 << 20  # bytes of weights uploaded at a time
 STORAGE = "STORAGE|COPY_SRC|COPY_DST"
 
 
 class BufferMaker(Protocol):
-    """What buffers are made by: ``most`` bytes may be bound as one; ``gpu`` is WebGPU's device."""
+    """Creates buffers: ``most`` bytes may be bound as one; ``gpu`` is WebGPU's device."""
 
     name: str
     most: int
     gpu: Any
 
     def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
-        """A buffer of zeros, of whole words."""
+        """Create a zeroed buffer of whole words."""
 
 
 class GpuMemory:
-    """A buffer. ``bytes``: the host's copy of a run's inputs, which each run writes."""
+    """A buffer. ``bytes``: the host's copy of a run's inputs, which each run uploads."""
 
     def __init__(self, device: BufferMaker, n_bytes: int, *, host: bool = False) -> None:
         self._device, self.n_bytes = device, n_bytes
@@ -50,7 +50,7 @@ class GpuMemory:
         start, end = at // WORD * WORD, round_up(at + data.nbytes, WORD)
         if not data.nbytes:
             return
-        if (start, end) != (at, at + data.nbytes):  # whole words are written
+        if (start, end) != (at, at + data.nbytes):  # pad to whole words
             whole = self.read(start, min(end, self.n_bytes) - start).copy()
             whole = np.pad(whole, (0, end - start - len(whole)))
             whole[at - start :][: data.nbytes] = data
@@ -59,7 +59,7 @@ class GpuMemory:
 
 
 class BufferSlice:
-    """Rows of a tensor in a buffer of their own, uploaded when a plan first binds it."""
+    """Some rows of a tensor in their own buffer, uploaded when a plan first binds it."""
 
     def __init__(self, device: BufferMaker, data: np.ndarray) -> None:
         self._device, self._data = device, data
@@ -72,7 +72,7 @@ class BufferSlice:
         return self._buffer
 
     def _upload(self) -> Any:
-        """A word more than there is: a shader puts words together from two."""
+        """Upload with one extra word, as a shader assembles words from two."""
         data = self._data
         buffer = self._device.create(data.nbytes + WORD)
         for at in range(0, data.nbytes, CHUNK):
@@ -83,8 +83,8 @@ class BufferSlice:
 
 
 class GpuWeights:
-    """A tensor of the file: in one buffer, or where it is larger than a binding may be, whole rows
-    in several.
+    """A tensor of the file, in one buffer, or if it exceeds the binding limit, in several of whole
+    rows.
     """
 
     bytes = None
@@ -102,12 +102,12 @@ class GpuWeights:
 
     @property
     def buffer(self) -> Any:
-        """All of it, in one buffer."""
+        """The whole tensor, in one buffer."""
         ((part, _, _),) = self.parts(self._array.nbytes)
         return part.buffer
 
     def parts(self, row_bytes: int) -> list[tuple[BufferSlice, int, int]]:
-        """Each part, the first of its rows, and how many it has."""
+        """Return each part, its first row, and its number of rows."""
         if row_bytes not in self._parts:
             n_rows, most = self._array.nbytes // row_bytes, self._device.most // row_bytes
             if not most:

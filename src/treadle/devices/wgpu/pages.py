@@ -1,7 +1,7 @@
-"""How shaders read and write pages of keys and values (``kernels/attention/page_layout.py``).
+"""Shader code that reads and writes KV pages (``kernels/attention/page_layout.py``).
 
-A word of a page may hold values of two or four tokens, which different workgroups write: so they
-are put in by atomic operations on the bits that are a token's own.
+A word of a page may hold values of two or four tokens, written by different workgroups. So values
+are written by atomic operations on the token's own bits.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from treadle.errors import UnsupportedError
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import PAGE, PageLayout
 
-# f32 to the nearest, ties to even: WGSL does not say how pack2x16float rounds. Below 2**-14 the
-# sum with 0.5 rounds; a page holds no infinity (``kernels/attention/page_layout.py``).
+# Round f32 to nearest, ties to even: WGSL does not define how pack2x16float rounds. Below 2**-14
+# adding 0.5 rounds; a page holds no infinity (``kernels/attention/page_layout.py``).
 NARROW = {
     "f16": """
 fn narrow(x: f32) -> u32 {
@@ -41,7 +41,7 @@ WIDEN = {
     "f32": "fn widen(v: u32) -> f32 { return bitcast<f32>(v); }",
     "q8_0": "fn widen(v: u32) -> f32 { return f32((bitcast<i32>(v) << 24u) >> 24u); }",
 }
-# ``base``: a word of the pool; the e-th value from there on has BITS bits.
+# ``base``: a word of the pool; ``e``: the index of a value of BITS bits from there on.
 STORE = """
 fn store_value(base: u32, e: u32, v: u32) {
   let at = &pool[base + e * BITS / 32u];
@@ -65,7 +65,7 @@ fn load_scale(i: u32) -> f32 { return bitcast<f32>(pool[i]); }
 
 
 def page_constants(page: PageLayout) -> tuple[tuple[str, Any], ...]:
-    """Sizes and places within a head of a page, in words."""
+    """Return the sizes and offsets within a head of a page, in words."""
     return (
         ("PAGE", PAGE),
         ("BITS", 8 * page.fmt.n_bytes),
@@ -81,19 +81,19 @@ def page_constants(page: PageLayout) -> tuple[tuple[str, Any], ...]:
 
 
 def check_pages(kv: str, label: str) -> None:
-    """Raise UnsupportedError, with the step's label, for a format without shaders."""
+    """Raise UnsupportedError, with the step's label, for a KV format without shaders."""
     if kv not in WIDEN:
         have = ", ".join(WIDEN)
         raise UnsupportedError(f"{label}: keys and values in {kv}; the wgpu device has {have}")
 
 
 def loading(kv: str, label: str) -> str:
-    """Functions of a shader that reads ``pool``."""
+    """Return the functions of a shader that reads ``pool``."""
     check_pages(kv, label)
     return WIDEN[kv] + LOAD
 
 
 def storing(kv: str, label: str) -> str:
-    """Functions of a shader that writes ``pool``."""
+    """Return the functions of a shader that writes ``pool``."""
     check_pages(kv, label)
     return NARROW[kv] + STORE

@@ -1,6 +1,6 @@
-"""Matrix products: of few tokens row by row, of many in tiles; and gated, both products at once.
+"""Matrix product shaders: gemv for few tokens, tiled gemm for many, and fused gate and up.
 
-Each matrix of a step is a call of its own, and each part of one that lies in several buffers.
+Each matrix of a step is a separate dispatch, and so is each part of one split over several buffers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Step
 
 LANES = 16  # threads of a row in GEMV
-ROWS = 4  # of a workgroup
-TILE = 32  # rows, tokens and values of K of a tile; threads have 4 by 4 of its sums
+ROWS = 4  # of a workgroup in GEMV
+TILE = 32  # rows, tokens and values of K of a tile; a thread has 4 by 4 of its sums
 
-# y[n] = W x[n]: LANES threads walk a row, 32 values at a time.
+# y[n] = W x[n]: LANES threads share a row, each taking 32 values at a time.
 GEMV = """
 var<workgroup> parts: array<f32, 64u * NR>;
 fn main() {
@@ -67,8 +67,8 @@ fn main() {
 }
 """
 
-# A tile of x, and of W as W_scale and W_codes give it, in the workgroup's memory: threads t and
-# t + 1 bring half a row each. Rows and tokens behind the last are the last again.
+# A tile of x, and of W as W_scale and W_codes return it, in workgroup memory: threads t and t + 1
+# load half a row each. Past the last row or token, the last is repeated.
 TILES = """
 const PITCH = 36u;
 var<workgroup> xs: array<f32, 32u * PITCH>;
@@ -81,7 +81,7 @@ fn bring_x(u: u32, t: u32, last: u32, first: u32) {
   }
 }
 """
-# The same of a matrix W; a thread's sums are 4 rows by 4 tokens.
+# The tile of a matrix W; a thread's sums are 4 rows by 4 tokens.
 BRING = """
 var<workgroup> Ws: array<f32, 32u * PITCH>;
 fn bring_W(u: u32, t: u32, first: u32) {
@@ -182,7 +182,7 @@ def _bring(name: str) -> str:
 
 
 def gemv(step: Step) -> list[Dispatch]:
-    """For as many tokens as the spec says."""
+    """Dispatch gemv for as many tokens as the spec has."""
     spec: Any = step.spec
     minimum = layout_of(spec.w, step.label).minimum
     more = ("NR", spec.nr), ("LANES", LANES), ("ROWS", ROWS), ("MINIMUM", minimum)
@@ -192,7 +192,7 @@ def gemv(step: Step) -> list[Dispatch]:
 
 
 def gemm(step: Step) -> list[Dispatch]:
-    """For any number of tokens."""
+    """Dispatch gemm for any number of tokens."""
     spec: Any = step.spec
     body = reading(spec.w, step.label, "w") + TILES + _bring("w") + GEMM
     return _products(step, spec, body, _constants(step, spec), lambda rows: _tiles(spec, rows))
@@ -221,7 +221,7 @@ def _products(
 
 
 def gated(step: Step) -> list[Dispatch]:
-    """Both matrices in one call: they are of one size, and so are their parts."""
+    """Dispatch both matrices at once: they have the same size, and so do their parts."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Gated)
     plain_row(spec.result(), step.label)

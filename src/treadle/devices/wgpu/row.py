@@ -1,5 +1,5 @@
-"""What the wgpu device asks of the lowering, as a row of ``isa/``: its kernels are in WGSL, so of
-the row only the traits count.
+"""The wgpu device's row of ``isa/`` for the lowering; only its traits count, as kernels are
+WGSL.
 """
 
 from __future__ import annotations

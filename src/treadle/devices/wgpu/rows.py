@@ -1,4 +1,4 @@
-"""Steps on rows, one value or one row at a time: embedding, norms, activations, sums."""
+"""Shaders of steps on rows or single values: embedding, norms, activations, sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Step
 
 PART_WORDS = PART.itemsize // WORD
-# Beyond 15 tanh is 1 in f32, and its exponentials run out of range.
+# Beyond 15, tanh is 1 in f32, and its exponentials overflow.
 FUNCTIONS = {
     "copy": "return x;",
     "silu": "return x / (1.0 + exp(min(-x, 80.0)));",
@@ -34,7 +34,7 @@ UPS = {"swiglu_clamped": "return clamp(x, -7.0, 7.0) + 1.0;"}
 
 
 def activation(fn: str, label: str) -> str:
-    """``f(x)``, and ``g(x)``, which is what a gate of that activation lets through of x."""
+    """Return WGSL of ``f(x)``, the activation, and ``g(x)``, applied to the value that it gates."""
     if fn not in FUNCTIONS:
         raise UnsupportedError(f"{label}: {fn}; the wgpu device has {', '.join(FUNCTIONS)}")
     up = UPS.get(fn, "return x;")
@@ -42,14 +42,14 @@ def activation(fn: str, label: str) -> str:
 
 
 def plain_row(act: ActivationLayout, label: str) -> int:
-    """Words from one row to the next of activations, which must be plain f32."""
+    """Return the words between rows of activations, which must be plain f32."""
     if act.kind != "f32" or act.group != 1:
         raise UnsupportedError(f"{label}: activations of {act.kind} in groups of {act.group}")
     return act.row_bytes // WORD
 
 
 def embed(step: Step) -> list[Dispatch]:
-    """A workgroup a token. Tokens whose rows are in another buffer are left to that one's call."""
+    """Dispatch one workgroup a token. A part skips tokens whose rows are in another buffer."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Embed)
     body = (
@@ -82,7 +82,7 @@ fn main() {
 
 
 def row_constants(k: int, label: str) -> tuple[tuple[str, Any], ...]:
-    """K and UNITS, where quads fill rows."""
+    """Return K and UNITS; rows must be whole quads."""
     if k % 4:
         raise UnsupportedError(f"{label}: rows of {k} values, no multiple of 4")
     return ("K", k), ("UNITS", units(k))
@@ -118,7 +118,7 @@ fn main() {
 
 
 def norm(step: Step) -> list[Dispatch]:
-    """A workgroup a row."""
+    """Dispatch one workgroup a row."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Norm)
     constants: tuple[tuple[str, Any], ...] = (
@@ -150,13 +150,13 @@ def norm(step: Step) -> list[Dispatch]:
 
 
 def _rows(step: Step) -> Any:
-    """A workgroup for each of what the step's grid counts."""
+    """Return one workgroup per unit of the step's grid count."""
     name = step.grid.count
     return lambda count: (count(name), 1, 1)
 
 
 def _values(step: Step, k: int) -> Any:
-    """A thread for each of ``k`` values of each row."""
+    """Return one thread for each of ``k`` values of each row."""
     name = step.grid.count
 
     def groups(count: Count) -> Groups:
@@ -181,7 +181,7 @@ fn main() {
 
 
 def pack(step: Step) -> list[Dispatch]:
-    """A thread a value."""
+    """Dispatch one thread a value."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Pack)
     if spec.counted or spec.per != 1:
@@ -229,7 +229,7 @@ fn main() {
 
 
 def column_norm(step: Step) -> list[Dispatch]:
-    """A workgroup a head of a token."""
+    """Dispatch one workgroup for each head of a token."""
     spec, given = step.spec, step.args
     assert isinstance(spec, ColumnNorm)
     args = {"x": (given["x"], given["column"]), "stride": given["stride"]}
@@ -254,7 +254,7 @@ fn main() {
 
 
 def softcap(step: Step) -> list[Dispatch]:
-    """A thread a logit."""
+    """Dispatch one thread a logit."""
     spec, given = step.spec, step.args
     assert isinstance(spec, Softcap)
     shader = Shader(spec.name, SOFTCAP, (("K", spec.k), ("CAP", spec.cap)), ("y", "stride"))
@@ -272,7 +272,7 @@ fn main() {
 
 
 def add(step: Step) -> list[Dispatch]:
-    """A thread a value."""
+    """Dispatch one thread a value."""
     spec = step.spec
     assert isinstance(spec, Add)
     args = {name: step.args[name] for name in ("x", "h", "out", "stride")}
@@ -299,7 +299,7 @@ fn main() {
 
 
 def add_rows(step: Step) -> list[Dispatch]:
-    """A workgroup a part."""
+    """Dispatch one workgroup a sequence."""
     spec = step.spec
     assert isinstance(spec, AddRows)
     constants = (
@@ -341,7 +341,7 @@ fn main() {
 
 
 def pooling(step: Step) -> list[Dispatch]:
-    """A workgroup a part."""
+    """Dispatch one workgroup a sequence."""
     spec = step.spec
     assert isinstance(spec, Pooling)
     constants = (

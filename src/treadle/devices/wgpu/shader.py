@@ -1,11 +1,11 @@
-"""What every WGSL kernel shares: how its text is put together, and how a step calls it.
+"""Common parts of WGSL kernels: a shader's text, and its dispatch for a step.
 
-A shader is a pure function of its constants; what differs from step to step (where buffers are in
-the arena, strides, columns) comes as the members of ``a``, u32, in words of 4 bytes. Bindings: 0
-``a``, 1 the arena, 2 the run's block, and from 3 on weights and pages by name. The arena is one
-binding, for WebGPU does not let a buffer be read and written through two.
+A shader is a pure function of its constants. Values that differ from step to step (buffer offsets
+in the arena, strides, columns) are the members of ``a``: u32, in words of 4 bytes. Bindings: 0
+``a``, 1 the arena, 2 the run's input block, and from 3 on weights and pages by name. The arena is
+one binding, as WebGPU does not allow a buffer to be read and written through two.
 
-WGSL has no 64-bit integers: of the run's records, i64, it reads the low words.
+WGSL has no 64-bit integers: of i64 fields in the run's records, it reads the low words.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Step
 
 WORD = 4  # bytes
-THREADS = 64  # of a workgroup, where a kernel says nothing else
-FOLD = 32768  # workgroups in x; more go on in y: 65535 is the most of either
+THREADS = 64  # of a workgroup, unless a kernel overrides it
+FOLD = 32768  # workgroups in x, the rest in y: each is limited to 65535
 
 Groups: TypeAlias = tuple[int, int, int]
-Count: TypeAlias = Callable[[str], int]  # a count of RUN_STATE, of this run
+Count: TypeAlias = Callable[[str], int]  # returns a count of this run's RUN_STATE
 
-# ``sum_of`` and ``max_of`` give what all threads of a workgroup have together, to each of them.
+# ``sum_of`` and ``max_of`` reduce over a workgroup; each thread gets the result.
 COMMON = """
 fn word_f32(i: u32) -> f32 { return bitcast<f32>(arena[i]); }
 fn quad_f32(i: u32) -> vec4<f32> {
@@ -64,9 +64,10 @@ fn max_of(t: u32, v: f32) -> f32 {
 
 @dataclass(frozen=True)
 class Shader:
-    """One kernel's text. ``body`` has ``fn main`` and what it uses; ``constants`` are those of
-    WGSL; ``reads`` are bindings of weights and pages, ``writes`` those of pages that are written,
-    as atomic words.
+    """One kernel's WGSL text.
+
+    ``body`` has ``fn main`` and its helper functions; ``constants`` become WGSL constants.
+    ``reads`` are bindings of weights and pages; ``writes`` those of written pages, as atomic words.
     """
 
     name: str
@@ -97,7 +98,7 @@ class Shader:
 
 
 def literal(value: Any) -> str:
-    """A constant in WGSL: integers are u32, floats f32 with all their digits."""
+    """Return a WGSL literal: integers are u32, floats f32 with all their digits."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -108,9 +109,11 @@ def literal(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A dispatch of a step. ``args``: buffers of the plan, or words; ``consts``: what is bound by
-    name, None where the shader does not look at it; ``part``: of weights that lie in several
-    buffers, which; ``groups``: how many workgroups a run's counts make, none where one is 0.
+    """One dispatch of a step.
+
+    ``args``: buffers of the plan, or words. ``groups`` returns the workgroups for a run's counts; a
+    0 means no dispatch. ``consts``: the bindings by name, None for one that the shader does not
+    read; for weights split over several buffers, the part.
     """
 
     shader: Shader
@@ -123,10 +126,10 @@ Printer: TypeAlias = "Callable[[Step], list[Dispatch]]"
 
 
 def fold(n: int) -> Groups:
-    """``n`` workgroups, of which ``folded`` tells the number."""
+    """Return ``n`` workgroups in two dimensions; ``folded`` in WGSL recovers the index."""
     return min(n, FOLD), -(-n // FOLD), 1
 
 
 def field(name: str, index: int = 0) -> int:
-    """The word where a field of RUN_STATE is, of the index-th pool or rope table."""
+    """Return the word offset of a RUN_STATE field, for the index-th pool or rope table."""
     return run_offset(numbered(name, index)) // WORD

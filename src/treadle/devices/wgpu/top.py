@@ -1,11 +1,10 @@
-"""The N_TOP largest logits of a row (``kernels/elementwise/top_logits.py``): of slices, then
-joined.
+"""Top-logits shaders: the N_TOP largest logits of each slice, then of each row.
 
-The N_TOP-th largest key is found by its bytes, the highest first, with a histogram each; then each
-thread looks at neighbouring keys and knows how many before them are chosen. So ids are in order,
-and of equal keys the lowest ids are taken.
+The counterpart is ``kernels/elementwise/top_logits.py``. The N_TOP-th largest key is found byte by
+byte, the highest first, with a histogram for each. Then each thread scans adjacent keys and knows
+how many before them are chosen. So ids are in order, and of equal keys the lowest ids are taken.
 
-WGSL has no f64: totals are f32 here, summed pair by pair so that they stay within TOTAL_ERROR, and
+WGSL has no f64: totals are f32 here, summed pairwise so that they stay within TOTAL_ERROR, and
 written as the f64 that the host reads.
 """
 
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
 TOP_THREADS = 256
 
-# ``exp_below``: e**x for x <= 0, to 2 units in the last place; WGSL's own may be off by 3 + 2 |x|.
-# ln 2 is split so that n times its first part is exact.
+# ``exp_below``: e**x for x <= 0, within 2 ulp, while WGSL allows its own 3 + 2 |x| ulp. ln 2 is
+# split so that n times its first part is exact.
 NUMBERS = """
 fn to_key(bits: u32) -> i32 {
   let v = bitcast<i32>(bits);
@@ -77,8 +76,8 @@ fn get_f64(at: u32) -> f32 {
   return bitcast<f32>((((high >> 20u) - 896u) << 23u) | mantissa);
 }
 """
-# Needs ``key_at(i)`` and ``id_at(i)`` of N keys, i growing with the ids; ``keys`` and ``ids`` are
-# then the chosen, in that order.
+# Needs ``key_at(i)`` and ``id_at(i)`` of N keys, in the order of ids; stores the chosen ones in
+# ``keys`` and ``ids``, in the same order.
 CHOOSE = """
 var<workgroup> bins: array<atomic<u32>, 256>;
 var<workgroup> above: array<u32, THREADS>;
@@ -267,7 +266,7 @@ def _shader(step: Step, body: str, args: tuple[str, ...]) -> Shader:
 
 
 def top(step: Step) -> list[Dispatch]:
-    """A workgroup for each slice of each record."""
+    """Dispatch one workgroup for each slice of each record."""
     assert isinstance(step.spec, TopLogitsKernel)
     args = {name: step.args[name] for name in ("x", "out", "stride", "n")}
     args["slices"] = n_slices = slices(args["n"])
@@ -279,7 +278,7 @@ def top(step: Step) -> list[Dispatch]:
 
 
 def join_top(step: Step) -> list[Dispatch]:
-    """A workgroup for each record; there are at most as many slices as threads."""
+    """Dispatch one workgroup for each record; there are at most as many slices as threads."""
     assert isinstance(step.spec, JoinTop)
     args = {"partials": step.args["partials"], "out": step.args["out"]}
     args["slices"] = slices(step.args["n"])

@@ -1,9 +1,9 @@
-"""How shaders read weights: of each format two functions of a row's u-th 32 values.
+"""Shader code that reads weights: for each format, two functions of a row's u-th 32 values.
 
-``W_scale`` gives (d, m), ``W_codes`` four codes, the i-th quad; a weight is ``d * code - m``. The
-blocks are those of the file: where one is no whole number of words (Q4_0's 18 bytes, Q8_0's 34,
-Q6_K's 210), a word that begins at an odd half is put together from two. So weights are uploaded as
-they are mapped, and nothing is packed on the host.
+``W_scale`` returns (d, m), ``W_codes`` the four codes of the i-th quad; a weight is ``d * code -
+m``. The blocks are those of the file. Where a block is no whole number of words (Q4_0's 18 bytes,
+Q8_0's 34, Q6_K's 210), a word that begins at an odd half is assembled from two. So weights are
+uploaded as they are mapped, and nothing is packed on the host.
 
 In these texts W is the binding's name, K the values of a row, UNITS its parts of 32.
 """
@@ -38,7 +38,7 @@ PLAIN = "fn W_scale(row: u32, u: u32) -> vec2<f32> { return vec2<f32>(1.0, 0.0);
 
 @dataclass(frozen=True)
 class WgslFormat:
-    """A format in WGSL; ``minimum``: whether there is an m other than 0."""
+    """WGSL code of a weight format; ``minimum``: whether m may differ from 0."""
 
     text: str
     minimum: bool = False
@@ -97,8 +97,8 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
 }
 """
 )
-# A block is 36 words: d and dmin, three of scales, 32 of codes. Scales and minimums have 6 bits: of
-# the first four they are the low ones of a byte, the high ones of which belong to the last four.
+# A block is 36 words: d and dmin, three of scales, 32 of codes. Scales and minimums have 6 bits.
+# The first four are the low 6 bits of a byte; its high 2 bits belong to the last four.
 Q4_K = WgslFormat(
     """
 fn W_byte(at: u32) -> u32 { return (W[at >> 2u] >> ((at & 3u) * 8u)) & 255u; }
@@ -124,8 +124,8 @@ fn W_codes(row: u32, u: u32, i: u32) -> vec4<f32> {
     minimum=True,
 )
 # A block: 128 bytes of low nibbles, 64 of the two high bits, 16 scales i8 for 16 values each, d.
-# Its 32 values from 128 h + 32 j on have the bytes 64 h + 32 (j % 2) and on, of the high bits those
-# from 32 h on.
+# The low nibbles of its 32 values from 128 h + 32 j on begin at byte 64 h + 32 (j % 2), their high
+# bits at byte 32 h.
 Q6_K = WgslFormat(
     HALVES
     + """
@@ -157,7 +157,9 @@ LAYOUTS = {
 
 
 def layout_of(fmt: str, label: str) -> WgslFormat:
-    """Raises UnsupportedError, with the step's label, for a format without one."""
+    """Return a format's WGSL code. Raises UnsupportedError, with the step's label, if there is
+    none.
+    """
     if fmt not in LAYOUTS:
         have = ", ".join(LAYOUTS)
         raise UnsupportedError(f"{label}: weights of {fmt}; the wgpu device reads {have}")
@@ -165,7 +167,7 @@ def layout_of(fmt: str, label: str) -> WgslFormat:
 
 
 def reading(fmt: str, label: str, *names: str) -> str:
-    """The functions of these bindings, all of one format."""
+    """Return the read functions of these bindings, all of one format."""
     text = layout_of(fmt, label).text
     return BYTES + "".join(
         text.replace("W_", f"{name}_").replace("W[", f"{name}[") for name in names
@@ -173,5 +175,5 @@ def reading(fmt: str, label: str, *names: str) -> str:
 
 
 def units(k: int) -> int:
-    """Parts of 32 values in a row."""
+    """Return the number of parts of 32 values in a row."""
     return -(-k // UNIT)

@@ -1,1 +1,1 @@
-"""Graphs to plans: how a device makes the ops of ``models/ops.py``."""
+"""Lowering from graphs to plans: the device implementations of the ops of ``models/ops.py``."""

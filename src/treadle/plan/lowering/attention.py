@@ -1,4 +1,6 @@
-"""The steps of attention: tiles of queries, queries of few tokens, the merge of cut histories."""
+"""Attention steps: tiles of queries, single queries of few tokens, and the merge of split
+histories.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 def emit_attention(
     steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
 ) -> Buffer:
-    """Of queries as scores want them, over what is in the layer's pages: f32 of all heads."""
+    """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
+    heads.
+    """
     at = steps.config.layers[layer]
     pool = steps.cache.pool_of(at.kv_from)
     spec = Attention(
@@ -28,7 +32,7 @@ def emit_attention(
         at.n_head_kv,
         at.head_dim,
         steps.plan.query_tile,
-        0 if at.chunked else at.window,  # items begin where chunks do
+        0 if at.chunked else at.window,  # items begin at chunk boundaries
         pool.index,
         steps.config.attn_softcap,
         steps.matrix_attention,
@@ -90,7 +94,7 @@ def emit_attention(
 
 
 def _by_distance(steps: Steps, name: str) -> Const:
-    """The numbers of a matrix of buckets, for each distance; one copy for all plans and layers."""
+    """Return the relative-position biases by distance; one copy for all plans and layers."""
     steps.plan.tensors_used.add(name)
     key = f"{name}:by distance"
     if key not in steps.weights.consts:

@@ -1,4 +1,4 @@
-"""The word of layers that predict further tokens: embeddings beside states."""
+"""Op of multi-token-prediction layers: embeddings next to hidden states."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def embedded_beside(
     ops: CpuOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
 ) -> Rows:
-    """``x`` with the tokens' embeddings in the first half of its rows, and each half normed. It is
-    used up.
+    """Write the tokens' embeddings into the first half of the rows of ``x`` and norm each half, in
+    place.
     """
     steps, rows, width = ops.steps, ops.floats(x), x.width // 2
     name, stride = f"{weight}.weight", rows.row_bytes // 4

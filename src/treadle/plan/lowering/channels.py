@@ -1,4 +1,4 @@
-"""Words of Kimi Delta Attention: convolutions side by side, decays of channels, a normed gate."""
+"""Ops of Kimi Delta Attention: parallel convolutions, per-channel decay, a normed output gate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def part_convolution(
     ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int
 ) -> Rows:
-    """Silu of a short convolution of each column: one of several, whose last inputs are kept one
-    behind another, with ``before`` columns before it.
+    """Short convolution and silu of each column, one of several convolutions of a layer.
+
+    Their cached inputs are concatenated in the state; ``before``: columns of the earlier ones.
     """
     spec = Convolution(x.width, state_of(ops, layer).n_conv)
     off = 4 * (spec.taps - 1) * before
@@ -29,9 +30,7 @@ def part_convolution(
 
 
 def channel_rates(ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str) -> Rows:
-    """Side by side the sigmoid of ``beta``, and what each row of a head's state is multiplied
-    by.
-    """
+    """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state."""
     steps, (rows, column), (beta_rows, beta_column) = ops.steps, ops.place(x), ops.place(beta)
     heads = beta.width
     out = steps.floats(label, round_up(heads, COLUMNS) + x.width)
@@ -56,7 +55,9 @@ def channel_rates(ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias:
 def channel_delta(
     ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
 ) -> Rows:
-    """The delta rule; queries and keys, made of length 1 here, and values lie in the same rows."""
+    """The delta rule. Queries and keys are scaled to unit length here; with values, they lie in the
+    same rows.
+    """
     state = state_of(ops, layer)
     places = [ops.place(x) for x in (q, k, v)]
     assert all(rows is places[0][0] for rows, _ in places), label

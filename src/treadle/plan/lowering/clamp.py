@@ -1,4 +1,4 @@
-"""The words that clamp queries, keys and values, and cap scores of experts."""
+"""Ops that clamp queries, keys and values, and cap expert scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
-    """``x`` between ``-limit`` and ``limit``, in place: what it is given is used up."""
+    """Clamp ``x`` to between ``-limit`` and ``limit``, in place."""
     rows, column = ops.place(x)
     stride = rows.row_bytes // 4
     spec = Clamp(x.width, limit)
@@ -24,7 +24,7 @@ def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
 
 
 def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
-    """``cap * tanh(x / cap)``, in place: what it is given is used up."""
+    """Replace ``x`` by ``cap * tanh(x / cap)``, in place."""
     rows, spec = ops.floats(x), Softcap(x.width, cap, outputs=False)
     grid = Grid(spec.pieces, spec.count)
     ops.steps.emit(label, spec, grid, y=rows, stride=rows.row_bytes // 4)

@@ -1,4 +1,6 @@
-"""What ops give before it is made: enough to make it as its user wants it."""
+"""Deferred values: an op's result before its code exists, so that the consumer chooses layout and
+fusion.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Value(Rows):
-    """Rows that are made when they are used: as f32 in columns of a buffer, or as activations."""
+    """Rows that are materialised on use: as f32 in columns of a buffer, or as activations."""
 
-    outputs: bool = field(default=False, kw_only=True)  # a row for each output, not each token
-    acts: dict[ActivationLayout, Buffer] = field(default_factory=dict, kw_only=True)  # made
+    outputs: bool = field(default=False, kw_only=True)  # one row per output, not per token
+    acts: dict[ActivationLayout, Buffer] = field(default_factory=dict, kw_only=True)  # written
 
 
 @dataclass(eq=False)
 class Floats(Value):
-    """Rows that are there, in f32, from a column of a buffer on."""
+    """Materialised f32 rows, from a column of a buffer on."""
 
     buffer: Buffer
     column: int = 0
@@ -34,7 +36,7 @@ class Floats(Value):
 
 @dataclass(eq=False)
 class OutputRows(Value):
-    """Those rows of ``x`` that outputs are wanted of."""
+    """The rows of ``x`` for which outputs are requested."""
 
     x: Rows
 
@@ -49,13 +51,13 @@ class NormOf(Value):
     centred: bool
     scale: float
     eps: float
-    own: bool = field(default=False, kw_only=True)  # each head has weights of its own
-    wide: Buffer | None = field(default=None, kw_only=True)  # f32 in rows as a product's, made
+    own: bool = field(default=False, kw_only=True)  # weights differ between heads
+    wide: Buffer | None = field(default=None, kw_only=True)  # as f32 rows padded like a product's
 
 
 @dataclass(eq=False)
 class RopeOf(Value):
-    """``x`` with its pairs turned."""
+    """``x`` with its pairs rotated."""
 
     x: Rows
     table: int
@@ -80,14 +82,14 @@ class ActivationOf(Value):
 
 @dataclass(eq=False)
 class StepOutput(Value):
-    """Rows that a step of their own writes, in the layout that it is given."""
+    """Rows written by a separate step, in the layout passed to ``make``."""
 
     make: Callable[[ActivationLayout], Buffer]
 
 
 @dataclass(eq=False)
 class Products:
-    """Products of one input, side by side in one buffer once they are made."""
+    """Products of one input, side by side in one buffer once they are computed."""
 
     label: str
     x: Rows
@@ -99,7 +101,7 @@ class Products:
 
 @dataclass(eq=False)
 class Product(Value):
-    """One of several products."""
+    """One of several ``Products``."""
 
     of: Products
     index: int
@@ -111,34 +113,34 @@ class ExpertSum(Value):
 
     y: Buffer
     weights: Buffer
-    places: Buffer | None  # of each slot the row; None: its own number
+    places: Buffer | None  # the row of each slot; None: the slot's number
     n_used: int
-    shared: list[Buffer]  # what is added beside them, and the score that its sigmoid gates this by
-    mean: bool  # of both, in place of their sum
+    shared: list[Buffer]  # the shared expert's rows, and the score whose sigmoid gates them
+    mean: bool  # the mean of routed and shared experts, instead of their sum
 
 
 def of_outputs(x: Rows) -> bool:
-    """Whether there is a row for each output, not each token."""
+    """Return whether ``x`` has one row per output, not per token."""
     assert isinstance(x, Value)
     return x.outputs
 
 
 class HeadTransforms(NamedTuple):
-    """What is done to queries or keys on their way to attention."""
+    """Transforms of queries or keys before attention: norm, rope, and their order."""
 
     source: Rows
     norm: NormOf | None
-    table: int | None  # of the rope
+    table: int | None  # rope table
     norm_last: bool
 
     def alike(self, other: HeadTransforms) -> bool:
-        """Whether the same is done to both, each by weights and a table of its own."""
+        """Return whether both have the same transforms, weights and tables aside."""
         mine, its = ((way.table is None, way.norm is None, way.norm_last) for way in (self, other))
         return mine == its
 
 
 def unwrap(x: Rows) -> HeadTransforms:
-    """A norm and a rope taken off, in whatever order they are there."""
+    """Strip a norm and a rope, in either order, from ``x``."""
     norm, table, norm_last = None, None, False
     while isinstance(x, (NormOf, RopeOf)):
         if isinstance(x, NormOf):
@@ -154,20 +156,21 @@ def unwrap(x: Rows) -> HeadTransforms:
 
 
 class ExpertMatrix(NamedTuple):
-    """A matrix of each expert."""
+    """One matrix of every expert."""
 
-    name: str  # of the tensor, or of its rows from the first one's on (``models.ops.part``)
+    name: str  # of the tensor, or of its rows from the first expert's on (``models.ops.part``)
     height: int
-    pitch: int  # rows from one expert's to the next one's
+    pitch: int  # rows between consecutive experts
 
 
 @dataclass(frozen=True)
 class Branch:
-    """How the rows lie that meet their experts in one way: they are those of ``tiles``, made of the
-    tokens in ``rows``, which has ``block`` of them together. Without that rows are slots, and
-    ``tiles`` their experts.
+    """Layout of the expert rows that take one path (gemv or tiles).
 
-    Results begin at row ``first``; ``met``: so many rows of an expert go this way.
+    ``tiles`` lists the tiles; ``rows`` the token of each row, in groups of ``block``. Without
+    ``rows``, rows are slots and ``tiles`` holds each slot's expert.
+
+    Results begin at row ``first``; ``met``: the numbers of rows of an expert that take this path.
     """
 
     label: str

@@ -1,5 +1,5 @@
-"""A mixture of experts' parts that the CPU's ways to lower it share (``experts.py``): the
-router's choice, products by expert, what stands between two of them, what adapters add.
+"""Shared parts of the expert lowerings (``experts.py``): routing, products by expert, the gate
+between them, adapters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Mixture:
-    """One layer's."""
+    """The mixture of experts of one layer."""
 
     def __init__(
         self, ops: Materializer, label: str, layer: int, at: Experts, chunks: bool
@@ -41,15 +41,15 @@ class Mixture:
         self.n_slots = at.n_used * self.steps.plan.n_tokens
 
     def route(self, scores: Rows) -> tuple[Buffer, Buffer]:
-        """The experts of each slot, i32, and their weights, f32."""
+        """Emit the router; return each slot's expert, i32, and its weight, f32."""
         at, rows = self.routed, self.ops.floats(scores)
-        # What is chosen by alone: see ``exp_probs_b`` in models/ffns/experts.py.
+        # A bias for the choice only, not the weights: ``exp_probs_b`` in models/ffns/experts.py.
         bias = f"{self.blk.rpartition('.')[0]}.exp_probs_b.bias"
         last = f"{self.blk}_down_{self.exps}"
         has_bias, scales = self.steps.has(bias), f"{last}.scale"
         own = self.steps.has(scales) and not self.has_factor(last)
         if own and self.ops.adapted([last]):
-            # Of NVFP4 it scales weights alone, of Gemma 4 what an expert gives.
+            # NVFP4's scale applies to the weights only, Gemma 4's to the expert's output.
             why = f"its products are multiplied by {scales}: what an adapter adds may not be"
             raise UnsupportedError(f"{self.steps.weights.gguf.path}: {last}.weight: {why}")
         chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
@@ -81,7 +81,9 @@ class Mixture:
         return chosen, weights
 
     def alike(self, both: list[ExpertMatrix]) -> list[tuple[str, list[ExpertMatrix]]]:
-        """Matrices of one format as one step, with its name."""
+        """Group the matrices into steps, by name: one step if their formats, biases and factors
+        match.
+        """
         if not self.gated:
             return [("up", both)]
         steps = self.steps
@@ -98,8 +100,9 @@ class Mixture:
         return [("gate", both[:1]), ("up", both[1:])]
 
     def has_factor(self, name: str) -> bool:
-        """Whether a product is multiplied. What comes last is so by the experts' weights, unless a
-        bias is added before.
+        """Return whether a product is multiplied by a factor.
+
+        That of ``down`` is folded into the experts' weights, unless a bias is added before.
         """
         steps, last = self.steps, f"{self.blk}_down_{self.exps}"
         if name != last:
@@ -110,7 +113,7 @@ class Mixture:
         return self.steps.weights.format(f"{matrices[0].name}.weight")
 
     def fields(self, matrices: list[ExpertMatrix]) -> dict[str, Any]:
-        """What every kernel of their product has."""
+        """Return the fields that all kernels for these matrices have."""
         name = matrices[0].name
         return {
             "segments": len(matrices),
@@ -120,15 +123,15 @@ class Mixture:
         }
 
     def first_rows(self, branch: Branch, both: list[ExpertMatrix]) -> tuple[Buffer, int]:
-        """For the rows of the first products side by side, and the columns of one."""
+        """Return the buffer of the first products, side by side, and the columns of each."""
         pitch = round_up(self.at.n_ff, COLUMNS)
         return Buffer(f"{branch.label}.gate_up", branch.n_rows, len(both) * pitch * 4), pitch
 
     def gate(
         self, branch: Branch, down: ExpertMatrix, x: Buffer, up: int, act: ActivationLayout
     ) -> tuple[Buffer, Buffer]:
-        """What the gate lets through, or the activation gives; and in f32, where an adapter wants
-        it so.
+        """Return the gated or activated rows in the layout ``act``, and in f32 where an adapter
+        needs them.
         """
         plain = ActivationLayout("f32", act.k)
         if act == plain or not self.adapted([down]):
@@ -148,11 +151,11 @@ class Mixture:
         return out
 
     def packed(self, branch: Branch, name: str, act: ActivationLayout) -> Buffer:
-        """For its rows, whole groups."""
+        """Return a buffer for the branch's rows, in whole groups."""
         return Buffer(f"{branch.label}.{name}", branch.n_rows // act.group, act.group_bytes, "u1")
 
     def adapted(self, matrices: list[ExpertMatrix]) -> bool:
-        """Whether any adapter adds to them."""
+        """Return whether any adapter adds to their products."""
         return self.ops.adapted([each.name for each in matrices])
 
     def adapt(
@@ -163,13 +166,14 @@ class Mixture:
         y: Buffer,
         first: int = 0,
     ) -> None:
-        """Add what adapters make of ``x``, a row of each token or one for each of the branch's, to
-        ``y``'s rows from ``first`` on.
+        """Add the adapters' products of ``x`` to the rows of ``y`` from ``first`` on.
+
+        ``x``: one row per token, or as a Buffer one per row of the branch.
         """
         if not self.adapted(matrices):
             return
         from treadle.plan.lowering.lora import (
-            emit_experts_lora,  # no plan without adapters needs it
+            emit_experts_lora,  # only plans with adapters need it
         )
 
         floats = (
@@ -193,7 +197,9 @@ class Mixture:
         *,
         of_tokens: bool = False,
     ) -> None:
-        """``x``: a row for each of the branch's, or ``of_tokens``; ``first``: of ``y``'s rows."""
+        """Emit products. ``x``: one row per row of the branch, or ``of_tokens`` per token;
+        ``first``: the first row in ``y``.
+        """
         steps, at, heights = self.steps, self.at, [each.height for each in matrices]
         strips = spec.strips(heights, steps.isa.lanes)
         stems = [each.name for each in matrices]

@@ -1,20 +1,21 @@
-"""How the CPU lowers a mixture of experts: the word ``experts`` of ``models/ffns/experts.py``.
+"""CPU lowering of a mixture of experts: the op ``experts`` of ``models/ffns/experts.py``.
 
-Up to four tokens have a row for each *slot*, one of a token's experts, and a gemv that reads the
-slot's expert. For more, rows are sorted by expert. Those of an expert that many rows meet go
-through tiles, so that a panel of weights, once packed, meets all of them::
+Up to four tokens have one row per *slot* (one of a token's experts), and a gemv that reads the
+slot's expert. For more tokens, rows are sorted by expert. An expert with many rows goes through
+gemm tiles, so that a packed panel of weights serves all of them::
 
-    route      which experts each token has, and what they weigh
-    sort       rows by expert, in tiles: how many is known as the run goes, and later grids read it
-    fetch      the system is asked for what is needed, if memory does not hold the model
-    gather     the tokens' activations into these rows
+    route      each token's experts, and their weights
+    sort       rows by expert, in tiles; their number is known only during the run, and later
+               grids read it
+    fetch      asks the system for the experts' pages, if memory does not hold the model
+    gather     copies the tokens' activations into these rows
     gate_up    both products of a tile and the activation
     down       f32 rows
-    combine    each token's rows, weighed, with what else is added
+    combine    the weighted sum of each token's rows, with residual and shared expert
 
-For an expert that few rows meet packing a panel takes longer than the products. Its rows are in the
-tiles of a sort of their own (``few.sort``), four at most, and gemvs of so many read the weights
-once (``few.gate_up``, ``few.down``).
+For an expert with few rows, packing a panel takes longer than the products. Its rows are in the
+tiles of a separate sort (``few.sort``), four rows a tile at most, and gemvs of so many rows read
+the weights once (``few.gate_up``, ``few.down``).
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
     from treadle.models.ops import Rows
     from treadle.plan.lowering.materialize import Materializer
 
-    Gemms = list[tuple[str, list[ExpertMatrix], Matmul]]  # with their names and what they multiply
+    Gemms = list[tuple[str, list[ExpertMatrix], Matmul]]  # label, matrices, kernel
 
-MOST_ROWS = 512  # of a tile: so many share a panel's packing
-# Tokens of an expert from which on matrix registers are faster than vectors: panels are packed for
-# them too.
+MOST_ROWS = 512  # of a tile; they share the packing of a panel
+# Tokens of an expert from which matrix registers are faster than vectors, though panels must be
+# packed for them too.
 MATRIX_ROWS = 24
 
 
@@ -59,8 +60,10 @@ def experts(
     layer: int,
     chunks: bool = False,
 ) -> Rows:
-    """Each token's experts' answers to ``h``, weighed; ``shared``: rows that are added, and the
-    score of these. ``chunks``: of those that its experts share with their neighbours.
+    """Return the weighted sum of each token's experts applied to ``h``.
+
+    ``shared``: the shared expert's rows, which are added, and their gate's score. ``chunks``: use
+    the experts that each group of neighbouring experts shares (``chexps``).
     """
     at = ops.config.layers[layer].experts
     if at is None or of_outputs(h):
@@ -88,7 +91,7 @@ class _Experts(Mixture):
     def _by_slot(
         self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
-        """f32 rows ``[N * n_used, n_embd]``."""
+        """Return f32 rows ``[N * n_used, n_embd]``, one per slot."""
         grid = Grid(self.at.n_used, "n_tokens")
         emit_fetch(self.steps, self.label, [*both, down], grid, chosen=chosen)
         y = self._result(h, self.n_slots)
@@ -98,7 +101,7 @@ class _Experts(Mixture):
     def _by_expert(
         self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
-        """f32 rows by expert, and where each slot's is."""
+        """Return f32 rows sorted by expert, and the row of each slot."""
         n_slots, sizes = self.n_slots, (self.at.n, self.at.n_used)
         few = 0 if self.steps.deterministic else few_rows(self.steps.isa)
         firsts, last = self._gemms(h, both, down)
@@ -124,7 +127,7 @@ class _Experts(Mixture):
     def _sort(
         self, kind: str, spec: Sort, chosen: Buffer, places: Buffer, n_rows: int, first: int
     ) -> Branch:
-        """Tiles, and the tokens of rows; and of their slots the rows, from ``first`` on."""
+        """Emit a sort: the tiles, each row's token, and each slot's row, from ``first`` on."""
         label = f"{self.label}.{kind}"
         n_tiles = blocks_most(min(n_rows, self.n_slots), self.at.n, spec.most)
         tiles = Buffer(f"{label}tiles", 1, 8 + n_tiles * TILE.itemsize, "i8")
@@ -140,7 +143,7 @@ class _Experts(Mixture):
         met = range(spec.over + 1, spec.upto + 1 if spec.upto else ANY.stop)
         return Branch(label.removesuffix("."), tiles, n_rows, rows, spec.block, first, met)
 
-    # -- few rows of an expert ----------------------------------------------------------------
+    # -- experts with few rows ----------------------------------------------------------------
 
     def _by_gemv(
         self, branch: Branch, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix, y: Buffer
@@ -165,12 +168,14 @@ class _Experts(Mixture):
             return matmul(self.format(matrices), isa, k, 1, table, **own)
         return group_gemv(self.format(matrices), isa, k, table, of_tokens=of_tokens, **own)
 
-    # -- many rows ----------------------------------------------------------------------------
+    # -- experts with many rows ---------------------------------------------------------------
 
     def _gemms(self, h: Rows, both: list[ExpertMatrix], down: ExpertMatrix) -> tuple[Gemms, Matmul]:
-        """The first products' kernels and the last one's, by how many rows an expert has."""
+        """Return the kernels of the first products and of the last, for the expected rows per
+        expert.
+        """
         n = self.n_slots // self.at.n
-        n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # of one would be too many to sort
+        n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # the fewest tokens that a gemm is for
 
         def gemm(matrices: list[ExpertMatrix], k: int) -> Matmul:
             steps, own = self.steps, self.fields(matrices)
@@ -215,7 +220,7 @@ class _Experts(Mixture):
         self.adapt(branch, [down], floats, y)
 
     def _gather(self, branch: Branch, h: Rows, act: ActivationLayout, more: bool) -> Buffer:
-        """The tokens' activations as an expert's."""
+        """Copy the tokens' activations into rows sorted by expert."""
         name = "gather" + (f".{act.kind}_group{act.group}_sub{act.sub}" if more else "")
         out = self.packed(branch, name, act)
         spec = Gather(act.kind, act.k, act.group, act.sub, branch.block, act.unit)
@@ -226,7 +231,7 @@ class _Experts(Mixture):
     def _fused(
         self, both: list[ExpertMatrix], k: int, out: ActivationLayout, n: int
     ) -> Gated | None:
-        """The kernel of both products and the activation."""
+        """Return the kernel that fuses both products and the activation, or None."""
         steps, name, alone = self.steps, both[0].name, self.steps.deterministic
         given = self.format(both), steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table
         made = gated(*given, alone=alone)

@@ -1,4 +1,4 @@
-"""What a run of a plan is given: tokens, rows, parts, pages, attention's items, rotations."""
+"""Inputs of a run: tokens, output rows, sequences, pages, attention items, rope tables."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ I32, I64, F32 = (np.dtype(name) for name in ("i4", "i8", "f4"))
 
 
 def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str, Input]:
-    """By the field of RUN_STATE that tells where they are; and ``pages``, which items point into.
+    """Return the inputs by the field of ``RUN_STATE`` that locates them, and ``pages``, which
+    attention items point into.
 
-    ``rope_dims``: of each rope table.
+    ``rope_dims``: the dims of each rope table.
     """
     n, pools = plan.n_tokens, [pool for pool in cache.pools if pool.layers]
     made = {
@@ -45,16 +46,16 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
 
 
 def lora_inputs(n_tokens: int, n_adapters: int) -> dict[str, Input]:
-    """What says how much of which adapter rows want; ``lora_scales`` are what it points into, those
-    of a part.
+    """Return the inputs with each sequence's adapter scales; ``loras`` point into
+    ``lora_scales``.
     """
     scales = Input(F32, (n_tokens, n_adapters))
     return {"loras": Input(LORA, (n_tokens,)), "lora_scales": scales}
 
 
 def sampled_inputs(n_outputs: int, n_vocab: int) -> dict[str, Input]:
-    """What says how samplers look at logits; ``masks`` are what it points into, a bit for each
-    token.
+    """Return the inputs of the samplers' top-logits queries; these point into ``masks``, one bit
+    per token of the vocabulary.
     """
     masks = Input(np.dtype("u8"), (n_outputs, -(-n_vocab // 64)))
     return {"sampled": Input(SAMPLED, (LOOKS * n_outputs,)), "masks": masks}

@@ -1,8 +1,8 @@
-"""How the CPU lowers latent attention: the words ``latent`` and ``by_head`` of
+"""CPU lowering of latent attention: the ops ``latent`` and ``by_head`` of
 ``models/mixers/latent.py``.
 
-A head's matrix meets that head's columns of every token: one product for all heads. Queries are
-multiplied by ``k_b`` and then meet latent rows as they are kept, which all heads share.
+Each head's matrix multiplies that head's columns of every token, in one product for all heads.
+Queries are multiplied by ``k_b``, then score the cached latent rows, which all heads share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Rows:
-    """The products of each of ``heads`` equal parts of ``x`` with a matrix of its own, side by
+    """Multiply each of ``heads`` equal parts of ``x`` by its own matrix; the products are side by
     side.
     """
     rows, column = ops.place(x)
@@ -37,9 +37,11 @@ def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Row
 def latent(
     ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: str, whole: str = ""
 ) -> Rows:
-    """Attention of ``q``, absorbed by ``weight`` (``k_b``), over latent rows, of which ``kv`` has
-    the batch's own: for each head the sum of these, as wide as ``k_b`` has rows. ``whole``: the
-    matrix that ``k_b`` and ``v_b`` are rows of.
+    """Attention of ``q``, absorbed by ``weight`` (``k_b``), over cached latent rows.
+
+    ``kv``: the batch's own latent rows. The result has for each head a weighted sum of latent rows,
+    as wide as ``k_b`` has rows. ``whole``: the matrix from which ``k_b`` and ``v_b`` are cut, if
+    the file has one.
     """
     if whole:
         _cut(ops.steps, layer, f"{whole}.weight")
@@ -94,7 +96,7 @@ def latent(
 
 
 def _cut(steps: Steps, layer: int, name: str) -> None:
-    """Make the matrices of heads of the one that has both, once a model."""
+    """Cut ``k_b`` and ``v_b`` from the matrix that holds both, once per model."""
     from treadle.plan.lowering.latent_heads import cut_heads
 
     at, weights = steps.config.layers[layer], steps.weights
@@ -118,8 +120,9 @@ def _multiply(
     y_pitch: int,
     scale: float = 1.0,
 ) -> None:
-    """``x``: f32 rows, where their first head begins, and columns from a head's to the next one's;
-    the first ``k`` of each, times ``scale``, are multiplied by a matrix of ``m`` rows. Products are
+    """Multiply the first ``k`` columns of each head, times ``scale``, by a matrix of ``m`` rows.
+
+    ``x``: f32 rows, the column of the first head, and the columns between heads. The products are
     ``y_pitch`` columns of ``y`` apart.
     """
     steps, (rows, column, pitch), n = ops.steps, x, ops.steps.plan.n_tokens
@@ -127,7 +130,7 @@ def _multiply(
     lanes = steps.isa.lanes
     while m % spec.rows_per_item(lanes) and spec.mr % 2 == 0:
         spec = replace(spec, mr=spec.mr // 2)
-    if m % spec.rows_per_item(lanes):  # a tile would write into the next head's columns
+    if m % spec.rows_per_item(lanes):  # a tile would overwrite the next head's columns
         raise UnsupportedError(
             f"{steps.weights.gguf.path}: {weight}.weight: {m} rows a head: treadle has multiples "
             f"of {spec.rows_per_item(lanes)}"

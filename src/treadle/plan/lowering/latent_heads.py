@@ -1,7 +1,8 @@
-"""Latent attention's two matrices of each head, made of the one that a file has.
+"""Per-head matrices ``k_b`` and ``v_b`` of latent attention, cut from a file's ``kv_b``.
 
-Rows of ``kv_b`` are a head's, one head after another: the first make its key, the last its value.
-Queries are multiplied by the first, turned (``k_b``); what attention gives, by the last (``v_b``).
+The rows of ``kv_b`` are grouped by head: the first of each make its key, the last its value.
+Queries are multiplied by the first, transposed (``k_b``), and attention's result by the last
+(``v_b``).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ F16_MOST = 65504.0
 
 
 def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Tensor, Tensor]:
-    """``k_b`` and ``v_b``, in memory; ``n_nope``: rows of a head that make its key.
+    """Return ``k_b`` and ``v_b``, in memory; ``n_nope``: rows of a head that make its key.
 
-    Values keep their format. Keys keep it where a weight is a number by itself. Blocks lie along
-    rows, so what is turned leaves them: it becomes F16, whose 11 bits are more than codes have.
+    Values keep their format, and so do keys whose format stores each weight by itself. Blocks lie
+    along rows, so transposed blocks are converted to F16, whose 11 bits exceed those of the codes.
     """
     rows = fmt.join(whole.arrays).reshape(n_head, whole.shape[0] // n_head, -1)
     made = []
@@ -44,7 +45,7 @@ def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Ten
 
 
 def _numbers(fmt: Format, rows: Bytes) -> tuple[Format, Bytes]:
-    """In F16, or in F32 where that ends too soon."""
+    """Convert to F16, or to F32 if the values exceed F16's range."""
     floats = fmt.dequantize_rows(rows)
     to = by_name("F16" if np.abs(floats).max() <= F16_MOST else "F32")
     return to, to.quantize_rows(floats)

@@ -1,4 +1,4 @@
-"""What comes behind every graph's output product: the softcap, and each row's largest logits."""
+"""Steps after the output projection: logit softcap, and each row's top logits."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 
 def emit_result(steps: Steps, name: str, x: Rows, buffer: Buffer) -> None:
-    """``x``, which is in ``buffer``, is an output of the plan. With ``logits`` there is ``top``."""
+    """Make ``x``, held in ``buffer``, an output of the plan; ``logits`` also get the output
+    ``top``.
+    """
     steps.plan.outputs[name] = buffer
     if name == "logits":
         _emit_top(steps, x.label, buffer, x.width)
 
 
 def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
-    """Steps behind those that made ``y``, f32 ``[n_outputs, n_vocab]``."""
+    """Emit softcap and top-logits steps for ``y``, f32 ``[n_outputs, n_vocab]``."""
     plan, stride, cap = steps.plan, y.row_bytes // 4, steps.config.logit_softcap
     if cap:
         from treadle.kernels.elementwise.softcap import Softcap

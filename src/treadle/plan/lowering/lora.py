@@ -1,9 +1,8 @@
-"""Adapters behind the products that they add to: ``.lora_a`` and ``.lora_b``
-(``kernels/matmul/lora.py``, of experts ``kernels/matmul/lora_experts.py``). Behind the tokens'
-embeddings ``.lora_rows`` comes first.
+"""LoRA steps after the adapted products: ``.lora_a`` and ``.lora_b``.
 
-The constants of a step hold all adapters that a model was loaded with, packed as its kernels read
-them, and are shared by all plans.
+The kernels are ``kernels/matmul/lora.py``, for experts ``kernels/matmul/lora_experts.py``. For the
+embedding table, ``.lora_rows`` comes first. A step's constants hold all adapters loaded with the
+model, packed for its kernels, and are shared by all plans.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ if TYPE_CHECKING:
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.lowering.weights import Weights
 
-FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step is taken
+FORMATS = ("F16", "BF16", "F32")  # the first that holds all numbers of a step exactly
 
 
 @dataclass
 class PackedAdapters:
-    """All adapters of one product, as its two steps read them."""
+    """All adapters of one product, packed for its two steps."""
 
-    w: str  # the format of both
+    w: str  # the format of a and b
     a: Const
     groups: Const
     b: Const
     pieces: Const
     n_groups: int
     n_strips: int
-    n_experts: int  # 1 for a matrix of none
-    n_flops: int  # of a row that wants every adapter, and meets every expert
+    n_experts: int  # 1 for a matrix without experts
+    n_flops: int  # of a row that uses every adapter and every expert
 
 
 def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
-    """Add what adapters make of ``x``, f32 rows, to the products in ``y``."""
+    """Add the adapters' products of ``x``, f32 rows, to the products in ``y``."""
     weights, key = steps.weights, tuple(of.names)
     if key not in weights.packed:
         placed = of.heights, of.columns, of.x.width, y.row_bytes // 4
@@ -71,8 +70,10 @@ def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
 def emit_embedding_lora(
     steps: Steps, label: str, names: Sequence[str], y: Buffer, width: int, scale: float
 ) -> None:
-    """Add to the embeddings in ``y`` what adapters add to tokens' rows of ``names``: each token
-    reads one row of all their B's, side by side, and of these each adapter's own meet its A.
+    """Add to the embeddings in ``y`` the adapters' terms for the tables ``names``.
+
+    Each token reads one row of all B matrices, side by side; each adapter's columns of it are
+    multiplied by its A.
     """
     weights, key = steps.weights, tuple(names)
     if key not in weights.packed:
@@ -102,8 +103,10 @@ def emit_embedding_lora(
 
 
 def _tables(weights: Weights, names: Sequence[str]) -> tuple[Floats, list[dict[str, LowRank]]]:
-    """All B's ``[n_vocab, columns]``; of each adapter what picks its columns, as A, and its A's,
-    turned, as B, under the first name. A B of one row is the same for all tokens.
+    """Return all B matrices ``[n_vocab, columns]``, and for each adapter a low-rank pair under the
+    first name: as A a selection of its columns, as B its transposed A matrices.
+
+    A B of one row is the same for all tokens.
     """
     each = [
         [ranks[f"{name}.weight"] for name in names if f"{name}.weight" in ranks]
@@ -139,8 +142,10 @@ def emit_experts_lora(
     n_used: int,
     of_tokens: bool,
 ) -> None:
-    """Add what adapters make of ``x``, f32 rows, to experts' products side by side in ``y``, from
-    its row ``first`` on. ``of_tokens``: as ``kernels/matmul/lora_experts.py`` has it.
+    """Add the adapters' products of ``x``, f32 rows, to the experts' products side by side in
+    ``y``, from row ``first`` on.
+
+    ``of_tokens``: as in ``kernels/matmul/lora_experts.py``.
     """
     weights, key = steps.weights, tuple(each.name for each in matrices)
     label = f"{branch.label}.{y.name.rpartition('.')[-1]}"
@@ -183,8 +188,10 @@ def _emit(
     into: dict[str, Any],
     given: dict[str, Any],
 ) -> None:
-    """Both steps; ``grid`` by items of a tile or slot, ``into``: where their results are added,
-    ``given``: t, and what both take beside.
+    """Emit both steps.
+
+    ``grid`` maps items per tile or slot to a grid; ``into``: the arguments for the rows to add to;
+    ``given``: ``t`` and the other arguments of both kernels.
     """
     t, n_columns = given["t"], packed.n_groups * GROUP
     given["t_stride"] = t.row_bytes // 4
@@ -223,13 +230,16 @@ def _pack(
     k: int,
     width: int,
 ) -> PackedAdapters:
-    """``width``: of a row of the products, in f32 values. One matrix is packed as one expert's."""
+    """Pack the adapters of the named matrices; ``width``: f32 values in a row of the products.
+
+    A matrix without experts is packed as one expert's.
+    """
     n_strips, n = width // STRIP, 1
     groups: list[tuple[int, float]] = []
     downs: list[Floats] = []
     ups: list[Floats] = []
     pieces = np.zeros((len(adapters), n_strips), PIECE)
-    n_placed = 0  # values of ``ups``
+    n_placed = 0  # values in ``ups``
     for i, ranks in enumerate(adapters):
         for name, height, column in zip(names, heights, columns, strict=True):
             low = ranks.get(whole(f"{name}.weight"))
@@ -273,12 +283,14 @@ def _pack(
 
 
 def _rows_of(low: LowRank, name: str, height: int) -> Floats:
-    """Rows of B for the matrix, or the part of one, called ``name``; of experts each one's."""
+    """Return the rows of B for the matrix, or part of one, called ``name``; with experts, of
+    each.
+    """
     match = PART.fullmatch(f"{name}.weight")
     first = int(match["first"]) if match else 0
     return low.b()[..., first : first + height, :]
 
 
 def _holds(fmt: Format, values: Floats) -> bool:
-    """Whether nothing is lost in this format."""
+    """Return whether the format holds all values exactly."""
     return bool(np.array_equal(fmt.dequantize_rows(fmt.quantize_rows(values)), values))

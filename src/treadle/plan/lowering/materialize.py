@@ -1,4 +1,6 @@
-"""How the CPU makes values: buffers and steps, once something uses them, as it wants them."""
+"""Materialise deferred values: allocate buffers and emit steps on first use, in the consumer's
+layout.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,20 @@ if TYPE_CHECKING:
 
 
 class Materializer:
-    """One plan's values, made."""
+    """Materialises the values of one plan."""
 
     config: Config
     steps: Steps
 
     def floats(self, x: Rows) -> Buffer:
-        """``x`` in f32, from the first column on."""
+        """Return ``x`` as f32 rows that begin at column 0."""
         buffer, column = self.place(x)
         if column:
             raise UnsupportedError(f"{x.label}: one of several products, by itself")
         return buffer
 
     def place(self, x: Rows) -> tuple[Buffer, int]:
-        """``x`` in f32, and the column where it begins."""
+        """Return ``x`` as f32 rows, and the column where it begins."""
         if isinstance(x, Product):
             return self._multiply(x.of), x.of.columns[x.index]
         if isinstance(x, Floats):
@@ -65,7 +67,7 @@ class Materializer:
         raise UnsupportedError(f"{x.label}: its rows as plain floats")
 
     def column_norm(self, x: NormOf, rows: Buffer, column: int) -> None:
-        """The norm in place: of ``x.heads`` parts of each row, from a column on."""
+        """Norm ``x.heads`` parts of each row in place, from a column on."""
         from treadle.kernels.elementwise.column_norm import ColumnNorm
 
         bias = f"{x.weight}.bias"
@@ -82,7 +84,7 @@ class Materializer:
         )
 
     def combine(self, x: ExpertSum, residual: Buffer | None = None) -> Buffer:
-        """The sum, on top of ``residual`` if given."""
+        """Emit the weighted sum of experts, plus ``residual`` if given."""
         from treadle.kernels.moe.dispatch import Combine
 
         shared, gate = (*x.shared, None, None)[:2]
@@ -113,7 +115,7 @@ class Materializer:
         return out
 
     def activations(self, x: Rows, act: ActivationLayout) -> Buffer:
-        """``x`` in the layout ``act``."""
+        """Return ``x`` in the layout ``act``."""
         assert isinstance(x, Value)
         if act not in x.acts:
             if isinstance(x, NormOf) and x.heads == 1:
@@ -134,8 +136,8 @@ class Materializer:
         return x.acts[act]
 
     def _pack_columns(self, label: str, rows: Buffer, act: ActivationLayout, column: int) -> Buffer:
-        """Columns of one of several products, by itself."""
-        from treadle.kernels.attention.latent_steps import PackHeads  # of few models alone
+        """Pack one of several products on its own."""
+        from treadle.kernels.attention.latent_steps import PackHeads  # few models need it
 
         out = self.steps.activations(label, act)
         self.steps.emit(
@@ -159,7 +161,7 @@ class Materializer:
         return out
 
     def _summand(self, x: Rows) -> Buffer:
-        """``x`` in f32, in rows as wide as a product's."""
+        """Return ``x`` in f32, in rows padded like a product's."""
         wide = self.steps.floats(f"{x.label}.rows", x.width)
         act = ActivationLayout("f32", x.width)
         if not isinstance(x, NormOf) or act.group_bytes == wide.row_bytes:
@@ -222,7 +224,9 @@ class Materializer:
         up: int | None = None,
         apart: Buffer | None = None,
     ) -> Buffer:
-        """``up``: the column where begins what the activation gates, of ``apart`` if given."""
+        """Pack ``fn(x)``; ``up``: the first column of the factors it gates, in ``apart`` if given,
+        else in ``x``.
+        """
         out, gated = self.steps.activations(label, act), up is not None or fn == "copy"
         more: dict[str, Any] = {"unit": act.unit, "apart": apart is not None}
         spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated, **more)
@@ -234,8 +238,10 @@ class Materializer:
         return out
 
     def _gate(self, x: GateUp, act: ActivationLayout) -> Buffer:
-        """Both products and the activation in one step, where tokens are many and the two matrices
-        alike; else one more step. What is gated may be any rows.
+        """Gate and up products with their activation.
+
+        One fused step for many tokens, if both matrices have one format; else products and an
+        activation step. Gate and up may be any rows.
         """
         steps, gate, up = self.steps, x.gate, x.up
         if not (
@@ -263,7 +269,7 @@ class Materializer:
         return self._pack(x.label, x.fn, self.floats(gate), act, self.place(up)[1])
 
     def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
-        """Make products: those of the same format, factors and biases are one step."""
+        """Emit products; matrices of the same format, factors and biases share one step."""
         steps, outputs = self.steps, of_outputs(of.x)
         if of.y is not None:
             return of.y
@@ -307,19 +313,19 @@ class Materializer:
                 residual,
             )
         if rows is not None:
-            from treadle.plan.lowering.lora import emit_lora  # no plan without adapters needs it
+            from treadle.plan.lowering.lora import emit_lora  # only plans with adapters need it
 
             emit_lora(steps, of, rows, of.y)
         return of.y
 
     def adapted(self, names: Sequence[str]) -> bool:
-        """Whether an adapter adds to one of these matrices' products."""
-        wholes = {whole(f"{name}.weight") for name in names} - {EMBEDDINGS}  # as the output matrix
+        """Return whether an adapter adds to the products of any of these matrices."""
+        wholes = {whole(f"{name}.weight") for name in names} - {EMBEDDINGS}  # tied output matrix
         return any(not wholes.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
 
     def adapted_tables(self, weight: str) -> list[str]:
-        """The matrix of embeddings ``weight``, and one row of types that all tokens get beside
-        theirs, if an adapter adds to one of these; else nothing.
+        """Return the embedding tables to which an adapter adds: ``weight``, and the type table if
+        it has a single row, added to all tokens; empty without such an adapter.
         """
         weights, tables = self.steps.weights, [weight]
         is_first = f"{weight}.weight" == EMBEDDINGS and self.steps.has(TYPES)
@@ -329,7 +335,9 @@ class Materializer:
         return tables if any(met) else []
 
     def _rows(self, of: Products, layouts: Sequence[ActivationLayout]) -> Buffer:
-        """The input in f32, and of this in each layout: an op before it is not done twice."""
+        """Return the input in f32, and derive every layout from it, so that the op before runs
+        once.
+        """
         x = of.x
         assert isinstance(x, Value)
         if isinstance(x, Floats) and not x.column and not x.width % BLOCK:
@@ -343,5 +351,5 @@ class Materializer:
 
 
 def _nth(x: Value, act: ActivationLayout) -> str:
-    """What tells the label of a second layout of the same rows from the first one's."""
+    """Return the label suffix of a second layout of the same rows."""
     return f".{act.kind}_group{act.group}_sub{act.sub}" if x.acts else ""

@@ -1,8 +1,8 @@
-"""The CPU's lowering: which kernels a graph's ops become, in which layouts and tiles.
+"""The CPU's lowering: chooses kernels, layouts and tiles for a graph's ops.
 
-Most ops are put off until their result is used, and what uses it decides: a norm is written in the
-layout that the product after it wants, an addition becomes a product's residual, products of one
-input are one step, and so are rotation, norms of heads and the way into the pages.
+Most ops are deferred until their result is used, and the consumer decides: a norm is written in the
+layout of the next product, an addition becomes a product's residual, products of one input are one
+step, and so are rope, head norms and the store into the pages.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def build_plan(
     output: str = "logits",
     scarce: bool = False,
 ) -> Plan:
-    """The plan for batches of up to ``n_tokens`` tokens that want ``output`` of up to
-    ``n_outputs``; ``table``: this machine's own tiles; ``scarce``: memory does not hold the model.
+    """Build the plan for batches of up to ``n_tokens`` tokens that need ``output`` of up to
+    ``n_outputs``.
+
+    ``table``: this machine's tuned tiles; ``scarce``: memory does not hold the model.
     """
     graph = GRAPHS[config.arch.graph]
     steps = Steps(config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic, table)
@@ -77,7 +79,7 @@ def build_plan(
         raise UnsupportedError(f"no {output}: {name} has {has}")
     graph.outputs[output](ops, graph.build(ops))
     plan = steps.plan
-    if output != next(iter(graph.outputs)):  # tensors of the first output alone
+    if output != next(iter(graph.outputs)):  # unused: tensors of the first output only
         rows = {row.name for row in graph.rows} & plan.tensors
         plan.tensors_ignored |= rows - plan.tensors_used
     if config.stage is not None:
@@ -88,8 +90,8 @@ def build_plan(
     return plan
 
 
-# Ops beside the common ones, by name: ``word(ops, label, *rows, **given)`` gives rows. Those that
-# stand in a file of their own are imported when a model has them.
+# Additional ops by name: ``word(ops, label, *rows, **given)`` returns rows. Those in other modules
+# (``ELSEWHERE``) are imported when a model needs them.
 WORDS: dict[str, Callable[..., Rows]] = {}
 _STATES = (
     "convolution",
@@ -126,7 +128,7 @@ ELSEWHERE = {
 
 
 class CpuOps(Materializer, Ops):
-    """The ops of one plan, as steps."""
+    """The ops of one plan, implemented as steps for the CPU."""
 
     def __init__(self, steps: Steps) -> None:
         self.config, self.steps = steps.config, steps
@@ -209,7 +211,7 @@ class CpuOps(Materializer, Ops):
         return OutputRows(x.label, x.width, x, outputs=True)
 
     def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
-        from treadle.kernels.elementwise.pooling import Pooling  # of vectors of texts alone
+        from treadle.kernels.elementwise.pooling import Pooling  # only embeddings need it
 
         rows, out = self.floats(x), self.steps.floats(label, x.width, outputs=True)
         self.steps.emit(
@@ -252,8 +254,8 @@ class CpuOps(Materializer, Ops):
         return self.made[label]
 
     def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
-        """A product adds ``x`` by itself, and so does a norm behind one; what else there is takes a
-        step.
+        """Add ``h`` to ``x``, fused into the product or the norm that gives ``h``; else as a
+        separate step.
         """
         steps, residual = self.steps, self._summand(x)
         if residual.row_bytes != steps.floats("", x.width).row_bytes:
@@ -302,14 +304,15 @@ class CpuOps(Materializer, Ops):
     def attention(
         self, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
     ) -> Rows:
-        """Of queries as scores want them, over what is in the layer's pages."""
+        """Attention of normed and rotated queries over the layer's pages."""
         out = emit_attention(self.steps, label, layer, qkv, sinks, distances)
         at = self.config.layers[layer]
         return Floats(label, at.n_head * at.head_dim_v, out)
 
     def _rotated(self, label: str, layer: int, q: Rows, k: Rows | None, v: Rows | None) -> Buffer:
-        """Norm and rotate queries and keys in place, and put keys and values into their pages;
-        without these, where the layer reads another one's, queries alone.
+        """Norm and rotate queries and keys in place, and store keys and values in their pages.
+
+        A layer that reads another layer's keys and values has queries only.
         """
         steps, config, at = self.steps, self.config, self.config.layers[layer]
         ways = [unwrap(x) for x in (q, k) if x is not None]
@@ -375,7 +378,7 @@ class CpuOps(Materializer, Ops):
         return qkv
 
     def _unlike_rope(self, norms: Sequence[NormOf | None]) -> bool:
-        """Whether one is LayerNorm, or has a bias or weights for each head: the rope's step has
-        none of these.
+        """Return whether a norm is LayerNorm, or has a bias or per-head weights: the rope step
+        supports none of these.
         """
         return any(x and (x.centred or x.own or self.steps.has(f"{x.weight}.bias")) for x in norms)

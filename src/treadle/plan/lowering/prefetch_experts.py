@@ -1,4 +1,4 @@
-"""How the CPU asks for experts before they are read, where memory does not hold all of a model."""
+"""Prefetch of experts' pages before they are read, where memory does not hold the whole model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def emit_fetch(
     chosen: Buffer | None = None,
     tiles: Buffer | None = None,
 ) -> None:
-    """Ask for the experts' matrices, all at once.
+    """Emit a step that asks the system for the experts' matrices, all at once.
 
-    For many tokens those of one product at a time: they may be most of what memory holds.
+    With many tokens, callers pass one product's at a time: they may be most of what memory holds.
     """
     told = SYSTEM.fetch_call() if steps.scarce else None
     if told is None:

@@ -1,4 +1,4 @@
-"""How the CPU lowers what scales queries, keys and states by a number for each token or head."""
+"""CPU lowering of ops that scale queries, keys or states by a factor per token or head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
-    """``x`` times the cosine of each token's position in a table that turns nothing, in place."""
+    """Multiply ``x`` in place by each token's cosine in a rope table used for scaling only."""
     rows, column = ops.place(x)
     spec, stride = Temper(x.width, table), rows.row_bytes // 4
     ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
@@ -24,7 +24,7 @@ def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
 
 
 def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
-    """``x`` times ``gain``, in place: what it is given is used up."""
+    """Multiply ``x`` by ``gain`` in place."""
     rows, column = ops.place(x)
     spec, stride = ScaleColumns(x.width, gain), rows.row_bytes // 4
     ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)

@@ -1,4 +1,4 @@
-"""Words of Mamba-1's layers: the selective scan, and norms of a few columns before it."""
+"""Ops of Mamba-1 layers: the selective scan, and the norms of some columns before it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
-    """RMS norm of ``x`` in place, some columns of a row; ``weight``: "" for none."""
+    """RMS norm of ``x``, some columns of a row, in place; ``weight``: "" for none."""
     steps, (rows, column), n = ops.steps, ops.place(x), x.width
     given: dict[str, Any] = {"x": rows, "stride": rows.row_bytes // 4, "column": column}
-    # Without a weight sqrt(n) x / sqrt(sum + n eps) is the same.
+    # Without a weight, the norm equals sqrt(n) x / sqrt(sum + n eps).
     spec: Spec = UnitHeads(n, 1, math.sqrt(n), n * eps)
     if weight:
         spec, given["w"] = ColumnNorm(n, eps), steps.vector(weight)
@@ -31,7 +31,7 @@ def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -
 def selective(
     ops: CpuOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
 ) -> Rows:
-    """Mamba-1's recurrence and the gate behind it; ``stem``: of A and D."""
+    """Mamba-1's recurrence and the gate after it; ``stem``: the prefix of A and D."""
     steps, state = ops.steps, ops.config.layers[layer].state
     assert state is not None, layer
     places = [ops.place(each) for each in (x, z, b, c)]

@@ -1,6 +1,6 @@
-"""Words of layers with a state: convolutions, recurrences, and what stands around them.
+"""Ops of recurrent layers: convolutions, recurrences, gates and normalisations.
 
-All but ``rates`` and recurrences work in place: what they are given is used up.
+All but ``rates`` and the recurrences work in place, so their input is overwritten.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
 
 
 def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
-    """Silu of a short convolution of each column, and its bias, if the file has one."""
+    """Short causal convolution of each column, with the file's bias if any, then silu."""
     bias = ops.has(f"{weight}.bias")
     spec = Convolution(x.width, state_of(ops, layer).n_conv, bias=bias)
     bias_rows = ops.steps.vector(f"{weight}.bias") if bias else None
@@ -39,7 +39,7 @@ def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) ->
 
 
 def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
-    """Of three parts b, c, v of x: c times the short convolution of b times v."""
+    """Split ``x`` into b, c and v; return c times the short convolution of b times v."""
     state = state_of(ops, layer)
     spec = Convolution(state.n_channels, state.n_conv, gates=True)
     return convolved(ops, label, spec, x, layer, weight, None)
@@ -55,7 +55,7 @@ def convolved(
     bias: Any,
     off: int = 0,
 ) -> Rows:
-    """``off``: bytes of the layer's state before what this convolution keeps."""
+    """Emit a convolution in place; ``off``: byte offset of its inputs within the layer's state."""
     steps, (rows, column) = ops.steps, ops.place(x)
     states = steps.cache.states_of(layer)
     steps.emit(
@@ -84,8 +84,8 @@ def rates(
     bias: str,
     most: float = 1.0,
 ) -> Rows:
-    """Two rows side by side: steps, or the sigmoid of ``beta`` times ``most``; and what states are
-    multiplied by.
+    """Return two rows side by side: step sizes (or the sigmoid of ``beta`` times ``most``), and the
+    factors by which states decay.
     """
     steps, (rows, column) = ops.steps, ops.place(x)
     out = steps.floats(label, 2 * round_up(x.width, COLUMNS))
@@ -121,7 +121,9 @@ def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight:
 
 
 def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
-    """The gated delta rule; ``x``: queries, keys, both made of length 1, and values."""
+    """The gated delta rule; ``x``: queries, keys and values side by side. Queries and keys are
+    scaled to unit length.
+    """
     state, (rows, column) = state_of(ops, layer), ops.place(x)
     widths = ((0, state.n_keys), (state.n_keys, state.n_keys), (2 * state.n_keys, state.n_inner))
     q, k, v = (Floats(label, n, rows, column + at) for at, n in widths)
@@ -131,7 +133,7 @@ def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped:
 def delta_apart(
     ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
 ) -> Rows:
-    """The same of queries, keys and values that lie anywhere in the same rows."""
+    """The gated delta rule, with queries, keys and values at any columns of the same rows."""
     state, places = state_of(ops, layer), [ops.place(x) for x in (q, k, v)]
     assert all(rows is places[0][0] for rows, _ in places), label
     for name, scale, part in (("q", state.n_state**-0.5, q), ("k", 1.0, k)):
@@ -146,7 +148,7 @@ def delta_apart(
 
 
 def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> None:
-    """Each of the heads becomes of length ``scale``."""
+    """Scale each head to length ``scale``, in place."""
     rows, column = ops.place(x)
     ops.steps.emit(
         label,
@@ -168,7 +170,9 @@ def scanned(
     columns: dict[str, int],
     d: Any,
 ) -> Rows:
-    """``columns`` of ``rows``: where values, keys and queries begin."""
+    """Emit a recurrence; ``columns``: the columns of ``rows`` where values, keys and queries
+    begin.
+    """
     steps, state = ops.steps, state_of(ops, layer)
     states, factors = steps.cache.states_of(layer), ops.floats(rates)
     out, stride = steps.floats(label, state.n_inner), rows.row_bytes // 4
@@ -210,9 +214,10 @@ def scanned(
 
 
 def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
-    """Where in a sequence's states that of a scan begins, in bytes, and whether it is written past
-    the caches: weights come between a single token and the next one, and lines that are written
-    whole need not be read.
+    """Return the byte offset of a scan's state, and whether to write it with non-temporal stores.
+
+    These help for a single token, as weights evict the state before the next token. They need
+    states of whole cache lines.
     """
     steps, state, states = ops.steps, state_of(ops, layer), ops.steps.cache.states_of(layer)
     state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
@@ -231,8 +236,10 @@ def silu_gate(
     groups: int,
     gate_first: bool = False,
 ) -> Rows:
-    """``x`` times silu of ``gate``; with ``norm`` (a weight, or "") an RMS norm of each group, of x
-    or of the product.
+    """``x`` times silu of ``gate``.
+
+    ``norm`` (a weight, or "") adds an RMS norm of each group of ``x``, or with ``gate_first`` of
+    the product.
     """
     eps = state_of(ops, layer).norm_eps if norm else 0.0
     spec = OutputGate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
@@ -240,12 +247,12 @@ def silu_gate(
 
 
 def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """``x`` times the sigmoid of ``gate``, which has a value for each of x, or for each head."""
+    """``x`` times the sigmoid of ``gate``, which has one value per value of ``x`` or per head."""
     return _by_head(ops, label, "sigmoid", x, gate)
 
 
 def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
-    """The same with its softplus."""
+    """``x`` times the softplus of ``gate``, shaped as in ``sigmoid_gate``."""
     return _by_head(ops, label, "softplus", x, gate)
 
 
@@ -256,7 +263,7 @@ def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
 
 
 def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
-    """``x`` gated in place, as ``spec`` says; ``norm``: a weight, or ""."""
+    """Gate ``x`` in place by ``spec``; ``norm``: the name of a weight, or ""."""
     steps, rows, (gates, column) = ops.steps, ops.floats(x), ops.place(gate)
     steps.emit(
         label,
@@ -273,7 +280,7 @@ def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: 
 
 
 def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-    """See ``Ops.halves``."""
+    """Implement ``Ops.halves``."""
     rows, column = ops.place(x)
     n = x.width // 2
     ops.steps.emit(
@@ -288,8 +295,10 @@ def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
 
 
 def block_of(ops: CpuOps) -> int:
-    """Tokens that a recurrence takes at a time: one where bits must not depend on how a text is
-    cut, and in threads of their own, of which each has one column.
+    """Return the number of tokens that a recurrence processes at a time.
+
+    It is 1 in deterministic mode, where results must not depend on chunking, and on GPUs, where
+    each thread has one column.
     """
     steps = ops.steps
     alone = steps.deterministic or steps.isa.simt is not None
@@ -297,8 +306,8 @@ def block_of(ops: CpuOps) -> int:
 
 
 def _chunked(ops: CpuOps, layer: int) -> bool:
-    """Whether a recurrence goes by chunks on matrix registers: where the layer's products of many
-    tokens meet bf16 as well.
+    """Return whether a recurrence runs by chunks on matrix registers: only where the layer's
+    products of many tokens use bf16 activations as well.
     """
     steps, state = ops.steps, state_of(ops, layer)
     matrix = steps.isa.matrix
@@ -310,7 +319,7 @@ def _chunked(ops: CpuOps, layer: int) -> bool:
 
 
 def state_of(ops: CpuOps, layer: int) -> Recurrence:
-    """The sizes of a layer that has a state."""
+    """Return the state sizes of a recurrent layer."""
     state = ops.config.layers[layer].state
     assert state is not None, layer
     return state

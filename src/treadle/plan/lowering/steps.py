@@ -1,4 +1,4 @@
-"""A plan under construction: its buffers, its constants, and the kernels chosen for it."""
+"""Plan builder: the buffers, constants and kernels of a plan under construction."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from treadle.plan.lowering.weights import Weights
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
-FEW_TOKENS = GEMV_TOKENS[-1]  # of a part: the queries of more are put into tiles
-# The same of wide tiles: many rows share a page's unpacking. Fewer where so large tiles would
-# be too few for many cores; how many cores there are has no say, for it must not change a bit.
+FEW_TOKENS = GEMV_TOKENS[-1]  # of a sequence; the queries of more tokens are tiled
+# Rows of wide tiles, which share the unpacking of a page. The smaller size applies where larger
+# tiles would be too few for many cores. It ignores the number of cores, which must not change bits.
 WIDE_ROWS, ENOUGH_TILES = (128, 64), 64
 
 
 class Steps:
-    """One plan under construction, with what its steps need to know."""
+    """A plan under construction, with the model, the cache and the machine that it is built for."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Steps:
         self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
         self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
         self.scarce = False
-        self.wants: Buffer | None = None  # how much of each adapter tokens want, for experts
-        # One tiling for all layers: a run's attention items are made by pool.
+        self.wants: Buffer | None = None  # each token's scale of each adapter, for experts
+        # One tiling for all layers, as a run's attention items are built per pool.
         attending = [layer for layer in config.layers if layer.n_head_kv]
         shared = max((layer.n_head // layer.n_head_kv for layer in attending), default=1)
         n_head = min((layer.n_head for layer in attending), default=1)
-        # Not where bits must be a row's own: few tokens are met by vectors.
+        # Not in deterministic mode: few tokens use vector kernels, whose bits differ.
         wide = (
             not deterministic
             and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
@@ -74,7 +74,7 @@ class Steps:
             apart = bool(added) or any(at.latent for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
                 rows = isa.simt.tile_rows
-        # Without few ones where bits must be a row's own: the size of its part must not show.
+        # Deterministic mode has no path for few tokens: bits must not depend on the chunk size.
         few = 0 if deterministic else FEW_TOKENS
         tile = max(1, rows // shared)
         self.plan = Plan(n_tokens, n_outputs, query_tile=tile, few_tokens=few)
@@ -83,13 +83,13 @@ class Steps:
             self.plan.inputs |= lora_inputs(n_tokens, len(weights.adapters))
         self.plan.tensors = frozenset(weights.gguf.tensors)
         self.plan.tensors_ignored = frozenset(config.ignored)
-        # In the rope tables of every run.
+        # The host builds the rope tables of every run from these.
         self.plan.tensors_used |= self.plan.tensors & {FACTORS, SHORT, LONG}
 
     # -- kernels ----------------------------------------------------------------------------------
 
     def matmul(self, name: str, k: int, *, outputs: bool = False, **fields: bool | int) -> Matmul:
-        """The kernel for products with the matrix ``name``."""
+        """Return the kernel for products with the matrix ``name``."""
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
         fmt, alone = self.weights.format(f"{name}.weight"), self.deterministic
         return matmul(fmt, self.isa, k, n, self.table, alone=alone, outputs=outputs, **fields)
@@ -105,7 +105,7 @@ class Steps:
         y: Buffer,
         residual: Buffer | None = None,
     ) -> None:
-        """A step of products of ``x``: of each matrix into its columns of ``y``."""
+        """Emit a step that multiplies ``x`` by each matrix, into its columns of ``y``."""
         n_tokens = self.plan.n_outputs if spec.outputs else self.plan.n_tokens
         spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
         strips = spec.strips(heights, self.isa.lanes)
@@ -144,26 +144,28 @@ class Steps:
         met: range = ANY,
         **args: Any,
     ) -> None:
-        """A step; ``args`` by the names that the kernel declares."""
+        """Emit a step; ``args`` by the names that the kernel declares."""
         self.plan.emit(Step(label, spec, args, grid, shape, n_bytes, n_flops, serves, used, met))
 
     def row_of(self, name: str) -> dict[str, Any]:
-        """Of a step: that each token reads one row of a matrix."""
+        """Return the step fields for reading one row of a matrix per token."""
         return {"n_bytes": self.weights.n_bytes(name), "used": 1 / self.weights.n_rows(name)}
 
     # -- memory -----------------------------------------------------------------------------------
 
     def floats(self, name: str, width: int, *, outputs: bool = False) -> Buffer:
-        """A buffer of f32 rows."""
+        """Return a buffer of f32 rows."""
         return Buffer(name, self._n_rows(outputs), round_up(width, COLUMNS) * 4)
 
     def activations(self, name: str, act: ActivationLayout, *, outputs: bool = False) -> Buffer:
-        """A buffer of rows in the layout ``act``."""
+        """Return a buffer of rows in the layout ``act``."""
         n_groups = -(-self._n_rows(outputs) // act.group)
         return Buffer(name, n_groups, act.group_bytes, "u1")
 
     def _n_rows(self, outputs: bool) -> int:
-        """Rows of a buffer: a tile writes whole groups of tokens, also past the last one."""
+        """Return the rows of a buffer; a tile writes whole groups of tokens, also past the last
+        one.
+        """
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
         exact = self.table.only_gemv(n) and not self.deterministic
         return n if exact else round_up(n, 64) + 64
@@ -173,22 +175,24 @@ class Steps:
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
     def weight(self, name: str) -> tuple[Const, ...]:
-        """A matrix as it is in the file, or made of one: a constant for each of its arrays."""
+        """Return a matrix, from the file or derived from one: a constant for each of its arrays."""
         if name not in self.weights.made:
             self.plan.tensors_used.add(whole(name))
         return self.weights[name]
 
     def has_factor(self, name: str) -> bool:
-        """Whether the products of the matrix ``name`` are multiplied by something."""
+        """Return whether the products of the matrix ``name`` are multiplied by a factor."""
         return factor_of(name) in self.config.factors
 
     def factor(self, name: str) -> Const:
-        """What the products of the matrix ``name`` are multiplied by, of each expert if it has
-        some; of rows of a matrix that of the whole.
+        """Return the factor of the products of the matrix ``name``, one per expert if it has
+        experts.
+
+        Rows of a matrix have the factor of the whole matrix.
         """
         return self.vector(factor_of(name))
 
     def vector(self, name: str, scale: float = 1.0, *, turned: int = 0) -> Const:
-        """A vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""
+        """Return a vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""
         self.plan.tensors_used.add(whole(name))
         return self.weights.floats(name, scale, turned=turned)

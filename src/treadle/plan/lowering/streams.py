@@ -1,4 +1,4 @@
-"""Words of layers with several streams of states, and of gates that few values pass."""
+"""Ops of layers with several residual streams (AltUp, LAuReL), and of sparse gates."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from treadle.plan.lowering.ops import CpuOps
     from treadle.plan.plan import Buffer
 
-FEW = 8  # tokens: rows of fewer are cut, for there are not enough of them for several threads
+FEW = 8  # tokens: up to so many, rows are split to give several threads work
 SLICES = 4
 
 
 def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
-    """``x``, and beside it each of the parts of ``y`` as wide as it, scaled to its size."""
+    """Concatenate ``x`` with the parts of ``y``, each as wide as ``x`` and rescaled to its
+    magnitude.
+    """
     steps, rows, (others, column) = ops.steps, ops.floats(x), ops.place(y)
     out = steps.floats(label, x.width + y.width)
     steps.emit(
@@ -47,7 +49,7 @@ def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
 
 
 def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
-    """``n`` values of each row from ``first`` on, in rows of their own."""
+    """Copy ``n`` values of each row, from ``first`` on, into a new buffer."""
     steps, (rows, column) = ops.steps, ops.place(x)
     out = steps.floats(label, n)
     steps.emit(
@@ -64,7 +66,9 @@ def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
 
 
 def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
-    """``total + y / n``, ``y`` scaled to the size of ``x``; without a total it is ``x / n``."""
+    """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; ``total`` defaults
+    to ``x / n``.
+    """
     steps, rows = ops.steps, ops.floats(x)
     out = steps.floats(label, y.width)
     steps.emit(
@@ -82,7 +86,7 @@ def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *
 
 
 def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
-    """The streams ``x`` as AltUp predicts each of all."""
+    """AltUp's prediction of each stream from all streams ``x``."""
     steps, rows, width = ops.steps, ops.floats(x), x.width // n
     slices, out = _slices(ops, width), steps.floats(label, x.width)
     steps.emit(
@@ -102,8 +106,8 @@ def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str)
 def correct(
     ops: CpuOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
 ) -> Rows:
-    """The first of the streams ``x``, times ``scale``, once these are corrected, in place, by what
-    ``y`` is instead.
+    """Correct the streams ``x`` in place by the difference between ``y`` and its prediction; return
+    the first stream times ``scale``.
     """
     steps, rows, others = ops.steps, ops.floats(x), ops.floats(y)
     slices, out = _slices(ops, y.width), steps.floats(label, y.width)
@@ -125,7 +129,7 @@ def correct(
 
 
 def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
-    """The streams ``x`` with the norm of ``y`` added to all but the first, in place."""
+    """Add the norm of ``y`` to all streams of ``x`` but the first, in place."""
     steps, rows, others = ops.steps, ops.floats(x), ops.floats(y)
     slices = _slices(ops, y.width)
     steps.emit(
@@ -144,7 +148,7 @@ def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Row
 def laurel(
     ops: CpuOps, label: str, x: Rows, a: Rows, b: Rows, *, norms: tuple[str, str, str], scale: float
 ) -> Rows:
-    """``scale`` times the sum of ``x`` and of the norms of ``x``, ``a`` and ``b``."""
+    """Return ``scale`` times the sum of ``x`` and of the norms of ``x``, ``a`` and ``b``."""
     steps, rows = ops.steps, [ops.floats(each) for each in (x, a, b)]
     slices, out = _slices(ops, x.width), steps.floats(label, x.width)
     w_x, w_a, w_b = (steps.vector(f"{name}.weight") for name in norms)
@@ -166,8 +170,11 @@ def laurel(
 
 
 def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
-    """``fn(max(0, gate - c)) * up``, c being ``cut`` deviations above the mean of the row; written
-    in the layout that its product wants. The two are products of one input.
+    """Return ``fn(max(0, gate - c)) * up``, c being the row's mean plus ``cut`` standard
+    deviations.
+
+    It is written in the layout of the next product. ``gate`` and ``up`` must be products of one
+    input.
     """
     steps = ops.steps
 
@@ -185,6 +192,6 @@ def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: 
 
 
 def _slices(ops: CpuOps, width: int) -> int:
-    """Parts of a token's row, for one thread each."""
+    """Return the number of parts that a token's row is split into, one thread each."""
     few = ops.steps.plan.n_tokens <= FEW
     return SLICES if few and not width % (SLICES * BLOCK) else 1

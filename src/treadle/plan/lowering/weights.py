@@ -26,36 +26,37 @@ PART = re.compile(r"(?P<stem>.*)\[(?P<first>\d+):(?P<end>\d+)\](?P<kind>\.\w+)")
 
 
 def whole(name: str) -> str:
-    """The tensor of the file that ``name`` is, or names rows of (``models.ops.part``)."""
+    """Return the file's tensor for ``name``, which may name some rows (``models.ops.part``)."""
     match = PART.fullmatch(name)
     return match["stem"] + match["kind"] if match else name
 
 
 def factor_of(name: str) -> str:
-    """The tensor of the file with what the products of the matrix ``name`` are multiplied by.
-    llama.cpp's converter writes one beside each matrix of NVFP4.
+    """Return the name of the tensor by which products of the matrix ``name`` are multiplied.
+
+    llama.cpp's converter writes one with each NVFP4 matrix.
     """
     return f"{whole(f'{name}.weight').removesuffix('.weight')}.scale"
 
 
 @dataclass
 class Weights:
-    """A model's tensors, and rows of them, as constants of a plan; shared by all of its plans."""
+    """A model's tensors, and rows of them, as plan constants; shared by all plans of the model."""
 
     gguf: GGUF
     storage: Storage
     consts: dict[str, tuple[Const, ...]] = field(default_factory=dict)
-    # Of each adapter what it adds, by the matrix' name; and these packed (``lora.py``).
+    # Each adapter's low-rank matrices by tensor name; and these packed (``lora.py``).
     adapters: Sequence[Mapping[str, LowRank]] = ()
     packed: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    # Of rows of the file's, in memory; see ``latent_heads.py``.
+    # Tensors derived from rows of the file's, in memory; see ``latent_heads.py``.
     made: dict[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> tuple[Const, ...]:
-        """A constant for each array that the tensor has."""
+        """Return a constant for each array of the tensor."""
         if name not in self.consts:
             rows, n = self._part(name), self.n_rows(whole(name))
-            # Rows of a tensor are rows of each of its arrays, one behind the other.
+            # Rows of a tensor are contiguous rows of each of its arrays.
             arrays = [
                 array.reshape(-1)[rows.start * (array.size // n) : rows.stop * (array.size // n)]
                 if rows
@@ -66,8 +67,10 @@ class Weights:
         return self.consts[name]
 
     def floats(self, name: str, scale: float = 1.0, *, turned: int = 0) -> Const:
-        """A vector (norm, bias) as f32, padded: kernels read whole vectors of a bias; or a small
-        matrix, column by column in strips of ``turned`` rows; 1: in one.
+        """Return a vector (norm, bias) or a small matrix as f32, padded, as kernels read whole
+        vectors of a bias.
+
+        ``turned``: transpose the matrix, in strips of so many rows; 1: the whole matrix at once.
         """
         key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
         key += f".T{int(turned)}" if turned else ""
@@ -86,7 +89,7 @@ class Weights:
         return made
 
     def numbers(self, key: str, values: Sequence[float]) -> Const:
-        """Numbers that no tensor has, as f32; ``key``: what they are of."""
+        """Return numbers that are not from a tensor, as f32, cached by ``key``."""
         if key not in self.consts:
             self.consts[key] = (self.storage.weights(key, np.array(values, np.float32)),)
         (made,) = self.consts[key]
@@ -94,21 +97,23 @@ class Weights:
 
     @property
     def met(self) -> set[str]:
-        """Matrices that some plan has adapters for."""
+        """Matrices for which some plan has packed adapters."""
         return {whole(f"{name}.weight") for names in self.packed for name in names}
 
     @property
     def are_floats(self) -> bool:
-        """Whether most of them are numbers by themselves, not codes with scales."""
+        """Whether most bytes of the model are plain floats, not codes with scales."""
         codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.format and t.format.codes)
         return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of the file, also where ``name`` names rows of it, or one made of such."""
+        """Return the tensor for ``name``: derived, or the file's (the whole one if ``name`` names
+        rows).
+        """
         return self.made.get(name) or self.gguf.tensors[whole(name)]
 
     def n_rows(self, name: str) -> int:
-        """Of a matrix, or of several in one tensor; a vector is a matrix of one row."""
+        """Return the rows of a matrix, or of all matrices of one tensor; a vector has one row."""
         rows = self._part(name)
         return len(rows) if rows else prod(self.tensor(name).shape[:-1])
 
@@ -116,7 +121,7 @@ class Weights:
         return self.tensor(name).n_bytes // self.n_rows(whole(name)) * self.n_rows(name)
 
     def _part(self, name: str) -> range | None:
-        """The rows that ``name`` names, of a bias the values; None for all."""
+        """Return the rows, or of a bias the values, that ``name`` selects; None for all."""
         match = PART.fullmatch(name)
         return range(int(match["first"]), int(match["end"])) if match else None
 

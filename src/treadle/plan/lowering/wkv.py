@@ -1,4 +1,4 @@
-"""Words of RWKV-7: the token shift, and what its recurrence reads and gives."""
+"""Ops of RWKV-7: the token shift, and the recurrence with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
 
-NORM_EPS = 64e-5  # of heads
+NORM_EPS = 64e-5  # of the norm of each head
 
 
 def token_shift(
     ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, n: int, part: int = 0
 ) -> Rows:
-    """``x`` mixed ``n`` times with the token before it, side by side; the last token is kept as
-    the ``part``-th of those of the layer.
+    """Return ``n`` mixtures of ``x`` with the previous token, side by side.
+
+    The last token is cached as the ``part``-th of the layer's shift states.
     """
     steps, rows = ops.steps, ops.floats(x)
     states, out = steps.cache.states_of(layer), steps.floats(label, n * x.width)
@@ -54,8 +55,9 @@ def wkv_keys(
     layer: int,
     stem: str,
 ) -> Rows:
-    """What each token does to the states, as ``kernels.wkv.WkvKeys`` says; ``stem``: of its
-    vectors. ``mix`` says how much of the values is taken of the ``first`` ones.
+    """Return each token's state update, as in ``kernels.recurrent.wkv.WkvKeys``.
+
+    ``stem``: the prefix of its vectors. ``mix``: the share of the values taken from ``first``.
     """
     steps, state = ops.steps, state_of(ops, layer)
     given = {"decay": decay, "rate": rate, "key": key, "value": value, "first": first, "mix": mix}
@@ -79,7 +81,7 @@ def wkv_keys(
 
 
 def wkv(ops: CpuOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
-    """The recurrence: what ``r`` sees of the states."""
+    """The recurrence: the states read out by ``r``."""
     steps, state = ops.steps, state_of(ops, layer)
     queries, keys, states = ops.floats(r), ops.floats(rows), steps.cache.states_of(layer)
     out = steps.floats(label, state.n_inner)
@@ -113,8 +115,8 @@ def wkv_out(
     layer: int,
     stem: str,
 ) -> Rows:
-    """``x`` normed head by head, if there is such a norm, with what a token sees of itself, and
-    times ``gate``; in place.
+    """Norm ``x`` per head, if the file has such a norm, add each token's own contribution, and
+    multiply by ``gate``; in place.
     """
     steps, state = ops.steps, state_of(ops, layer)
     made, seen, keys = (ops.floats(each) for each in (x, r, rows))

@@ -1,4 +1,4 @@
-"""The word of Apertus' feed-forward networks."""
+"""Op of Apertus' feed-forward networks: the xIELU activation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
 
-_PARTS, _VECTOR = 16, 16  # of a row at most; and values that no part's end cuts
+_PARTS, _VECTOR = 16, 16  # most parts of a row; a part is a multiple of _VECTOR values
 
 
 def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
-    """xIELU of each value, by the layer's numbers, in place."""
+    """Apply xIELU to each value in place, with the layer's parameters."""
     steps, rows = ops.steps, ops.floats(x)
     groups = gcd(x.width // _VECTOR, _PARTS) if x.width % _VECTOR == 0 else 1
     steps.emit(

@@ -1,1 +1,1 @@
-"""Kernels whose items are done by a block of threads each."""
+"""GPU kernels with one block of threads per item."""

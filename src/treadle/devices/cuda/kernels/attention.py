@@ -1,9 +1,10 @@
-"""Attention by warps: each takes every so many pages of an item's keys, with an online softmax of
-its own; at the end theirs are joined.
+"""Attention by warps: each takes every WARPS-th page of an item's keys, with its own online
+softmax.
 
-A lane is a key of the page while scores are made, for pages keep keys transposed; then dims of the
-values. So no sum crosses lanes but the softmax's. Which warp takes a page depends on where it is in
-the text: a query's sums depend neither on its tile nor on where an item's keys begin.
+At the end the warps' results are merged. A lane has one key of the page for the scores, as pages
+store keys transposed, then some dims of the values. So only the softmax's sums cross lanes. A
+page's warp depends on its position in the sequence only: a query's sums depend neither on its tile
+nor on an item's first key.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
 WARPS = 4
-SUMS, MOST_ROWS = 64, 8  # f32 sums that a thread keeps, and of how many rows: more would spill
-MOST_SHARED = 48 << 10  # bytes that a launch gets without asking
+SUMS, MOST_ROWS = 64, 8  # most f32 sums and rows of a thread: more would spill
+MOST_SHARED = 48 << 10  # bytes of shared memory that a launch may use without an attribute
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,16 @@ class SimtAttention(PerBlock, Attention):
 
     @property
     def at_once(self) -> int:
-        """Rows of queries that walk the keys together."""
+        """Query rows that are processed together."""
         n = max(1, min(self.rows, MOST_ROWS, SUMS // self.columns))
         while n > 1 and self.bytes_of(n) > MOST_SHARED:
             n -= 1
         return n
 
     def bytes_of(self, n: int) -> int:
-        """Shared memory for ``n`` rows: queries, weights of a page's keys, results of the warps."""
+        """Return the shared memory for ``n`` rows: queries, weights of a page's keys, the warps'
+        results.
+        """
         return 4 * n * (self.head_dim + WARPS * (PAGE + self.dims_v + 2))
 
     @property
@@ -79,7 +82,7 @@ class SimtAttention(PerBlock, Attention):
 
 
 class ItemRows:
-    """Rows of an item: ``n`` from ``first`` on."""
+    """The code for ``n`` rows of an item, from ``first`` on."""
 
     def __init__(
         self, spec: SimtAttention, block: ThreadBlock, item: AttentionItem, first: int, n: int
@@ -91,8 +94,8 @@ class ItemRows:
         self.p = self.q + 4 * n * spec.head_dim
         self.p = self.p + block.warp * (4 * n * PAGE)
         self.results = self.q + 4 * n * (spec.head_dim + WARPS * PAGE)
-        self.row_bytes = 4 * (spec.dims_v + 2)  # O, m and l, as a partial result has them
-        # A lane has runs of ``width`` dims, 32 of them side by side. A latent value's dims are rows
+        self.row_bytes = 4 * (spec.dims_v + 2)  # O, m and l, laid out like a partial result
+        # A lane has runs of ``width`` dims, 32 lanes side by side. A latent value's dims are rows
         # of the page's keys: single ones, of several keys at once.
         wide = () if spec.latent else (4, 2)
         self.width = next((w for w in wide if spec.dims_v % (32 * w) == 0), 1)
@@ -103,7 +106,7 @@ class ItemRows:
         self._load_queries()
         self.block.simt.barrier(k)
         m = [k.var(k.const(LOWEST, f32)) for _ in range(n)]
-        total = [k.var(k.const(0.0, f32)) for _ in range(n)]  # of this lane's keys
+        total = [k.var(k.const(0.0, f32)) for _ in range(n)]  # over this lane's keys
         n_vectors = -(-spec.dims_v // (32 * self.width))
         o = [[k.var(k.zero(f32 * self.width)) for _ in range(n_vectors)] for _ in range(n)]
         start, last = item["key_begin"] // PAGE, (item["key_end"] + (PAGE - 1)) // PAGE
@@ -140,7 +143,7 @@ class ItemRows:
                 k.store(self.q + d * 4, q, offset=4 * r * spec.head_dim, align=4)
 
     def _scores(self, home: Val, first: Val) -> list[Val]:
-        """Of the key that is this lane's, with each row; those that it does not see, -infinity."""
+        """Return the scores of this lane's key with each row; -infinity if it is masked."""
         k, spec, lane = self.k, self.spec, self.block.lane
         fmt, dims = spec.page.fmt, spec.head_dim
         sums = [k.var(k.const(0.0, f32)) for _ in self.rows]
@@ -192,12 +195,12 @@ class ItemRows:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:
-        """The first dim of a lane's vector. Past the last dim: the last one again."""
+        """Return the first dim of a lane's vector; past the end, that of the last vector."""
         at = (self.block.lane + 32 * vector) * self.width
         return self.k.min(at, self.spec.dims_v - self.width)
 
     def _add_values(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
-        """O += P V. Keys past the last one are not read: what lies there may be anything."""
+        """Add P V to O. Keys past the last one are not read, as they are undefined."""
         k, spec, width = self.k, self.spec, self.width
         fmt, dims = spec.page.fmt, spec.dims_v
         scales = home + spec.page.codes_bytes(dims)
@@ -218,7 +221,7 @@ class ItemRows:
         self._by_fours(n_keys, add)
 
     def _add_latent(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
-        """The same where values are the first dims of the keys, which are kept transposed."""
+        """Add P V to O if values are the first dims of the keys, which are stored transposed."""
         k, spec = self.k, self.spec
         fmt = spec.page.fmt
         scales = home + spec.page.codes_bytes(spec.head_dim)
@@ -239,14 +242,14 @@ class ItemRows:
         self._by_fours(n_keys, add)
 
     def _weights(self, j: Val, n: int) -> list[Val]:
-        """Each row's weights of ``n`` keys from the j-th on."""
+        """Return each row's weights of ``n`` keys from the j-th on."""
         return [
             self.k.load(self.p + j * 4, f32 * n, offset=4 * r * PAGE, align=4 * n)
             for r in range(len(self.rows))
         ]
 
     def _by_fours(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
-        """``add(j, n)`` for the keys of a page in their order, four at once as far as they go."""
+        """Call ``add(j, n)`` for the keys of a page in order, four at a time, then singly."""
         k, fours = self.k, n_keys // 4 * 4
         with k.loop(fours, step=4) as j:
             add(j, 4)
@@ -254,7 +257,7 @@ class ItemRows:
             add(j, 1)
 
     def _keep(self, m: list[Var], total: list[Var], o: list[list[Var]]) -> None:
-        """This warp's results, where all can read them."""
+        """Store this warp's results in shared memory."""
         k, spec = self.k, self.spec
         for r in range(len(self.rows)):
             at = self.results + (self.block.warp * len(self.rows) + r) * self.row_bytes
@@ -269,7 +272,7 @@ class ItemRows:
                 k.store(at, whole, offset=4 * spec.dims_v + 4, align=4)
 
     def _join(self) -> None:
-        """The warps' results to one; a thread for each value."""
+        """Merge the warps' results, a thread for each value."""
         k, spec, n, dims = self.k, self.spec, len(self.rows), self.spec.dims_v
         for r, (t, g) in enumerate(self.rows):
             parts = [self.results + (w * n + r) * self.row_bytes for w in range(WARPS)]
@@ -284,7 +287,7 @@ class ItemRows:
                 total = k.fma(k.load(part, f32, offset=4 * dims + 4, align=4), gain, total)
             whole = self.item.item["partial"] < 0
             factor = k.select(whole, 1.0 / total, k.const(1.0, f32))
-            # The part's record begins as a result's row does: O first.
+            # A partial record begins like a result's row: with O.
             to = k.select(whole, self.item.result(t, g), self.item.partial(self.first + r))
             with k.loop(dims, start=self.block.tid, step=self.block.n_threads) as d:
                 o = k.const(0.0, f32)
@@ -298,7 +301,7 @@ class ItemRows:
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Attention)
     if spec.matrix or spec.page.fmt.packed or not aligned(step):

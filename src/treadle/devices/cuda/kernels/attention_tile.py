@@ -1,12 +1,14 @@
-"""Attention of many tokens on tensor cores (Dao, "FlashAttention-2", 2023): a warp has 16 rows of
-queries, and all warps of a block walk the same keys, a page at a time, the next on its way.
+"""Prefill attention on tensor cores (Dao, "FlashAttention-2", 2023).
 
-Queries and weights are rounded to what pages hold, f16 or bf16; pages of q8_0 become f16. Sums are
-f32. Pages keep keys by dims and values by keys: both are read as transposed matrices.
+A warp has 16 query rows, and all warps of a block walk the same keys, one page at a time, while the
+next page is loaded.
 
-A value of over 128 dims has more sums than a thread has registers: two warps have the same rows,
-each half of the dims, and make the same scores. Queries are in shared memory then, which leaves no
-room for a second page.
+Queries and weights are rounded to the pages' type, f16 or bf16; pages of q8_0 become f16. Sums are
+f32. Pages store keys by dims and values by keys: both are read as transposed matrices.
+
+A value of over 128 dims has more sums than a thread has registers. Then two warps share the same
+rows, each with half of the dims, and both compute the scores. The queries are in shared memory
+then, which leaves no space for a second page.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from treadle.kernels.attention.work_item import ITEM, AttentionItem
 from treadle.kernels.spec import Frame
 
 ROWS = 16  # of a warp
-PAD = 16  # bytes behind each row in shared memory: rows of one matrix lie in different banks
-WIDE = 128  # dims of a value that one warp adds up
+PAD = 16  # bytes after each row in shared memory: puts a matrix's rows in different banks
+WIDE = 128  # most dims of a value that one warp sums
 
 
 def fits(spec: Attention, simt: Simt) -> bool:
-    """Whether such heads, and so many rows, can be done here."""
+    """Return whether this kernel supports these heads and number of rows."""
     dims = spec.head_dim, spec.dims_v // split_of(spec.dims_v)
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
     pages = spec.kv != "f32" and not spec.page.fmt.packed and not spec.latent
@@ -41,7 +43,7 @@ def fits(spec: Attention, simt: Simt) -> bool:
 
 
 def split_of(dims_v: int) -> int:
-    """Warps that share a value's dims."""
+    """Return the number of warps that share a value's dims."""
     return 1 if dims_v <= WIDE else 2
 
 
@@ -62,12 +64,12 @@ class TileAttention(PerBlock, Attention):
 
     @property
     def key_pitch(self) -> int:
-        """Bytes of one dim of a page's keys."""
+        """Bytes of one dim of a page's keys in shared memory."""
         return 2 * PAGE + PAD
 
     @property
     def value_pitch(self) -> int:
-        """Bytes of one key's value."""
+        """Bytes of one key's value in shared memory."""
         return 2 * self.dims_v + PAD
 
     @property
@@ -85,12 +87,12 @@ class TileAttention(PerBlock, Attention):
 
     @property
     def stages(self) -> int:
-        """Pages in shared memory."""
+        """Number of pages in shared memory."""
         return 1 if self.wide else 2
 
     @property
     def query_pitch(self) -> int:
-        """Bytes of a row's query there."""
+        """Bytes of a query row in shared memory."""
         return 2 * self.head_dim + PAD
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -104,7 +106,7 @@ class TileAttention(PerBlock, Attention):
 
 
 class LaneRow:
-    """One of the two rows that a lane has of its warp's: its maximum, and its sum so far."""
+    """One of a lane's two rows of its warp: the running maximum and sum."""
 
     def __init__(self, spec: TileAttention, item: AttentionItem, r: Val) -> None:
         k = item.k
@@ -127,7 +129,7 @@ class CudaAttentionTile:
         n_parts = split_of(spec.dims_v)
         self.part = block.warp % n_parts
         lane, first = block.lane, block.warp // n_parts * ROWS
-        self.pair = lane % 4 * 2  # the first of two columns that the lane has of 8
+        self.pair = lane % 4 * 2  # the first of the lane's two columns of 8
         self.rows = [LaneRow(spec, item, first + lane // 4 + i) for i in (0, 8)]
         self.end = item.item["key_end"]
         self.q = block.shared + spec.stages * spec.stage_bytes + first * spec.query_pitch
@@ -141,8 +143,8 @@ class CudaAttentionTile:
             queries = [self._query(dim) for dim in range(0, spec.head_dim, 16)]
         o = [
             [k.var(k.const(0.0, f32)) for _ in range(4)] for _ in range(spec.columns // 8)
-        ]  # 8 columns: of the first row two, of the second two
-        if spec.sinks:  # the sum of a row is that of its four lanes
+        ]  # per 8 columns: two of the first row, two of the second
+        if spec.sinks:  # a row's sum is spread over four lanes: count the sink once
             for row in self.rows:
                 one = k.select(self.pair.eq(0), row.total.v, k.const(0.0, f32))
                 row.total.v = one
@@ -167,14 +169,14 @@ class CudaAttentionTile:
         return self.block.shared + n % self.spec.stages * self.spec.stage_bytes
 
     def _narrow(self, a: Val, b: Val) -> Val:
-        """Two values in 32 bits."""
+        """Pack two values into 32 bits."""
         k = self.k
         both = k.insert(k.insert(k.zero(f32 * 2), a, 0), b, 1)
         narrow = k.isa.narrow_bf16 if self.narrow_bf16 else k.isa.narrow_f16
         return narrow(k, both).bits(u32 * 1)
 
     def _query(self, dim: Val | int) -> list[Val]:
-        """16 dims of the warp's 16 rows, as the left side of a product."""
+        """Return 16 dims of the warp's 16 rows, as the left operand of a product."""
         k, made = self.k, []
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         places = [self.item.query(row.token, row.head) + self.pair * 4 for row in self.rows]
@@ -185,7 +187,7 @@ class CudaAttentionTile:
         return made
 
     def _put_queries_away(self) -> None:
-        """The rows' queries to shared memory, by the first of the warps that have them."""
+        """Store the rows' queries in shared memory, by the first of the warps that share them."""
         k, pitch = self.k, self.spec.query_pitch
         to = self.q + self.block.lane // 4 * pitch + self.pair * 2
         with k.if_(self.part.eq(0)), k.loop(self.spec.head_dim, step=16) as dim:
@@ -193,9 +195,9 @@ class CudaAttentionTile:
                 k.store(to + i % 2 * 8 * pitch + dim * 2, part, offset=i // 2 * 16, align=4)
 
     def _bring(self, page: Val, stage: Val) -> None:
-        """A page's keys and values to shared memory, 16 bytes of them at a time for each thread.
+        """Load a page's keys and values into shared memory, 16 bytes per thread at a time.
 
-        Values of keys past the last one may be anything: zeros instead.
+        Values of keys past the last one are undefined, so they become zeros.
         """
         k, spec = self.k, self.spec
         home, n_keys = self.item.page(page), self.end - page * PAGE
@@ -219,7 +221,7 @@ class CudaAttentionTile:
                     k.store(to, k.zero(i32 * 4), align=16)
 
     def _bring_piece(self, part: Val, dims: int, at: Val, to: Val, scale: tuple[Val, int]) -> None:
-        """8 values of keys or values at ``part``, from the ``at``-th on."""
+        """Load 8 values of keys or values at ``part``, from the ``at``-th on."""
         k, page = self.k, self.spec.page
         if not page.fmt.scaled:
             self.block.simt.copy_async(k, to, part + at * 2)
@@ -231,13 +233,15 @@ class CudaAttentionTile:
         k.store(to, k.isa.narrow_f16(k, codes * d), align=16)
 
     def _matrices(self, at: Val, pitch: int) -> list[Val]:
-        """The right sides of two products: 16 rows of 16 columns at ``at``, each column a row."""
+        """Return the right operands of two products: 16 rows of 16 columns at ``at``,
+        transposed.
+        """
         lane = self.block.lane
         place = at + lane % 16 * pitch + lane // 16 * 16
         return self.block.simt.load_matrix_t(self.k, place)
 
     def _scores(self, queries: list[list[Val]], keys: Val) -> list[list[Val]]:
-        """Q K^T of a page: by 8 keys, as ``mma`` gives them."""
+        """Return Q K^T of a page, by groups of 8 keys, in the layout of ``mma``."""
         k, spec, lane = self.k, self.spec, self.block.lane
         sums = [[k.const(0.0, f32)] * 4 for _ in range(PAGE // 8)]
         place = self.q + lane % 16 * spec.query_pitch + lane // 16 * 16
@@ -251,8 +255,8 @@ class CudaAttentionTile:
         return sums
 
     def _weights(self, first: Val, scores: list[list[Val]], o: list[list[Var]]) -> list[list[Val]]:
-        """2**(S - m) of a page, 16 keys at a time, as the left side of a product; corrects what was
-        summed before.
+        """Return 2**(S - m) of a page, 16 keys at a time, as left operands; rescale earlier
+        sums.
         """
         k = self.k
         weights: list[list[Val]] = [[] for _ in scores]
@@ -295,7 +299,7 @@ class CudaAttentionTile:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _add_values(self, weights: list[list[Val]], values: Val, o: list[list[Var]]) -> None:
-        """O += P V of a page."""
+        """Add P V of a page to O."""
         k, spec, pitch = self.k, self.spec, self.spec.value_pitch
         for step, p in enumerate(weights):
             rows = values + step * 16 * pitch + self.part * (2 * spec.columns)

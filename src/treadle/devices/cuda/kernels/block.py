@@ -1,4 +1,4 @@
-"""What kernels of blocks have in common: who a thread is, and values joined over warp and block."""
+"""Helpers for block kernels: thread indices, and reductions over a warp or a block."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class ThreadBlock:
         self.lane, self.warp = self.tid % isa.simt.warp, self.tid // isa.simt.warp
 
     def over_warp(self, v: Val, op: Op) -> Val:
-        """``op`` over the warp's values, in a fixed tree: the same bits in every lane."""
+        """Reduce the warp's values by ``op``, in a fixed tree: the same bits in every lane."""
         lanes = self.simt.warp // 2
         while lanes:
             v, lanes = op(v, self.simt.shuffle(self.k, v, lanes)), lanes // 2
         return v
 
     def over_block(self, values: Sequence[Val], op: Op, room: Val) -> list[Val]:
-        """``op`` over the block's values, one after the other: the same bits in every thread.
+        """Reduce each of ``values`` over the block by ``op``: the same bits in every thread.
 
-        ``room``: ``reduce_bytes`` of shared memory, which nobody has read since a barrier.
+        ``room``: ``reduce_bytes`` of shared memory that no thread has read since a barrier.
         """
         k, n = self.k, len(values)
         for i, v in enumerate(values):
@@ -53,15 +53,15 @@ class ThreadBlock:
         return made
 
     def reduce_bytes(self, n: int = 1) -> int:
-        """Shared memory that ``over_block`` needs for ``n`` values."""
+        """Return the shared memory that ``over_block`` needs for ``n`` values."""
         return 4 * n * self.n_warps
 
 
 def plus(a: Val, b: Val) -> Val:
-    """For ``over_warp`` and ``over_block``."""
+    """Return ``a + b``, for ``over_warp`` and ``over_block``."""
     return a + b
 
 
 def instead(kind: type[T], spec: Spec, **other: Any) -> T:
-    """A spec of ``kind`` with the fields of ``spec``, which it stands for."""
+    """Return a spec of ``kind`` with the fields of ``spec``, which it replaces."""
     return kind(**{field.name: getattr(spec, field.name) for field in fields(spec)}, **other)

@@ -1,5 +1,7 @@
-"""gated for blocks of threads: a tile's first rows are of the gate's matrix, its second half the
-same rows of the other one, so that a thread has both sums and no more memory is needed.
+"""GPU gate and up products with their activation.
+
+The first half of a tile's rows are of the gate's matrix, the second half the same rows of the up
+matrix. So a thread has both sums, and no more memory is needed.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimtGated(PerBlock, Gated):
-    """Rows of bf16 or f32, of activations as of the result; items are strips of ``8 mr`` rows of
-    both matrices times chunks of tokens.
+    """``Gated`` with bf16 or f32 activations and results.
+
+    Items: strips of ``8 mr`` rows of both matrices x chunks of tokens.
     """
 
     op: ClassVar[str] = "simt_gated"
@@ -75,7 +78,7 @@ class SimtGated(PerBlock, Gated):
                         self._write(k, frame, token, row, ACTIVATIONS[self.fn].gate(k, gate, up))
 
     def _bias(self, k: Builder, frame: Frame, s: int, expert: Val | None) -> Val:
-        """Where the biases of a matrix begin."""
+        """Return the address of a matrix's biases."""
         all_of: Val = frame.each("bias", s)
         return all_of if expert is None else all_of + expert * frame.each("pitch", s) * 4
 
@@ -87,7 +90,7 @@ class SimtGated(PerBlock, Gated):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Gated)
     plain = all(act == ActivationLayout(act.kind, act.k) for act in (spec.layout(), spec.result()))

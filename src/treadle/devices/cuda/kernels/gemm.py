@@ -1,4 +1,4 @@
-"""gemm for blocks of threads: tiles of weight rows by tokens, see ``tile.py``."""
+"""GPU gemm: tiles of weight rows by tokens; see ``tile.py``."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from treadle.kernels.spec import Frame
 if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
-# Rows, in sixteens, and tokens of a tile: for many tokens, and for so few that tiles of many rows
-# would leave most of a card idle. The first is what a row of ``isa/nvptx.py`` says.
+# Rows, in units of 16, and tokens of a tile: for many tokens, and for so few that tiles of many
+# rows would leave most of a GPU idle. LARGE matches the rows of ``isa/nvptx.py``.
 LARGE, SMALL = (8, 64), (2, 16)
-ABREAST = 8  # strips whose items follow each other, so that both operands stay in the cache
+ABREAST = 8  # strips with consecutive items, so that both operands stay in the cache
 
 
 def shape_of(spec: Matmul) -> CudaTileShape:
-    """The tile of a product that has ``16 mr`` rows and ``nr`` tokens in it."""
+    """Return the tile of a product with ``16 mr`` rows and ``nr`` tokens in it."""
     return CudaTileShape(16 * spec.mr, spec.nr, 2 if spec.act == "f32" else 1)
 
 
 def in_order(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
-    """Which share is which item's: ABREAST strips with a chunk of tokens, then with the next."""
+    """Map items to shares: ABREAST strips with one chunk of tokens, then with the next."""
     if spec.experts or spec.heads:
         return shares(k, frame, spec, strips)
     n, chunk, n_tokens = strips(), frame.tokens, frame.run(spec.count)
@@ -54,8 +54,9 @@ def in_order(
 
 @dataclass(frozen=True)
 class SimtGemm(PerBlock, Gemm):
-    """Any number of tokens, in rows of bf16 or f32: items are strips of ``16 mr`` rows times chunks
-    of tokens.
+    """``Gemm`` of any number of tokens, with bf16 or f32 activations.
+
+    Items: strips of ``16 mr`` rows x chunks of tokens.
     """
 
     op: ClassVar[str] = "simt_gemm"
@@ -103,7 +104,7 @@ class SimtGemm(PerBlock, Gemm):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Gemm)
     if spec.layout() != ActivationLayout(spec.act, spec.k) or spec.act == "q8":
@@ -113,14 +114,15 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def tile_of(spec: Matmul) -> tuple[int, int]:
-    """Rows, in sixteens, and tokens: by what the plan was made with, for that is alike wherever
-    bits must be.
+    """Return rows, in units of 16, and tokens of a tile.
+
+    They depend only on the tile in the plan, which is the same wherever bits must be.
     """
     return LARGE if spec.mr == LARGE[0] else SMALL
 
 
 def in_tiles(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
-    """The step with a kernel of tiles: an item has the tokens of one, or an expert's."""
+    """Return the step with a tiled kernel: an item has the tokens of one tile, or an expert's."""
     made = with_items(step, spec, other, isa)
     if spec.experts:
         return made

@@ -1,4 +1,6 @@
-"""gemv for blocks of threads: each row is walked by some lanes of a warp, a unit of blocks each."""
+"""GPU gemv: a group of a warp's lanes multiplies each row, one unit of blocks per lane at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,17 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
 WARPS = 4
-# Rows that share each load of x, where a thread's registers hold them.
+# Rows that share each load of x, and the block size from which registers hold only one row.
 TOGETHER, LARGE_BLOCK = 2, 256
 
 
 @dataclass(frozen=True)
 class SimtGemv(PerBlock, Gemv):
-    """``mr`` rows for each group of lanes; activations are f32, whatever the weights are.
+    """``Gemv`` with ``mr`` rows for each group of lanes; activations are f32 for all weight
+    formats.
 
     A warp is one group, or several where rows have fewer units than lanes. Lane i takes the units
-    i, i + n and so on, then the lanes' sums are added in a tree.
+    i, i + n and so on; then the lanes' sums are added in a tree.
     """
 
     op: ClassVar[str] = "simt_gemv"
@@ -49,7 +52,7 @@ class SimtGemv(PerBlock, Gemv):
 
     @property
     def unit(self) -> int:
-        """Values that a lane takes at once."""
+        """Values that a lane processes at once."""
         return unit_of(self.fmt, self.k)
 
     @property
@@ -96,7 +99,7 @@ class SimtGemv(PerBlock, Gemv):
                     self._store(k, frame, y, seg, [mine.first], totals[i : i + 1])
 
     def _total(self, k: Builder, v: Val) -> Val:
-        """The sum of a group's lanes, in each of them."""
+        """Return the sum over a group's lanes, in each of them."""
         assert k.isa.simt is not None
         step = self.group // 2
         while step:
@@ -113,7 +116,7 @@ class SimtGemv(PerBlock, Gemv):
         sums: list[list[Var]],
         n: int,
     ) -> None:
-        """The products of unit ``u``, of which rows have ``n`` values."""
+        """Add the products of unit ``u``, which has ``n`` values of each row."""
         if self.fmt.codes is None:
             self._add_floats(k, rows, tokens, u, sums, n)
         else:
@@ -134,8 +137,9 @@ class SimtGemv(PerBlock, Gemv):
     def _add_codes(
         self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any
     ) -> None:
-        """Of a large block a SPAN at a time, in a loop: the assembler would begin with all of a
-        block's loads, and spill some of them.
+        """Add the products of codes; a large block is processed one SPAN at a time, in a loop.
+
+        Unrolled, the assembler would first load the whole block and spill registers.
         """
         if self.unit <= SPAN:
             self._add_runs(k, rows, tokens, u, sums, 0)
@@ -148,10 +152,10 @@ class SimtGemv(PerBlock, Gemv):
     def _add_runs(
         self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any, first: int
     ) -> None:
-        """The products of a unit's codes from ``first`` on, a SPAN at most."""
+        """Add the products of a unit's codes from ``first`` on, a SPAN at most."""
         codes, span = rows[0].codes, range(first, first + SPAN)
         units = [read_runs(k, row.block(u, self.unit // self.fmt.block), self.unit) for row in rows]
-        for some in zip(*units, strict=True):  # of each row the same run
+        for some in zip(*units, strict=True):  # the same run of each row
             if some[0].fours[0][0] not in span:
                 continue
             dots: list[list[Val | None]] = [[None] * len(tokens) for _ in rows]
@@ -179,14 +183,14 @@ class SimtGemv(PerBlock, Gemv):
                     one.v = total
 
     def _x(self, k: Builder, token: Val, u: Val, at: int, n: int) -> list[Val]:
-        """``n`` activations, fours of them, from the one numbered ``at`` in unit ``u`` on."""
+        """Return ``n`` activations, a multiple of 4, from number ``at`` of unit ``u`` on."""
         p = token + u * (4 * self.unit)
         fours = [k.load(p, f32 * 4, offset=4 * (at + i), align=16) for i in range(0, n, 4)]
         return [k.extract(v, i) for v in fours for i in range(4)]
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Gemv)
     other = replace(instead(SimtGemv, spec), mr=rows_together(spec.fmt, spec.nr))
@@ -194,12 +198,14 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step:
 
 
 def rows_together(fmt: Format, tokens: int) -> int:
-    """``mr`` for so many tokens."""
+    """Return ``mr`` for so many tokens."""
     return TOGETHER if tokens < 4 and fmt.block < LARGE_BLOCK else 1
 
 
 def with_items(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
-    """The step with another kernel of the same product: as many items as its rows make."""
+    """Return the step with another kernel of the same product, and the number of items that fits
+    it.
+    """
     strips, heights = spec.strips, step.args["rows"]
     times, rest = divmod(step.grid.base, strips(heights, isa.lanes))
     assert not rest, step.label

@@ -1,4 +1,4 @@
-"""The runs of keys that attention was cut into, joined by a block for each group of heads."""
+"""GPU merge of the partial results of split attention, one block per group of heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimtMerge(PerBlock, Merge):
-    """``Merge``, in its order: a thread for each value. Items: merges x head groups."""
+    """``Merge``, summing in the same order: a thread for each value. Items: merges x head
+    groups.
+    """
 
     op: ClassVar[str] = "simt_merge"
 
@@ -62,5 +64,5 @@ class SimtMerge(PerBlock, Merge):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     return replace(step, spec=instead(SimtMerge, step.spec))

@@ -1,5 +1,5 @@
-"""Norms and packs, a block for each row or slice: rows of f32 or bf16, one token behind the
-other.
+"""GPU norms and packs, one block per row or slice; output rows are f32 or bf16, one token after
+another.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
 WIDTH = 4  # f32 values that a thread loads at once: 16 bytes
-PLAIN = ("f32", "bf16")  # kinds of activations whose rows of one token are plain arrays
+PLAIN = ("f32", "bf16")  # kinds of activations whose rows are plain arrays
 
 
 @dataclass(frozen=True)
 class SimtNorm(PerBlock, Norm):
-    """``Norm``. The row is read twice, the second time from the first-level cache. Items: rows."""
+    """``Norm``. The row is read twice, the second time from the L1 cache. Items: rows."""
 
     op: ClassVar[str] = "simt_norm"
 
     @property
     def threads(self) -> int:
-        """A vector for each, up to four."""
+        """Threads of a block: up to four vectors of values for each."""
         return min(512, max(64, round_up(self.k // (4 * WIDTH), 64)))
 
     @property
     def shared_bytes(self) -> int:
-        return 2 * 4 * self.threads // 32  # of the mean, and of the squares
+        return 2 * 4 * self.threads // 32  # sums of the values, and of the squares
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block, n = ThreadBlock(k, isa, self.threads), frame.begin
@@ -88,7 +88,7 @@ class SimtNorm(PerBlock, Norm):
             fill(block, act, to)
 
     def _sum(self, block: ThreadBlock, row: Val, width: int, of: Callable[[Val], Val]) -> Val:
-        """This thread's part of the row's sum."""
+        """Return this thread's part of the row's sum."""
         k = block.k
         total = k.var(k.zero(f32 * width))
         with k.loop(self.k, start=block.tid * width, step=block.n_threads * width) as at:
@@ -128,12 +128,12 @@ class SimtPack(PerBlock, Pack):
 
 
 def _floats(k: Builder, row: Val, at: Val, width: int) -> Val:
-    """``width`` values of a row from ``at`` on, a multiple of it."""
+    """Load ``width`` values of a row from ``at`` on, a multiple of ``width``."""
     return k.load(row + at * 4, f32 * width, align=4 * width)
 
 
 def store_act(k: Builder, act: ActivationLayout, row: Val, at: Val, v: Val) -> None:
-    """Values of a row of plain activations, from the ``at``-th on."""
+    """Store values of a row of plain activations, from the ``at``-th on."""
     width = v.ty.lanes
     if act.kind == "f32":
         k.store(row + at * 4, v, align=4 * width)
@@ -142,7 +142,7 @@ def store_act(k: Builder, act: ActivationLayout, row: Val, at: Val, v: Val) -> N
 
 
 def fill(block: ThreadBlock, act: ActivationLayout, row: Val) -> None:
-    """Zeros behind a row of plain activations, up to a whole block of BLOCK values."""
+    """Store zeros past a row of plain activations, up to a whole block of BLOCK values."""
     k, rest = block.k, round_up(act.k, BLOCK) - act.k
     if rest:
         with k.if_(block.tid < rest):
@@ -150,12 +150,12 @@ def fill(block: ThreadBlock, act: ActivationLayout, row: Val) -> None:
 
 
 def is_plain(act: ActivationLayout) -> bool:
-    """Whether ``store_act`` writes this layout."""
+    """Return whether ``store_act`` can write this layout."""
     return act.kind in PLAIN and act.group == 1
 
 
 def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Norm)
     fits = is_plain(spec.layout()) or spec.add or spec.rows
@@ -163,7 +163,7 @@ def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Pack)
     fits = is_plain(spec.layout()) and aligned(step)
@@ -171,6 +171,6 @@ def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def aligned(step: Step) -> bool:
-    """Whether every row and column begins at a multiple of WIDTH values."""
+    """Return whether every row and column begins at a multiple of WIDTH values."""
     places = ("stride", "up", "apart_stride", "out_stride", "k_column", "v_column")
     return not any((step.args.get(name) or 0) % WIDTH for name in places)

@@ -1,5 +1,6 @@
-"""Rotary positions, and keys and values into their pages: a block for a token and a key/value head,
-in which each query head, the key and the value are one warp's.
+"""GPU rope and KV store: one block per token and key/value head.
+
+In a block, each query head, the key and the value is processed by one warp.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WARPS = 4
 
 
 class Dim(NamedTuple):
-    """One of a head's values, in the lane that has it; ``inside`` is None where all lanes do."""
+    """One of a head's values, held by a lane; ``inside`` is None if all lanes hold one."""
 
     at: Val
     value: Val
@@ -43,7 +44,7 @@ class SimtRopeStore(PerBlock, RopeStore):
 
     @property
     def shared_bytes(self) -> int:
-        """The key's values, once it is turned."""
+        """Bytes of the rotated key's values."""
         return round_up(4 * self.head_dim, 16)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -64,7 +65,7 @@ class SimtRopeStore(PerBlock, RopeStore):
         slot = k.load(frame.run(numbered("kv_slots", self.pool), ptr), i64, offset=n * 8, align=8)
         home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
         home, place = home + head * self.page.head_bytes, slot % PAGE
-        # The last warps have a query less, if any has.
+        # The last warps have the fewest queries.
         with k.if_(block.warp.eq(WARPS - 1)):
             at = row + (frame.k_column + head * self.head_dim) * 4
             weight = frame.k_norm if self.eps is not None else at
@@ -79,7 +80,7 @@ class SimtRopeStore(PerBlock, RopeStore):
     def _turned(
         self, block: ThreadBlock, x: Val, table: Val, weight: Val, scale: float
     ) -> list[Dim]:
-        """One head's values, normed and turned."""
+        """Return one head's values, normed and rotated."""
         k, half, dims = block.k, self.rope_dims // 2, self.head_dim
         neox = self.style == "neox"
         pairs: list[tuple[Val, Dim, Dim]] = []
@@ -121,7 +122,7 @@ class SimtRopeStore(PerBlock, RopeStore):
     def _keep(
         self, block: ThreadBlock, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
     ) -> None:
-        """A key or a value, narrowed, into its page; a block of dims at a time."""
+        """Store a key or a value in its page's format, one block of dims at a time."""
         k, fmt = block.k, self.page.fmt
         values = [
             Dim(at, k.load(x + at * 4, f32, align=4), inside)
@@ -143,8 +144,10 @@ class SimtRopeStore(PerBlock, RopeStore):
 
 
 def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | None]]:
-    """Numbers from ``begin`` to ``end``, 32 at a time, one for each lane; past the end the last one
-    again, and whether it is inside.
+    """Return the lanes' indices from ``begin`` to ``end``, 32 at a time, each with a validity
+    flag.
+
+    Past the end, the last index is repeated. The flag is None if all lanes are valid.
     """
     made: list[tuple[Val, Val | None]] = []
     for first in range(begin, end, 32):
@@ -155,7 +158,7 @@ def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | No
 
 
 def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
-    """What an RMS norm multiplies a head by."""
+    """Return the factor by which an RMS norm multiplies a head."""
     k, total = block.k, block.k.const(0.0, f32)
     for _, v, inside in values:
         v = v if inside is None else k.select(inside, v, k.const(0.0, f32))
@@ -165,7 +168,7 @@ def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
 
 
 def _store(k: Builder, to: Val, values: list[Dim]) -> None:
-    """Values of an array at ``to``, by the lanes that have them."""
+    """Store each lane's values of an array at ``to``."""
     for at, v, inside in values:
         n_bytes = v.ty.n_bytes
         if inside is None:
@@ -176,8 +179,8 @@ def _store(k: Builder, to: Val, values: list[Dim]) -> None:
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, RopeStore)
-    # Those that are turned by a Hadamard matrix beside are not done here.
+    # Formats with a Hadamard rotation have no GPU kernel.
     return None if spec.page.fmt.rotated else replace(step, spec=instead(SimtRopeStore, spec))

@@ -1,4 +1,6 @@
-"""Which experts a token has, by a warp; and which rows are theirs, by a thread for each expert."""
+"""GPU routing: a token's experts, by a warp; and the sort of rows by expert, a thread for each
+expert.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ WARP = 32
 
 
 class RoutedExpert(NamedTuple):
-    """An expert as lanes hand it on."""
+    """A candidate expert, as lanes exchange it."""
 
     rank: Val
     expert: Val  # i32
@@ -31,8 +33,9 @@ class RoutedExpert(NamedTuple):
 
 @dataclass(frozen=True)
 class SimtRoute(PerBlock, Route):
-    """``Route`` of at most 32 groups and 32 experts for a token. A lane has every 32nd expert, a
-    group, and later one of the experts that were chosen. Items: tokens.
+    """``Route`` with at most 32 groups, and 32 experts for a token. Items: tokens.
+
+    A lane has every 32nd expert, one group, and later one of the chosen experts.
     """
 
     op: ClassVar[str] = "simt_route"
@@ -83,11 +86,11 @@ class SimtRoute(PerBlock, Route):
             k.store(frame.weights + place, made, align=4)
 
     def _places(self, block: ThreadBlock, values: list[Val]) -> list[tuple[Val, Val]]:
-        """Each of a lane's values, and which expert's it is."""
+        """Return each of a lane's values with its expert's index."""
         return [(v, block.lane + WARP * i) for i, v in enumerate(values)]
 
     def _shares(self, block: ThreadBlock, scores: list[Val]) -> list[Val]:
-        """``p`` of a lane's experts."""
+        """Return the probabilities ``p`` of a lane's experts."""
         k = block.k
         if self.gating == "sigmoid":
             return [math.sigmoid(k, score) for score in scores]
@@ -103,7 +106,9 @@ class SimtRoute(PerBlock, Route):
         return [power * share for power in powers]
 
     def _beside(self, block: ThreadBlock, left: list[Var], top: Val) -> Val:
-        """What the best weighs, beside those that are left and near it."""
+        """Return the best expert's weight relative to the remaining experts with a score near its
+        own.
+        """
         k = block.k
         total = k.const(0.0, f32)
         for rank in left:
@@ -113,9 +118,9 @@ class SimtRoute(PerBlock, Route):
         return 1.0 / (block.over_warp(total, plus) + 1.0)
 
     def _of_best_groups(self, block: ThreadBlock, ranks: list[Val]) -> list[Val]:
-        """Ranks, minus infinity in groups that are not among the best."""
+        """Return the ranks, with minus infinity in groups that are not among the best."""
         k, per, lowest = block.k, self.n // self.n_groups, block.k.const(float("-inf"), f32)
-        good = k.var(lowest)  # of the group that has this lane's number
+        good = k.var(lowest)  # score of the group with this lane's number
         with k.loop(self.n_groups) as g:
             first = second = lowest
             for rank, at in self._places(block, ranks):
@@ -128,7 +133,7 @@ class SimtRoute(PerBlock, Route):
                 lanes //= 2
             whole = first + second if self.n_best == 2 else first
             good.v = k.select(block.lane.eq(g), whole, good.v)
-        kept = k.var(k.const(0, i32))  # a bit for each
+        kept = k.var(k.const(0, i32))  # one bit per group
         with k.loop(self.n_groups_used):
             best = self._take(block, [good], [lowest])
             kept.v = kept.v | (k.const(1, i32) << best.expert)
@@ -138,7 +143,7 @@ class SimtRoute(PerBlock, Route):
         ]
 
     def _take(self, block: ThreadBlock, left: list[Var], p: list[Val]) -> RoutedExpert:
-        """The best that is left, of equal ones the first; it is not left then."""
+        """Remove and return the best remaining expert; of equal ones, the first."""
         k = block.k
         best = RoutedExpert(k.const(float("-inf"), f32), k.const(0, i32), p[0])
         for (share, at), rank in zip(self._places(block, p), left, strict=True):
@@ -163,7 +168,7 @@ class SimtRoute(PerBlock, Route):
 
 @dataclass(frozen=True)
 class SimtSort(PerBlock, Sort):
-    """``Sort``: a thread reads all slots, and keeps those of its expert. One item."""
+    """``Sort``: each thread reads all slots, and keeps those of its expert. One item."""
 
     op: ClassVar[str] = "simt_sort"
 
@@ -173,7 +178,7 @@ class SimtSort(PerBlock, Sort):
 
     @property
     def shared_bytes(self) -> int:
-        return 8 * self.threads  # each expert's slots
+        return 8 * self.threads  # each expert's number of slots
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block, n_slots = ThreadBlock(k, isa, self.threads), frame.run("n_tokens") * self.n_used
@@ -206,7 +211,7 @@ class SimtSort(PerBlock, Sort):
         with k.if_(tid.eq(self.n - 1)):
             k.store(frame.tiles, n_tiles.v, align=8)
             k.store(frame.rows, end // self.block, align=8)
-        last = k.var(k.const(0, i32))  # the token whose row fills the last block
+        last = k.var(k.const(0, i32))  # the token that pads the last block
         with k.loop(n_slots) as slot, k.if_(is_mine(slot) & (count.v > 0)):
             token = (slot // self.n_used).to(i32)
             k.store(tokens + row.v * 4, token, align=4)
@@ -218,13 +223,13 @@ class SimtSort(PerBlock, Sort):
 
 
 def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     assert isinstance(step.spec, Route)
     fits = max(step.spec.n_used, step.spec.n_groups) <= WARP
     return replace(step, spec=instead(SimtRoute, step.spec)) if fits else None
 
 
 def swap_sort(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     assert isinstance(step.spec, Sort)
     return replace(step, spec=instead(SimtSort, step.spec)) if step.spec.n <= MOST_THREADS else None

@@ -1,5 +1,7 @@
-"""Kernels of the CPU as they are, a block an item: its threads share out the turns of loops that
-say that they can be (``Builder.shared_loop``). Recurrences: a thread for each column of a state.
+"""CPU kernels run on the GPU with one block per item.
+
+The block's threads share the iterations of loops marked as parallel (``Builder.shared_loop``).
+Recurrences use one thread for each column of a state.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SpreadKernel(PerBlock):
-    """The kernel that stands behind it among a class's bases. Items: that kernel's."""
+    """Runs the CPU kernel that is the next base class, with the same items."""
 
     n_threads: ClassVar[int] = 128
 
@@ -44,13 +46,13 @@ class SpreadKernel(PerBlock):
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * self.threads // 32  # what warps add up
+        return 4 * self.threads // 32  # one sum per warp
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block = ThreadBlock(k, isa, self.threads)
 
         def total(v: Val) -> Val:
-            block.simt.barrier(k)  # the one before has been read
+            block.simt.barrier(k)  # the previous total has been read
             return block.over_block([v], plus, block.shared)[0]
 
         k.sharing = Sharing(block.tid, self.threads, lambda: block.simt.barrier(k), total)
@@ -59,12 +61,12 @@ class SpreadKernel(PerBlock):
 
 
 def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
-    """``kind``, a block of so many threads an item."""
+    """Return a subclass of ``kind`` that runs with a block of so many threads per item."""
     own = {"op": f"simt_{kind.op}", "n_threads": n_threads, "__doc__": kind.__doc__}
     return type(f"Simt{kind.__name__}", (SpreadKernel, kind), own)
 
 
-# An item is a row of the model's width, or a head's, or some channels.
+# An item is a row of the model's width, a row of a head, or some channels.
 ROWS = (Add, AddRows, Clamp, Combine, Embed, OutputGate, Gather, Pooling, Softcap)
 LORAS = (LoraDown, LoraUp, ExpertDown, ExpertUp)
 PARTS = (ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
@@ -75,7 +77,7 @@ SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
 
 @dataclass(frozen=True)
 class SimtMamba2(Mamba2):
-    """``Mamba2``. Items: parts x heads x columns."""
+    """``Mamba2``. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_mamba2"
 
@@ -86,7 +88,7 @@ class SimtMamba2(Mamba2):
 
 @dataclass(frozen=True)
 class SimtDelta(Delta):
-    """``Delta``. Items: parts x heads x columns."""
+    """``Delta``. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_delta"
 
@@ -97,7 +99,7 @@ class SimtDelta(Delta):
 
 @dataclass(frozen=True)
 class SimtChannelDelta(ChannelDelta):
-    """``ChannelDelta``. Items: parts x heads x columns."""
+    """``ChannelDelta``. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_channel_delta"
 
@@ -108,7 +110,7 @@ class SimtChannelDelta(ChannelDelta):
 
 @dataclass(frozen=True)
 class SimtSelective(Selective):
-    """``Selective``. Items: parts x channels."""
+    """``Selective``. Items: sequences x channels."""
 
     op: ClassVar[str] = "simt_selective"
 
@@ -118,7 +120,7 @@ class SimtSelective(Selective):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     return replace(step, spec=instead(SPREAD[step.spec.op], step.spec))
 
 
@@ -131,7 +133,7 @@ SCANS = {
 
 
 def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, (Scan, Selective))
     made: Scan | Selective = instead(SCANS[spec.op], spec)

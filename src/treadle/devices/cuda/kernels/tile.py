@@ -1,12 +1,13 @@
-"""The tile of a product that a block of threads makes with matrix instructions.
+"""GPU gemm tile: the part of a product that a block of threads computes with matrix
+instructions.
 
-Rows of weights are unpacked to bf16 in shared memory, SPAN values of K at a time, rows of x are
-copied beside them, and each warp multiplies its part of both. There are two such stages: while one
-is multiplied, the next is filled. bf16 has f32's range, so no scale is lost and no activation
-overflows; what is rounded is 8 bits long (f16's would be 11, but of scales below 6e-5 fewer).
+Weight rows are unpacked to bf16 in shared memory, SPAN values of K at a time, rows of x are copied
+next to them, and each warp multiplies its part of both. There are two stages: while one is
+multiplied, the other is filled. bf16 has f32's range, so no scale underflows and no activation
+overflows; rounded values have 8 bits (f16's would have 11, but fewer for scales below 6e-5).
 
-Activations in f32 (of weights in f32 and f16) are two bf16 each, and so are the weights: the
-greater part, and what it leaves. Three products of these make 16 bits.
+Activations in f32 (for weights in f32 and f16) are split into two bf16 each, and so are the
+weights: the high part and the remainder. Three products of these give 16 bits.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ from treadle.jit.types import f32, i32, u16, u32
 from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.spec import round_up
 
-PIECE = 16  # bytes that are copied at once
-DEEP = 16  # values of K of a matrix instruction
+PIECE = 16  # bytes of one copy
+DEEP = 16  # values of K in a matrix instruction
 WARPS = 4
 THREADS = 32 * WARPS
 
 
 @dataclass(frozen=True)
 class CudaTileShape:
-    """``rows`` by ``tokens``: a thread unpacks a row's SPAN, so fewer rows leave threads for more
-    of K: ``parts`` of SPAN values, whose sums are added up at the end.
+    """A tile of ``rows`` by ``tokens``.
+
+    A thread unpacks a row's SPAN, so with fewer rows the threads cover more of K: ``parts`` of SPAN
+    values, whose sums are added at the end.
     """
 
     rows: int
     tokens: int
-    planes: int  # parts that a value is made of: 1, or 2
+    planes: int  # bf16 values that a number is split into: 1 or 2
 
     @property
     def parts(self) -> int:
@@ -52,8 +55,8 @@ class CudaTileShape:
 
     @property
     def pitch(self) -> int:
-        """Bytes from one row to the next: 16 more than a power of two, so that eight rows lie in
-        different banks.
+        """Bytes between rows: 16 more than a power of two, so that eight rows lie in different
+        banks.
         """
         return 2 * SPAN * self.parts + PIECE
 
@@ -71,17 +74,17 @@ class CudaTileShape:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes for two stages, or for all parts' sums behind them."""
+        """Bytes for two stages, or for the sums of all parts, which reuse them."""
         return max(2 * self.stage, 4 * self.rows * self.tokens * self.parts)
 
     @property
     def warps(self) -> tuple[int, int]:
-        """Warps beside each other, over rows and over tokens."""
+        """Number of warps along the rows and along the tokens."""
         return {1: (2, 2), 2: (2, 1), 4: (1, 1)}[self.parts]
 
 
 class BlockTile:
-    """One tile: rows that ``row_of`` gives, by tokens whose activations ``x_of`` gives."""
+    """One tile: the rows from ``row_of``, by the tokens with activations from ``x_of``."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class BlockTile:
         place = self.warp % (wm * wn)
         self.n_m, self.n_n = shape.rows // (16 * wm), shape.tokens // (8 * wn)
         self.first_row = place % wm * 16
-        self.row_step = 16 * wm  # a warp's sixteens of rows are those that others leave
+        self.row_step = 16 * wm  # warps alternate over groups of 16 rows
         self.first_token = place // wm * (8 * self.n_n)
         self.sums = [
             [[k.var(k.const(0.0, f32)) for _ in range(4)] for _ in range(self.n_n)]
@@ -117,17 +120,17 @@ class BlockTile:
     def _multiply(self) -> None:
         k, shape = self.k, self.shape
         step = SPAN * shape.parts
-        # Of a large block a thread takes a part, known here: so many steps see all of it.
+        # A thread takes part of a large block, known at build time; a period of steps covers all.
         period = max(1, self.fmt.block // step)
         full, rest = divmod(self.n_values, step)
-        self.simt.barrier(k)  # what the tile before it reads is read no more
+        self.simt.barrier(k)  # the previous tile no longer reads shared memory
         if full:
             self._copy(k.i64(0), k.i64(0), step)
             self._unpack(k.i64(0), k.i64(0), 0)
             with k.loop(full // period) as c:
                 for p in range(period):
                     self._step(c * period + p, (p + 1) % period, full, period)
-            self.simt.wait(k, 0)  # what the last step has copied for nobody
+            self.simt.wait(k, 0)  # for the last step's copy, which is unused
         if rest:
             self._meet()
             self._copy(k.i64(0), k.i64(full), rest)
@@ -147,8 +150,9 @@ class BlockTile:
                     self._dot(k.i64(0), few)
 
     def _step(self, s: Val, next_part: int, full: int, period: int) -> None:
-        """Multiply what step ``s`` has filled, and fill the other stage with what is next; after
-        the last with something that is read by nobody.
+        """Multiply the stage of step ``s`` and fill the other stage for the next one.
+
+        After the last step, the other stage is filled with unused values.
         """
         k, shape = self.k, self.shape
         stage = s % 2 * shape.stage
@@ -159,20 +163,20 @@ class BlockTile:
         if shape.parts > 1:
             self._unpack(other, after, next_part)
             self._dot(stage, SPAN)
-        else:  # loads, then products, then what needs the loads' results
+        else:  # loads, then products, then the stores that need the loaded values
             read = self._read(after, next_part, SPAN)
             self._dot(stage, SPAN)
             self._store(other, read)
 
     def _meet(self) -> None:
-        """What every thread has copied and stored is there for all."""
+        """Wait until every thread's copies and stores are visible to all."""
         self.simt.wait(self.k, 0)
         self.simt.barrier(self.k)
 
     # -- a stage ----------------------------------------------------------------------------------
 
     def _copy(self, stage: Val, s: Val, n: int) -> None:
-        """x's values of step ``s``, the first ``n``, as bf16; zeros lie behind K in x."""
+        """Copy the first ``n`` values of x in step ``s`` as bf16; past K, x has zeros."""
         k, shape = self.k, self.shape
         each = round_up(n, DEEP) // FLOATS
         to = self.memory + stage + shape.planes * shape.w_bytes
@@ -190,8 +194,9 @@ class BlockTile:
         self.simt.commit(k)
 
     def _unpack(self, stage: Val, s: Val, part: int) -> None:
-        """This thread's weights of step ``s``; ``part``: of a large block, unless the thread's own
-        place says which.
+        """Unpack this thread's weights of step ``s``.
+
+        ``part``: the part of a large block, unless the thread's position determines it.
         """
         k, n = self.k, max(1, self.fmt.block // SPAN)
         if self.shape.parts == 1 or n == 1:
@@ -202,12 +207,12 @@ class BlockTile:
                 self._store(stage, self._read(s, own, SPAN))
 
     def _read(self, s: Val, part: int, n: int) -> list[tuple[int, list[Val] | CodeRun]]:
-        """Runs of weights, each with the number of its first within the thread's SPAN."""
+        """Read runs of weights, each with the index of its first value within the thread's SPAN."""
         k, fmt = self.k, self.fmt
         first = s * (SPAN * self.shape.parts) + self.part * SPAN
         if fmt.codes is None:
             at = self.at.block(first)
-            return [  # and nothing, where a product reads on
+            return [  # empty runs pad to a multiple of DEEP
                 (i, read_floats(k, at.block(i), self.n_values, min(FLOATS, n - i)) if i < n else [])
                 for i in range(0, round_up(n, DEEP), FLOATS)
             ]
@@ -238,7 +243,7 @@ class BlockTile:
         return [k.fma(v, run.scale, run.minimum) for v in whole]
 
     def _put(self, to: Val, plane: int, values: list[Val]) -> None:
-        """FLOATS values as bf16, and in another plane what that leaves of them."""
+        """Store FLOATS values as bf16, and their remainders in the next plane."""
         k = self.k
         v = k.zero(f32 * FLOATS)
         for i, value in enumerate(values):
@@ -285,7 +290,7 @@ class BlockTile:
                             v.v = new
 
     def results(self) -> Iterator[tuple[Val, Val, Val]]:
-        """Row and token of the tile, and the sum: those that this thread has to write."""
+        """Yield row, token and sum of each result that this thread writes."""
         if self.shape.parts == 1:
             for i in range(self.n_m):
                 yield from self.sixteen(i)
@@ -294,8 +299,8 @@ class BlockTile:
             yield row, token, total
 
     def pairs(self) -> Iterator[tuple[Val, Val, Val, Val]]:
-        """Row and token, and the sums of this row and of that in the same place of the tile's
-        second half.
+        """Yield row, token, and the sums of this row and of the same row in the tile's second
+        half.
         """
         if self.shape.parts == 1:
             half = self.n_m // 2
@@ -308,11 +313,13 @@ class BlockTile:
             yield row, token, first, second
 
     def _totals(self, times: int) -> Iterator[tuple[Val, Val, list[Val]]]:
-        """Row and token, and the sums of all parts: of the first of ``times`` equal shares of the
-        rows, those of every share.
+        """Yield row, token, and sums over all parts.
+
+        Rows are those of the first of ``times`` equal shares; the sums are those of the row in
+        every share.
         """
         k, shape = self.k, self.shape
-        self.simt.barrier(k)  # the stages are read no more
+        self.simt.barrier(k)  # no thread reads the stages any more
         at, n = self.memory + self.part * (4 * shape.rows * shape.tokens), shape.rows // times
         for i in range(self.n_m):
             for row, token, v in self.sixteen(i):
@@ -334,7 +341,7 @@ class BlockTile:
             yield row, token, totals
 
     def sixteen(self, i: int) -> Iterator[tuple[Val, Val, Val]]:
-        """The sums of the warp's i-th sixteen rows."""
+        """Yield the sums of the warp's i-th group of 16 rows."""
         g, t = self.lane // 4, self.lane % 4
         for j, four in enumerate(self.sums[i]):
             for r, v in enumerate(four):

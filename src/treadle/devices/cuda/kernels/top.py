@@ -1,8 +1,9 @@
-"""The largest logits of rows: a block for each slice, and one for each row that joins its slices.
+"""GPU top-logits kernels: a block for each slice of a row, and one for each row that merges its
+slices.
 
-A thread has N_TOP neighbours of a slice, or what is left of one slice. What the N_TOP-th largest
-is, the block finds bit by bit: how many keys reach a trial, counted by all. Equal ones are taken in
-their order, which is that of the threads.
+A thread has N_TOP adjacent values of a slice, or the candidates of one slice. The block finds the
+N_TOP-th largest key bit by bit, by counting the keys that reach a trial value. Equal keys are taken
+in order, which is that of the threads.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from treadle.kernels.spec import Frame, load_record
 if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
-THREADS = SLICE_ROWS  # of a block: each has N_TOP keys
+THREADS = SLICE_ROWS  # of a block; each has N_TOP keys
 WIDTH = 4  # keys that it loads at once
-WORD = 32  # values that a word of a mask is for
-# Of shared memory: two rooms of counts, by turns; each thread's counts, or sums; the chosen.
+WORD = 32  # values covered by one word of a mask
+# Shared memory: two alternating areas for counts; each thread's counts or sums; the chosen keys.
 ROOM = 4 * 2 * THREADS // 32
 EACH = 2 * ROOM
 CHOSEN = EACH + 8 * THREADS
@@ -52,7 +53,7 @@ SHARED = CHOSEN + 8 * N_TOP
 
 
 class SampledRecord(NamedTuple):
-    """What a SAMPLED record says; ``mask`` is 0 where there is none."""
+    """The fields of a SAMPLED record; ``mask`` is 0 if there is none."""
 
     row: Val
     mask: Val
@@ -61,13 +62,13 @@ class SampledRecord(NamedTuple):
 
 
 def look_at(k: Builder, frame: Frame, i: Val) -> SampledRecord:
-    """The i-th record."""
+    """Load the i-th record."""
     record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
     return SampledRecord(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
 
 
 class _TopBlock(ThreadBlock):
-    """A block whose threads have N_TOP keys each, ``WIDTH`` a vector, in ``keys``."""
+    """A block whose threads have N_TOP keys each, ``WIDTH`` per vector, in ``keys``."""
 
     def __init__(self, k: Builder, isa: Isa) -> None:
         super().__init__(k, isa, THREADS)
@@ -75,7 +76,7 @@ class _TopBlock(ThreadBlock):
         self.keys: list[Var] = [k.var(never) for _ in range(N_TOP // WIDTH)]
 
     def count(self, reaches: Callable[[Val], Val]) -> Val:
-        """Of this thread's keys, those of which that is true."""
+        """Return how many of this thread's keys satisfy ``reaches``."""
         k = self.k
         one, total = k.const(1, i32 * WIDTH), k.zero(i32 * WIDTH)
         for key in self.keys:
@@ -83,14 +84,14 @@ class _TopBlock(ThreadBlock):
         return k.sum(total)
 
     def largest(self) -> Val:
-        """The block's largest key."""
+        """Return the block's largest key."""
         k, top = self.k, self.keys[0].v
         for key in self.keys[1:]:
             top = k.max(top, key.v)
         return self.over_block([k.reduce(top, k.max)], k.max, self.shared)[0]
 
     def least_wanted(self) -> Val:
-        """The N_TOP-th largest key, as an unsigned number while it is looked for."""
+        """Return the N_TOP-th largest key; the search treats keys as unsigned numbers."""
         k, bits = self.k, self.k.var(self.k.const(0, u32))
         with k.loop(32) as b:
             trial = bits.v | (k.const(1 << 31, u32) >> b.to(u32))
@@ -102,9 +103,11 @@ class _TopBlock(ThreadBlock):
         return (bits.v ^ (1 << 31)).bits(i32)
 
     def choose(self, looked: SampledRecord, id_at: Callable[[Val], Val], to: Val) -> Val:
-        """Write the N_TOP largest keys to ``to``, and their ids behind them, in the order in which
-        they stand, or ``only`` those as large as the largest; gives that. ``id_at``: of a thread's
-        i-th key.
+        """Write the N_TOP largest keys to ``to`` in their original order, followed by their ids;
+        return the largest.
+
+        With ``only``, write just the keys that equal the largest. ``id_at`` returns the id of a
+        thread's i-th key.
         """
         k = self.k
         top = self.largest()
@@ -117,14 +120,14 @@ class _TopBlock(ThreadBlock):
         here = self.shared + self.tid * 8 + EACH
         k.store(here, more)
         k.store(here, ties, offset=4)
-        # In the room that the last trial did not use; its barrier serves what is above, too.
+        # Uses the area that the last trial did not; its barrier also orders the stores above.
         all_more = self.over_block([more], plus, self.shared + ROOM)[0]
         more_before, ties_before = k.var(k.const(0, i32)), k.var(k.const(0, i32))
         with k.loop(self.tid) as t:
             other = self.shared + t * 8 + EACH
             more_before.v = more_before.v + k.load(other, i32)
             ties_before.v = ties_before.v + k.load(other, i32, offset=4)
-        wanted = N_TOP - all_more  # of those as large as the last
+        wanted = N_TOP - all_more  # of the keys equal to the last
         place = k.var(more_before.v + k.min(ties_before.v, wanted))
         left = k.var(k.max(wanted - ties_before.v, k.const(0, i32)))
         with k.if_(more + k.min(ties, left.v) > 0):
@@ -141,7 +144,7 @@ class _TopBlock(ThreadBlock):
         return top
 
     def sum_up(self, value: Val) -> Val:
-        """The sum of the threads' ``value`` in f64, in the first thread."""
+        """Return the sum of the threads' ``value`` in f64, valid in the first thread."""
         k, here = self.k, self.shared + EACH
         k.store(here + self.tid * 8, value)
         self.simt.barrier(k)
@@ -152,7 +155,7 @@ class _TopBlock(ThreadBlock):
 
 
 class _PerTopBlock(PerBlock):
-    """A kernel of a ``_TopBlock`` an item."""
+    """A kernel with one ``_TopBlock`` per item."""
 
     @property
     def threads(self) -> int:
@@ -192,7 +195,7 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 k.store(out, total, offset=TOTAL)
 
     def _load(self, block: _TopBlock, row: Val, n: Val) -> None:
-        """The thread's keys, of which ``n`` are there; -infinity's behind them."""
+        """Load the thread's ``n`` keys; -infinity's key past them."""
         k, index = block.k, block.k.const(range(WIDTH), i32 * WIDTH)
         for i, key in enumerate(block.keys):
             with k.if_(n > i * WIDTH):
@@ -201,8 +204,8 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 key.v = k.select(here, found, key.v)
 
     def _rule_out(self, block: _TopBlock, mask: Val, n: Val) -> None:
-        """-infinity's in place of those without a bit, but for what shows that something is
-        wrong.
+        """Replace keys without a mask bit by -infinity's, except keys of NaN and +infinity, which
+        signal an error.
         """
         k, ty = block.k, i32 * WIDTH
         for i, key in enumerate(block.keys):
@@ -253,10 +256,10 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
 
 
 def swap_top(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     return replace(step, spec=instead(SimtTop, step.spec))
 
 
 def swap_join(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """A row of ``devices/cuda/kernel_table.py``."""
+    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     return replace(step, spec=instead(SimtJoinTop, step.spec))

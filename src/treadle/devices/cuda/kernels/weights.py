@@ -1,6 +1,6 @@
-"""How a thread reads weights: some blocks of a row, as floats.
+"""Reading weights in a GPU thread: some blocks of a row, as floats.
 
-A *unit* is what one thread reads at once: a block of codes, or several small ones, or a few floats.
+A *unit* is read by one thread at once: a block of codes, or several small ones, or a few floats.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from treadle.kernels.format_blocks import BlockAddress, scales_of, unpack_codes
 
 FLOATS = 8  # values of a unit of floats
 LEAST = 32  # values of a unit of codes
-SPAN = 64  # values that a thread unpacks at once: it has registers for them
-MAGIC, MAGIC_BITS = 8388608.0, 0x4B000000  # 2**23: a float whose lowest bits are a whole number
+SPAN = 64  # values that a thread unpacks at once: they fit its registers
+MAGIC, MAGIC_BITS = 8388608.0, 0x4B000000  # 2**23: or-ing an integer into its low bits adds it
 
 
 def unit_of(fmt: Format, k: int) -> int:
-    """Values of a unit, in rows of ``k``."""
+    """Return the values of a unit, in rows of ``k``."""
     if fmt.codes is None:
         return FLOATS
     n = max(1, LEAST // fmt.block)
@@ -29,8 +29,10 @@ def unit_of(fmt: Format, k: int) -> int:
 
 @dataclass
 class CodeRun:
-    """Codes that share a scale, and perhaps a minimum: fours of them, each a word, by the number
-    of its first value; ``w = scale * (code - offset) + minimum``.
+    """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) +
+    minimum``.
+
+    ``fours`` are words of four codes, each with the number of its first value.
     """
 
     scale: Val
@@ -39,7 +41,7 @@ class CodeRun:
 
 
 def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
-    """The codes of a unit that begins at ``at``."""
+    """Read the codes of the unit that begins at ``at``."""
     fmt, codes = at.fmt, at.codes
     blocks = [at.block(i) for i in range(unit // fmt.block)]
     d, m = scales_of(k, blocks)
@@ -61,13 +63,13 @@ def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
 
 
 def four_floats(k: Builder, word: Val, offset: int) -> list[Val]:
-    """The four codes of a word, less ``offset``: exact."""
+    """Return the four codes of a word, minus ``offset``, exactly."""
     wide = ((word >> 8 * i if i else word) & 0xFF for i in range(4))
     return [(v | MAGIC_BITS).bits(f32) - (MAGIC + offset) for v in wide]
 
 
 def read_floats(k: Builder, at: BlockAddress, row: int, n: int) -> list[Val]:
-    """Floats of a unit that begins at ``at``, zeros behind the first ``n``; rows have ``row``."""
+    """Read the first ``n`` floats of the unit that begins at ``at``; ``row``: values in a row."""
     load = at.fmt.load
     assert load is not None, at.fmt.name
     size = at.fmt.dtype.itemsize
