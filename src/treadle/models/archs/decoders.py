@@ -1,4 +1,4 @@
-"""Decoders that have neither experts alone nor states: Llama and its kin."""
+"""Dense decoders, such as Llama; some of them may have experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders with experts."""
+"""Mixture-of-experts decoders."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ MIXTURES = (
         keys=((EXPERTS_NORM, True),),
         names=(("attn_output_norm.weight", "ffn_norm.weight"),),
     ),
-    Arch(  # Grok-1, whose numbers files may leave out, and Grok-2
+    Arch(  # Grok-1, whose files may omit these numbers, and Grok-2
         "grok",
         graph="grok",
         activation="gelu",

@@ -1,4 +1,4 @@
-"""Models whose layers keep states."""
+"""Models with recurrent layers (state-space models, linear attention, short convolutions)."""
 
 from __future__ import annotations
 
