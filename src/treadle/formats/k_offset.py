@@ -120,7 +120,7 @@ class OffsetStrip(KSearch):
         return Offset(d, dmin, sc, m, q)
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Try other integers for the same products: with exact codes, only f16 rounding is left."""
+        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
         c, top = self.c, self.how.top
         fitted, integers = self.refit(best), best.integers
         largest = [c.largest(a) for a in integers]

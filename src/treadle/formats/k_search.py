@@ -170,7 +170,7 @@ class KSearchState(NamedTuple):
 
 
 class KSearch:
-    """The descent over one strip; subclasses define the starts and the error."""
+    """The descent over one strip; subclasses define the starts, the error and the refit."""
 
     beside: tuple[tuple[int, ...], ...]  # moves to neighbouring f16 scales, tried at the end
     beside_steps: tuple[int, ...]  # moves of the integers tried with them
@@ -237,7 +237,7 @@ class KSearch:
         raise NotImplementedError
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Try other integers for the same products: with exact codes, only f16 rounding is left."""
+        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
         raise NotImplementedError
 
     def made(self, best: KSearchState) -> Any:

@@ -89,7 +89,7 @@ class SignedStrip(KSearch):
         return Signed(best.scales[0] + ZERO, sc, q)
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Try other integers for the same products: with exact codes, only f16 rounding is left."""
+        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
         c, top = self.c, self.how.top
         (d,), (sc,) = self.refit(best), best.integers
         largest = c.largest(np.abs(sc))

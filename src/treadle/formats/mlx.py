@@ -105,7 +105,7 @@ def dequantize(blocks: Blocks, bits: int) -> F32Array:
     With f16 or bf16 scales MLX rounds product and sum to that type; treadle does not.
     """
     d, m = (_floats(blocks[name])[..., None] for name in ("d", "m"))
-    with np.errstate(invalid="ignore", over="ignore"):  # a scale that is no number, or huge
+    with np.errstate(invalid="ignore", over="ignore"):  # a NaN or huge scale
         scaled: F32Array = split(blocks["qs"], bits).astype(np.float32) * d + m
     return scaled
 

@@ -37,7 +37,7 @@ MIXTURES = (
         divide_logits=True,
     ),
     Arch("olmoe", needs=QK_NORM),
-    Arch("flex_olmo", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # llama.cpp has none
+    Arch("flex_olmo", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # not in llama.cpp
     Arch("bailingmoe", rope="norm"),  # Ling-lite, Ling-Coder
     Arch("bailingmoe2", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),  # Ling and Ring 2
     Arch("dots1", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),
