@@ -1,1 +1,1 @@
-"""Model files: from bytes on disk to metadata and tensors, mapped and never copied."""
+"""Readers and writers of model files: metadata and tensors of memory-mapped, uncopied files."""

@@ -1,4 +1,4 @@
-"""A bundle's first 64 KiB: where in the file its model lies.
+"""The header of a bundle: its first 64 KiB, which locate the model in the file.
 
 ::
 
@@ -9,8 +9,8 @@
     the model's bytes, then zeros up to a multiple of START
     a zip archive with the program: Python runs a file that ends with one
 
-The model comes first, because Python's importer reads no archive with 64-bit offsets before 3.13:
-this one counts from its own beginning, however large the model is.
+The model comes before the archive, because Python's importer cannot read archives with 64-bit
+offsets before 3.13: the archive's offsets count from its own beginning, so they stay small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
 
-# A multiple of every page size, and of what Windows asks of a mapping's beginning.
+# A multiple of every page size, and of Windows' allocation granularity for mappings.
 START = 1 << 16
 SCRIPT = b"#!"
 FIRST_LINE, COMMENT = b"#!/bin/sh\n", b"# "
@@ -30,17 +30,17 @@ KEY, VERSION = "treadle_bundle", 1
 
 @dataclass(frozen=True)
 class BundleHeader:
-    """What a bundle says of itself."""
+    """The record in a bundle's header: the model's place, and the command to run."""
 
-    name: str  # of the model's file, before
+    name: str  # file name of the model before it was bundled
     start: int  # byte of the file where the model begins, a multiple of START
-    n_bytes: int  # of the model
-    command: str  # what it does when nothing else is typed: chat, run or serve
-    args: tuple[str, ...] = ()  # and with these arguments
+    n_bytes: int  # size of the model
+    command: str  # the default command: chat, run or serve
+    args: tuple[str, ...] = ()  # its default arguments
 
     def head(self, script: bytes) -> bytes:
-        """The file's bytes up to the model's. ``script`` is for the shell, and its last line ends
-        it: what follows is none.
+        """Return the file's bytes before the model. ``script`` is shell code; its last line must
+        exit, because binary data follows.
         """
         import json
         from dataclasses import asdict
@@ -53,16 +53,16 @@ class BundleHeader:
 
 
 def read_bundled(file: IO[bytes], path: Path) -> BundleHeader | None:
-    """What the bundle that is open says; None for any other file. Leaves ``file`` at its beginning.
+    """Read the header of an open bundle; None for any other file. Leaves ``file`` at its beginning.
 
-    Raises FileError for a bundle that is damaged, UnsupportedError for one of a later version.
+    Raises FileError for a damaged bundle, UnsupportedError for a bundle of a later version.
     """
     is_script = file.read(len(SCRIPT)) == SCRIPT
     lines = (SCRIPT + file.read(START)).split(b"\n", 2) if is_script else []
     file.seek(0)
     if len(lines) < 3 or not lines[1].startswith(COMMENT + b'{"' + KEY.encode()):
         return None
-    import json  # a plain model is read without
+    import json  # imported late: plain models do not need it
 
     try:
         return _bundled(json.loads(lines[1][len(COMMENT) :]), file.seek(0, 2), path)

@@ -1,14 +1,14 @@
-"""Reading PyTorch checkpoints (``.pth``, ``.pt``, ``.bin``): mapped, and no code of theirs run.
+"""Reader of PyTorch checkpoints (``.pth``, ``.pt``, ``.bin``): mapped, and no pickle code is run.
 
 ::
 
     a zip archive, nothing compressed:
     NAME/data.pkl    a pickle: tensors by name, each a view of a storage
     NAME/data/KEY    the bytes of storage KEY
-    NAME/byteorder   "little", where it is there
+    NAME/byteorder   "little", if present
 
-The pickle is read by ``files/pickles.py``, which imports nothing and calls nothing but the
-functions below. Storages are found by their members' offsets and stay in the file.
+The pickle is read by ``files/pickles.py``, which imports nothing and calls only the functions
+below. Storages are located by their members' offsets and stay in the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_DIMS = 8
 
 
 class StorageType(NamedTuple):
-    """An element of a storage: its bytes, and ggml's number for it (-1 where it has none)."""
+    """An element type of storages: bytes per element, and the ggml type number (-1 if none)."""
 
     n_bytes: int
     ggml_type: int
@@ -60,7 +60,7 @@ STORAGES: dict[str, StorageType] = {
 
 
 class _Storage(NamedTuple):
-    kind: str  # of STORAGES
+    kind: str  # a key of STORAGES
     key: str
     n: int  # elements
 
@@ -74,12 +74,12 @@ class _View(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTensor(TensorData):
-    """One tensor of a checkpoint; its bytes are a view of the mapped file wherever they can be."""
+    """One tensor of a checkpoint; ``data`` is a view of the mapped file if it is contiguous."""
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # of STORAGES, without "Storage"
-    ggml_type: int  # -1: ggml has no such elements
+    kind: str  # a key of STORAGES without "Storage"
+    ggml_type: int  # -1: ggml has no such type
     path: Path
     offset: int  # absolute, of the first element
     n_bytes: int  # from the first element to the end of the last
@@ -87,12 +87,12 @@ class CheckpointTensor(TensorData):
 
     @property
     def data(self) -> Bytes:
-        """uint8 [n_bytes], row after row: zero copy unless the tensor is a view across rows."""
+        """uint8 [n_bytes], row-major; zero copy if the tensor is contiguous."""
         return np.ascontiguousarray(self._elements).reshape(-1).view(np.uint8)
 
 
 class Checkpoint(MappedReader):
-    """The tensors of one file, by name. FileError or UnsupportedError for what it is not."""
+    """The tensors of one checkpoint, by name. Raises FileError or UnsupportedError."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a PyTorch checkpoint")
@@ -120,7 +120,7 @@ class Checkpoint(MappedReader):
     # -- the archive ------------------------------------------------------------------------
 
     def _members(self) -> dict[str, tuple[str, int, int]]:
-        """Name, first byte and size of every member, checked to lie in the file as it is."""
+        """Return name, offset and size of every member, checked to be stored and in the file."""
         try:
             with zipfile.ZipFile(self.path) as archive:
                 infos = archive.infolist()
@@ -139,7 +139,7 @@ class Checkpoint(MappedReader):
         return found
 
     def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        """Where the bytes of a member begin: behind its local header, which has its own lengths."""
+        """Return the offset of a member's bytes: after its local header, which has own lengths."""
         at = info.header_offset
         head = self.map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""
         if len(head) < LOCAL_HEADER or head[:4] != ZIP_MAGIC:
@@ -198,7 +198,7 @@ class Checkpoint(MappedReader):
         if (last + 1) * kind.n_bytes > n_bytes:
             what = f"reaches beyond its storage, which has {n_bytes} bytes"
             raise self.error(what, start, name, f"{(last + 1) * kind.n_bytes} bytes")
-        # More elements than the span holds (a stride of 0) would let a small file ask for a lot.
+        # Strides of 0 would let a small file demand a large array.
         if math.prod(view.shape) * kind.n_bytes > n_span:
             what = f"shape {list(view.shape)} repeats the {n_span} bytes of its storage"
             raise self.error(what, start, name, "each element once")
@@ -222,11 +222,11 @@ class Checkpoint(MappedReader):
         )
 
 
-# -- what the pickle may ask for ------------------------------------------------------------------
+# -- functions that the pickle may call -----------------------------------------------------------
 
 
 def _storage(pid: Any) -> _Storage:
-    """('storage', class, key, device, elements) as a storage."""
+    """Convert a persistent id ('storage', class, key, device, elements) to a storage."""
     if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
         raise ValueError("a persistent id that is no storage")
     _, kind, key, _, n = pid
@@ -238,7 +238,7 @@ def _storage(pid: Any) -> _Storage:
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _View:
-    """torch._utils._rebuild_tensor_v2: a view of a storage, as yet unread."""
+    """Stand in for torch._utils._rebuild_tensor_v2: return an unread view of a storage."""
     if type(storage) is not _Storage:
         raise ValueError("a tensor without storage")
     sizes = (*size, *stride, offset) if type(size) is type(stride) is tuple else (None,)
@@ -256,7 +256,7 @@ def _rebuild_parameter(data: Any, *_: Any) -> _View:
 
 
 def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
-    if items not in ((), []):  # torch fills it afterwards, by SETITEMS
+    if items not in ((), []):  # torch fills it later, by SETITEMS
         raise ValueError("an OrderedDict made of something")
     return {}
 

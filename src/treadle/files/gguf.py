@@ -1,4 +1,4 @@
-"""Reading a model from GGUF: one file, or the shards of a split one."""
+"""Reader of GGUF models: one file, or all shards of a split model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["GGUF", "GGUFArray", "GGUFWriter", "Tensor", "Value", "ValueType", "o
 
 
 class GGUF:
-    """An open model: metadata (of the first shard) and tensors (of all), mapped read-only.
+    """An open GGUF model: metadata of the first shard, tensors of all shards, mapped read-only.
 
-    ``header_only`` is true when a file ends with its header: then ``Tensor.data`` raises.
+    ``header_only`` is true if a file ends after its header; ``Tensor.data`` then raises FileError.
     """
 
     closed = False
@@ -34,7 +34,7 @@ class GGUF:
         self.n_bytes: int = sum(len(header.file) for header in headers)  # of all files
         self.header_only: bool = any(header.header_only for header in headers)
         self.metadata: Mapping[str, Value] = first.metadata
-        self.types: Mapping[str, ValueType] = first.types  # of an array: its elements'
+        self.types: Mapping[str, ValueType] = first.types  # for an array, its element type
         self.tensors: dict[str, Tensor] = {}
         for header in headers:
             for name, tensor in header.tensors.items():
@@ -45,18 +45,18 @@ class GGUF:
         self._maps = Mappings(header.map for header in headers)
 
     def check(self, *, now: bool = False) -> None:
-        """Raise FileError if a file shrank, or was written to, since it was opened; TreadleError if
-        this was closed.
+        """Raise FileError if a file shrank or was written to since it was opened; TreadleError if
+        the model is closed.
 
-        What is read of such a file is zeros, or somebody else's bytes: ask after reading. Changes
-        that only the system knows of are looked for once a second, or ``now``.
+        Call it after reading: reads of a changed file return zeros or foreign bytes. Writes are
+        detected by ``os.stat``, at most once a second unless ``now``.
         """
         if self.closed:
             raise TreadleError("the model is closed")
         self._maps.check(now=now)
 
     def close(self) -> None:
-        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
+        """Close the files. A file stays mapped until the last view of it is dropped."""
         self.metadata, self.tensors, self.closed = {}, {}, True
         self._maps.close()
 
@@ -71,11 +71,11 @@ class GGUF:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUF:
-    """Open GGUF version 2 or 3, with all its shards when it is split.
+    """Open a GGUF model of version 2 or 3, with all its shards if it is split.
 
-    ``path`` is a file, a first shard, the name the shards have in common, or a folder with
-    one model in it. Raises FileError (damaged, or not GGUF) and UnsupportedError (version 1,
-    big-endian, a type that ggml removed).
+    ``path`` is a file, a first shard, the common stem of the shards, or a folder with one model.
+    Raises FileError (damaged, or not GGUF) and UnsupportedError (version 1, big-endian, a type
+    that ggml removed).
     """
     first = Header(find_model(path))
     count = first.integer("split.count", 1)

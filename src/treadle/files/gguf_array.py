@@ -1,4 +1,4 @@
-"""Value types of GGUF metadata, and arrays that stay in the file until they are asked for."""
+"""Value types of GGUF metadata, and lazy arrays that stay in the mapped file until accessed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.files.gguf_strings import Bytes, Offsets
 
 
 class ValueType(enum.IntEnum):
-    """GGUF's own numbers for the types of metadata values."""
+    """GGUF's type numbers of metadata values."""
 
     UINT8 = 0
     INT8 = 1
@@ -31,7 +31,7 @@ class ValueType(enum.IntEnum):
     FLOAT64 = 12
 
 
-# What struct calls them; it refuses what does not fit.
+# Format characters of ``struct``, which raises for values that do not fit.
 CODES = {
     ValueType.UINT8: "B",
     ValueType.INT8: "b",
@@ -45,31 +45,30 @@ CODES = {
     ValueType.INT64: "q",
     ValueType.FLOAT64: "d",
 }
-# By way of the name that says a width: numpy has several types of 8 bytes.
+# ``.str`` normalises to a type named by width: numpy has several types of 8 bytes.
 DTYPES = {kind: np.dtype(np.dtype(f"<{code}").str) for kind, code in CODES.items()}
 
 Scalar = bool | int | float | str
 
 
 def decode(raw: bytes) -> str:
-    """UTF-8 to text; bytes that are not UTF-8 become lone surrogates, so nothing is lost."""
+    """Decode UTF-8; invalid bytes become lone surrogates, so decoding is lossless."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 class GGUFArray(Sequence[Scalar]):
-    """A metadata array: a view into the mapped file, made into Python objects on demand.
+    """A metadata array: a view of the mapped file, converted to Python objects on demand.
 
-    ``type`` is the type of its elements. Numeric elements: ``numpy()``. Strings: ``raw(i)``
-    for bytes, or ``offsets()`` with ``buffer`` to work on all of them at once.
+    ``type`` is the element type. For numbers use ``numpy()``; for strings use ``raw(i)`` to get
+    bytes, or ``offsets()`` with ``buffer`` to process all strings at once.
     """
 
     def __init__(self, type: ValueType, buffer: Bytes, start: int, n: int, heads: Offsets) -> None:
-        """``heads`` [n + 1]: where each string's length field begins, and where the last ends.
-
-        For numeric arrays ``heads`` is empty.
+        """Wrap ``n`` elements at byte ``start``. ``heads`` [n + 1] has the offset of each string's
+        length field and the end of the last string; it is empty for numeric arrays.
         """
         self.type = type
-        self.buffer = buffer  # uint8 of the whole file, read-only: what offsets() points into
+        self.buffer = buffer  # uint8 of the whole file, read-only; offsets() are relative to it
         self._start = start
         self._n = n
         self._heads = heads
@@ -79,28 +78,30 @@ class GGUFArray(Sequence[Scalar]):
 
     @property
     def payload(self) -> Bytes:
-        """The elements' bytes as the file holds them, uint8, zero copy."""
+        """The elements' bytes as stored in the file, uint8, zero copy."""
         if self.type is ValueType.STRING:
             return self.buffer[self._start : int(self._heads[-1])]
         return self.buffer[self._start : self._start + self._n * DTYPES[self.type].itemsize]
 
     def numpy(self) -> npt.NDArray[Any]:
-        """[n] in the element type, read-only and zero copy (bools excepted); not for strings."""
+        """Return [n] in the element type, read-only and zero copy (except bools); TypeError for
+        strings.
+        """
         if self.type is ValueType.STRING:
             raise TypeError("an array of strings has no numpy(): use offsets() and buffer")
         array: npt.NDArray[Any] = self.payload.view(DTYPES[self.type])
         if self.type is ValueType.BOOL:
-            array = self.payload.astype(np.bool_)  # a byte of 2 is true, and no valid numpy bool
+            array = self.payload.astype(np.bool_)  # a byte of 2 is true, but not a valid numpy bool
         return array
 
     def offsets(self) -> tuple[Offsets, Offsets]:
-        """Where in ``buffer`` each string's bytes start, int64 [n], and how long they are."""
+        """Return each string's byte offset in ``buffer``, int64 [n], and its length in bytes."""
         if self.type is not ValueType.STRING:
             raise TypeError("only an array of strings has offsets()")
         return self._heads[:-1] + 8, np.diff(self._heads) - 8
 
     def raw(self, i: int) -> bytes:
-        """The bytes of string ``i``, which need not be UTF-8."""
+        """Return the bytes of string ``i``, which need not be UTF-8."""
         if self.type is not ValueType.STRING:
             raise TypeError("only an array of strings has raw()")
         i = range(self._n)[i]
@@ -123,7 +124,7 @@ class GGUFArray(Sequence[Scalar]):
             return iter(self.numpy().tolist())
         payload = self.payload.tobytes()
         heads = (self._heads - self._start).tolist()
-        # as a list: a vocabulary of 262,144 takes 55 ms so, three times that one by one
+        # a list: a vocabulary of 262,144 takes 55 ms this way, three times that one by one
         return iter([decode(payload[a + 8 : b]) for a, b in itertools.pairwise(heads)])
 
     def __repr__(self) -> str:
@@ -134,7 +135,7 @@ Value = Scalar | GGUFArray
 
 
 def string_array(strings: Sequence[bytes]) -> GGUFArray:
-    """Strings as an array of a GGUF file that is not there."""
+    """Build an in-memory GGUFArray of strings."""
     heads = np.cumsum([0, *(len(s) + 8 for s in strings)], dtype=np.int64)
     payload = b"".join(len(s).to_bytes(8, "little") + s for s in strings)
     buffer = np.frombuffer(payload, np.uint8)
@@ -142,6 +143,6 @@ def string_array(strings: Sequence[bytes]) -> GGUFArray:
 
 
 def number_array(type: ValueType, numbers: Sequence[float]) -> GGUFArray:
-    """Numbers as such an array."""
+    """Build an in-memory GGUFArray of numbers."""
     buffer = np.array(numbers, DTYPES[type]).view(np.uint8)
     return GGUFArray(type, buffer, 0, len(numbers), np.empty(0, np.int64))

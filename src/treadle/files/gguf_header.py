@@ -1,4 +1,4 @@
-"""The header of one GGUF file: parsed from the mapping, every field checked before it is used.
+"""Parser of one GGUF file's header; every field is checked before use.
 
 ::
 
@@ -25,24 +25,24 @@ from treadle.files.reader import FileReader
 from treadle.files.tensor import Tensor
 from treadle.formats import FORMATS, REMOVED, GGMLType, type_of
 
-MAX_ENTRIES = 1 << 16  # keys, or tensors: far beyond any model's, and Python objects each
+MAX_ENTRIES = 1 << 16  # keys or tensors, each a Python object: far above any real model
 MAX_KEY = (1 << 16) - 1  # bytes, by the specification
 MAX_NAME = 64  # bytes of a tensor's name, by the specification
 MAX_ELEMENTS = (1 << 63) - 1  # ggml counts in int64
-LEGACY = {  # what else a model file may begin with
+LEGACY = {  # magics of other model files
     b"FUGG": "a GGUF of before its release in August 2023; `treadle convert` makes a GGUF of it",
     b"tjgg": "a GGJT file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
     b"fmgg": "a GGMF file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
     b"lmgg": "a GGML file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
     b"PK\x03\x04": "a PyTorch checkpoint (or zip archive), not a GGUF file; convert it first",
 }
-GGMF_VERSION = b"\x01\0\0\0"  # llama.cpp's only one; others took the same letters
+GGMF_VERSION = b"\x01\0\0\0"  # llama.cpp's only version; other programs use the same magic
 
 _NO_HEADS: Offsets = np.empty(0, np.int64)
 
 
 class _Info(NamedTuple):
-    """A tensor's description, with ``at``, the byte where it begins."""
+    """A tensor's description; ``at`` is its byte offset in the header."""
 
     at: int
     name: str
@@ -53,7 +53,7 @@ class _Info(NamedTuple):
 
 
 class Header(FileReader):
-    """One file, mapped read-only: its metadata and tensors. FileError or UnsupportedError."""
+    """Metadata and tensors of one mapped file. Raises FileError or UnsupportedError."""
 
     word = 8  # bytes of a count, a length or a dimension
     min_kv, min_info = 13, 24  # bytes of the smallest metadata entry and tensor description
@@ -62,7 +62,7 @@ class Header(FileReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a GGUF file")
         self.metadata: dict[str, Value] = {}
-        self.types: dict[str, ValueType] = {}  # of an array: its elements'
+        self.types: dict[str, ValueType] = {}  # for an array, its element type
         self.header_only = False
         self._read_magic()
         n_tensors, n_kv = self._read_counts()
@@ -78,7 +78,7 @@ class Header(FileReader):
         self.tensors = self._place(list(infos.values()))
 
     def integer(self, key: str, default: int) -> int:
-        """A small non-negative integer of the metadata."""
+        """Return a metadata value that must be an integer from 0 to 2**31 - 1."""
         value = self.metadata.get(key, default)
         if type(value) is not int or not 0 <= value < 1 << 31:
             expected = "an integer below 2**31"
@@ -194,7 +194,7 @@ class Header(FileReader):
         raise self.error(f"ggml type {ggml_type}", where=name, expected="a type that ggml has")
 
     def _place(self, infos: list[_Info]) -> dict[str, Tensor]:
-        """Check where the tensors lie: aligned, inside the file, apart from each other."""
+        """Build the tensors, checked to be aligned, inside the file and not overlapping."""
         size, data_at = len(self.file), _align(self.at, self.alignment)
         self.header_only = size <= data_at and any(info.n_bytes for info in infos)
         end, before = 0, ""
@@ -209,7 +209,7 @@ class Header(FileReader):
                 end, before = info.offset + info.n_bytes, info.name
             if not self.header_only:
                 self.check_inside(data_at + info.offset, info.n_bytes, info.name)
-        # Some writers do not pad the last tensor; a padding in part is a file cut short.
+        # Some writers do not pad the last tensor; partial padding means a truncated file.
         padded = data_at + _align(end, self.alignment)
         if not self.header_only and end and data_at + end < size < padded:
             what = "cut short in the last padding"
@@ -248,7 +248,7 @@ def _align(n: int, alignment: int) -> int:
 
 
 def _is_llama2c(path: Path, head: bytes) -> bool:
-    """Marked as one, or exactly as long as its header asks for."""
+    """Return whether a file has llama2.c's magic, or exactly the size of a legacy checkpoint."""
     from treadle.files.llama2c import MAGIC, n_bytes_of
 
     try:

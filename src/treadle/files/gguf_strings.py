@@ -1,11 +1,11 @@
-"""Finding the strings of a GGUF array: each is a length of 8 bytes, then that many bytes.
+"""Vectorised search for the strings of a GGUF array: each is an 8-byte length, then its bytes.
 
-Where a string begins is known only from the one before it, and a vocabulary with its merges
-has a million of them: a step of Python for each would be the slowest part of opening a model.
-So a window of the file is searched for what must be a short string's length, a byte followed
-by seven zeros. Guesses that chain (each ends exactly where the next begins) are taken as one
-run; what the guesses miss (long strings, strings with zeros in them) is walked one by one.
-A wrong guess costs time only: a run starts where the walk stands, and every link is exact.
+A string's offset is known only from the previous string. A vocabulary with its merges has a
+million strings, and a Python step for each would be the slowest part of opening a model.
+So a window of the file is searched for lengths of short strings: a byte followed by seven
+zeros. Guesses that chain (each ends exactly where the next begins) are accepted as one run.
+Strings that the guesses miss (long ones, ones that contain zeros) are walked one by one.
+Wrong guesses cost only time: a run starts at the current position, and every link is exact.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
 
 WINDOW = 1 << 18  # bytes searched at once; with the arrays made from them, they fit into L2
-MAX_WALK = 4096  # strings walked before the guesses are asked again
+MAX_WALK = 4096  # strings walked before the guesses are tried again
 
 _read_u64 = struct.Struct("<Q").unpack_from
 
 
 class StringTooLong(Exception):
-    """String ``index``, which begins at ``offset``, ends behind the end of the buffer."""
+    """Raised if string ``index``, at byte ``offset``, extends past the end of the buffer."""
 
     def __init__(self, index: int, offset: int) -> None:
         self.index, self.offset = index, offset
@@ -33,9 +33,9 @@ class StringTooLong(Exception):
 
 
 def string_heads(buffer: Bytes, start: int, n: int) -> Offsets:
-    """Where each of ``n`` strings begins and where the last ends, int64 [n + 1].
+    """Return the offset of each of ``n`` strings and the end of the last, int64 [n + 1].
 
-    The caller has checked that ``8 * n`` bytes are left; raises StringTooLong.
+    The caller has checked that ``8 * n`` bytes are left. Raises StringTooLong.
     """
     heads = np.empty(n + 1, np.int64)
     i, pos, walk, searched = 0, start, 1, start
@@ -59,10 +59,12 @@ def string_heads(buffer: Bytes, start: int, n: int) -> Offsets:
 
 
 def _guess(buffer: Bytes, lo: int, hi: int) -> tuple[Offsets, Offsets]:
-    """Likely heads from ``lo`` to ``hi``, ascending, and which of them do not lead to the next."""
+    """Return likely string offsets in ``lo:hi``, ascending, and indices of those whose string does
+    not end at the next offset.
+    """
     lo = max(4, lo // 4 * 4)
     words = buffer[lo : lo + max(0, min(hi, len(buffer)) - lo) // 4 * 4].view("<u4")
-    # Of seven zeros in a row, four make an aligned word: one comparison for every four bytes.
+    # Seven zeros in a row contain an aligned word of zeros: one comparison for every four bytes.
     at = lo + 4 * np.flatnonzero(words == 0)
     back = np.where(buffer[at - 3], 3, 4)
     back[buffer[at - 2] != 0] = 2
@@ -76,7 +78,7 @@ def _guess(buffer: Bytes, lo: int, hi: int) -> tuple[Offsets, Offsets]:
 
 
 def _walk(buffer: Bytes, heads: Offsets, i: int, stop: int, pos: int) -> int:
-    """Fill ``heads[i:stop]`` from ``pos``, string by string; the end of the last."""
+    """Fill ``heads[i:stop]`` from ``pos``, string by string. Return the end of the last string."""
     data, end = buffer.data, len(buffer)
     for index in range(i, stop):
         heads[index] = pos

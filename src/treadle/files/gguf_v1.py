@@ -1,6 +1,7 @@
-"""Reading GGUF version 1 and the ``FUGG`` files of the days before its release.
+"""Reader of GGUF version 1 and of the ``FUGG`` files that preceded its release.
 
-As versions 2 and 3, but every count, length and dimension has 32 bits (of a tensor's offset, 64).
+The layout is that of versions 2 and 3, but counts, lengths and dimensions have 32 bits (a
+tensor's offset has 64).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ MAGICS = (b"GGUF", b"FUGG")
 
 
 class HeaderV1(Header):
-    """The header of such a file."""
+    """The header of a GGUF version 1 file."""
 
     word = 4
     last_type = ValueType.ARRAY

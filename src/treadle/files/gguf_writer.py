@@ -1,4 +1,4 @@
-"""Writing GGUF version 3, tensor by tensor, so that a converter holds one of them at a time."""
+"""Writer of GGUF version 3, tensor by tensor, so that a converter holds one tensor at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.files.target import check_room, check_target, new_file
 from treadle.formats import FORMATS, Format, number_of, type_of
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-MAX_NAME = 63  # bytes: what ggml reads, one less than the specification allows
+MAX_NAME = 63  # bytes: ggml's limit, one less than the specification's
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 Data: TypeAlias = Buffer | Callable[[], Buffer]
@@ -33,16 +33,16 @@ class _Entry(NamedTuple):
 
 
 class GgufLayout(NamedTuple):
-    """Where everything of a file goes: the bytes before the tensors, and where each begins."""
+    """Layout of a file: the bytes before the tensors, and each tensor's offset."""
 
     header: bytes
     offsets: dict[str, int]  # absolute
-    n_bytes: int  # of the file, the padding of the last tensor included
+    n_bytes: int  # size of the file, with the padding of the last tensor
     alignment: int
 
 
 class GGUFWriter:
-    """Collects metadata and tensors, then writes them in the order they were added.
+    """Collects metadata and tensors, then writes them in the order in which they were added.
 
     ::
 
@@ -51,7 +51,7 @@ class GGUFWriter:
         writer.add_tensor("output.weight", (32000, 2048), "Q8_0", lambda: convert("output"))
         writer.write()
 
-    Raises FileError for whatever would not be a sound file, and when writing fails.
+    Raises FileError if the file would be invalid, or if writing fails.
     """
 
     def __init__(self, path: str | os.PathLike[str], alignment: int = 32) -> None:
@@ -63,13 +63,13 @@ class GGUFWriter:
             self.add("general.alignment", alignment)
 
     def add(self, key: str, value: Any, type: ValueType | None = None) -> None:
-        """Add a metadata entry; the same key again replaces it.
+        """Add a metadata entry, or replace the entry of the same key.
 
         ``value``: bool, int, float, str, bytes (a string), a numpy scalar or 1-D array, a
-        sequence, or a GGUFArray, which is copied as it stands. ``type`` is the value's type
-        (of a sequence: its elements'). Without it a numpy value keeps its own; a Python
-        float is FLOAT32 unless too large, an int UINT32 (in a sequence INT32, as llama.cpp
-        expects) unless it needs another.
+        sequence, or a GGUFArray, which is copied unchanged. ``type`` is the value's type (for a
+        sequence, its element type). By default a numpy value keeps its type; a Python float is
+        FLOAT32 unless too large; an int is UINT32 (in a sequence INT32, as llama.cpp expects)
+        unless it does not fit.
         """
         if key == "general.alignment":
             if not isinstance(value, int) or not 0 < value < 1 << 32 or value & (value - 1):
@@ -83,11 +83,11 @@ class GGUFWriter:
     def add_tensor(
         self, name: str, shape: Sequence[int], fmt: Format | str | int, data: Data
     ) -> None:
-        """Add a tensor: ``shape`` slowest dimension first, ``data`` in the format's own bytes.
+        """Add a tensor: ``shape`` slowest dimension first, ``data`` in the format's byte layout.
 
-        ``fmt`` is a Format, its name, or a ggml type number (for bytes that treadle cannot
-        read but can pass on). ``data`` is an array or bytes, or a callable that returns
-        these; it is called once, while writing.
+        ``fmt`` is a Format, its name, or a ggml type number (for types that treadle can copy but
+        not read). ``data`` is an array or bytes, or a callable that returns these and is called
+        once, while writing.
         """
         ggml_type = _ggml_type(fmt)
         kind = type_of(ggml_type)
@@ -105,7 +105,7 @@ class GGUFWriter:
         self._tensors[name] = _Entry(name, dims, ggml_type, n_bytes, data)
 
     def write(self) -> None:
-        """Write the file: beside its place first, then moved into it, so never seen in part."""
+        """Write the file to a temporary path, then rename it, so that it is never seen in part."""
         check_target(self.path, force=True)
         layout = self.layout()
         check_room(self.path, layout.n_bytes)
@@ -116,7 +116,7 @@ class GGUFWriter:
                 f.write(bytes(-f.tell() % self._alignment))
 
     def layout(self) -> GgufLayout:
-        """What ``write`` would lay down where; for those who write the tensors themselves."""
+        """Return the layout that ``write`` uses, for callers that write the tensors themselves."""
         header = self._header()
         if self._tensors:
             header += bytes(-len(header) % self._alignment)
@@ -143,7 +143,7 @@ class GGUFWriter:
         data = entry.data() if callable(entry.data) else entry.data
         if isinstance(data, np.ndarray):
             own = FORMATS[entry.ggml_type].dtype if entry.ggml_type in FORMATS else np.uint8
-            if data.dtype not in (np.uint8, own):  # weights still to be quantised, say
+            if data.dtype not in (np.uint8, own):  # such as weights that are not yet quantised
                 raise self._error(f"data of {data.dtype}", entry.name, f"{own} or uint8")
             data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         if len(data) != entry.n_bytes:
@@ -155,7 +155,7 @@ class GGUFWriter:
 
 
 def _ggml_type(fmt: Format | str | int) -> int:
-    """The ggml number of a format, known to treadle or not; -1 for a name that ggml lacks."""
+    """Return a format's ggml type number, known to treadle or not; -1 for a name ggml lacks."""
     if isinstance(fmt, Format):
         return fmt.ggml_id
     if isinstance(fmt, int):
@@ -176,7 +176,7 @@ def _string(text: Any) -> bytes:
 
 
 def _encode(value: Any, type: ValueType | None) -> bytes:
-    """Type number and value, as they stand in a file."""
+    """Encode a value with its type number, as stored in a file."""
     if isinstance(value, GGUFArray):
         return _array(value.type, len(value), value.payload.tobytes())
     one = isinstance(value, (str, bytes, int, float, np.generic))
@@ -205,7 +205,7 @@ def _array(type: ValueType, n: int, raw: bytes) -> bytes:
 
 
 def _infer(items: Sequence[Any] | npt.NDArray[Any], one: bool) -> ValueType:
-    """The type of a value, or of the elements of a sequence, whose type was not given."""
+    """Infer the type of a value, or the element type of a sequence."""
     dtype = getattr(items[0] if one else items, "dtype", None)
     if dtype is not None and (dtype.kind, dtype.itemsize) in _BY_DTYPE:
         return _BY_DTYPE[dtype.kind, dtype.itemsize]

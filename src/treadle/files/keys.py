@@ -1,4 +1,4 @@
-"""Reading the keys of a model's description: typed, ranged, and named when one is wrong."""
+"""Typed, range-checked access to a model's metadata keys, with errors that name the key."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NoReturn
 
 from treadle.errors import FileError, UnsupportedError
 
-SIZE_MAX = 1 << 24  # of any width: far above what exists, far below what overflows
+SIZE_MAX = 1 << 24  # bound on any width: far above real models, far below overflow
 POSITION_MAX = 1 << 31  # tokens
 
 
 class MetadataReader:
-    """The values of one file, of GGUF or JSON; an error names the file and the key in full.
+    """Metadata values of one GGUF or JSON file; errors name the file and the full key.
 
-    ``prefix`` is what stands before each key there; ``defaults`` are for keys that the file leaves
-    out, and so is the default that a question brings; None (JSON's null) is "not set" too.
-    ``missing`` is what to say where there is neither. Raises FileError.
+    ``prefix`` is prepended to each key in errors. A key that is absent or None (JSON's null) takes
+    its value from ``defaults``, else from the call's ``default``. ``missing`` is the error text if
+    there is no value at all. Raises FileError.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class MetadataReader:
         self.missing = missing
 
     def error(self, key: str, found: str, expected: str | None = None) -> FileError:
-        """A FileError about a key."""
+        """Return a FileError about a key."""
         return FileError(found, path=self.path, where=self.prefix + key, expected=expected)
 
     def fail(self, key: str, found: str, expected: str | None = None) -> NoReturn:
-        """Raise it."""
+        """Raise a FileError about a key."""
         raise self.error(key, found, expected)
 
     def refuse(self, key: str, why: str) -> NoReturn:
@@ -44,40 +44,40 @@ class MetadataReader:
         raise UnsupportedError(f"{self.path}: {self.prefix}{key}: {why}")
 
     def has(self, key: str) -> bool:
-        """Whether the file itself has the key."""
+        """Return whether the file itself has the key (defaults do not count)."""
         return key in self.values
 
     def get(self, key: str) -> Any:
-        """The value, of whatever type; None where there is none."""
+        """Return the value, of any type; None if there is none."""
         value = self.values.get(key)
         return self.defaults.get(key) if value is None else value
 
     def integer(
         self, key: str, default: int | None = None, *, lo: int = 1, hi: int = SIZE_MAX
     ) -> int:
-        """An integer from ``lo`` to ``hi``."""
+        """Return an integer from ``lo`` to ``hi``."""
         value: int = self._read(key, default, int, f"an integer from {lo} to {hi}", lo, hi)
         return value
 
     def number(
         self, key: str, default: float | None = None, *, lo: float, hi: float = 1e12
     ) -> float:
-        """A number from ``lo`` to ``hi``."""
+        """Return a number from ``lo`` to ``hi``."""
         expected = f"a number from {lo:g} to {hi:g}"
         return float(self._read(key, default, (int, float), expected, lo, hi))
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value: bool = self._read(key, default, bool, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """Return a string."""
         value: str = self._read(key, default, str, "a string")
         return value
 
     def within(self, key: str) -> MetadataReader | None:
-        """The object under ``key``; None where there is none."""
+        """Return a reader of the nested object ``key``; None if it is absent."""
         if self.get(key) is None:
             return None
         value = self._read(key, None, dict, "an object")

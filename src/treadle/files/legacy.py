@@ -1,4 +1,4 @@
-"""Reading llama.cpp's files of before GGUF: GGML, GGMF and GGJT, of llama models.
+"""Reader of llama.cpp's formats before GGUF: GGML, GGMF and GGJT, for llama models.
 
 ::
 
@@ -7,8 +7,8 @@
     tensors to the end: n_dims:u32 length:u32 type:u32 dims:u32[n_dims] name
                         [GGJT: zeros to a multiple of 32] data
 
-The layout of quantised blocks changed twice without a new magic, so that a type's number alone
-does not say what its blocks are: ``SINCE`` tells from which version on they are today's.
+The layout of quantised blocks changed twice without a new magic, so a type number alone does not
+determine the layout: ``SINCE`` has the first version with today's layout for each type.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SIZES = ("n_vocab", "n_embd", "n_mult", "n_head", "n_layer", "n_rot")
 SIZE_MAX = 1 << 24
 ALIGNMENT = 32  # of tensors in GGJT
 
-# ggml's number of a type -> the version of GGJT from which on its blocks are as they are today.
+# ggml type number -> the first GGJT version with today's block layout.
 SINCE = {
     **dict.fromkeys((0, 1), 0),  # floats
     **dict.fromkeys((6, 7), 2),  # Q5_0, Q5_1: the order of the codes changed with version 2
     **dict.fromkeys((2, 3, 8), 3),  # Q4_0, Q4_1, Q8_0: their scales shrank to 16 bits as well
-    **dict.fromkeys(range(10, 15), 3),  # Q2_K to Q6_K came with it
+    **dict.fromkeys(range(10, 15), 3),  # Q2_K to Q6_K were added in version 3
 }
 WHY = {
     2: "its codes are in the order of before May 12, 2023 (llama.cpp #1405)",
@@ -43,7 +43,7 @@ WHY = {
 
 
 class Legacy(FileReader):
-    """One file: ``sizes``, the vocabulary (``scores`` None where it has none), the tensors."""
+    """One file: ``sizes``, vocabulary (``scores`` is None if the format has none), tensors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a GGML file")
@@ -60,7 +60,7 @@ class Legacy(FileReader):
             )
         self.layout = self.version if self.kind == "GGJT" else 0
         self.sizes = {name: self._size(name) for name in SIZES}
-        self.uint("ftype")  # each tensor says it for itself
+        self.uint("ftype")  # unused: each tensor has its own type
         if self.sizes["n_embd"] % self.sizes["n_head"]:
             what = f"{self.sizes['n_head']} does not divide n_embd, {self.sizes['n_embd']}"
             raise self.error(what, where="n_head")

@@ -1,5 +1,5 @@
-"""Reading llama2.c checkpoints: a header of integers, then weights, all layers of one kind
-together.
+"""Reader of llama2.c checkpoints: a header of integers, then the weights, grouped by kind across
+layers.
 
 ::
 
@@ -33,8 +33,8 @@ HEADER = 256  # bytes, from version 1 on
 SIZES = ("n_embd", "n_ff", "n_layer", "n_head", "n_head_kv", "n_vocab", "n_ctx")
 SIZE_MAX = 1 << 24
 
-# Kinds of tensors in the file's order: GGUF's stem, and the words of the shape of one. The stem
-# of a kind that every layer has begins with a dot.
+# Kinds of tensors in file order: the GGUF name stem, and the shape as names of sizes. The stem of
+# a per-layer tensor begins with a dot.
 Kind = tuple[str, tuple[str, ...]]
 EMBD: Kind = ("token_embd", ("n_vocab", "n_embd"))
 ATTN_NORM: Kind = (".attn_norm", ("n_embd",))
@@ -52,38 +52,38 @@ FFN: tuple[Kind, ...] = (
     (".ffn_up", ("n_ff", "n_embd")),
 )
 OUTPUT: Kind = ("output", ("n_vocab", "n_embd"))
-FREQS: tuple[Kind, ...] = (("", ("n_ctx", "n_half")), ("", ("n_ctx", "n_half")))  # computed today
+FREQS: tuple[Kind, ...] = (("", ("n_ctx", "n_half")), ("", ("n_ctx", "n_half")))  # rope; skipped
 LEGACY = (EMBD, ATTN_NORM, *ATTENTION, FFN_NORM, *FFN, NORM, *FREQS)
 NEWER = (ATTN_NORM, FFN_NORM, NORM, EMBD, *ATTENTION, *FFN)
 
 
 @dataclass(frozen=True, eq=False)
 class Llama2cTensor(TensorData):
-    """One tensor; with ``group`` weights to a scale it is int8 codes, else f32."""
+    """One tensor: int8 codes with a scale per ``group`` weights, or f32."""
 
-    name: str  # GGUF's
+    name: str  # GGUF name
     shape: tuple[int, ...]
     group: int  # 0: f32
     path: Path
     offset: int  # absolute, of the f32 or the codes
-    n_bytes: int  # of both, in one piece
+    n_bytes: int  # codes and scales, which are contiguous
     file: Bytes = field(repr=False)
 
     @property
     def data(self) -> Bytes:
-        """The f32 as uint8, or the codes; a view."""
+        """The f32 weights as uint8, or the codes; a view."""
         n = math.prod(self.shape)
         return self.file[self.offset : self.offset + (n if self.group else 4 * n)]
 
     @property
     def scales(self) -> npt.NDArray[np.float32]:
-        """float32 [n / group], a view; of quantised tensors."""
+        """Scales of a quantised tensor, float32 [n / group], a view."""
         at = self.offset + math.prod(self.shape)
         return self.file[at : self.offset + self.n_bytes].view("<f4")
 
 
 class Llama2c(MappedReader):
-    """The tensors of one checkpoint by GGUF name, and ``sizes`` of its header."""
+    """One checkpoint: ``tensors`` by GGUF name, and ``sizes`` from its header."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a llama2.c checkpoint")
@@ -117,7 +117,7 @@ Header = tuple[int, int, bool, dict[str, int]]
 
 
 def read_header(head: bytes, path: Path) -> Header:
-    """Version (0: legacy), group size (0: f32), tied, and the sizes, all checked."""
+    """Return version (0: legacy), group size (0: f32), tied embeddings, and sizes, all checked."""
     version = group = at = 0
     if head[:4] == MAGIC:
         version, at = struct.unpack_from("<i", head.ljust(8, b"\0"), 4)[0], 8
@@ -143,7 +143,7 @@ def read_header(head: bytes, path: Path) -> Header:
 
 
 def kinds_of(header: Header) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Stem, shape and number of each kind of tensors, in the file's order."""
+    """Yield stem, shape and count of each kind of tensor, in file order."""
     version, _, tied, n = header
     head_dim = n["n_embd"] // n["n_head"]
     words = n | {"n_kv": n["n_head_kv"] * head_dim, "n_half": head_dim // 2}
@@ -153,6 +153,6 @@ def kinds_of(header: Header) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 
 def n_bytes_of(head: bytes, path: Path) -> int:
-    """How large a legacy checkpoint with this header is: what tells one from other files."""
+    """Return the size of a legacy checkpoint with this header; it identifies the format."""
     kinds = kinds_of(read_header(head, path))
     return 4 * (len(SIZES) + sum(count * math.prod(shape) for _, shape, count in kinds))

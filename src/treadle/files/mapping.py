@@ -1,9 +1,8 @@
-"""Files as memory: pages of them are read when they are touched, and shared with whoever else maps
-them.
+"""Memory-mapped files: pages are read on first access and shared with other processes.
 
-Where a file was cut shorter since (``truncate``, ``cp`` over it), or its disk cannot be read, there
-is no page, and the system answers a read with SIGBUS. ``devices/cpu/mapping_faults.py`` answers
-that with zeros and notes it in ``FAULTS``; who has used what was read asks ``check``.
+If a file was truncated after mapping (``truncate``, ``cp`` over it), or its disk fails, a page is
+missing and reading it raises SIGBUS. The handler in ``devices/cpu/mapping_faults.py`` supplies
+zeros and records the fault in ``FAULTS``. Call ``check`` after using data from a mapping.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ from treadle.errors import FileError
 from treadle.files.bundled import read_bundled
 from treadle.system import SYSTEM
 
-# What the handler of SIGBUS reads: a row for each mapped file. ``end`` is exclusive; ``fault`` is
-# the first address that had no page, or 0. A row of zeros is free.
+# Table of the SIGBUS handler: one row per mapped file. ``end`` is exclusive; ``fault`` is the
+# first address that had no page, or 0. A row of zeros is free.
 FAULTS = np.zeros(1 << 12, [("begin", "i8"), ("end", "i8"), ("fault", "i8")])
-EVERY_S = 1.0  # seconds from one look at a file's size and time to the next
+EVERY_S = 1.0  # seconds between two checks of a file's size and modification time
 
 _words = memoryview(FAULTS.view(np.int64))  # type: ignore[arg-type]
 _serial, _unused = itertools.count(), itertools.count()
 _mapped: WeakValueDictionary[int, MappedFile] = WeakValueDictionary()  # in the order of mapping
-_freed: list[int] = []  # rows; popped and appended without a lock, which __del__ must not take
+_freed: list[int] = []  # free rows; used without a lock, because __del__ must not take one
 
 
 class MappedFile(mmap.mmap):
-    """A file's pages, read-only, in a row of ``FAULTS`` as long as they are mapped."""
+    """A read-only mapping of a file, registered in ``FAULTS`` while it is open."""
 
     path: Path
-    start: int  # byte of the file that is the first here
-    _found: tuple[int, ...]  # what the file was when it was mapped
+    start: int  # offset in the file of the mapping's first byte
+    _found: tuple[int, ...]  # the file's ``_state`` when it was mapped
     _begin: int  # address of the first byte
     _row: int | None = None
 
     def __new__(cls, fd: int, path: Path, start: int = 0, n_bytes: int = 0) -> MappedFile:
-        """Map the open file ``fd``, or ``n_bytes`` of it from ``start`` on, a multiple of
+        """Map the open file ``fd``, or ``n_bytes`` of it from ``start``, a multiple of
         ``mmap.ALLOCATIONGRANULARITY``. Raises OSError and ValueError.
         """
         found = _state(os.fstat(fd))
@@ -59,12 +58,12 @@ class MappedFile(mmap.mmap):
         return self
 
     def check(self) -> None:
-        """Raise FileError if a page was missing when it was read: zeros took its place."""
+        """Raise FileError if a page was missing when read, and zeros were returned instead."""
         if self._row is not None and (fault := _words[3 * self._row + 2]):
             raise self._error(self.start + fault - self._begin)
 
     def reopen(self) -> int | None:
-        """A descriptor of the file; None where its name is gone, or another file's by now."""
+        """Return a new descriptor of the file; None if its name is gone or now another file's."""
         with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDONLY | SYSTEM.BINARY)
             if _state(os.fstat(fd))[:2] == self._found[:2]:
@@ -73,21 +72,21 @@ class MappedFile(mmap.mmap):
         return None
 
     def check_unchanged(self) -> None:
-        """Raise FileError too if the file has been written to since it was mapped."""
+        """Raise FileError as ``check`` does, and also if the file was written to since mapping."""
         self.check()
         if self._is_changed():
             raise self._error()
 
     def _is_changed(self) -> bool:
-        """Whether the file was written to; one that has taken its name since is another file."""
+        """Return whether the file was written to. A new file under the same name does not count."""
         try:
             found = _state(os.stat(self.path))
-        except OSError:  # the name is gone, the pages stay
+        except OSError:  # the name is gone, but the pages stay valid
             return False
         return found[:2] == self._found[:2] and found != self._found
 
     def _error(self, offset: int | None = None) -> FileError:
-        """``offset``: of the first byte that could not be read, if there is one."""
+        """Return the FileError; ``offset`` is the first byte that could not be read, if any."""
         n_bytes = now = self._found[2]
         with contextlib.suppress(OSError, ValueError):
             now = self.size()
@@ -101,8 +100,8 @@ class MappedFile(mmap.mmap):
         return FileError(what, path=self.path, expected=f"{n_bytes} bytes, unchanged")
 
     def close(self) -> None:
-        """Unmap it. Raises BufferError while there are views of it."""
-        self._leave()  # first: the addresses are somebody else's at once
+        """Unmap the file. Raises BufferError while views of it exist."""
+        self._leave()  # first: other mappings may reuse the addresses at once
         try:
             super().close()
         except BufferError:
@@ -117,7 +116,7 @@ class MappedFile(mmap.mmap):
 
     def _enter(self) -> None:
         row = _freed.pop() if _freed else next(_unused)
-        if row < len(FAULTS):  # else it goes without
+        if row < len(FAULTS):  # else the file is not registered
             FAULTS[row] = (self._begin, self._begin + len(self), 0)
             self._row = row
 
@@ -129,17 +128,17 @@ class MappedFile(mmap.mmap):
 
 
 class Mappings:
-    """The files that one model consists of."""
+    """The mapped files of one model."""
 
     def __init__(self, files: Iterable[MappedFile]) -> None:
         self.files = list(files)
         self._looked = time.monotonic()
 
     def check(self, *, now: bool = False) -> None:
-        """Raise FileError if a file turned out shorter than it was, or was written to.
+        """Raise FileError if a file shrank or was written to.
 
-        The first is known at once, as a read of memory; for the second the system is asked once
-        in ``EVERY_S``, or ``now``.
+        Missing pages are checked on every call, in memory. Writes are checked by ``os.stat`` once
+        in ``EVERY_S``, or always if ``now``.
         """
         for file in self.files:
             file.check()
@@ -150,7 +149,7 @@ class Mappings:
                 file.check_unchanged()
 
     def close(self) -> None:
-        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
+        """Close the files. A file stays mapped until the last view of it is dropped."""
         for file in self.files:
             with contextlib.suppress(BufferError):
                 file.close()
@@ -158,16 +157,16 @@ class Mappings:
 
 
 def mappings_of(paths: Iterable[Path]) -> Mappings:
-    """Those of the paths that are mapped now; of one that is mapped twice, the later."""
+    """Return the current mappings of ``paths``; the latest one of a file mapped twice."""
     latest = {file.path: file for file in list(_mapped.values()) if not file.closed}
     return Mappings(latest[path] for path in paths if path in latest)
 
 
 def map_file(path: Path, expected: str) -> MappedFile:
-    """The file's pages, read-only; of a bundle, its model's.
+    """Map a file read-only; of a bundle, map only its model.
 
-    Raises FileError, which says what was ``expected``, for what is not a regular file, is empty or
-    cannot be opened; and for a damaged bundle.
+    Raises FileError, with the text ``expected``, for a file that is not regular, is empty or cannot
+    be opened, and for a damaged bundle.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
@@ -180,17 +179,17 @@ def map_file(path: Path, expected: str) -> MappedFile:
             mapped = MappedFile(f.fileno(), path, *part)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name, a file emptied meanwhile
         raise FileError(f"cannot be opened: {why(e)}", path=path, expected=expected) from e
-    # Where the file system can, pages that are read from now on come 2 MB at a time: a cold file
-    # loads in two thirds of the time, and decoding walks it a tenth faster.
+    # Use 2 MB pages where the file system supports them: a cold file loads in two thirds of the
+    # time, and decoding reads it a tenth faster.
     SYSTEM.want_huge_pages(mapped)
     return mapped
 
 
 def resident_pages(mapped: mmap.mmap) -> npt.NDArray[np.bool_]:
-    """For each page of a mapped file, bool [n_pages]: is it in memory? Reads nothing.
+    """Return bool [n_pages]: whether each page of a mapped file is in memory. Reads no page.
 
-    Raises OSError where the system cannot say. For a file that the caller may neither write nor
-    owns, Linux says yes throughout.
+    Raises OSError if the system cannot tell. Linux reports all pages as resident for a file that
+    the caller neither owns nor may write.
     """
     flags = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
     begin = np.frombuffer(mapped, np.uint8).ctypes.data

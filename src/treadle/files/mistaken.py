@@ -1,6 +1,6 @@
-"""Files that are called a model and are none: what a broken download leaves, or another format.
+"""Identification of files that are not models: broken downloads and other formats.
 
-A row of KINDS is what such a file begins with, and what to say of it.
+A row of KINDS has a file's first bytes, and its description for an error message.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from treadle.base.humanize import n_bytes
 
-N_HEAD = 1024  # bytes that tell
+N_HEAD = 1024  # bytes that suffice to identify a file
 LFS = b"version https://git-lfs.github.com/spec/"
 KINDS: tuple[tuple[bytes, str], ...] = (
     (b"GGUF", "a GGUF file"),
@@ -28,7 +28,7 @@ KINDS: tuple[tuple[bytes, str], ...] = (
 
 
 def what_is(head: bytes) -> str | None:
-    """What a file is that begins with ``head`` (N_HEAD bytes are enough); None if nobody knows."""
+    """Describe the file that begins with ``head`` (N_HEAD bytes suffice); None if unknown."""
     if head.startswith(LFS):
         size = re.search(rb"^size (\d{1,18})$", head, re.MULTILINE)
         stands = f" for {n_bytes(int(size[1]))}" if size else ""
@@ -51,11 +51,11 @@ def what_is(head: bytes) -> str | None:
 
 
 def _text(head: bytes) -> str | None:
-    """The head as text, if it is some: printable, and more than a few letters."""
+    """Return the head as text if it is printable and has at least 8 characters, else None."""
     try:
         text = head.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 3:  # not only a character that is cut at the end
+        if error.start < len(head) - 3:  # more than one character cut at the end
             return None
         text = head[: error.start].decode("utf-8-sig")
     text = text.strip()
@@ -64,7 +64,7 @@ def _text(head: bytes) -> str | None:
 
 
 def _error_in(text: str) -> str:
-    """What a site's JSON says went wrong."""
+    """Return the error message in a site's JSON response, as a clause; empty if none."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""A reader of pickles that runs nothing: it builds dicts, lists, tuples, numbers and strings.
+"""Safe pickle reader: builds dicts, lists, tuples, numbers and strings, and executes no code.
 
-A pickle is a program for a machine with a stack, and two of its instructions name any function of
-any module and call it. Here the instructions come from ``pickletools``, which only takes them
-apart; those that checkpoints need are carried out below, all others are refused. A name is looked
-up in the caller's table and nowhere else: nothing is imported, whatever the file says.
+A pickle is a program for a stack machine, and two of its instructions can name and call any
+function of any module. Here ``pickletools`` only disassembles the instructions. Those that
+checkpoints need are interpreted below; all others are refused. Names are looked up only in the
+caller's table: nothing is imported, whatever the file says.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from treadle.errors import FileError
 
-MAX_BYTES = 64 << 20  # of a pickle: a description of 10,000 tensors takes 2 MB
+MAX_BYTES = 64 << 20  # size limit of a pickle: 10,000 tensors take 2 MB
 
 
 class Name(NamedTuple):
-    """A name that the pickle asked for, and what the caller's table has for it."""
+    """A global that the pickle named, and its entry in the caller's table."""
 
     module: str
     name: str
@@ -36,12 +36,12 @@ Persistent = Callable[[Any], Any]
 
 
 def load_pickle(raw: bytes, names: Names, persistent: Persistent, *, path: Path, where: str) -> Any:
-    """What the pickle ``raw`` describes; ``where`` says which one of ``path`` it is.
+    """Return the object that the pickle ``raw`` describes; ``where`` names its member of ``path``.
 
-    ``names`` gives a meaning to each (module, name) that may be asked for: a callable that REDUCE
-    may call with the pickle's arguments, or anything else, which is only handed around.
-    ``persistent`` turns a persistent id into a value. Both raise ValueError for what they refuse.
-    Raises FileError for everything else that a checkpoint does not need.
+    ``names`` maps each allowed (module, name) to a callable, which REDUCE may call with the
+    pickle's arguments, or to any other value, which is only passed on. ``persistent`` converts a
+    persistent id to a value. Both raise ValueError to refuse. Raises FileError for anything that a
+    checkpoint does not need.
     """
     machine = _Machine(names, persistent)
     at = 0
@@ -49,7 +49,7 @@ def load_pickle(raw: bytes, names: Names, persistent: Persistent, *, path: Path,
         if len(raw) > MAX_BYTES:
             raise ValueError(f"{len(raw)} bytes of pickle")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in a damaged string
+            warnings.simplefilter("ignore")  # about escapes in a damaged string
             for op, arg, pos in pickletools.genops(raw):
                 at = pos or 0
                 if op.name not in _OPS:
@@ -66,12 +66,12 @@ def load_pickle(raw: bytes, names: Names, persistent: Persistent, *, path: Path,
 
 
 class _Machine:
-    """The stack, the marks on it, and the memo."""
+    """The pickle machine: stack, marks and memo."""
 
     def __init__(self, names: Names, persistent: Persistent) -> None:
         self.names, self.persistent = names, persistent
         self.stack: list[Any] = []
-        self.below: list[list[Any]] = []  # what lies under each mark
+        self.below: list[list[Any]] = []  # the stack under each mark
         self.memo: dict[int, Any] = {}
         self.result: Any = None
 
@@ -83,7 +83,7 @@ class _Machine:
         self.stack = []
 
     def to_mark(self) -> list[Any]:
-        """All above the last mark, which goes."""
+        """Pop the last mark and return all items above it."""
         items = self.stack
         self.stack = self.below.pop()
         return items
@@ -95,7 +95,7 @@ class _Machine:
         del self.stack[len(self.stack) - n :]
         return items
 
-    # -- what the instructions mean -----------------------------------------------------------
+    # -- instructions -------------------------------------------------------------------------
 
     def keep(self, arg: int | None) -> None:
         self.memo[len(self.memo) if arg is None else arg] = self.stack[-1]
@@ -110,7 +110,7 @@ class _Machine:
         if type(target) is not dict or len(items) % 2:
             raise ValueError(f"sets items of a {_kind(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Nothing but these: the hash of a tuple nested in itself by the memo takes for ever.
+            # No tuples: hashing a tuple that the memo nests in itself never ends.
             if type(key) not in (str, int):
                 raise ValueError(f"a key that is a {_kind(key)}")
             target[key] = value
@@ -134,7 +134,7 @@ class _Machine:
         self.push(function.meaning(*args))
 
     def build(self) -> None:
-        """State behind an OrderedDict: torch's ``_metadata``, which nobody needs."""
+        """Drop the state of an OrderedDict: torch's ``_metadata``, which is unused."""
         target, state = self.take(2)
         if type(target) is not dict or type(state) is not dict:
             raise ValueError(f"sets the state of a {_kind(target)}")
@@ -145,7 +145,7 @@ class _Machine:
 
 
 def _kind(value: Any) -> str:
-    """What it is, never what is in it: a value may hold itself many times over."""
+    """Return the type's name, never the contents: a value may contain itself many times."""
     return str(value) if type(value) is Name else type(value).__name__
 
 

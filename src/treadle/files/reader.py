@@ -1,7 +1,7 @@
-"""A mapped file, read from front to back; none of its bytes is trusted.
+"""Sequential reader of untrusted mapped files.
 
-Every count, length and offset is held against what is left of the file before anything is looped
-over or allocated by it.
+Every count, length and offset is checked against the rest of the file before it is used in a loop
+or an allocation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def read_head(path: Path, n: int, expected: str) -> bytes:
-    """The first ``n`` bytes of a file, all of a shorter one. FileError where it cannot be read."""
+    """Return the first ``n`` bytes of a file, or all of a shorter one. Raises FileError."""
     try:
         with path.open("rb") as f:
             return f.read(n)
@@ -30,24 +30,24 @@ def read_head(path: Path, n: int, expected: str) -> bytes:
 
 
 class MappedReader:
-    """A file in memory: what every reader of one begins with."""
+    """Base class of readers: a mapped file with bounds checks and errors."""
 
     tensors: Any = ()  # by name
 
     def __init__(self, path: Path, expected: str) -> None:
-        """Map it. FileError, which says what was ``expected``, where that fails."""
+        """Map the file. Raises FileError, with the text ``expected``, on failure."""
         self.path = path
         self.map = map_file(path, expected)
         self.file: Bytes = np.frombuffer(self.map, np.uint8)
 
     def close(self) -> None:
-        """Let go of the file; views still in use keep it mapped."""
+        """Close the file. It stays mapped until the last view of it is dropped."""
         self.tensors, self.file = {}, np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):
             self.map.close()
 
     def check_inside(self, at: int, n_bytes: int, where: str) -> None:
-        """Raise FileError unless the ``n_bytes`` from ``at`` on are in the file."""
+        """Raise FileError unless the file has ``n_bytes`` bytes from ``at``."""
         if at + n_bytes > len(self.file):
             what = f"cut short: the file has {len(self.file)} bytes"
             raise self.error(what, at, where, str(at + n_bytes))
@@ -59,23 +59,23 @@ class MappedReader:
         where: str | None = None,
         expected: str | None = None,
     ) -> FileError:
-        """A FileError about this file."""
+        """Return a FileError about this file."""
         return FileError(what, path=self.path, offset=offset, where=where, expected=expected)
 
 
 class FileReader(MappedReader):
-    """Reads it from front to back; ``where`` is what to call a part in an error.
+    """A sequential reader; ``where`` is the name of a part in errors.
 
-    An error is about byte ``at``, where the reader stands, unless it names another.
+    Errors are reported at ``at``, the current byte offset, unless another offset is given.
     """
 
     def __init__(self, path: Path, expected: str) -> None:
-        """Stand at the first byte."""
+        """Map the file and start at byte 0."""
         super().__init__(path, expected)
         self.at = 0
 
     def take(self, n: int, where: str) -> bytes:
-        """The next ``n`` bytes."""
+        """Read the next ``n`` bytes."""
         left = len(self.file) - self.at
         if n > left:
             raise self.error(f"cut short: {left} bytes left", where=where, expected=f"{n} bytes")
@@ -83,11 +83,11 @@ class FileReader(MappedReader):
         return self.map[self.at - n : self.at]
 
     def uint(self, where: str, n_bytes: int = 4) -> int:
-        """An unsigned integer, little-endian."""
+        """Read an unsigned little-endian integer."""
         return int.from_bytes(self.take(n_bytes, where), "little")
 
     def count(self, where: str, item_bytes: int, n_bytes: int) -> int:
-        """A count, ``n_bytes`` wide, of things of at least ``item_bytes`` each that follow."""
+        """Read a count, ``n_bytes`` wide, of items that follow, of at least ``item_bytes`` each."""
         at, n = self.at, self.uint(where, n_bytes)
         left, need = len(self.file) - self.at, n * item_bytes
         if need > left:
@@ -96,7 +96,7 @@ class FileReader(MappedReader):
         return n
 
     def text(self, n: int, where: str, at: int) -> str:
-        """The next ``n`` bytes, which are UTF-8, of what began at byte ``at``."""
+        """Read the next ``n`` bytes as UTF-8; errors report byte ``at``."""
         raw = self.take(n, where)
         try:
             return raw.decode()
@@ -110,5 +110,5 @@ class FileReader(MappedReader):
         where: str | None = None,
         expected: str | None = None,
     ) -> FileError:
-        """A FileError about this file."""
+        """Return a FileError about this file, at the current offset by default."""
         return super().error(what, self.at if offset is None else offset, where, expected)

@@ -1,12 +1,12 @@
-"""Reading safetensors: one file, or the shards that an index names, mapped and never copied.
+"""Reader of safetensors: one file, or the shards that an index names; mapped, never copied.
 
 ::
 
     n:u64  header: JSON [n bytes]  data
     header: {"name": {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]}, ..}
 
-Offsets count from the end of the header. The format wants the data filled without gaps or
-overlaps, and every file here is held to that; tensors need not be aligned.
+Offsets count from the end of the header. As the format requires, files with gaps or overlaps in
+the data are refused. Tensors need not be aligned.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Bytes = npt.NDArray[np.uint8]
 MAX_HEADER = 100_000_000  # bytes; the reference implementation's limit
 MAX_JSON = 256 << 20  # bytes of any other JSON file of a model
 MAX_ELEMENTS = (1 << 63) - 1
-MAX_DIMS = 64  # far above any tensor's: a bound on the work that a shape can ask for
+MAX_DIMS = 64  # far above any real tensor: bounds the work that a shape can cause
 
-DTYPES = {  # bits of an element
+DTYPES = {  # bits per element
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
     **dict.fromkeys(("I32", "U32", "F32"), 32),
@@ -47,7 +47,7 @@ DTYPES = {  # bits of an element
 
 @dataclass(frozen=True, eq=False)
 class SafeTensor(TensorData):
-    """One tensor of a file; reading its ``data`` faults it in."""
+    """One tensor of a file; its pages are read on first access to ``data``."""
 
     name: str
     dtype: str  # a key of DTYPES
@@ -59,9 +59,9 @@ class SafeTensor(TensorData):
 
 
 class SafeTensors:
-    """The tensors of one model: of a single file, or of all shards of an index.
+    """The tensors of one model, from a single file or from all shards of an index.
 
-    ``metadata`` is what ``__metadata__`` of the first file says; ``n_bytes`` counts whole files.
+    ``metadata`` is ``__metadata__`` of the first file; ``n_bytes`` counts whole files.
     """
 
     def __init__(self, path: Path, files: list[_File]) -> None:
@@ -79,13 +79,13 @@ class SafeTensors:
         self.maps = Mappings(file.map for file in files)
 
     def join(self, other: SafeTensors) -> None:
-        """Take over another's files, not its tensors."""
+        """Take over the files of ``other``, but not its tensors."""
         self.paths += other.paths
         self.n_bytes += other.n_bytes
         self.maps.files += other.maps.files
 
     def close(self) -> None:
-        """Let go of the files. Views still in use keep theirs mapped until they are dropped."""
+        """Close the files. A file stays mapped until the last view of it is dropped."""
         self.tensors = {}
         self.maps.close()
 
@@ -97,9 +97,9 @@ class SafeTensors:
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafeTensors:
-    """Open a .safetensors file, an index of shards, or the folder that has either.
+    """Open a .safetensors file, an index of shards, or a folder with either.
 
-    Raises FileError for whatever is damaged, missing, or not as the format has it.
+    Raises FileError if a file is damaged, missing or invalid.
     """
     given = Path(path)
     found = find_weights(given) if given.is_dir() else given
@@ -111,14 +111,14 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafeTensors:
 
 
 def open_file(path: Path) -> SafeTensors:
-    """Open one file in the format, whatever its name. Raises FileError as above."""
+    """Open one safetensors file of any name. Raises FileError."""
     return SafeTensors(path, [_File(path)])
 
 
 def find_weights(folder: Path) -> Path | None:
-    """``model.safetensors``, else the index, else the only .safetensors file; None without one."""
+    """Return ``model.safetensors``, else the index, else the only .safetensors file, else None."""
     for name in (SINGLE, INDEX):
-        if os.path.lexists(folder / name):  # a link to nowhere is an error to report, not absence
+        if os.path.lexists(folder / name):  # a dangling link is reported later, not skipped
             return folder / name
     others = sorted(folder.glob("*.safetensors"))
     if len(others) <= 1:
@@ -151,7 +151,7 @@ def _open_shards(index: Path) -> SafeTensors:
 
 
 def _shard_name(index: Path, name: str, shard: Any) -> str:
-    """A file beside the index; whatever leads elsewhere is refused before it is looked at."""
+    """Check that ``shard`` is the name of a file in the index's folder, and return it."""
     if (
         not isinstance(shard, str)
         or shard in ("", ".", "..")
@@ -168,7 +168,7 @@ def _shard_name(index: Path, name: str, shard: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. FileError unless it is one, whole, and of a sane size."""
+    """Read the object of a JSON file. Raises FileError if it is invalid or above MAX_JSON."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileError("not a regular file", path=path, expected="a JSON file")
     raw = read_head(path, MAX_JSON + 1, "a JSON file")
@@ -178,7 +178,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
-    """The JSON object in ``raw``, which begins at ``offset`` of ``path``; FileError otherwise."""
+    """Parse the JSON object ``raw``, found at ``offset`` of ``path``. Raises FileError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -194,7 +194,7 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as e:  # not JSON, not UTF-8, or nested without end
         at = offset + getattr(e, "pos", getattr(e, "start", 0))
-        begun = raw[:N_HEAD].lstrip()[:1] in (b"{", b"[")  # then the fault lies further on
+        begun = raw[:N_HEAD].lstrip()[:1] in (b"{", b"[")  # it is JSON, with an error further on
         mistaken = None if offset or begun else what_is(raw[:N_HEAD])
         what = f"is not JSON: {mistaken or e}"
         raise FileError(what, path=path, offset=at, expected="a JSON object") from None
@@ -205,7 +205,7 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
 
 
 class _File(MappedReader):
-    """One file, mapped: its tensors, each checked against the file before it is believed."""
+    """One mapped file; each tensor's description is checked against the file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a safetensors file")
@@ -234,7 +234,7 @@ class _File(MappedReader):
         return value
 
     def _read(self, name: str, entry: Any) -> SafeTensor:
-        if not name.isprintable():  # lone surrogates among them, which no terminal takes
+        if not name.isprintable():  # lone surrogates included, which terminals cannot print
             raise self.error(f"a tensor called {name!r:.200}", 8, expected="a printable name")
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             found = sorted(entry) if isinstance(entry, dict) else entry
@@ -260,7 +260,7 @@ class _File(MappedReader):
         return SafeTensor(name, dtype, tuple(shape), end - begin, self.path, at, self.file)
 
     def _check_layout(self) -> None:
-        """No two tensors share a byte, and no byte is nobody's."""
+        """Raise FileError if tensors overlap or leave gaps."""
         end, before = self._start, "the header"
         for tensor in sorted(self.tensors.values(), key=lambda t: (t.offset, t.n_bytes)):
             if tensor.offset != end:

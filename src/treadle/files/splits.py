@@ -1,4 +1,4 @@
-"""From what a user names to the files of one model: a file, its shards, or a folder of either."""
+"""Resolution of a path to the files of one model: a file, its shards, or a folder of either."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from treadle.base.humanize import listed, why
 from treadle.errors import FileError
 
-# A Hugging Face directory: its configuration, and its weights in one file or by an index.
+# Files of a Hugging Face directory: configuration, and weights as one file or by an index.
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MODELOPT = "hf_quant_config.json"  # of ModelOpt's first versions: how weights are quantised
-# sentence-transformers' file about texts: the first of these that is there. Older versions named it
-# after the model's kind.
+MODELOPT = "hf_quant_config.json"  # quantisation settings of ModelOpt's first versions
+# sentence-transformers' settings file: the first of these that exists. Older versions named it
+# after the model type.
 SENTENCES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -25,12 +25,12 @@ SHOWN = 5  # names in a message
 
 
 def shard_name(stem: str, no: int, count: int) -> str:
-    """What shard ``no`` (from 0) of ``count`` is called."""
+    """Return the file name of shard ``no`` (from 0) of ``count``."""
     return f"{stem}-{no + 1:05d}-of-{count:05d}.gguf"
 
 
 def shard_path(path: Path, no: int, count: int) -> Path | None:
-    """Shard ``no`` (from 0) beside ``path``; None when that is not named as a shard."""
+    """Return shard ``no`` (from 0) of the set of ``path``; None if ``path`` has no shard name."""
     match = SHARD.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         return None
@@ -38,7 +38,7 @@ def shard_path(path: Path, no: int, count: int) -> Path | None:
 
 
 def is_hf(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a Hugging Face directory, or one of its weight files."""
+    """Return whether ``path`` is a Hugging Face directory or one of its weight files."""
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
     if not os.path.lexists(folder / CONFIG):
@@ -49,10 +49,10 @@ def is_hf(path: str | os.PathLike[str]) -> bool:
 
 
 def find_model(path: str | os.PathLike[str]) -> Path:
-    """The file to open for ``path``: a file (or first shard), a shard set's stem, or a folder.
+    """Return the file to open for ``path``: a file or first shard, a stem of shards, or a folder.
 
-    ``model.gguf`` or ``model`` stands for ``model-00001-of-00003.gguf``; a folder, for the one
-    model inside. FileError when nothing, or more than one model, fits.
+    ``model.gguf`` and ``model`` stand for ``model-00001-of-00003.gguf``; a folder stands for its
+    only model. Raises FileError if no model, or more than one, matches.
     """
     if not os.fspath(path):
         raise FileError("an empty name", path="''", expected="a GGUF file")
@@ -74,8 +74,8 @@ def find_model(path: str | os.PathLike[str]) -> Path:
 
 
 def first_shard(stem: Path) -> Path | None:
-    """``model-00001-of-00003.gguf`` for ``model.gguf`` or ``model``; None where there is none, or
-    more than one.
+    """Return ``model-00001-of-00003.gguf`` for ``model.gguf`` or ``model``; None unless exactly one
+    such file exists.
     """
     name = stem.name.removesuffix(".gguf")
     firsts = [
@@ -87,7 +87,7 @@ def first_shard(stem: Path) -> Path | None:
 
 
 def missing(path: Path) -> str:
-    """Why there is no file at ``path``: maybe a link that leads nowhere, or a closed folder."""
+    """Explain why there is no file at ``path``, such as a dangling link or an unreadable folder."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def missing(path: Path) -> str:
 
 
 def shards_beside(path: Path) -> list[Path]:
-    """The shards of the set that ``path`` is one of, or the stem of; none for any other file."""
+    """Return all shards of the set that ``path`` belongs to or is the stem of; [] if none."""
     match = SHARD.fullmatch(path.name)
     stem = match["stem"] if match else path.name.removesuffix(".gguf")
     if not match and path.exists():

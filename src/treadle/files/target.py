@@ -1,4 +1,4 @@
-"""Where a file is to be written: refused before any work, where that would cost something."""
+"""Output files: checks before the work starts, and atomic writing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from treadle.files.splits import shards_beside
 Name: TypeAlias = str | os.PathLike[str]
 
 ABSENT = (errno.ENOENT, errno.ENOTDIR)  # no such file
-LONGEST = 255  # bytes of a file's name, where systems set a limit
-ADDED = 32  # at most so many are added to a name until its file is complete
+LONGEST = 255  # bytes of a file name, the usual limit of file systems
+ADDED = 32  # bytes that ``part_of`` may add to a name
 
 
 def file_name(path: Name | bytes, of: str = "path") -> Path:
-    """``path``, which must name something: ``Path("")`` is the current folder. Bytes are names as
-    the system has them. ``of``: the argument, for errors.
+    """Return ``path`` as a Path; it must not be empty, since ``Path("")`` is the current folder.
+    Bytes are decoded as file names. ``of`` is the argument's name, for errors.
 
-    Raises FileError for what can be no name here, or leads through what may not be read.
+    Raises FileError for an invalid name, or one in a folder that may not be read.
     """
     try:
         text = os.fsdecode(path)
@@ -39,20 +39,20 @@ def file_name(path: Name | bytes, of: str = "path") -> Path:
         os.stat(text)
     except UnicodeEncodeError:
         raise FileError("its name has no bytes in this system's encoding", path=text) from None
-    except OSError as error:  # pathlib's own questions raise what is none of these two
+    except OSError as error:  # errors other than ABSENT would make pathlib's queries raise
         if error.errno not in ABSENT:
             raise FileError(why(error), path=text) from error
     return Path(text)
 
 
 def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = False) -> None:
-    """Raise FileError unless a new file may take the place of whatever ``path`` names.
+    """Raise FileError unless a new file may replace ``path``.
 
-    A finished file is renamed over its target, and a rename replaces all but folders: a device or a
-    pipe would be gone, and so would one of the ``sources``, the files that are read.
+    A finished file is renamed over its target. A rename replaces anything but a folder, so it would
+    delete a device, a pipe, or one of the ``sources``, the files that are read.
     """
     path = Path(path)
-    if str(path) == "-":  # what other commands call standard output
+    if str(path) == "-":  # other programs' name for standard output
         raise FileError(
             "is no file here: what is written gets its name when it is whole, so it is no stream",
             path=path,
@@ -62,9 +62,9 @@ def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = Fals
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        if error.errno not in ABSENT:  # a name that is too long is no name for the part's rename
+        if error.errno not in ABSENT:  # such as a name that is too long
             raise FileError(f"cannot be written: {why(error)}", path=path) from error
-        mode = stat.S_IFREG  # what else may be wrong, the folder tells
+        mode = stat.S_IFREG  # a missing folder is found by check_folder
     if stat.S_ISDIR(mode):
         raise FileError("is a folder", path=path, expected="a name for the new file")
     if not stat.S_ISREG(mode):
@@ -75,13 +75,13 @@ def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = Fals
 
 
 def check_not_read(path: Name, sources: Iterable[Path]) -> None:
-    """Raise FileError where ``path`` is one of the ``sources``, under whatever name."""
+    """Raise FileError if ``path`` is one of the ``sources``, by any name."""
     if os.path.exists(path) and any(s.exists() and s.samefile(path) for s in sources):
         raise FileError("is the file to be read: name another one to write", path=path)
 
 
 def check_folder(path: Name) -> None:
-    """Raise FileError unless a file can be made beside ``path``."""
+    """Raise FileError unless a file can be created in the folder of ``path``."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise FileError("cannot be written: there is no such folder", path=path)
@@ -90,25 +90,27 @@ def check_folder(path: Name) -> None:
 
 
 def check_room(path: Name, need: int) -> None:
-    """Raise FileError unless ``need`` bytes fit on the disk beside ``path``: not after hours."""
-    import shutil  # brings compressors along
+    """Raise FileError unless ``need`` bytes fit on the disk of ``path``; call before the work."""
+    import shutil  # imported late: it imports compressors
 
     if need > shutil.disk_usage(Path(path).parent).free:
         raise FileError(f"no room on the disk: {room(path, need)}", path=path)
 
 
 def room(path: Name, need: int) -> str:
-    """What a file of ``need`` bytes needs, and what the disk has."""
+    """Describe the space that a file needs (``need`` bytes) and the disk's free space."""
     import shutil
 
     return f"{n_bytes(need)} needed, {n_bytes(shutil.disk_usage(Path(path).parent).free)} free"
 
 
 def part_of(path: Path, mark: str = "") -> Path:
-    """Where a file grows until it is complete: hidden, beside it. ``mark``: one part of several."""
+    """Return the hidden temporary path of an unfinished file, in the same folder. ``mark``
+    distinguishes several parts.
+    """
     name = path.name
     if len(os.fsencode(name)) > LONGEST - ADDED:
-        import hashlib  # brings OpenSSL along
+        import hashlib  # imported late: it loads OpenSSL
 
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
     return path.with_name(f".{name}{mark}.part")
@@ -116,12 +118,12 @@ def part_of(path: Path, mark: str = "") -> Path:
 
 @contextmanager
 def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` when ``with`` ends: whole, or not at all.
+    """Open a new file that atomically replaces ``path`` when the ``with`` block ends.
 
-    It is written beside it. Raises FileError where the system refuses; ``need`` is then how many
-    bytes it was to have, for a disk that is full; ``mode``: who may read and write it.
+    It is written to a temporary file in the same folder. Raises FileError if the system refuses.
+    ``need`` is the expected size, for the error of a full disk; ``mode`` are the permissions.
     """
-    import secrets  # brings OpenSSL along, and readers of files need none of it
+    import secrets  # imported late: it loads OpenSSL, which readers do not need
 
     path = Path(path)
     part = part_of(path, f".{secrets.token_hex(4)}")
@@ -140,7 +142,9 @@ def new_file(path: Name, need: int = 0, mode: int = 0o666) -> Iterator[IO[bytes]
 
 
 def files_of(*sources: Name | None) -> list[Path]:
-    """The files that models and texts consist of: every shard, all of a Hugging Face folder."""
+    """Return all files of the given models and other inputs: every shard, every file of a Hugging
+    Face folder.
+    """
     return [file for source in sources if source is not None for file in _files(Path(source))]
 
 

@@ -1,4 +1,4 @@
-"""A tensor as a file describes it, with a view of its bytes."""
+"""Tensors of model files: name, shape, type, and a view of the mapped bytes."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.formats import Format, type_of
 
 Bytes = npt.NDArray[np.uint8]
-Progress = Callable[[str, int, int], None]  # of long work: its stage, how much is done, of how much
+Progress = Callable[[str, int, int], None]  # callback of long work: stage, amount done, total
 
 
 class TensorData:
-    """What a tensor of any file has: its bytes are a view of the mapped file."""
+    """Base class of tensors of any file format: description, and a view of the mapped bytes."""
 
     name: str
     shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
     path: Path
     offset: int  # absolute, in path; in a bundle, from the model's first byte
     n_bytes: int  # in the file
-    file: Bytes  # uint8 of the whole file, read-only and mapped; of a bundle's, its model's
+    file: Bytes  # uint8 of the whole file (in a bundle, of the model), read-only and mapped
 
     @property
     def data(self) -> Bytes:
-        """uint8 [n_bytes], read-only, zero copy; not always aligned to its elements."""
+        """uint8 [n_bytes], read-only, zero copy; not always aligned to the element size."""
         return self.file[self.offset : self.offset + self.n_bytes]
 
     def error(
         self, what: str, expected: str | None = None, *, offset: int | None = None
     ) -> FileError:
-        """A FileError about this tensor."""
+        """Return a FileError about this tensor."""
         return FileError(what, path=self.path, offset=offset, where=self.name, expected=expected)
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor(TensorData):
-    """One tensor of a file. Nothing of its data is read before ``data`` is."""
+    """One tensor of a file. Its bytes are not read until ``data`` is used."""
 
     name: str
     shape: tuple[int, ...]  # slowest dimension first: a weight is [M, K]
     ggml_type: int
-    format: Format | None  # None: of known size, but treadle cannot compute with it yet
+    format: Format | None  # None: the size is known, but treadle cannot compute with the type yet
     n_bytes: int
     path: Path
     offset: int  # absolute, in path
@@ -55,7 +55,7 @@ class Tensor(TensorData):
 
     @property
     def type_name(self) -> str:
-        """The name of the format, such as ``Q8_0``, or of the ggml type without one."""
+        """The name of the format, such as ``Q8_0``, or of the ggml type if there is no format."""
         if self.format is not None:
             return self.format.name
         kind = type_of(self.ggml_type)
@@ -63,7 +63,7 @@ class Tensor(TensorData):
 
     @property
     def data(self) -> Bytes:
-        """uint8 [n_bytes], read-only, zero copy; FileError when the file is a header alone."""
+        """uint8 [n_bytes], read-only, zero copy. Raises FileError if the file is only a header."""
         data = super().data
         if len(data) != self.n_bytes:
             what = "the file ends with its header: there is no tensor data"
@@ -72,14 +72,14 @@ class Tensor(TensorData):
 
     @property
     def arrays(self) -> list[Bytes]:
-        """The arrays that the format has of a tensor, as ``data``: most formats have one."""
+        """The tensor's arrays, like ``data``: one in most formats, several in some."""
         return [self.data]
 
     @property
     def blocks(self) -> npt.NDArray[Any]:
         """``format.dtype`` [..., K / block], read-only, zero copy.
 
-        Raises UnsupportedError when treadle has no such format.
+        Raises UnsupportedError if ``format`` is None.
         """
         fmt = self._known()
         *rows, k = self.shape or (1,)
@@ -87,12 +87,12 @@ class Tensor(TensorData):
         return blocks.reshape(*rows, k // fmt.block) if self.shape else blocks.reshape(())
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        """All weights, float32 of its shape; UnsupportedError when treadle has no such format."""
+        """Return all weights as float32 [shape]. Raises UnsupportedError if ``format`` is None."""
         fmt = self._known()
         return fmt.dequantize_rows(fmt.join(self.arrays)).reshape(self.shape)
 
     def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
-        """One that is made of this one, in memory."""
+        """Return an in-memory tensor derived from this one, with other data."""
         return Tensor(name, shape, fmt.ggml_id, fmt, data.nbytes, self.path, 0, data)
 
     def _known(self) -> Format:
@@ -103,16 +103,16 @@ class Tensor(TensorData):
 
 @dataclass(frozen=True, eq=False)
 class PartedTensor(Tensor):
-    """A tensor in several arrays, each somewhere in a file: ``parts`` are those of the format.
+    """A tensor of several arrays (``parts``, in the format's order), each anywhere in a file.
 
-    What a tensor says of its place is said of the first; ``n_bytes`` counts all.
+    ``path`` and ``offset`` are those of the first part; ``n_bytes`` counts all.
     """
 
     parts: tuple[Bytes, ...] = field(repr=False)
 
     @property
     def data(self) -> Bytes:
-        """uint8 [n_bytes]: the format's blocks, put together in memory."""
+        """uint8 [n_bytes]: the format's blocks, joined in memory."""
         return self.format.join(self.parts) if self.format else super().data
 
     @property
@@ -123,11 +123,11 @@ class PartedTensor(Tensor):
 
 @dataclass(frozen=True, eq=False)
 class MadeTensor(Tensor):
-    """A tensor that ``make`` puts together in memory; its place is that of what it is made of."""
+    """A tensor that ``make`` builds in memory; its path and offset are those of its source."""
 
     make: Callable[[], Bytes] = field(repr=False)
 
     @property
     def data(self) -> Bytes:
-        """uint8 [n_bytes], read-only. FileError for what cannot be made of damaged parts."""
+        """uint8 [n_bytes], read-only. Raises FileError if the source is damaged."""
         return self.make()

@@ -1,4 +1,4 @@
-"""Weight formats: one file each, one row each in FORMATS."""
+"""Weight formats, one row each in FORMATS."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ ROWS = (
     *(MXFP4, NVFP4),
 )
 FORMATS: dict[int, Format] = {f.ggml_id: f for f in ROWS}
-# Every type that ggml has, by number. The reader checks sizes by it, so that files in formats that
-# treadle cannot compute with still open and can be inspected.
+# Every ggml type by number. The reader checks sizes with it, so that files in formats that treadle
+# cannot compute with can still be opened and inspected.
 GGML_TYPES = OTHERS | {f.ggml_id: GGMLType(f.name, f.block, f.dtype.itemsize) for f in ROWS}
 
 
 def by_name(name: str) -> Format:
-    """The format called ``name`` in either case; UnsupportedError names those there are.
+    """Return the format ``name`` (case-insensitive). UnsupportedError lists the known formats.
 
-    MLX's have no number in ggml's table, and are made by their names.
+    MLX formats have no ggml type number; they are built from their names.
     """
     for fmt in FORMATS.values():
         if fmt.name == name.upper():
@@ -58,13 +58,13 @@ def by_name(name: str) -> Format:
 
 
 def number_of(name: str) -> int:
-    """ggml's number of a type by its name in either case, computed with or not; -1 for none."""
+    """Return the ggml type number of ``name`` (case-insensitive), supported or not; -1 if none."""
     kinds: dict[int, Format | GGMLType] = {**GGML_TYPES, **FORMATS}
     return next((n for n, kind in kinds.items() if kind.name == name.upper()), -1)
 
 
 def type_of(ggml_id: int) -> GGMLType | None:
-    """Name and block size of a ggml type: that of its row, else of ggml's own table."""
+    """Return name and block size of a ggml type, from FORMATS or ggml's table; None if unknown."""
     fmt = FORMATS.get(ggml_id)
     if fmt is not None:
         return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize)

@@ -40,8 +40,8 @@ Q4_1_CODES = Codes(
 )
 
 
-# With importances a search over scales, and a minimum, for the least weighted error. The grid has
-# the code of the largest magnitude: beyond 8 it is cut off, for the sake of the others.
+# With importances, scales (and minimums) are searched for the least weighted error. The grid has
+# the unrounded code of the largest magnitude; beyond 8 that weight is clipped to favour the others.
 Q4_0_SEARCH = SignedSearch(
     n_sub=1, half=8, top=1, grid=tuple(np.arange(4, 12.1, 0.25).tolist()), starts=()
 )
@@ -51,8 +51,8 @@ Q4_1_SEARCH = OffsetSearch(
 
 
 def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
-    """Codes and scale of what a search found: one sub-block, whose integer is -1 (or 0, without a
-    scale).
+    """Return a function from a search result to codes and scale. The result has one sub-block,
+    with the integer -1 (or 0 if there is no scale).
 
     A NaN makes ``d`` NaN, an infinity infinite or NaN.
     """
@@ -66,19 +66,19 @@ def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
 
 
 def offset_numbers(found: Offset) -> RoundedBlocks:
-    """The same with a minimum; integers are 1 (or 0, without what they scale)."""
+    """Convert a search result with minimum to codes, scale and minimum; integers are 1 (or 0)."""
     with np.errstate(invalid="ignore"):
         d = found.d * found.sc[:, 0].astype(np.float32)
     return RoundedBlocks(d, found.q, -found.dmin * found.m[:, 0].astype(np.float32))
 
 
 def round_4_0(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """As ggml rounds without importances."""
+    """Round as ggml does without importances."""
     return signed(x, 8)
 
 
 def round_4_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """The same; the smallest weight becomes 0, the largest 15."""
+    """Round as ggml does without importances: the smallest weight becomes 0, the largest 15."""
     return above(x, 15)
 
 
@@ -111,12 +111,12 @@ Q4_1 = one_scale(
 
 
 def read_5(blocks: Blocks) -> Any:
-    """Codes 0..31."""
+    """Return codes 0..31."""
     return read_4(blocks) | split_bits(blocks["qh"], 1, 1) << np.uint8(4)
 
 
 def write_5(out: Blocks, found: RoundedBlocks) -> None:
-    """The same, into blocks."""
+    """Write codes into blocks."""
     out["qs"] = join_bits(found.q & np.uint8(15), 4, 16)
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 1)
 
@@ -130,17 +130,17 @@ Q5_1_SEARCH = OffsetSearch(
 
 
 def round_5_0(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """As ggml rounds without importances."""
+    """Round as ggml does without importances."""
     return signed(x, 16)
 
 
 def round_5_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """The same; the smallest weight becomes 0, the largest 31."""
+    """Round as ggml does without importances: the smallest weight becomes 0, the largest 31."""
     return above(x, 31)
 
 
 def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
-    """``unpack``: codes 0..31 where ``qh`` begins ``at`` bits from the block's beginning."""
+    """Return ``unpack`` of codes 0..31 for blocks with ``qh`` at bit ``at``."""
 
     def unpack(k: Builder, field: Field) -> list[Val]:
         head, lower = k.each(field("d", 8), 8, 2), nibbles(k, field)
@@ -181,7 +181,7 @@ Q5_1 = one_scale(
 
 
 def search_8(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Whole numbers; the largest magnitude becomes 127."""
+    """Round to integers so that the largest magnitude becomes 127."""
     d = np.abs(x).max(axis=-1) / np.float32(127)
     with np.errstate(over="ignore", invalid="ignore"):
         q = to_int(half_away(x * inverse(d)[..., None]), -128, 127)
@@ -189,12 +189,12 @@ def search_8(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
 
 
 def write_8(out: Blocks, found: RoundedBlocks) -> None:
-    """The same, into blocks."""
+    """Write codes into blocks."""
     out["qs"] = found.q.view(np.int8)
 
 
 def unpack_8(k: Builder, field: Field) -> list[Val]:
-    """Codes ``q + 128``."""
+    """Return codes ``q + 128``."""
     return [field("qs") ^ 0x80]
 
 

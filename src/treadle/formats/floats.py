@@ -1,4 +1,4 @@
-"""F32, F16, BF16 and F64: weights as they are, each by itself."""
+"""F32, F16, BF16 and F64: unquantised weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from treadle.jit.types import f16, f32, f64, u16, u32
 
 
 def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
-    """A format that numpy has: F32 is kept to the bit, NaNs included; others are rounded to the
-    nearest, halves to even, and what is too large is an infinity, as in ggml.
+    """Return the format of a numpy float type. F32 is copied bit for bit, NaNs included; other
+    types round to nearest even, and overflow to infinity, as in ggml.
     """
 
     def dequantize(blocks: Blocks) -> F32Array:
@@ -24,22 +24,22 @@ def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
     return Format(name, ggml_id, 1, np.dtype(dtype), dequantize, quantize, load=load)
 
 
-# Each ``load`` reads ``n`` weights at ``p`` as ``f32 * lanes``, zeros behind them; ``align``: bytes
-# that ``p`` is known to be a multiple of.
+# Each ``load`` reads ``n`` weights at ``p`` as ``f32 * lanes``, padded with zeros; ``align`` is the
+# known alignment of ``p`` in bytes.
 
 
 def load_f32(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """As they stand."""
+    """Load F32 weights."""
     return k.load_first(p, f32 * lanes, n, align)
 
 
 def load_f16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Widened as the instruction set does it."""
+    """Load F16 weights, widened by the instruction set's function."""
     return isa.widen_f16(k, k.load_first(p, f16 * lanes, n, align))
 
 
 def load_f64(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Only ever an input: treadle computes in float32."""
+    """Load F64 weights, rounded to f32."""
     return k.load_first(p, f64 * lanes, n, align).to(f32)
 
 
@@ -52,18 +52,18 @@ F64 = ieee("F64", 28, "<f8", load_f64)
 
 
 def from_bf16(numbers: Blocks) -> F32Array:
-    """[...] -> float32 [...]; exact."""
+    """Convert bf16 bits [...] to float32 [...]; exact."""
     return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def to_bf16(x: F32Array) -> Blocks:
-    """float32 [...] -> [...], to nearest even.
+    """Convert float32 [...] to bf16 bits [...], to nearest even.
 
-    Rounding a NaN could carry into its exponent and end as an infinity or a zero, so a NaN
-    is cut instead, with its quiet bit set (ggml does the same).
+    Rounding a NaN could carry into its exponent and yield an infinity or a zero, so a NaN is
+    truncated instead, with its quiet bit set (as in ggml).
     """
     u = x.view(np.uint32)
-    rounded = u >> np.uint32(16)  # in place from here on: a large matrix goes by memory's speed
+    rounded = u >> np.uint32(16)  # in place from here on: memory bandwidth limits large matrices
     rounded &= np.uint32(1)
     rounded += u
     rounded += np.uint32(0x7FFF)
@@ -74,7 +74,7 @@ def to_bf16(x: F32Array) -> Blocks:
 
 
 def load_bf16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Shifted to their place."""
+    """Load BF16 weights: shifted into the upper half of f32."""
     return (k.load_first(p, u16 * lanes, n, align).to(u32) << 16).bits(f32 * lanes)
 
 

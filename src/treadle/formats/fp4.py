@@ -1,8 +1,8 @@
 """MXFP4 and NVFP4: weights as E2M1, the four-bit float of the microscaling formats (OCP MX 1.0).
 
-E2M1 has a sign, two exponent bits and one of mantissa: its magnitudes are 0, 0.5, 1, 1.5, 2, 3, 4
-and 6. ggml keeps them doubled, so that they are whole numbers a kernel can multiply as bytes, and
-halves the scales instead; so does treadle. Neither format can say NaN or infinity.
+E2M1 has a sign, two exponent bits and one mantissa bit: its magnitudes are 0, 0.5, 1, 1.5, 2, 3, 4
+and 6. Like ggml, treadle doubles them, so that kernels can multiply them as integer bytes, and
+halves the scales instead. Neither format can represent NaN or infinity.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])  # by code; code 8, the negative zero, is 0
 VALUES[8] = 0
 TABLE = [16 + int(v) for v in VALUES]  # as bytes, for kernels
-LEAST = 1e-4  # the importance of what has none, to the mean
+LEAST = 1e-4  # lowest importance, relative to the mean
 MIDDLES = ((MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2).tolist()
 
 
 def nearest(x: F32Array, d: F32Array) -> npt.NDArray[np.uint8]:
-    """The codes whose values times ``d`` are nearest to ``x``; halfway, the smaller magnitude.
+    """Return the codes whose values times ``d`` are nearest to ``x``; ties take the smaller
+    magnitude.
 
-    NaN is 0, and what is beyond the largest value becomes it; where ``d`` is 0, code 0.
+    NaN becomes 0, and weights beyond the largest value are clipped; where ``d`` is 0, code 0.
     """
     a = np.abs(x)
     q = np.zeros(x.shape, np.uint8)
@@ -47,8 +48,8 @@ def best_scale(
     scale: Callable[[npt.NDArray[np.uint8]], F32Array],
     top: int,
 ) -> npt.NDArray[np.uint8]:
-    """Of the scales' codes ``moves`` away from ``code``, 0 to ``top``, those of least weighted
-    error: float32 [..., n] and uint8 [...]. The first of equals.
+    """Return the scale codes of least weighted error among ``code + moves``, clipped to 0..``top``;
+    ties take the first. ``x`` is float32 [..., n], ``code`` uint8 [...].
     """
     unit = np.abs(x).max(axis=-1, keepdims=True)
     unit = np.where(unit > 0, unit, np.float32(1))  # so that no square overflows
@@ -66,7 +67,7 @@ def best_scale(
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Doubled values, plus 16: the first half of each 32 weights, or of each 16, then the other."""
+    """Return doubled values plus 16: the first half of each 32 (or 16) weights, then the second."""
     return looked_up(k, field, TABLE)
 
 
@@ -80,29 +81,29 @@ MX_MOVES = (0, -1, 1)
 
 
 def half_scale(e: npt.NDArray[np.uint8]) -> F32Array:
-    """``2 ** (e - 128)``: the two smallest are subnormal in float32, and still exact."""
+    """Return ``2 ** (e - 128)``: the two smallest are subnormal in float32, but exact."""
     return np.ldexp(np.float32(1), e.astype(np.int32) - 128)
 
 
 def dequantize_mx(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 32]."""
+    """Dequantise MXFP4 blocks [...] to float32 [..., 32]."""
     values = VALUES[split_bits(blocks["qs"], 4, 16)]
     with np.errstate(over="ignore", under="ignore"):
         return values * half_scale(blocks["e"])[..., None]
 
 
 def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 32] -> blocks [...].
+    """Quantise float32 [..., 32] to MXFP4 blocks [...].
 
-    The largest magnitude's binade becomes that of 4 and 6, the top one; with the importance
-    ``weights`` one beside it, if that costs less. A NaN counts as 0, an
-    infinity as the largest number the format has in float32: it cannot say either.
+    The scale maps the largest magnitude's binade to that of 4 and 6, the top one; with importances
+    ``weights`` the next or previous scale is taken if its error is lower. NaN counts as 0, infinity
+    as the format's largest number in float32.
     """
     out = np.empty(x.shape[:-1], MX_LAYOUT)
     x = np.nan_to_num(x).clip(-LARGEST, LARGEST)
     top = np.abs(x).max(axis=-1)
     with np.errstate(divide="ignore"):
-        # Rounded to float32 as C's log2f is: just below a power of two it may be that power.
+        # Rounded to float32 like C's log2f: just below a power of two it may round up to it.
         binade = np.floor(np.log2(top.astype(np.float64)).astype(np.float32))
     out["e"] = np.where(top > 0, (binade + np.float32(125)).clip(0, 254), 0)
     if weights is not None:
@@ -112,7 +113,7 @@ def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def scales_mx(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``half_scale``: a float's exponent, and for the two subnormal ones a bit of its mantissa."""
+    """Return ``half_scale`` as f32 bits: the exponent, or for the two subnormals a mantissa bit."""
     e = field("e").to(u32)
     bits = k.select(e > 1, (e - 1) << 23, k.const(1 << 21, e.ty) << e)
     return bits.bits(f32.like(e.ty)), None
@@ -135,14 +136,14 @@ MXFP4 = Format("MXFP4", 39, 32, MX_LAYOUT, dequantize_mx, quantize_mx, "q8", MX_
 # -- NVFP4: 64 weights in four groups of 16 with a scale each ----------------------------------
 #
 # ``d`` is unsigned E4M3: four exponent bits biased by 7, three of mantissa, no infinity; halved
-# here. ggml reads the NaN of that type, 127, as 0, and never looks at the top bit's sign: with it
-# set, the exponent's lower four bits still count.
+# here. ggml reads the NaN of that type, 127, as 0, and does not treat the top bit as a sign: if it
+# is set, the lower four exponent bits still count.
 
 NV_LAYOUT = np.dtype([("d", "u1", (4,)), ("qs", "u1", (32,))])
 
 
 def half_scales() -> F32Array:
-    """[256]: half the value of every byte of ``d``."""
+    """Return [256]: half the value of each possible byte of ``d``."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     value = np.where(exponent > 0, mantissa + 8, mantissa) * 2.0 ** (np.maximum(exponent, 1) - 10)
@@ -150,12 +151,14 @@ def half_scales() -> F32Array:
 
 
 NV_SCALES = half_scales()
-NV_MOVES = (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, -6, -7)  # a binade has 8
+NV_MOVES = (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, -6, -7)  # a binade has 8 codes
 
 
 def to_e4m3(x: F32Array) -> npt.NDArray[np.uint8]:
-    """Codes nearest to ``x`` of at least 0, halves up; ggml's 256 and above are all the top one."""
-    small = x < 2.0**-6  # subnormal: zero, or of the lowest binade without its leading bit
+    """Return the codes nearest to non-negative ``x``, halves up; from 256 on the top code, as in
+    ggml.
+    """
+    small = x < 2.0**-6  # subnormal: zero, or in the lowest binade without the leading bit
     binade = np.where(small, -6, np.frexp(x)[1] - 1)
     steps = np.floor(np.ldexp(x, 3 - binade) + np.float32(0.5))
     steps = np.where(small, np.minimum(steps, 7), steps)
@@ -164,18 +167,17 @@ def to_e4m3(x: F32Array) -> npt.NDArray[np.uint8]:
 
 
 def dequantize_nv(blocks: Blocks) -> F32Array:
-    """blocks [...] -> float32 [..., 64]."""
+    """Dequantise NVFP4 blocks [...] to float32 [..., 64]."""
     values = VALUES[split_bits(blocks["qs"], 4, 8)].reshape(*blocks.shape, 4, 16)
     w: F32Array = values * NV_SCALES[blocks["d"]][..., None]
     return w.reshape(*blocks.shape, 64)
 
 
 def quantize_nv(x: F32Array, weights: F32Array | None = None) -> Blocks:
-    """float32 [..., 64] -> blocks [...].
+    """Quantise float32 [..., 64] to NVFP4 blocks [...].
 
-    The largest magnitude of a group becomes 6; with the importance ``weights`` another number, if
-    that costs less. A NaN counts as 0, and what is beyond 6 * 448 as
-    that, infinities too: this format cannot say either.
+    The largest magnitude of a group becomes 6; with importances ``weights`` another number if the
+    error is lower. NaN counts as 0, and magnitudes beyond 6 * 448, infinity included, as 6 * 448.
     """
     out = np.empty(x.shape[:-1], NV_LAYOUT)
     groups = np.nan_to_num(x).reshape(*x.shape[:-1], 4, 16)
@@ -189,7 +191,7 @@ def quantize_nv(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def scales_nv(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``half_scales``: but for its bias, E4M3 is the upper part of an f16."""
+    """Return ``half_scales`` as f32: except for its bias, E4M3 is the upper part of an f16."""
     code = field("d")
     half = ((code & 127).to(u16) << 7).bits(f16.like(code.ty))
     scale = isa.widen_f16(k, half) * 128.0

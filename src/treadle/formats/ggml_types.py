@@ -1,4 +1,4 @@
-"""The tensor types of ggml that treadle does not compute with: those of today, and those of old."""
+"""ggml tensor types that treadle does not compute with, both current and removed ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class GGMLType(NamedTuple):
-    """The size of one ggml type."""
+    """Name and block size of one ggml type."""
 
     name: str
     block: int  # weights in a block
@@ -22,7 +22,7 @@ OTHERS: dict[int, GGMLType] = {
     27: GGMLType("I64", 1, 8),
 }
 
-# Numbers that ggml took back; no current program writes or reads them.
+# Type numbers that ggml removed; current programs neither write nor read them.
 REMOVED: dict[int, tuple[str, str]] = {
     4: ("Q4_2", "ggml dropped this format in 2023"),
     5: ("Q4_3", "ggml dropped this format in 2023"),

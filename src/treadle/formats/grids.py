@@ -1,8 +1,9 @@
-"""The codebooks of the IQ formats: which vectors of 4 or 8 small numbers a block may be made of.
+"""Codebooks of the IQ formats: the vectors of 4 or 8 small numbers that blocks are made of.
 
-Data facts of the formats, stored as sets: every codebook is a subset of a cubic lattice (all
-vectors over an alphabet of 3 or 8 numbers), and its points come in the order of their digits, the
-first the least significant. ``tools/make_grids.py`` makes the sets from the ``gguf`` package.
+They are facts of the formats, stored as bit sets: every codebook is a subset of a cubic lattice
+(all vectors over an alphabet of 3 or 8 numbers), and its points are ordered by their digits, the
+first digit being the least significant. ``tools/make_grids.py`` makes the sets from the ``gguf``
+package.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from treadle.base.fast_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Codebook:
-    """A codebook of vectors over ``alphabet`` (ascending); nothing is decoded before it is used."""
+    """A codebook of vectors over ``alphabet`` (ascending), decoded on first use."""
 
     name: str
     alphabet: tuple[int, ...]
@@ -27,7 +28,7 @@ class Codebook:
 
     @cached_property
     def points(self) -> npt.NDArray[Any]:
-        """[n, dim], read-only: int8 where the alphabet has negative numbers, else uint8."""
+        """The points [n, dim], read-only: int8 if the alphabet has negative numbers, else uint8."""
         base = len(self.alphabet)
         bits = np.frombuffer(base64.b85decode(BITS[self.name]), np.uint8)
         order = np.flatnonzero(np.unpackbits(bits, bitorder="little"))

@@ -1,14 +1,14 @@
-"""IQ1_S and IQ1_M: eight weights are a point of a grid of 2048, moved by an eighth up or down.
+"""IQ1_S and IQ1_M: eight weights are a point of a grid of 2048, shifted up or down by 1/8.
 
-``w = d * (1 + 2 * scale) * (grid[index] + shift)``, with a scale of 3 bits for a sub-block. With
-the shift no weight is quite zero, and a sub-block may lean to one side. An index has its low 8 bits
+``w = d * (1 + 2 * scale) * (grid[index] + shift)``, with a scale of 3 bits per sub-block. The shift
+keeps weights from being zero, and gives a sub-block a non-zero mean. The low 8 bits of an index are
 in ``qs``.
 
-- IQ1_S: 8 sub-blocks of 32. A word of ``qh`` has the high 3 bits of its four indices, the scale,
-  the shift's sign.
-- IQ1_M: 16 sub-blocks of 16, a shift for each point. An index has its high 3 bits in a nibble of
-  ``qh``, whose top bit is the shift's sign. Two bytes of ``scales`` are a word: four scales, then 4
-  bits of d, which has no field of its own.
+- IQ1_S: 8 sub-blocks of 32. A word of ``qh`` has the high 3 bits of four indices, the scale, and
+  the sign of the shift.
+- IQ1_M: 16 sub-blocks of 16, a shift for each point. The high 3 bits of an index are in a nibble of
+  ``qh``, whose top bit is the sign of the shift. Two bytes of ``scales`` are a word: four scales,
+  then 4 bits of d, which has no field of its own.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ NEAREST = Nearest(IQ1, 5)
 
 @cache
 def points() -> F32Array:
-    """[2 * DOWN, 8]: what the codes stand for."""
+    """Return the values of the codes, [2 * DOWN, 8]."""
     grid = IQ1.points.astype(np.float32)
     return np.concatenate([grid + SHIFT, grid - SHIFT])
 
 
 def values(codes: npt.NDArray[Any]) -> F32Array:
-    """[..., n] codes -> [..., 8 n]: what they stand for."""
+    """Return the values [..., 8 n] of codes [..., n]."""
     return points().take(codes, axis=0).reshape(*codes.shape[:-1], codes.shape[-1] * 8)
 
 
 @dataclass(frozen=True)
 class ShiftedGrid:
-    """Nearest shifted points, where ``group`` weights share a shift."""
+    """Nearest-point search among shifted points; ``group`` weights share a shift."""
 
     group: int
 
     def encode(
         self, u: F32Array, weights: F32Array | None, careful: bool
     ) -> tuple[Index, F32Array]:
-        """Codes [n, sub / 8] and values [n, sub] for scale_search: of float32 [n, sub]."""
+        """Encode float32 [n, sub] for scale_search: codes [n, sub / 8] and values [n, sub]."""
         tried = []
         for shift, code in ((SHIFT, 0), (-SHIFT, DOWN)):
             codes = NEAREST.encode(u - shift, weights, careful)[0] + code
@@ -71,7 +71,7 @@ class ShiftedGrid:
         return codes, points().take(codes, axis=0).reshape(u.shape)
 
 
-# The largest weight may be far beyond its code, or any of 1 1/8, 7/8 and 1/8.
+# The largest weight may lie far beyond its code, or be any of 1 1/8, 7/8 and 1/8.
 LADDER = 1 + 2 * np.arange(8, dtype=np.float32)
 ENDS = 1 / np.array([1.125, 0.875, 0.125])
 SCALES = np.concatenate([np.geomspace(0.25, 1.2, 10), ENDS]).astype(np.float32)
@@ -86,7 +86,7 @@ S_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (32,)), ("qh", "<u2", (8,))])
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and shifted points."""
+    """Return scales and shifted points."""
     high = split_words(blocks["qh"], 4, 3)
     down = np.repeat(blocks["qh"] >> np.uint16(15), 4, axis=-1)
     code = blocks["qs"] | high << np.uint16(8) | down << np.uint16(11)
@@ -94,7 +94,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales and codes into blocks."""
     index, down = found.codes % DOWN, found.codes[:, ::4] // DOWN
     out["qs"] = index & 255
     out["qh"] = join_words(index >> 8, 4, 3, "<u2")
@@ -102,7 +102,7 @@ def write_s(out: Blocks, found: Any) -> None:
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Eight times the shifted points, plus 16."""
+    """Return eight times the shifted points, plus 16."""
     words = field("qh").bits(u16 * 8)
     each = repeat(k, words, 4)
     high = ((each >> k.const([0, 3, 6, 9] * 8, each.ty)) & 7) << 8
@@ -111,7 +111,7 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
 
 
 def scales_s(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * (2 * scale + 1) / 8``."""
+    """Return ``d * (2 * scale + 1) / 8``."""
     words = field("qh")
     steps = (words.bits(u16 * (words.ty.lanes // 2)) >> 12) & 7
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
@@ -127,21 +127,21 @@ M_LAYOUT = np.dtype([("qs", "u1", (32,)), ("qh", "u1", (16,)), ("scales", "u1", 
 
 
 def scale_m(blocks: Blocks) -> F32Array:
-    """d, put together from the tops of four words."""
+    """Return ``d``, assembled from the top bits of four words."""
     tops = np.ascontiguousarray(blocks["scales"]).view("<u2") >> np.uint16(12)
     d: F32Array = join_words(tops, 4, 4, "<u2").view("<f2").astype(np.float32)
     return d
 
 
 def read_m(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and shifted points."""
+    """Return scales and shifted points."""
     code = blocks["qs"] | split_words(blocks["qh"], 2, 4).astype(np.uint16) << np.uint16(8)
     words = np.ascontiguousarray(blocks["scales"]).view("<u2")
     return LADDER[split_words(words, 4, 3)], values(code)
 
 
 def write_m(out: Blocks, found: Any) -> None:
-    """The same and d, into blocks."""
+    """Write scales, codes and ``d`` into blocks."""
     out["qs"] = found.codes & 255
     out["qh"] = join_words(found.codes >> 8, 2, 4, "u1")
     half = split_words(found.d.astype("<f2").view("<u2")[:, None], 4, 4)
@@ -150,18 +150,18 @@ def write_m(out: Blocks, found: Any) -> None:
 
 
 def unpack_m(k: Builder, field: Field) -> list[Val]:
-    """Eight times the shifted points, plus 16."""
+    """Return eight times the shifted points, plus 16."""
     code = field("qs").to(u16) | high_bits(k, field("qh"), 4)
     return [shifted(k, v & (DOWN - 1), (v & DOWN) > 0) for v in eights(k, code)]
 
 
 def scales_m(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * (2 * scale + 1) / 8``, ``d`` put together from the tops of four words."""
+    """Return ``d * (2 * scale + 1) / 8``; ``d`` is assembled from the top bits of four words."""
     packed = field("scales")
     n = packed.ty.lanes // 8
     words = packed.bits(u16 * (4 * n))
     tops = (words >> 12) << k.const([0, 4, 8, 12] * n, words.ty)
-    for far in (2, 1):  # at last, d everywhere
+    for far in (2, 1):  # afterwards every lane has d
         tops = tops | k.shuffle(tops, tops, [i ^ far for i in range(4 * n)])
     steps = (repeat(k, words, 4) >> k.const([0, 3, 6, 9] * (4 * n), u16 * (16 * n))) & 7
     return odd_steps(k, isa, steps, tops.bits(packed.ty), 1 / 8), None

@@ -1,14 +1,15 @@
 """IQ2_XXS, IQ2_XS and IQ2_S: eight weights are a point of a grid of three magnitudes, signed.
 
-``w = d * (scale + 0.5) / 4 * grid[index]``, with a scale of 4 bits for a sub-block.
+``w = d * (scale + 0.5) / 4 * grid[index]``, with a scale of 4 bits per sub-block.
 
-- IQ2_XXS: 8 sub-blocks of 32, a grid of 256. Four ``qs`` a sub-block are two words of 32 bits, low
-  half first. First word: a byte for each index. Second: 7 bits of signs for each, then the scale.
-- IQ2_XS: 16 sub-blocks of 16, a grid of 512. Each of ``qs`` is eight weights: 9 bits of index, then
-  7 of signs. Scales are nibbles, the low one first.
-- IQ2_S: 16 sub-blocks of 16, a grid of 1024. An index has its low 8 bits in ``qs`` and its high 2
-  in ``qh``, four to a byte; ``signs`` has a bit for each weight (ggml counts it as the second half
-  of its ``qs``). Scales as in IQ2_XS.
+- IQ2_XXS: 8 sub-blocks of 32, a grid of 256. Four ``qs`` per sub-block are two words of 32 bits,
+  low half first. The first word has a byte for each index, the second 7 sign bits for each, then
+  the scale.
+- IQ2_XS: 16 sub-blocks of 16, a grid of 512. Each ``qs`` has 9 bits of index, then 7 sign bits of
+  eight weights. Scales are nibbles, the low one first.
+- IQ2_S: 16 sub-blocks of 16, a grid of 1024. The low 8 bits of an index are in ``qs``, the high 2
+  in ``qh``, four to a byte; ``signs`` has a bit for each weight (in ggml it is the second half of
+  ``qs``). Scales are stored as in IQ2_XS.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from treadle.formats.packing import join_words, split_words
 from treadle.formats.scale_search import FormatCoder
 from treadle.jit.types import u8, u16, u32
 
-# The largest weight may get any of the three magnitudes, the largest scale any step; where f16
-# holds d badly, a step of its own may hold it exactly.
+# The largest weight may get any of the three magnitudes, and the largest scale any step; where f16
+# represents d badly, a smaller step may allow an exact one.
 LADDER = (np.arange(16, dtype=np.float32) + np.float32(0.5)) / np.float32(4)
 SCALES = np.concatenate([np.geomspace(0.5, 1.8, 16) / 43, [1 / 25, 1 / 8]]).astype(np.float32)
 SHARES = np.concatenate([1 / LADDER, 8 / np.geomspace(4, 50, 12)]).astype(np.float32)
@@ -52,7 +53,7 @@ S_CODER = FormatCoder(16, LADDER, Nearest(S_GRID, 5).encode, SCALES, SHARES, "an
 
 
 def points(k: Builder, grid: Codebook, index: Val) -> list[Val]:
-    """The points of 256 weights, plus 64."""
+    """Return the points of 256 weights, plus 64."""
     return [gather_points(k, grid, i, 64) for i in eights(k, index)]
 
 
@@ -62,7 +63,7 @@ XXS_LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,))])
 
 
 def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and points."""
+    """Return scales and signed points."""
     words = np.ascontiguousarray(blocks["qs"]).view("<u4").reshape(*blocks.shape, 8, 2)
     sign = signs.even_signs()[split_words(words[..., 1], 4, 7)]
     found = XXS_GRID.points[split_words(words[..., 0], 4, 8)]
@@ -70,7 +71,7 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and signs into blocks."""
     words = np.empty((len(out), 8, 2), "<u4")
     words[..., 0] = join_words(found.codes, 4, 8, "<u4")
     words[..., 1] = join_words(found.signs & np.uint8(127), 4, 7, "<u4")
@@ -79,13 +80,13 @@ def write_xxs(out: Blocks, found: Any) -> None:
 
 
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
-    """Signed points, plus 64."""
+    """Return signed points, plus 64."""
     qs = field("qs")
     return put_on(k, points(k, XXS_GRID, qs), sevens(k, qs, 32), 64)
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * (2 * scale + 1) / 8``."""
+    """Return ``d * (2 * scale + 1) / 8``."""
     qs = field("qs")
     steps = k.evens(qs.bits(u32 * (qs.ty.lanes // 4)), 1)[1] >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
@@ -101,20 +102,20 @@ XS_LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,)), ("scales", "u1", (8,))
 
 
 def read_xs(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and points."""
+    """Return scales and signed points."""
     sign = signs.even_signs()[blocks["qs"] >> np.uint16(9)]
     found = XS_GRID.points[blocks["qs"] & np.uint16(511)]
     return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, sign)
 
 
 def write_xs(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and signs into blocks."""
     out["qs"] = found.codes.astype(np.uint16) | found.signs.astype(np.uint16) << np.uint16(9)
     out["scales"] = join_words(found.steps, 2, 4, "u1")
 
 
 def unpack_xs(k: Builder, field: Field) -> list[Val]:
-    """Signed points, plus 64."""
+    """Return signed points, plus 64."""
     qs = field("qs").bits(u16 * 32)
     found = points(k, XS_GRID, qs & 511)
     return put_on(k, found, even_signs(k, (qs >> 9).bits(u8 * 64)), 64, step=2)
@@ -140,21 +141,21 @@ S_LAYOUT = np.dtype(
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and points."""
+    """Return scales and signed points."""
     high = split_words(blocks["qh"], 4, 2).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
     return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and signs into blocks."""
     out["qs"], out["signs"] = found.codes & 255, found.signs
     out["qh"] = join_words(found.codes >> 8, 4, 2, "u1")
     out["scales"] = join_words(found.steps, 2, 4, "u1")
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Signed points, plus 64."""
+    """Return signed points, plus 64."""
     index = field("qs").to(u16) | high_bits(k, field("qh"), 2)
     return put_on(k, points(k, S_GRID, index), sign_bytes(k, field("signs")), 64)
 

@@ -2,12 +2,12 @@
 
 Both have 8 sub-blocks of 32 weights, with a scale of 4 bits each.
 
-- IQ3_XXS: ``w = d * (scale + 0.5) / 2 * grid[index]``, a grid of 256. ``qs`` is the indices. A word
-  of ``scales_and_signs`` has 7 bits of signs for each eight weights, then the scale (ggml counts
-  these words as the end of its ``qs``).
-- IQ3_S: ``w = d * (1 + 2 * scale) * grid[index]``, a grid of 512. An index has its low 8 bits in
-  ``qs`` and its high one in ``qh``, eight to a byte; ``signs`` has a bit for each weight. Scales
-  are nibbles, the low one first.
+- IQ3_XXS: ``w = d * (scale + 0.5) / 2 * grid[index]``, a grid of 256. ``qs`` has the indices. A
+  word of ``scales_and_signs`` has 7 sign bits for each eight weights, then the scale (in ggml these
+  words are the end of ``qs``).
+- IQ3_S: ``w = d * (1 + 2 * scale) * grid[index]``, a grid of 512. The low 8 bits of an index are in
+  ``qs``, the high bit in ``qh``, eight to a byte; ``signs`` has a bit for each weight. Scales are
+  nibbles, the low one first.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from treadle.jit.types import u32
 
 
 def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> FormatCoder:
-    """The largest weight may get any magnitude and the largest scale any step, as in IQ2; ``unit``
-    times the ladder's steps are odd numbers.
+    """Return the coder of a grid. As in IQ2, the largest weight may get any magnitude and the
+    largest scale any step; ``unit`` times the ladder's steps are odd numbers.
     """
     points = Nearest(grid, 16)
     top, ends = grid.alphabet[-1], 1 / np.array(grid.alphabet)
@@ -63,7 +63,7 @@ XXS_CODER = coder(XXS_GRID, XXS_LADDER, 4, "even")
 
 
 def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and points."""
+    """Return scales and signed points."""
     words = blocks["scales_and_signs"]
     sign = signs.even_signs()[split_words(words, 4, 7)]
     found = XXS_GRID.points[blocks["qs"]]
@@ -71,20 +71,20 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and signs into blocks."""
     out["qs"] = found.codes
     sign = join_words(found.signs & np.uint8(127), 4, 7, "<u4")
     out["scales_and_signs"] = sign | found.steps.astype(np.uint32) << np.uint32(28)
 
 
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
-    """Signed points, plus 64."""
+    """Return signed points, plus 64."""
     points = [gather_points(k, XXS_GRID, index, 64) for index in fours(k, field("qs"))]
     return put_on(k, points, sevens(k, sign_bytes(k, field("scales_and_signs")), 0), 64)
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``d * (2 * scale + 1) / 4``."""
+    """Return ``d * (2 * scale + 1) / 4``."""
     words = field("scales_and_signs")
     steps = words.bits(u32 * (words.ty.lanes // 4)) >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 4), None
@@ -110,24 +110,24 @@ S_CODER = coder(S_GRID, S_LADDER, 1, "any")
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and points."""
+    """Return scales and signed points."""
     high = split_words(blocks["qh"], 8, 1).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
     return S_LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and signs into blocks."""
     out["qs"], out["signs"] = found.codes & 255, found.signs
     out["qh"] = join_words(found.codes >> 8, 8, 1, "u1")
     out["scales"] = join_words(found.steps, 2, 4, "u1")
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Signed points, plus 16."""
+    """Return signed points, plus 16."""
     qh, points = field("qh"), []
     spread = k.shuffle(qh, k.zero(qh.ty), [at for s in range(8) for at in (s, 8, 8, 8) * 2])
-    high = spread.bits(u32 * 16)  # of a sub-block, for its even points and its odd ones
+    high = spread.bits(u32 * 16)  # two per sub-block: for its even points and for its odd ones
     for i, low in enumerate(fours(k, field("qs"))):
         bit = (high << k.const([8 - 2 * i, 7 - 2 * i] * 8, high.ty)) & 256
         points.append(gather_points(k, S_GRID, low | bit, 16))

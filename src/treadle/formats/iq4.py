@@ -1,4 +1,4 @@
-"""IQ4_NL and IQ4_XS: weights as nibbles into a table of 16 uneven steps, close around zero.
+"""IQ4_NL and IQ4_XS: weights as 4-bit indices of 16 uneven steps, denser around zero.
 
 IQ4_NL has 32 weights, ``w = d * STEPS[q]``; byte j of ``qs`` holds weight j in its low nibble and
 weight j + 16 in its high one. IQ4_XS has 8 sub-blocks of such, ``w = d * (scale - 32) * STEPS[q]``.
@@ -28,7 +28,7 @@ STEPS = np.array(
 STEPS.flags.writeable = False
 TABLE = [128 + int(v) for v in STEPS]  # as bytes, for kernels
 
-# The borders between two steps are halves or wholes: so every cell of a half has one nearest step.
+# Midpoints of steps are multiples of a half, so every cell of width 0.5 has one nearest step.
 CELLS = 512
 NEAREST = np.abs((np.arange(CELLS) - 255.5)[:, None] / 2 - STEPS).argmin(axis=1).astype(np.uint8)
 
@@ -36,7 +36,7 @@ NEAREST = np.abs((np.arange(CELLS) - 255.5)[:, None] / 2 - STEPS).argmin(axis=1)
 def encode(
     u: F32Array, weights: F32Array | None, careful: bool
 ) -> tuple[npt.NDArray[np.uint8], F32Array]:
-    """Codes and values as scale_search wants them: float32 [n, sub] -> [n, sub] twice."""
+    """Encode float32 [n, sub] for scale_search: codes and values, both [n, sub]."""
     cell = u * np.float32(2)
     cell += np.float32(CELLS // 2)
     np.clip(cell, 0, CELLS - 1, out=cell)
@@ -45,17 +45,17 @@ def encode(
 
 
 def read_steps(blocks: Blocks) -> Any:
-    """Steps."""
+    """Return the steps of the codes."""
     return STEPS[split_bits(blocks["qs"], 4, 16)]
 
 
 def write_steps(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write codes into blocks."""
     out["qs"] = join_bits(found.codes, 4, 16)
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Steps, plus 128: the first 16 of each 32 weights, then the others."""
+    """Return steps plus 128: the first 16 of each 32 weights, then the second 16."""
     return looked_up(k, field, TABLE)
 
 
@@ -63,8 +63,8 @@ def unpack(k: Builder, field: Field) -> list[Val]:
 
 NL_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
 
-# The largest magnitude may be the far end, of either sign, or beyond it; in a block of one number
-# any step may be the one whose scale f16 holds best. Shares below 1: where f16 runs out of bits.
+# The largest magnitude may map to the last step of either sign, or beyond it; in a block of equal
+# weights f16 may represent the scale of any step best. Shares below 1: where f16 is coarse.
 NL_RANGE = np.geomspace(0.7, 1.25, 40) / 127
 NL_CODER = FormatCoder(
     sub=32,
@@ -90,7 +90,7 @@ XS_LAYOUT = np.dtype(
     [("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", (4,)), ("qs", "u1", (128,))]
 )
 XS_RANGE = np.geomspace(0.7, 1.25, 14) / 127
-SHARES = 1 / np.linspace(24, 36, 10)  # the largest scale near an end of the ladder, of either sign
+SHARES = 1 / np.linspace(24, 36, 10)  # map the largest scale near an end of the ladder
 XS_CODER = FormatCoder(
     sub=32,
     ladder=np.arange(-32, 32, dtype=np.float32),
@@ -103,21 +103,21 @@ XS_CODER = FormatCoder(
 
 
 def read_xs(blocks: Blocks) -> tuple[Any, Any]:
-    """Scales and steps."""
+    """Return scales and steps."""
     low = split_words(blocks["scales_l"], 2, 4)
     high = split_words(blocks["scales_h"][..., None], 8, 2).astype(np.uint8)
     return XS_CODER.ladder[low | high << np.uint8(4)], read_steps(blocks)
 
 
 def write_xs(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales and codes into blocks."""
     out["scales_l"] = join_words(found.steps & np.uint8(15), 2, 4, "u1")
     out["scales_h"] = join_words(found.steps >> np.uint8(4), 8, 2, "<u2")[:, 0]
     write_steps(out, found)
 
 
 def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """``scale - 32`` and ``d`` of the 8 sub-blocks."""
+    """Return ``scale - 32`` of the 8 sub-blocks, and ``d``."""
     head = field("d", 8)
     n = head.ty.lanes // 8
     words, halfs = head.bits(u32 * (2 * n)), head.bits(u16 * (4 * n))
@@ -130,7 +130,7 @@ def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
 
 
 def in_halves_xs(k: Builder, field: Field) -> list[Val]:
-    """Steps, plus 128, halves beside each other."""
+    """Return steps plus 128, in the order of ``Codes.in_halves``."""
     both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [k.lookup(TABLE, v >> at) for v in both for at in (0, 4)]
 

@@ -1,5 +1,5 @@
-"""Q2_K and Q3_K: super-blocks of 256 weights whose lower two bits lie in fours, in sub-blocks of 16
-with whole-numbered scales.
+"""Q2_K and Q3_K: super-blocks of 256 weights, in sub-blocks of 16 with integer scales; the lower
+two bits are packed four to a byte.
 
 ``w = d * sc * q - dmin * m`` in Q2_K, and ``w = d * sc * q`` with signs in Q3_K.
 """
@@ -30,8 +30,8 @@ from treadle.jit.types import f32, i32, u8, u16, u32
 
 # -- Q2_K: two bits, 16 sub-blocks of 16 -------------------------------------------------------
 #
-# Byte i of ``scales`` holds a sub-block's scale in its low nibble and its minimum in the high one.
-# 32 bytes of ``qs`` hold 128 weights: byte j weight j in its lowest two bits, then j + 32 and
+# Byte i of ``scales`` has a sub-block's scale in the low nibble and its minimum in the high one.
+# 32 bytes of ``qs`` have 128 weights: byte j has weight j in the lowest two bits, then j + 32 and
 # so on.
 
 Q2_LAYOUT = np.dtype([("scales", "u1", (16,)), ("qs", "u1", (64,)), ("d", "<f2"), ("dmin", "<f2")])
@@ -46,47 +46,47 @@ Q2_SEARCH = OffsetSearch(
 
 
 def read_2(blocks: Blocks) -> tuple[Any, ...]:
-    """Scales, codes and minimums."""
+    """Return scales, codes and minimums."""
     both = blocks["scales"]
     return both & np.uint8(15), split_bits(blocks["qs"], 2, 32), both >> np.uint8(4)
 
 
 def write_2(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and minimums into blocks."""
     out["scales"] = found.sc | found.m << np.uint8(4)
     out["qs"] = join_bits(found.q, 2, 32)
 
 
 def words_2(k: Builder, field: Field) -> list[Val]:
-    """Codes, in words."""
+    """Return codes in u16 words, as ``Codes.words``."""
     return [v >> 2 * i for v in words_of(k, field, "qs", 64) for i in range(4)]
 
 
 def unpack_2(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..3."""
+    """Return codes 0..3."""
     return two_bits(k, field("qs"))
 
 
 def in_halves_2(k: Builder, field: Field) -> list[Val]:
-    """Codes, halves beside each other."""
+    """Return codes in the order of ``Codes.in_halves``."""
     both = [beside(k, field, "qs", at, 32) for at in (0, 16)]
     return [bit_extract(k, v, at, 2) for at in (0, 2, 4, 6) for v in both]
 
 
 def steps_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Val]:
-    """``sc``, ``d``, ``m`` and ``dmin`` of the 16 sub-blocks."""
+    """Return ``sc``, ``d``, ``m`` and ``dmin``; 16 sub-blocks."""
     both = field("scales")
     d, dmin = in_pairs(k, isa, field("d", 4))
     return both & 15, d, both >> 4, dmin
 
 
 def unpack_folded_2(k: Builder, field: Field) -> list[Val]:
-    """``sc * q``: 0..45."""
+    """Return ``sc * q``: 0..45."""
     return times(k, unpack_2(k, field), (field("scales") & 15).to(u16), 0, 0)
 
 
 def scales_folded_2(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """``d`` for each 32 codes, ``-dmin * m`` for each 16."""
+    """Return ``d`` for each 32 codes and ``-dmin * m`` for each 16."""
     d, m = two_factors(k, isa, field("d", 4), 16)
     first = k.shuffle(d, d, range(0, d.ty.lanes, 2))
     return first, (field("scales") >> 4).to(i32).to(f32) * m
@@ -115,10 +115,10 @@ Q2_K = super_blocks("Q2_K", 10, Q2_LAYOUT, read_2, write_2, Q2_SEARCH, Q2_CODES)
 
 # -- Q3_K: three bits around 4, 16 sub-blocks of 16; ``w = d * (sc - 32) * (q - 4)`` -----------
 #
-# The lower two bits lie in ``qs`` as in Q2_K; the third of weight j + 32 i is bit i of byte j of
-# ``hmask``. The scales have six bits: bytes 0 to 7 of ``scales`` hold the lower nibbles of scales
-# 0 to 7 (low) and 8 to 15 (high), bytes 8 to 11 the upper two bits of all, byte j those of scales
-# j, j + 4, j + 8 and j + 12.
+# The lower two bits are in ``qs`` as in Q2_K; the third bit of weight j + 32 i is bit i of byte j
+# of ``hmask``. Scales have six bits: bytes 0 to 7 of ``scales`` have the lower nibbles of scales 0
+# to 7 (low nibble) and 8 to 15 (high nibble); bytes 8 to 11 have the upper two bits, byte 8 + j
+# those of scales j, j + 4, j + 8 and j + 12.
 
 Q3_LAYOUT = np.dtype(
     [("hmask", "u1", (32,)), ("qs", "u1", (64,)), ("scales", "u1", (12,)), ("d", "<f2")]
@@ -129,13 +129,13 @@ Q3_SEARCH = SignedSearch(
     half=4,
     top=32,
     grid=tuple(np.arange(3, 6.1, 0.25).tolist()),
-    # From scales so large that they cut the largest sub-blocks off, for the sake of all others.
+    # The largest starts clip the largest sub-blocks, to favour all others.
     starts=tuple(np.arange(28.0, 44.0).tolist()),
 )
 
 
 def read_3(blocks: Blocks) -> tuple[Any, ...]:
-    """Scales and codes, with their signs."""
+    """Return signed scales and codes."""
     packed = blocks["scales"]
     sc = split_bits(packed[..., :8], 4, 8) | split_bits(packed[..., 8:], 2, 4) << np.uint8(4)
     q = split_bits(blocks["qs"], 2, 32) | split_bits(blocks["hmask"], 1, 32) << np.uint8(2)
@@ -143,7 +143,7 @@ def read_3(blocks: Blocks) -> tuple[Any, ...]:
 
 
 def write_3(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales and codes into blocks."""
     scales, q = (found.sc + np.int8(32)).view(np.uint8), (found.q + np.int8(4)).view(np.uint8)
     out["scales"][:, :8] = join_bits(scales & np.uint8(15), 4, 8)
     out["scales"][:, 8:] = join_bits(scales >> np.uint8(4), 2, 4)
@@ -152,17 +152,17 @@ def write_3(out: Blocks, found: Any) -> None:
 
 
 def unpack_3(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..7."""
+    """Return codes 0..7."""
     thirds = [k.each(v, 16, 4) for v in k.evens(field("hmask"), 8)]
     out = []
     for i, lower in enumerate(two_bits(k, field("qs"))):
-        bits = [2 * (i // 2) + at for at in (0, 0, 4, 4, 1, 1, 5, 5)]  # those of a half are nibbles
+        bits = [2 * (i // 2) + at for at in (0, 0, 4, 4, 1, 1, 5, 5)]  # a nibble per half block
         out.append(lower | bit_extract(k, thirds[i % 2], bits, 1, 2))
     return out
 
 
 def words_3(k: Builder, field: Field) -> list[Val]:
-    """Codes, in words."""
+    """Return codes in u16 words, as ``Codes.words``."""
     (thirds,) = words_of(k, field, "hmask", 32)
     lower = [v >> 2 * i for v in words_of(k, field, "qs", 64) for i in range(4)]
     moved = [thirds << 2 - i if i < 2 else thirds >> i - 2 for i in range(8)]
@@ -170,8 +170,8 @@ def words_3(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_3(k: Builder, field: Field) -> list[Val]:
-    """Codes, halves beside each other."""
-    # The second half's are the upper four bits.
+    """Return codes in the order of ``Codes.in_halves``."""
+    # The upper four bits of a byte belong to the second half.
     thirds = [beside(k, field, "hmask", at, 0) for at in (0, 16)]
     thirds = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in thirds]
     lower = enumerate(in_halves_2(k, field))
@@ -179,7 +179,7 @@ def in_halves_3(k: Builder, field: Field) -> list[Val]:
 
 
 def six_bits_3(k: Builder, field: Field) -> Val:
-    """``sc`` of the 16 sub-blocks, bytes."""
+    """Return ``sc`` of the 16 sub-blocks, as bytes."""
     packed = field("scales")
     n = packed.ty.lanes // 12
     words, ty, blocks = packed.bits(u32 * (3 * n)), u32 * (4 * n), range(0, 3 * n, 3)
@@ -191,17 +191,17 @@ def six_bits_3(k: Builder, field: Field) -> Val:
 
 
 def steps_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """``sc - 32`` and ``d`` of the 16 sub-blocks."""
+    """Return ``sc - 32`` of the 16 sub-blocks, and ``d``."""
     return six_bits_3(k, field).to(i32) - 32, halves(k, isa, field("d")), None, None
 
 
 def unpack_folded_3(k: Builder, field: Field) -> list[Val]:
-    """``128 + (32 - sc) * (q - 4)``: 0..252. Of ``sc - 32`` it would be 4..256."""
+    """Return ``128 + (32 - sc) * (q - 4)``: 0..252. With ``sc - 32`` it would be 4..256."""
     return times(k, unpack_3(k, field), 32 - six_bits_3(k, field).to(u16), 4, 128)
 
 
 def scales_folded_3(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """``-d`` for each 32 codes."""
+    """Return ``-d`` for each 32 codes."""
     return repeat(k, -halves(k, isa, field("d")), 8), None
 
 

@@ -1,6 +1,6 @@
-"""The search for super-blocks with minima: ``w = d * sc * q - dmin * m`` (Q2_K, Q4_K, Q5_K).
+"""Scale search for super-blocks with minimums: ``w = d * sc * q - dmin * m`` (Q2_K, Q4_K, Q5_K).
 
-``sc`` and ``m`` are a sub-block's integers, none below 0. See k_search.py for the method.
+``sc`` and ``m`` are a sub-block's non-negative integers. See k_search.py for the method.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from treadle.formats.rounding import inverse
 U8Array = npt.NDArray[np.uint8]
 
 ONE = np.float32(1)
-MORE = np.float32(1 + 3e-6)  # so that of equals the first stays: codes that fit to the last bit
+MORE = np.float32(1 + 3e-6)  # required gain, so that ties keep the first: an exact fit
 BESIDE = tuple((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)
-EXACT = ((0.0, 0.0), (0.0, -1.0))  # what fits two values, and three in a row, without a minimum
+EXACT = ((0.0, 0.0), (0.0, -1.0))  # fit two values, and three in a row, without a minimum
 
 
 class Offset(NamedTuple):
-    """Super-blocks as numbers, not yet packed."""
+    """Quantised super-blocks with minimums, not yet packed."""
 
     d: F32Array  # [n]
     dmin: F32Array  # [n]
@@ -46,12 +46,12 @@ class Offset(NamedTuple):
 
 @dataclass(frozen=True)
 class OffsetSearch:
-    """One format's: its codes are 0 to ``levels``, its integers 0 to ``top``.
+    """Search of one format, with codes from 0 to ``levels`` and integers from 0 to ``top``.
 
-    ``grid`` holds what the fit tries, pairs (p, q): the smallest weight lies p steps below code 0
-    and the largest q steps above the last, both of them cut off; or inside, where negative.
-    ``starts`` holds pairs (i, j): the largest ``sc`` is about ``top - i``, the largest ``m`` ``top
-    - j``.
+    ``grid`` has the pairs (p, q) that the fit tries: the smallest weight lies p steps below code 0
+    and the largest q steps above the last code, so both are clipped (or inside, if negative).
+    ``starts`` has pairs (i, j): the largest ``sc`` is about ``top - i``, the largest ``m`` about
+    ``top - j``.
     """
 
     n_sub: int
@@ -61,18 +61,18 @@ class OffsetSearch:
     starts: tuple[tuple[float, float], ...]
 
     def run(self, x: F32Array, weights: F32Array | None) -> Offset:
-        """The super-blocks of float32 [n, block]; ``weights`` as x, or None."""
+        """Quantise float32 [n, block]; ``weights`` are importances of the same shape, or None."""
         found: Offset = OffsetStrip.run(self, x, weights, F16_MAX * self.top)
         return found
 
 
 def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-    """What fits few values without loss, then all pairs of these points."""
+    """Return EXACT, then all pairs of ``points``, as a ``grid``."""
     return EXACT + tuple((float(p), float(q)) for p in points for q in points)
 
 
 class OffsetStrip(KSearch):
-    """The search over one strip."""
+    """The search over one strip of super-blocks with minimums."""
 
     beside, beside_steps = BESIDE, (0,)
 
@@ -84,10 +84,10 @@ class OffsetStrip(KSearch):
         self.sum_x = columns.xw.sum(axis=0)
 
     def facing(self) -> F32Array:
-        """[n]: -1 for super-blocks that are negated, which they are from here on.
+        """Negate mostly positive super-blocks in place; return signs [n], -1 where negated.
 
-        A minimum below 0 can be said, one above cannot: so weights that are mostly positive are
-        turned round, and both f16 scales become negative.
+        Minimums below 0 can be represented, those above 0 cannot: so weights that are mostly
+        positive are negated, and both f16 scales become negative.
         """
         c = self.c
         above = c.total(np.maximum(c.x.min(axis=0), ZERO))
@@ -100,7 +100,7 @@ class OffsetStrip(KSearch):
         return sign
 
     def starts(self) -> Iterator[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
-        """From several scales near those that the largest sub-blocks ask for."""
+        """Yield starts from several scales near those that fit the largest sub-blocks."""
         c = self.c
         scale, low = self.fit()
         scale_max, low_max = c.largest(scale), c.largest(low)
@@ -112,7 +112,7 @@ class OffsetStrip(KSearch):
             yield (d, dmin), (sc, m)
 
     def made(self, best: KSearchState) -> Offset:
-        """The super-blocks as numbers."""
+        """Return the super-blocks, not yet packed."""
         c = self.c
         q = c.rows(self.codes(best).astype(np.uint8))
         sc, m = (a.reshape(-1, c.n).T.astype(np.uint8) for a in best.integers)
@@ -120,7 +120,7 @@ class OffsetStrip(KSearch):
         return Offset(d, dmin, sc, m, q)
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
+        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
         c, top = self.c, self.how.top
         fitted, integers = self.refit(best), best.integers
         largest = [c.largest(a) for a in integers]
@@ -136,13 +136,13 @@ class OffsetStrip(KSearch):
         return best
 
     def fit(self) -> tuple[F32Array, F32Array]:
-        """[n_sub * n] twice: each sub-block's own best scale and minimum (negated, at least 0)."""
+        """Return each sub-block's best real scale and negated minimum (>= 0), both [n_sub * n]."""
         c = self.c
         low = np.minimum(c.x.min(axis=0), ZERO)
-        free = (low < 0).astype(np.float32)  # else the minimum is 0, and the slope all there is
+        free = (low < 0).astype(np.float32)  # else the minimum is 0, and only the slope is fitted
         w = np.where(low < 0, self.w, ONE)
         unit = inverse(c.x.max(axis=0) - low)
-        y = c.x - low  # from 0 up: its sums keep their digits however far off 0 the weights lie
+        y = c.x - low  # at least 0: sums stay precise however far the weights are from 0
         yw = c.weighted(y).copy()
         sum_y = yw.sum(axis=0) * free
         gain, slope, shift = np.zeros_like(low), np.zeros_like(low), np.zeros_like(low)
@@ -154,7 +154,7 @@ class OffsetStrip(KSearch):
             qy = c.dot(code, yw)
             weighted = c.weighted(code)
             qw, qq = weighted.sum(axis=0) * free, c.dot(code, weighted)
-            # Normal equations of y = slope * code + shift; gain is what the slope explains.
+            # Normal equations of y = slope * code + shift; gain is the error that slope removes.
             spread_q, spread_qy = qq * w - qw * qw, qy * w - qw * sum_y
             s = spread_qy * inverse(spread_q)
             g = s * spread_qy
@@ -166,7 +166,7 @@ class OffsetStrip(KSearch):
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """The best of all integers ``steps`` away from these, for given f16 scales."""
+        """Return the best state among integers ``steps`` away from these, for given f16 scales."""
         c, (sc, m) = self.c, integers
         d_all, dmin_all = map(c.spread, scales)
         least: F32Array | None = None
@@ -190,14 +190,14 @@ class OffsetStrip(KSearch):
         return KSearchState(c.total(least), scales, (best_sc, best_m))
 
     def codes(self, state: KSearchState) -> F32Array:
-        """[length, n_sub * n], in scratch ``a``."""
+        """Return codes [length, n_sub * n], in scratch ``a``."""
         c, (sc, m), (d, dmin) = self.c, state.integers, state.scales
         unit = ONE / or_huge(sc * c.spread(d))
         np.add(c.x, m * c.spread(dmin), out=c.a)
         return c.rounded(np.multiply(c.a, unit, out=c.a), ZERO, self.levels)
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
-        """d and dmin [n], not rounded, by least squares from integers and codes."""
+        """Return unrounded d and dmin [n], by least squares from integers and codes."""
         c, (sc, m) = self.c, state.integers
         code = self.codes(state)
         qx = c.dot(code, c.xw)
@@ -209,7 +209,7 @@ class OffsetStrip(KSearch):
             for a in (sc * sc * qq, sc * m * qw, m * m * self.w, sc * qx, m * self.sum_x)
         )
         det = sq_sq * m_m - sq_m * sq_m
-        two = det > 1e-9 * sq_sq * m_m  # else one of the two is not there, or they are parallel
+        two = det > 1e-9 * sq_sq * m_m  # else one term is zero, or the two are parallel
         d = np.where(two, sq_x * m_m - sq_m * m_x, sq_x) / np.where(two, det, sq_sq)
         dmin = np.where(two, sq_m * sq_x - sq_sq * m_x, -m_x) / np.where(two, det, m_m)
         d = np.where(sq_sq > 0, d, state.scales[0])

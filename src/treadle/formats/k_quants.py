@@ -1,4 +1,4 @@
-"""Q4_K, Q5_K and Q6_K: super-blocks of 256 weights, whose sub-blocks have whole-numbered scales.
+"""Q4_K, Q5_K and Q6_K: super-blocks of 256 weights, whose sub-blocks have integer scales.
 
 ``w = d * sc * q - dmin * m`` in Q4_K and Q5_K, and ``w = d * sc * q`` with signs in Q6_K.
 """
@@ -25,10 +25,10 @@ U8Array = npt.NDArray[np.uint8]
 
 # -- Q4_K: nibbles, eight sub-blocks of 32 -----------------------------------------------------
 #
-# Byte j of each 32 of ``qs`` holds weight j of one sub-block in its low nibble, and of the next in
-# its high one. Scales and minimums have six bits: bytes 0 to 3 of ``scales`` hold scales 0 to 3,
-# bytes 4 to 7 minimums 0 to 3, in their lower six bits. Bytes 8 to 11 hold the lower nibbles of
-# scales 4 to 7 (low) and minimums 4 to 7 (high), whose upper two bits lie at the top of bytes
+# Byte j of each 32 of ``qs`` has weight j of one sub-block in its low nibble, and of the next in
+# its high one. Scales and minimums have six bits: bytes 0 to 3 of ``scales`` have scales 0 to 3,
+# bytes 4 to 7 minimums 0 to 3, in their lower six bits. Bytes 8 to 11 have the lower nibbles of
+# scales 4 to 7 (low) and minimums 4 to 7 (high), whose upper two bits are the top bits of bytes
 # 0 to 3 and 4 to 7.
 
 Q4_LAYOUT = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qs", "u1", (128,))])
@@ -43,7 +43,7 @@ Q4_SEARCH = OffsetSearch(
 
 
 def split_scales(packed: U8Array) -> tuple[U8Array, U8Array]:
-    """[..., 12] bytes -> scales [..., 8], minima [..., 8], all below 64."""
+    """Unpack bytes [..., 12] to scales [..., 8] and minimums [..., 8], all below 64."""
     first, nibbles = packed[..., :8], packed[..., 8:]
     upper = first >> np.uint8(6) << np.uint8(4)
     first = first & np.uint8(63)
@@ -53,7 +53,7 @@ def split_scales(packed: U8Array) -> tuple[U8Array, U8Array]:
 
 
 def join_scales(scales: U8Array, minima: U8Array) -> U8Array:
-    """Undoes split_scales."""
+    """Pack scales and minimums; the inverse of ``split_scales``."""
     first = np.concatenate([scales[..., :4], minima[..., :4]], axis=-1)
     last = np.concatenate([scales[..., 4:], minima[..., 4:]], axis=-1)
     nibbles = scales[..., 4:] & np.uint8(15) | minima[..., 4:] << np.uint8(4)
@@ -61,42 +61,42 @@ def join_scales(scales: U8Array, minima: U8Array) -> U8Array:
 
 
 def read_4(blocks: Blocks) -> tuple[Any, ...]:
-    """Scales, codes and minimums."""
+    """Return scales, codes and minimums."""
     scales, minimums = split_scales(blocks["scales"])
     return scales, split_bits(blocks["qs"], 4, 32), minimums
 
 
 def write_4(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and minimums into blocks."""
     out["scales"] = join_scales(found.sc, found.m)
     out["qs"] = join_bits(found.q, 4, 32)
 
 
 def unpack_4(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..15: the first halves of sub-blocks 0, 2, 4 and 6, then the second ones; then those
-    of 1, 3, 5 and 7.
+    """Return codes 0..15: the first halves of sub-blocks 0, 2, 4 and 6, their second halves, then
+    those of 1, 3, 5 and 7.
     """
     first, second = k.evens(field("qs"), 16)
     return [bit_extract(k, v, at, 4) for at in (0, 4) for v in (first, second)]
 
 
 def in_order_4(k: Builder, field: Field) -> list[Val]:
-    """Codes, a sub-block at a time."""
+    """Return codes in order, a sub-block per vector."""
     return [bit_extract(k, field("qs", 32, 32 * i), at, 4) for i in range(4) for at in (0, 4)]
 
 
 def in_halves_4(k: Builder, field: Field) -> list[Val]:
-    """Codes, halves beside each other."""
+    """Return codes in the order of ``Codes.in_halves``."""
     both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for i in (0, 2) for at in (0, 4) for v in both[i : i + 2]]
 
 
 def words_4(k: Builder, field: Field) -> list[Val]:
-    """Codes, in words."""
+    """Return codes in u16 words, as ``Codes.words``."""
     return [v >> at for v in words_of(k, field, "qs", 128) for at in (0, 4)]
 
 
-# Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
+# Both halves of a sub-block use the same lanes, so their dot products are scaled together.
 Q4_ORDER = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 Q4_CODES = Codes(
     unpack_4,
@@ -117,8 +117,8 @@ Q4_K = super_blocks("Q4_K", 12, Q4_LAYOUT, read_4, write_4, Q4_SEARCH, Q4_CODES)
 
 # -- Q5_K: five bits, eight sub-blocks of 32 ---------------------------------------------------
 #
-# Scales and the lower four bits lie as in Q4_K. The fifth bit of weight j of sub-block i is bit i
-# of byte j of ``qh``.
+# Scales and the lower four bits are stored as in Q4_K. The fifth bit of weight j of sub-block i is
+# bit i of byte j of ``qh``.
 
 Q5_LAYOUT = np.dtype(
     [
@@ -134,19 +134,19 @@ Q5_SEARCH = replace(Q4_SEARCH, levels=31)
 
 
 def read_5(blocks: Blocks) -> tuple[Any, ...]:
-    """Scales, codes and minimums."""
+    """Return scales, codes and minimums."""
     scales, lower, minimums = read_4(blocks)
     return scales, lower | split_bits(blocks["qh"], 1, 32) << np.uint8(4), minimums
 
 
 def write_5(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales, codes and minimums into blocks."""
     write_4(out, found._replace(q=found.q & np.uint8(15)))
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 32)
 
 
 def unpack_5(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..31, in the order of Q4_K's."""
+    """Return codes 0..31, in the order of ``unpack_4``."""
     lower = k.evens(field("qs"), 16)
     fifths = [k.each(v, 16, 4) for v in k.evens(field("qh"), 16)]
     out = []
@@ -158,15 +158,15 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
 
 
 def in_order_5(k: Builder, field: Field) -> list[Val]:
-    """Codes, a sub-block at a time."""
+    """Return codes in order, a sub-block per vector."""
     fifths = field("qh")
     lower = enumerate(in_order_4(k, field))
     return [low | bit_extract(k, fifths, i, 1, 4) for i, low in lower]
 
 
 def in_halves_5(k: Builder, field: Field) -> list[Val]:
-    """Codes, halves beside each other."""
-    # The second half's are the upper four bits.
+    """Return codes in the order of ``Codes.in_halves``."""
+    # The upper four bits of a byte belong to the second half.
     fifths = [beside(k, field, "qh", at, 0) for at in (0, 16)]
     fifths = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in fifths]
     lower = enumerate(in_halves_4(k, field))
@@ -174,7 +174,7 @@ def in_halves_5(k: Builder, field: Field) -> list[Val]:
 
 
 def words_5(k: Builder, field: Field) -> list[Val]:
-    """Codes, in words."""
+    """Return codes in u16 words, as ``Codes.words``."""
     (fifths,) = words_of(k, field, "qh", 32)
     moved = [fifths << 4 - i if i < 4 else fifths >> i - 4 for i in range(8)]
     lower = words_4(k, field)
@@ -200,15 +200,15 @@ Q5_K = super_blocks("Q5_K", 13, Q5_LAYOUT, read_5, write_5, Q5_SEARCH, Q5_CODES)
 
 # -- Q6_K: six bits around 32, 16 sub-blocks of 16; ``w = d * sc * (q - 32)`` ------------------
 #
-# Each sub-block has a signed byte as its scale. 64 bytes of ``ql`` hold the lower nibbles of 128
-# weights, byte j those of weights j and j + 64; 32 bytes of ``qh`` their upper two bits, byte j
-# those of weights j, j + 32, j + 64 and j + 96.
+# The scale of a sub-block is a signed byte. 64 bytes of ``ql`` have the lower nibbles of 128
+# weights, byte j those of weights j and j + 64; 32 bytes of ``qh`` have their upper two bits, byte
+# j those of weights j, j + 32, j + 64 and j + 96.
 
 Q6_LAYOUT = np.dtype(
     [("ql", "u1", (128,)), ("qh", "u1", (64,)), ("scales", "i1", (16,)), ("d", "<f2")]
 )
 
-# With this many codes a sub-block of 16 can do without the outermost, for a finer step.
+# With so many codes, a sub-block of 16 may leave the outermost unused, for a finer step.
 Q6_SEARCH = SignedSearch(
     n_sub=16,
     half=32,
@@ -219,13 +219,13 @@ Q6_SEARCH = SignedSearch(
 
 
 def read_6(blocks: Blocks) -> tuple[Any, ...]:
-    """Scales and codes, with their signs."""
+    """Return signed scales and codes."""
     q = split_bits(blocks["ql"], 4, 64) | split_bits(blocks["qh"], 2, 32) << np.uint8(4)
     return blocks["scales"], q.view(np.int8) - np.int8(32)
 
 
 def write_6(out: Blocks, found: Any) -> None:
-    """The same, into blocks."""
+    """Write scales and codes into blocks."""
     q = (found.q + np.int8(32)).view(np.uint8)
     out["scales"] = found.sc
     out["ql"] = join_bits(q & np.uint8(15), 4, 64)
@@ -233,14 +233,14 @@ def write_6(out: Blocks, found: Any) -> None:
 
 
 def unpack_6(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..63, of each half of the block: the first eights of sub-blocks 0 to 3, the second
-    ones, then those of sub-blocks 4 to 7.
+    """Return codes 0..63. For each half of the block: the first eights of sub-blocks 0 to 3, their
+    second eights, then those of sub-blocks 4 to 7.
     """
     lower, upper = k.evens(field("ql"), 8), k.evens(field("qh"), 8)
     out = []
     for late in (0, 4):
         for nibbles, pairs in zip(lower, upper, strict=True):
-            # Of 16 bytes for each half, twice: for sub-blocks 0 and 1 (4, 5), then 2 and 3 (6, 7).
+            # The 16 bytes of each half, twice: for sub-blocks 0 and 1 (4, 5), then 2 and 3 (6, 7).
             twice = k.each(pairs, 16, 2)
             high = bit_extract(k, twice, [late + i for i in (0, 0, 2, 2)], 2, 4)
             out.append(bit_extract(k, nibbles, late, 4) | high)
@@ -248,7 +248,7 @@ def unpack_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_order_6(k: Builder, field: Field) -> list[Val]:
-    """Codes, 64 at a time."""
+    """Return codes in order, 64 per vector."""
     out = []
     for half in (0, 1):
         nibbles, pairs = field("ql", 64, 64 * half), field("qh", 32, 32 * half)
@@ -260,7 +260,7 @@ def in_order_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_6(k: Builder, field: Field) -> list[Val]:
-    """Codes, halves beside each other."""
+    """Return codes in the order of ``Codes.in_halves``."""
     nibbles = [beside(k, field, "ql", at, 64) for at in (0, 16, 32, 48)]
     pairs = [beside(k, field, "qh", at, 32) for at in (0, 16)]
     return [
@@ -271,12 +271,12 @@ def in_halves_6(k: Builder, field: Field) -> list[Val]:
 
 
 def steps_6(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """``sc`` and ``d`` of the 16 sub-blocks."""
+    """Return ``sc`` of the 16 sub-blocks, and ``d``."""
     sc = field("scales")
     return sc.bits(i8.like(sc.ty)), halves(k, isa, field("d")), None, None
 
 
-# Both halves of a sub-block stand in the same lanes, so their dots are scaled together.
+# Both halves of a sub-block use the same lanes, so their dot products are scaled together.
 Q6_ORDER = tuple(
     tuple(half * 16 + sub * 2 + i for half in (0, 1) for sub in range(late, late + 4))
     for late in (0, 4)

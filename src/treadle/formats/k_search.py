@@ -1,19 +1,19 @@
-"""What the searches for the K formats share: columns of weights, and sums over them.
+"""Base of the scale searches of the K formats: strips of super-blocks, and coordinate descent.
 
 A super-block is 256 weights, in sub-blocks of 16 or 32. Its scales are small integers times an f16,
-so the best one for a sub-block depends on all others, and none of this has a closed form: but the
-best f16 for given integers and codes has, and so has the best code for a given scale. The
-searches in k_signed.py and k_offset.py try many scales and descend from the best of them:
+so the best scale of a sub-block depends on all others, and there is no closed form. There is one
+for the best f16 given integers and codes, and for the best code given a scale. The searches in
+k_signed.py and k_offset.py try many scales and descend from the best of them:
 
-1. *Fit* each sub-block alone, with a scale of any real value: over a grid of scales, round the
-   weights to codes, then find by least squares the scale that these codes deserve.
-2. *Start* from several f16 scales near the one that the largest sub-block asks for.
+1. *Fit* each sub-block alone, with a real scale: for each scale of a grid, round the weights to
+   codes, then find by least squares the best scale for these codes.
+2. *Start* from several f16 scales near the one that fits the largest sub-block.
 3. *Descend*: least squares for the f16 scales, given codes and integers; then for each sub-block
-   the best integers near those it has, measured by the error they really make.
+   the best integers near the current ones, by their actual error.
 
-Every error is that of the weights as they will be read, and the best ever seen is kept. numpy
-does a strip of super-blocks at a time with each sub-block a column: so sums over a sub-block run
-down the first axis, at the speed of the cache.
+Errors are those of the dequantised weights, and the best state seen is kept. numpy processes a
+strip of super-blocks at a time, with each sub-block a column, so that sums over a sub-block run
+along the first axis, at the speed of the cache.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ import numpy.typing as npt
 from treadle.formats.format import F32Array
 from treadle.formats.rounding import relative
 
-SEARCHED_WEIGHTS = 1 << 16  # at once: half a dozen float32 temporaries stay in L2
+SEARCHED_WEIGHTS = 1 << 16  # weights at once: half a dozen float32 temporaries stay in L2
 F16_MAX = 65504.0
 ZERO = np.float32(0)
-HUGE = np.float32(2.0**30)  # times half, more than f16 scales reach; its square is a float32
-LEAST = 1e-4  # the importance of what has none, to the mean
-CLOSE = np.float32(1e-5)  # to the sum of squares
-STEPS = (0, -1, 1)  # how far a descent looks from each integer
+HUGE = np.float32(2.0**30)  # half of it is beyond f16 scales; its square fits a float32
+LEAST = 1e-4  # lowest importance, relative to the mean
+CLOSE = np.float32(1e-5)  # relative to the sum of squares
+STEPS = (0, -1, 1)  # moves that a descent tries for each integer
 ROUNDS = 2
 
 
 class SuperBlockStrip:
-    """A strip of ``n`` super-blocks: weight i of all sub-blocks is row i of ``x``.
+    """A strip of ``n`` super-blocks: row i of ``x`` has weight i of all sub-blocks.
 
     x, w: float32 [length, n_sub * n]; sub-block j of super-block b is column ``j * n + b``.
-    ``w`` is None where all weights count the same.
+    ``w`` has the importances, or is None if all are equal.
     """
 
     def __init__(self, x: F32Array, weights: F32Array | None, n_sub: int) -> None:
@@ -53,21 +53,21 @@ class SuperBlockStrip:
         self.a, self.b, self.e = (np.empty_like(self.x) for _ in range(3))  # scratch
 
     def columns(self, x: F32Array) -> F32Array:
-        """[n, block] -> [length, n_sub * n]; always a copy, for a search may negate it."""
+        """Convert [n, block] to [length, n_sub * n]; a copy, since a search may negate it."""
         turned = x.reshape(self.n, self.n_sub, self.length).transpose(2, 1, 0)
         return np.array(turned, order="C").reshape(self.length, -1)
 
     def rows(self, q: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Undoes ``columns``."""
+        """Convert [length, n_sub * n] to [n, block]; the inverse of ``columns``."""
         turned = q.reshape(self.length, self.n_sub, self.n).transpose(2, 1, 0)
         return np.ascontiguousarray(turned).reshape(self.n, -1)
 
     def rounded(self, u: F32Array, lo: np.float32, hi: np.float32) -> F32Array:
-        """Codes for weights in units of their scale; the result lives in scratch ``a``."""
+        """Round weights in units of their scale to codes, in scratch ``a``."""
         return np.clip(np.rint(u, out=self.a), lo, hi, out=self.a)
 
     def error(self, u: F32Array, lo: np.float32, hi: np.float32) -> F32Array:
-        """What rounding ``u`` to codes costs each column, in squared steps; ``u`` is used up."""
+        """Return each column's error of rounding ``u``, in squared steps; overwrites ``u``."""
         code = np.clip(np.rint(u, out=self.e), lo, hi, out=self.e)
         np.subtract(u, code, out=u)
         if self.w is None:
@@ -75,53 +75,53 @@ class SuperBlockStrip:
         return self.dot(np.multiply(u, u, out=u), self.w)
 
     def dot(self, q: F32Array, y: F32Array) -> F32Array:
-        """Sums down the columns; the importance is to be in ``y``."""
+        """Return sums of ``q * y`` per column; ``y`` must include the importances."""
         total: F32Array = np.einsum("ij,ij->j", q, y)
         return total
 
     def weighted(self, q: F32Array) -> F32Array:
-        """``q`` times the importance; in scratch ``b``, unless that is 1."""
+        """Return ``q`` times the importances, in scratch ``b``; ``q`` itself if there are none."""
         return q if self.w is None else np.multiply(q, self.w, out=self.b)
 
     def weight(self) -> F32Array | np.float32:
-        """Each column's importance."""
+        """Return each column's sum of importances."""
         return np.float32(self.length) if self.w is None else self.w.sum(axis=0)
 
     def total(self, a: F32Array) -> F32Array:
-        """Sums over the sub-blocks: [n_sub * n] -> [n]."""
+        """Sum over the sub-blocks: [n_sub * n] -> [n]."""
         whole: F32Array = a.reshape(self.n_sub, self.n).sum(axis=0)
         return whole
 
     def is_close(self, error: F32Array, sum_xx: F32Array) -> npt.NDArray[np.bool_]:
-        """Which super-blocks are met so well that the f16 scales are what limits them."""
+        """Return a mask of super-blocks that fit so well that f16 rounding is the limit."""
         close: npt.NDArray[np.bool_] = (error > 0) & (error < self.total(sum_xx) * CLOSE)
         return close
 
     def largest(self, a: F32Array) -> F32Array:
-        """Maxima over the sub-blocks: [n_sub * n] -> [n]."""
+        """Return maxima over the sub-blocks: [n_sub * n] -> [n]."""
         whole: F32Array = a.reshape(self.n_sub, self.n).max(axis=0)
         return whole
 
     def spread(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """To every sub-block its super-block's: [n] -> [n_sub * n]."""
+        """Repeat a super-block's value for its sub-blocks: [n] -> [n_sub * n]."""
         return np.tile(a, self.n_sub)
 
 
 def or_huge(scale: F32Array) -> F32Array:
-    """The scale, or where it is 0 one so large that all codes are: their error is then right."""
+    """Return the scale, with 0 replaced by HUGE, so that all codes become 0."""
     return np.where(scale == 0, HUGE, scale)
 
 
 def near_f16(d: F32Array) -> F32Array:
-    """The nearest that an f16 can hold, infinities excepted."""
+    """Round to the nearest finite f16."""
     return d.clip(-F16_MAX, F16_MAX).astype(np.float16).astype(np.float32)
 
 
 def wide_f16(largest: F32Array, top: float) -> F32Array:
-    """A magnitude that an f16 can hold, such that ``top`` of it about reach ``largest``.
+    """Return an f16 magnitude such that ``top`` times it is about ``largest``.
 
-    Where f16 is coarse, for the tiniest weights, the next one up: a scale too large can still be
-    taken fewer times, a scale too small (or zero) cannot reach.
+    Where f16 is coarse, for tiny weights, it is rounded up: a scale that is too large can have
+    smaller integers, but one that is too small (or zero) cannot reach ``largest``.
     """
     d = (largest / np.float32(top)).clip(0, F16_MAX).astype(np.float16)
     short = d.astype(np.float32) * np.float32(top) < largest * np.float32(0.998)
@@ -130,7 +130,7 @@ def wide_f16(largest: F32Array, top: float) -> F32Array:
 
 
 def beside_f16(d: F32Array, i: int) -> F32Array:
-    """The next f16 away from 0 for ``i = 1``, towards it for ``i = -1``."""
+    """Return the next f16 away from 0 for ``i = 1``, towards 0 for ``i = -1``."""
     half = d.astype(np.float16)
     stays = (half == 0) & (i < 0) | (np.abs(half) == F16_MAX) & (i > 0)
     bits = half.view(np.int16) + np.where(stays, np.int16(0), np.int16(i))
@@ -138,17 +138,17 @@ def beside_f16(d: F32Array, i: int) -> F32Array:
 
 
 def pick(better: npt.NDArray[np.bool_], new: Any, old: Any) -> Any:
-    """``new`` where it is better."""
+    """Return ``new`` where ``better``, else ``old``."""
     return np.where(better, new, old)
 
 
 def strips(
     x: F32Array, weights: F32Array | None, n_sub: int, reach: float
 ) -> Iterator[tuple[SuperBlockStrip, F32Array]]:
-    """Super-blocks float32 [n, block] for a search: columns, and what spoils them.
+    """Split super-blocks float32 [n, block] into strips for a search, each with an addend [n].
 
-    The last, [n], is to be added to the scale: 0, or NaN for a super-block with a NaN, or infinity
-    for one with that or a weight beyond ``reach``. For the search these super-blocks are zeros.
+    The addend is to be added to the scale: NaN for a super-block with a NaN, infinity for one with
+    an infinity or a weight beyond ``reach``, else 0. The search sees the former two as zeros.
     """
     step = SEARCHED_WEIGHTS // x.shape[-1]
     for i in range(0, len(x), step):
@@ -162,27 +162,27 @@ def strips(
 
 
 class KSearchState(NamedTuple):
-    """What a strip's super-blocks are quantised with, and the error that makes."""
+    """Scales and integers of a strip's super-blocks, and the resulting error."""
 
     error: F32Array  # [n]
     scales: tuple[F32Array, ...]  # [n] each
-    integers: tuple[F32Array, ...]  # [n_sub * n] each, whole numbers
+    integers: tuple[F32Array, ...]  # [n_sub * n] each, integral values
 
 
 class KSearch:
-    """The descent over one strip; a kind of search says where it starts, and what it looks at."""
+    """The descent over one strip; subclasses define the starts, the error and the refit."""
 
-    beside: tuple[tuple[int, ...], ...]  # moves from f16 scales to others, at last
-    beside_steps: tuple[int, ...]  # and how far from the integers it looks then
+    beside: tuple[tuple[int, ...], ...]  # moves to neighbouring f16 scales, tried at the end
+    beside_steps: tuple[int, ...]  # moves of the integers tried with them
 
     def __init__(self, how: Any, columns: SuperBlockStrip) -> None:
         self.how, self.c = how, columns
 
     @classmethod
     def run(cls, how: Any, x: F32Array, weights: F32Array | None, reach: float) -> Any:
-        """The super-blocks of float32 [n, block]; ``weights`` as x, or None.
+        """Quantise float32 [n, block]; ``weights`` are importances of the same shape, or None.
 
-        A NaN makes ``d`` NaN, and what f16 scales cannot reach, weights beyond ``reach``, infinite.
+        A NaN makes ``d`` NaN; weights beyond ``reach``, the limit of f16 scales, make it infinite.
         """
         parts = []
         with np.errstate(all="ignore"):
@@ -192,7 +192,7 @@ class KSearch:
         return type(found)(*map(np.concatenate, zip(*parts, strict=True)))
 
     def search(self) -> Any:
-        """The strip's super-blocks, found."""
+        """Search the strip, and return its quantised super-blocks."""
         best: KSearchState | None = None
         for scales, integers in self.starts():
             best = self.better(best, self.look(scales, integers, (0,)))
@@ -201,7 +201,7 @@ class KSearch:
             scales = tuple(map(near_f16, self.refit(best)))
             best = self.better(best, self.look(scales, best.integers, STEPS))
         close = self.c.is_close(best.error, self.c.dot(self.c.x, self.c.xw))
-        if close.any():  # and no other: what stands beside a super-block must not change it
+        if close.any():  # only these: a super-block's result must not depend on its neighbours
             best = self.better(best, self.polish(best), close)
         for moves in self.beside:
             scales = tuple(map(beside_f16, best.scales, moves))
@@ -211,7 +211,7 @@ class KSearch:
     def better(
         self, best: KSearchState | None, new: KSearchState, may: npt.NDArray[np.bool_] | bool = True
     ) -> KSearchState:
-        """Of each super-block the one of less error, where it may be another."""
+        """Return for each super-block the state of lower error; ``new`` only where ``may``."""
         if best is None:
             return new
         less = (new.error < best.error) & may
@@ -223,23 +223,23 @@ class KSearch:
         )
 
     def starts(self) -> Iterable[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
-        """Scales and integers to begin with."""
+        """Return scales and integers to start from."""
         raise NotImplementedError
 
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """The best of all integers ``steps`` away from these, for given f16 scales."""
+        """Return the best state among integers ``steps`` away from these, for given f16 scales."""
         raise NotImplementedError
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
-        """The scales, not rounded, by least squares from integers and codes."""
+        """Return unrounded scales, by least squares from integers and codes."""
         raise NotImplementedError
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
+        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
         raise NotImplementedError
 
     def made(self, best: KSearchState) -> Any:
-        """The super-blocks as numbers, not yet packed."""
+        """Return the super-blocks, not yet packed."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""The search for super-blocks without minima: ``w = d * sc * q`` (Q3_K, Q6_K).
+"""Scale search for super-blocks without minimums: ``w = d * sc * q`` (Q3_K, Q6_K).
 
-``sc`` is a sub-block's integer, and like the codes it has a sign. Codes reach one further below 0
-than above, so the sign matters. See k_search.py for the method.
+``sc`` is a sub-block's signed integer. Codes reach one further below 0 than above, so its sign
+matters. See k_search.py for the method.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from treadle.formats.rounding import inverse
 
 I8Array = npt.NDArray[np.int8]
 
-MORE = np.float32(1 + 1e-6)  # so that of equals the first stays: codes that fit to the last bit
+MORE = np.float32(1 + 1e-6)  # required gain, so that ties keep the first: an exact fit
 
 
 class Signed(NamedTuple):
-    """Super-blocks as numbers, not yet packed."""
+    """Quantised super-blocks without minimums, not yet packed."""
 
     d: F32Array  # [n]
     sc: I8Array  # [n, n_sub]
@@ -43,10 +43,10 @@ class Signed(NamedTuple):
 
 @dataclass(frozen=True)
 class SignedSearch:
-    """One format's: codes from ``-half`` to ``half - 1``, integers from ``-top`` to ``top - 1``.
+    """Search of one format: codes ``-half`` to ``half - 1``, integers ``-top`` to ``top - 1``.
 
-    ``grid`` holds what the fit tries: the code, not rounded, of the largest magnitude. ``starts``
-    the same for the largest scale and its integer.
+    ``grid`` has the values that the fit tries as the unrounded code of the largest magnitude;
+    ``starts`` has those tried as the unrounded integer of the largest scale.
     """
 
     n_sub: int
@@ -56,13 +56,13 @@ class SignedSearch:
     starts: tuple[float, ...]
 
     def run(self, x: F32Array, weights: F32Array | None) -> Signed:
-        """The super-blocks of float32 [n, block]; ``weights`` as x, or None."""
+        """Quantise float32 [n, block]; ``weights`` are importances of the same shape, or None."""
         found: Signed = SignedStrip.run(self, x, weights, F16_MAX * self.top * self.half)
         return found
 
 
 class SignedStrip(KSearch):
-    """The search over one strip."""
+    """The search over one strip of super-blocks without minimums."""
 
     beside, beside_steps = ((-1,), (1,)), STEPS
 
@@ -71,10 +71,10 @@ class SignedStrip(KSearch):
         self.lo, self.hi = np.float32(-how.half), np.float32(how.half - 1)
 
     def starts(self) -> Iterator[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
-        """From several scales near the one that the largest sub-block asks for."""
+        """Yield starts from several scales near the one that fits the largest sub-block."""
         c, scale = self.c, self.fit()
         most, least = c.largest(scale), -c.largest(-scale)
-        # The largest scale becomes the most negative integer, which there is one more of.
+        # The largest scale becomes negative, because integers reach one further below 0.
         sign = np.where(most > -least, np.float32(-1), np.float32(1))
         reach = np.maximum(most, -least)
         for start in (float(self.how.top), *self.how.starts):
@@ -82,14 +82,14 @@ class SignedStrip(KSearch):
             yield (d,), (np.rint(scale * c.spread(inverse(d))),)
 
     def made(self, best: KSearchState) -> Signed:
-        """The super-blocks as numbers."""
+        """Return the super-blocks, not yet packed."""
         c, top = self.c, self.how.top
         q = c.rows(self.codes(best).astype(np.int8))
         sc = best.integers[0].clip(-top, top - 1).reshape(-1, c.n).T.astype(np.int8)
         return Signed(best.scales[0] + ZERO, sc, q)
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Other integers for the same scales: where codes fit, rounding to f16 is what is left."""
+        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
         c, top = self.c, self.how.top
         (d,), (sc,) = self.refit(best), best.integers
         largest = c.largest(np.abs(sc))
@@ -100,12 +100,12 @@ class SignedStrip(KSearch):
         return best
 
     def fit(self) -> F32Array:
-        """[n_sub * n]: each sub-block's own best scale."""
+        """Return each sub-block's best real scale, [n_sub * n]."""
         c = self.c
         most, least = c.x.max(axis=0), c.x.min(axis=0)
         unit = -inverse(pick(most > -least, most, least))  # the largest magnitude becomes -1
         gain, best = np.zeros_like(unit), np.zeros_like(unit)
-        # First what makes it -half: weights of one magnitude and sign are then exact.
+        # The first try maps it to -half: weights of one magnitude and sign are then exact.
         for code_of_largest in (float(self.how.half), *self.how.grid):
             rounded = np.multiply(c.x, unit * np.float32(code_of_largest), out=c.e)
             np.rint(rounded, out=rounded)
@@ -122,7 +122,7 @@ class SignedStrip(KSearch):
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """The best of all integers ``steps`` away from these, for a given f16 scale."""
+        """Return the best state among integers ``steps`` away from these, for a given f16 scale."""
         c, top, (sc,) = self.c, np.float32(self.how.top), integers
         d_all = c.spread(scales[0])
         least: F32Array | None = None
@@ -140,14 +140,14 @@ class SignedStrip(KSearch):
         return KSearchState(c.total(least), scales, (best_sc,))
 
     def codes(self, state: KSearchState) -> F32Array:
-        """[length, n_sub * n], in scratch ``a``."""
+        """Return codes [length, n_sub * n], in scratch ``a``."""
         c = self.c
         scale = or_huge(state.integers[0] * c.spread(state.scales[0]))
         np.multiply(c.x, np.float32(1) / scale, out=c.a)
         return c.rounded(c.a, self.lo, self.hi)
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
-        """d [n], not rounded, by least squares from integers and codes."""
+        """Return unrounded d [n], by least squares from integers and codes."""
         c, (sc,) = self.c, state.integers
         code = self.codes(state)
         sq_x = c.total(sc * c.dot(code, c.xw))

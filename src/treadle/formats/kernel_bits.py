@@ -1,7 +1,7 @@
-"""Bits and bytes of a vector put elsewhere: operations of the instruction set's row.
+"""Bit and byte permutations of vectors in kernels, by operations of the instruction set.
 
-All take and give bytes (u8). What is said for each 8 bytes, or of them, begins again where a list
-ends.
+Vectors are of bytes (u8). Lists of positions refer to groups of 8 bytes, and repeat if they are
+shorter than the vector.
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ from treadle.jit.types import u16
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int] | int, width: int, to: int = 0) -> Val:
-    """Of every byte ``width`` bits from ``shift`` on, moved to bit ``to``; the shift may be another
-    for each 8 bytes.
+    """Extract ``width`` bits from bit ``shift`` of every byte, moved to bit ``to``; a list has a
+    shift for each 8 bytes.
     """
     shifts = [shift] if isinstance(shift, int) else list(shift)
     return k.isa.bit_extract(k, v, shifts, width, to)
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """Byte i is the 8 bits from bit ``at[i]`` on of the 8 bytes that it is one of, a ring."""
+    """Return bytes: byte i is the 8 bits from bit ``at[i]`` of its group of 8 bytes, cyclic."""
     return k.isa.multishift(k, v, at)
 
 
 def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
-    """Byte i is ``2 ** to`` where bit ``at[i]`` of the 8 bytes that it is one of is set, else 0."""
+    """Return bytes where byte i is ``2 ** to`` if bit ``at[i]`` of its group of 8 bytes is set."""
     return k.isa.bit_spread(k, v, at, to)
 
 
 def count_ones(k: Builder, v: Val) -> Val:
-    """How many bits of each lane are set."""
+    """Return the number of set bits of each lane."""
     return k.call(f"llvm.ctpop.{v.ty.mangled}", v.ty, [v.ir])
 
 
 def words_of(k: Builder, field: Field, name: str, n_bytes: int) -> list[Val]:
-    """Every 32 bytes of a field as words."""
+    """Return every 32 bytes of a field widened to u16."""
     return [field(name, 32, at).to(u16) for at in range(0, n_bytes, 32)]
 
 
 def paired_words(k: Builder, field: Field) -> list[Val]:
-    """The codes of 32 weights for every 16 bytes of ``qs``: their nibbles, all low ones first."""
+    """Return the codes of 32 weights for every 16 bytes of ``qs``: low nibbles, then high ones."""
     shift = k.const([0] * 16 + [4] * 16, u16 * 32)
     return [k.concat(v, v).to(u16) >> shift for v in k.split(field("qs"), 16)]
 
 
 def nibbles(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..15: the low nibbles of ``qs``, then the high ones."""
+    """Return codes 0..15: the low nibbles of ``qs``, then the high ones."""
     qs = field("qs")
     return [qs & 15, qs >> 4]
 
 
 def looked_up(k: Builder, field: Field, table: Sequence[int]) -> list[Val]:
-    """The same, as places in a table of 16 numbers."""
+    """Look up the nibbles of ``qs`` in a table of 16 numbers: the low ones, then the high ones."""
     qs = field("qs")
     return [k.lookup(table, v) for v in (qs, qs >> 4)]
 
 
 def beside(k: Builder, field: Field, name: str, at: int, apart: int) -> Val:
-    """16 bytes of a field from ``at`` on, and 16 from ``apart`` bytes further on."""
+    """Return 16 bytes of a field from ``at``, and 16 from ``at + apart``, in one vector."""
     return k.concat(field(name, 16, at), field(name, 16, at + apart))

@@ -1,7 +1,7 @@
-"""Codebooks in a kernel: points gathered from a table, and the signs that go with them.
+"""Codebooks in kernels: points gathered from a table, and their signs.
 
-A table's bytes are codes already: the offset is added while a kernel is built, not while it runs.
-Everything is done for 64 weights at a time, which are 8 or 16 points.
+A table's bytes already include the offset of codes, which is added when a kernel is built.
+Functions process 64 weights at a time, which are 8 or 16 points.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from treadle.jit.types import f32, i8, i32, u8, u16, u32, u64
 
 BYTES = 64
 # Runs of 8 codes in vectors of 64: the first of every four, then the second ones and so on. Eights
-# of one sub-block then stand in the same lanes, so that all their dots are scaled together, and
-# every four bytes or words about them in lanes of 64 bits of their own.
+# of one sub-block then use the same lanes, so that their dot products are scaled together, and
+# every four of their indices or sign bytes lie in one 64-bit lane.
 ORDER = tuple(tuple(range(i, 32, 4)) for i in range(4))
 
 
 def gather_points(k: Builder, grid: Codebook, index: Val, offset: int, times: int = 1) -> Val:
-    """``offset + times * point`` of as many points as fill 64 bytes: u8 * 64."""
+    """Return ``offset + times * point`` of as many points as fill 64 bytes: u8 * 64."""
     codes = (offset + times * grid.points.astype(np.int16)).astype(np.uint8)
     ty = {4: u32, 8: u64}[grid.dim] * (BYTES // grid.dim)
     return k.gather(k.table(codes), index, ty).bits(u8 * BYTES)
 
 
 def eights(k: Builder, codes: Val) -> list[Val]:
-    """Of each 8 bytes the first four codes, one for eight weights, in ORDER: vectors of u64."""
+    """Return the first four codes of each 8 bytes, one per eight weights, in ORDER, as u64."""
     n, none = codes.ty.lanes // 8, [codes.ty.lanes] * (codes.ty.lanes // 8 - 1)
     out = []
     for i in range(4):
@@ -41,7 +41,7 @@ def eights(k: Builder, codes: Val) -> list[Val]:
 
 
 def fours(k: Builder, codes: Val) -> list[Val]:
-    """64 codes (u8), one for four weights, in ORDER: vectors of u32."""
+    """Return 64 codes (u8), one per four weights, in ORDER, as vectors of u32."""
     none = [codes.ty.lanes] * 3
     out = []
     for places in ORDER:
@@ -51,7 +51,7 @@ def fours(k: Builder, codes: Val) -> list[Val]:
 
 
 def high_bits(k: Builder, packed: Val, width: int) -> Val:
-    """The numbers of ``width`` bits in each byte, times 256 (above a low byte of an index): u16."""
+    """Return the ``width``-bit numbers of each byte as u16, times 256: the high bits of indices."""
     each = 8 // width
     n = each * packed.ty.lanes
     zero_and_byte = [at for i in range(n) for at in (packed.ty.lanes, i // each)]
@@ -61,23 +61,23 @@ def high_bits(k: Builder, packed: Val, width: int) -> Val:
 
 
 def sign_bytes(k: Builder, signs: Val) -> Val:
-    """Four sign bytes to every 8 bytes: what ``put_on`` wants."""
+    """Put four sign bytes into every 8 bytes, as ``put_on`` expects."""
     return k.each(signs, 4, 2)
 
 
 def sevens(k: Builder, words: Val, at: int) -> Val:
-    """The same of four groups of 7 bits, from bit ``at`` on of each 8 bytes."""
+    """Return sign bytes of four 7-bit codes, from bit ``at`` of each 8 bytes, for ``put_on``."""
     return even_signs(k, multishift(k, words, [*range(at, at + 28, 7)] * 2) & 127)
 
 
 def even_signs(k: Builder, codes: Val) -> Val:
-    """The sign bytes behind 7-bit codes: the top bit makes the number of ones even."""
+    """Return the sign bytes of 7-bit codes: the top bit makes the number of ones even."""
     return codes | (count_ones(k, codes) << 7)
 
 
 def put_on(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1) -> list[Val]:
-    """``codes`` in ORDER, mirrored at ``offset`` where a bit is set of ``signs``: of each 8 bytes
-    every ``step``-th, one for eight codes.
+    """Mirror ``codes``, which are in ORDER, at ``offset`` where their bit in ``signs`` is set.
+    Every ``step``-th sign byte of each 8 is used, one for eight codes.
     """
     out = []
     for i, v in enumerate(codes):
@@ -87,8 +87,8 @@ def put_on(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1)
 
 
 def odd_steps(k: Builder, isa: Isa, steps: Val, d: Val, factor: float) -> Val:
-    """``d * (2 * step + 1) * factor``: ``d`` the bytes of an f16 (once or more), ``factor`` a power
-    of two.
+    """Return ``d * (2 * step + 1) * factor``; ``d`` are bytes of one or more f16, ``factor`` is a
+    power of two.
     """
     odd = (steps.to(i32) * 2 + 1).to(f32)
     unit = halves(k, isa, d) * factor
@@ -96,14 +96,14 @@ def odd_steps(k: Builder, isa: Isa, steps: Val, d: Val, factor: float) -> Val:
 
 
 def nibble_steps(k: Builder, packed: Val) -> Val:
-    """Nibbles in their order, the low one of each byte first."""
+    """Return nibbles in order, the low one of each byte first."""
     n = packed.ty.lanes
     zipped = [i + n * j for i in range(n) for j in range(2)]
     return k.shuffle(packed & 15, packed >> 4, zipped)
 
 
 def nibble_scales(factor: float) -> Callable[[Builder, Isa, Field], tuple[Val, None]]:
-    """``scales`` of the formats whose ``scales`` are nibbles: ``d * (2 * scale + 1) * factor``."""
+    """Return ``scales`` for formats with nibbles as scales: ``d * (2 * scale + 1) * factor``."""
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
         return odd_steps(k, isa, nibble_steps(k, field("scales")), field("d"), factor), None
@@ -112,6 +112,6 @@ def nibble_scales(factor: float) -> Callable[[Builder, Isa, Field], tuple[Val, N
 
 
 def shifted(k: Builder, index: Val, down: Val) -> Val:
-    """16 + 8 times the shifted points of IQ1, as in shifted.py; ``down``: which eights are."""
+    """Return 16 + 8 times the shifted points of IQ1 (iq1.py); ``down`` marks those shifted down."""
     up = gather_points(k, IQ1, index, 17, 8).bits(u64 * 8)
     return k.select(down, up - 0x0202020202020202, up).bits(u8 * BYTES)  # no byte is less than 9

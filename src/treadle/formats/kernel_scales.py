@@ -1,4 +1,4 @@
-"""Scales in a kernel: what several formats' ``scales`` functions are made of."""
+"""Scales in kernels: building blocks of the formats' ``scales`` functions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from treadle.jit.types import f16, f32, i16, i32, u8, u32
 
 
 def halves(k: Builder, isa: Isa, *fields: Val) -> Val:
-    """The bytes of f16 numbers (as many in each field) as f32, end to end."""
+    """Widen f16 numbers, given as bytes (equally many per field), to f32, end to end."""
     both = k.concat(*fields)
     return isa.widen_f16(k, both.bits(f16 * (both.ty.lanes // 2)))
 
 
 def repeat(k: Builder, v: Val, n: int) -> Val:
-    """Each lane ``n`` times in a row."""
+    """Repeat each lane ``n`` times in a row."""
     return k.shuffle(v, v, [i for i in range(v.ty.lanes) for _ in range(n)])
 
 
 def shared(n: int) -> Callable[[Builder, Isa, Field], tuple[Val, None]]:
-    """``scales`` of formats with one scale ``d`` for ``n`` times ``sub`` weights."""
+    """Return ``scales`` for formats with one scale ``d`` per ``n`` times ``sub`` weights."""
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
         return repeat(k, halves(k, isa, field("d")), n), None
@@ -29,9 +29,9 @@ def shared(n: int) -> Callable[[Builder, Isa, Field], tuple[Val, None]]:
     return scales
 
 
-# What two_bits gives of 256 weights, in runs of 8: of two of a byte's codes, and of both halves of
-# the block, first the even runs of 32 weights, then the odd ones. Both eights of 16 weights that
-# share a scale stand in the same lanes, so their dots are scaled together.
+# The order of two_bits' codes of 256 weights, in runs of 8. Each vector has two of a byte's codes,
+# of both halves of the block: first the even runs, then the odd ones. Both eights of 16 weights
+# that share a scale use the same lanes, so their dot products are scaled together.
 TWO_BITS = tuple(
     tuple(
         half * 16 + code * 4 + i for code in (c, c + 1) for half in (0, 1) for i in (odd, odd + 2)
@@ -42,17 +42,17 @@ TWO_BITS = tuple(
 
 
 def two_bits(k: Builder, qs: Val) -> list[Val]:
-    """Codes 0..3 in the order of TWO_BITS, of bytes with four codes, the first the lowest."""
+    """Return codes 0..3 in the order of TWO_BITS, of bytes with four codes, lowest bits first."""
     twice = [k.each(v, 32, 2) for v in k.evens(qs, 8)]
     return [bit_extract(k, v, [at] * 4 + [at + 2] * 4, 2) for at in (0, 4) for v in twice]
 
 
 def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) -> list[Val]:
-    """``(code - zero) * factor + offset``, a byte, of codes as two_bits gives them; a factor for
-    every 16.
+    """Return bytes ``(code - zero) * factor + offset`` of codes in the order of ``two_bits``; there
+    is a factor for every 16 codes.
 
-    Two neighbours are one number of 16 bits, of which one product is made: that of the second is
-    256 times as much, and where both results are bytes, no carry passes between them.
+    Two neighbours are multiplied as one 16-bit number, in which the second counts 256 times; since
+    both results fit a byte, no carry passes between them.
     """
     n = factors.ty.lanes // 16
     out = []
@@ -65,20 +65,20 @@ def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) ->
 
 
 def in_pairs(k: Builder, isa: Isa, pairs: Val) -> tuple[Val, Val]:
-    """``d`` and ``dmin`` of the bytes of both."""
+    """Return ``d`` and ``dmin`` from the bytes of both."""
     factors = halves(k, isa, pairs)
     n = factors.ty.lanes
     return k.shuffle(factors, factors, range(0, n, 2)), k.shuffle(factors, factors, range(1, n, 2))
 
 
 def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]:
-    """``d`` and ``-dmin``, each ``times`` times, of the bytes of both."""
+    """Return ``d`` and ``-dmin``, each repeated ``times`` times, from the bytes of both."""
     d, dmin = in_pairs(k, isa, pairs)
     return repeat(k, d, times), repeat(k, -dmin, times)
 
 
 def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | None]]:
-    """``scales`` of formats that have ``steps``."""
+    """Return ``scales`` for a format that has ``steps``: the products of the factors."""
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val | None]:
         sc, d, m, dmin = steps(k, isa, field)
@@ -90,7 +90,7 @@ def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | N
 
 
 def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """``d * sc`` and ``-dmin * m`` of eight sub-blocks, packed as scales6.py says."""
+    """Return ``d * sc`` and ``-dmin * m`` of eight sub-blocks, packed as in Q4_K (k_quants.py)."""
     words = field("d", 16)
     n = words.ty.lanes // 16
     codes = _six_bits(k, words, [(b, what) for what in (0, 1) for b in range(n)])
@@ -100,13 +100,13 @@ def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
 
 
 def six_bit_steps(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Val]:
-    """``sc``, ``d``, ``m`` and ``dmin`` of the same."""
+    """Return ``sc``, ``d``, ``m`` and ``dmin`` of eight sub-blocks, packed as in Q4_K."""
     words = field("d", 16)
     n = words.ty.lanes // 16
     codes = _six_bits(k, words, [(b, what) for b in range(n) for what in (0, 1)])
 
     def widened(first: int) -> Val:
-        """Eight of each block. It is 128 bits: within as many, an instruction widens bytes."""
+        """Widen eight bytes of each block, within 128 bits, where one instruction suffices."""
         order = [at for b in range(n) for i in range(8) for at in (16 * b + first + i, 16 * n)]
         return k.shuffle(codes, k.zero(codes.ty), order).bits(i16 * (8 * n))
 
@@ -115,16 +115,16 @@ def six_bit_steps(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Va
 
 
 def _heads(k: Builder, head: Val) -> Val:
-    """The bytes of each block's d and dmin."""
+    """Return the bytes of each block's d and dmin."""
     words = head.bits(u32 * (head.ty.lanes // 4))
     return k.shuffle(words, words, range(0, words.ty.lanes, 4)).bits(u8 * (head.ty.lanes // 4))
 
 
 def _six_bits(k: Builder, head: Val, order: list[tuple[int, int]]) -> Val:
-    """Scales (0) or minimums (1) of the blocks, eight bytes each.
+    """Return scales (0) or minimums (1) of the blocks in ``order``, eight bytes each.
 
-    Four words of 32 bits are a block's: d and dmin, then A, B and C. Of C's nibbles and what A or B
-    have above six bits, the upper four numbers are made.
+    A block has four 32-bit words: d and dmin, then A, B and C. The upper four numbers consist of
+    C's nibbles and the bits of A or B above the lower six.
     """
     ty = u32 * (head.ty.lanes // 4)
     words = head.bits(ty)

@@ -1,13 +1,12 @@
 """MLX's affine formats: groups of 32, 64 or 128 weights of 2, 3, 4, 5, 6 or 8 bits; ``w = d * q +
 m``.
 
-A tensor is three arrays, as MLX's safetensors have them: the codes of each row, one stream of bits
-that begins at the lowest of the first word (``weight``); a scale for each group (``scales``); a
-minimum for each (``biases``; the scale may be negative, and then it is a maximum). Scales and
-minimums are f16, bf16 or f32.
+A tensor is three arrays, as in MLX's safetensors: ``weight``, each row's codes as one bit stream
+from the lowest bit of the first word; ``scales``, one per group; ``biases``, a minimum per group (a
+maximum if the scale is negative). Scales and minimums are f16, bf16 or f32.
 
-``MLX4_G64`` has four bits, groups of 64 and f16 scales; ``MLX4_G64_BF16`` bf16 scales. They are
-made when they are asked for: there are 54.
+``MLX4_G64`` has four bits, groups of 64 and f16 scales; ``MLX4_G64_BF16`` has bf16 scales. The 54
+formats are built on demand.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}  # safetensors' names
 SUB = 32  # codes that share a sum of activations
-RUN = 16  # codes: as many as the narrowest registers hold
-LEAST = 1e-7  # of a scale that MLX gives to a group
+RUN = 16  # codes in the narrowest registers
+LEAST = 1e-7  # the smallest scale of a group, as in MLX
 
 _NAME = re.compile(r"MLX(\d)_G(\d+)(?:_(BF16|F32))?")
 
 
 def mlx_name(bits: int, group: int, scales: str) -> str:
-    """What the format is called; ``scales`` is safetensors' name of their type."""
+    """Return the format's name; ``scales`` is safetensors' name of the scale type."""
     return f"MLX{bits}_G{group}" + ("" if scales == "F16" else f"_{scales}")
 
 
 def named(name: str) -> Format | None:
-    """The format of this name in upper case; None where MLX has none such."""
+    """Return the format of an upper-case name; None if MLX has no such format."""
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) not in BITS or int(match[2]) not in GROUPS:
         return None
@@ -61,7 +60,9 @@ def named(name: str) -> Format | None:
 
 @cache
 def mlx(bits: int, group: int, scales: str) -> Format:
-    """The format of ``bits`` a weight and ``group`` weights a scale; UnsupportedError."""
+    """Return the format of ``bits`` per weight and ``group`` weights per scale. Raises
+    UnsupportedError.
+    """
     for what, value, known in (("bits", bits, BITS), ("group_size", group, GROUPS)):
         if value not in known:
             raise UnsupportedError(f"{what} {value}: MLX has {', '.join(map(str, known))}")
@@ -99,24 +100,24 @@ def mlx(bits: int, group: int, scales: str) -> Format:
 
 
 def dequantize(blocks: Blocks, bits: int) -> F32Array:
-    """blocks [...] -> float32 [..., group]: what MLX has with f32 scales, to the bit.
+    """Dequantise blocks [...] to float32 [..., group]; with f32 scales bit-identical to MLX.
 
-    With f16 or bf16 scales MLX rounds product and sum to that type, and we do not.
+    With f16 or bf16 scales MLX rounds product and sum to that type; treadle does not.
     """
     d, m = (_floats(blocks[name])[..., None] for name in ("d", "m"))
-    with np.errstate(invalid="ignore", over="ignore"):  # a scale that is no number, or huge
+    with np.errstate(invalid="ignore", over="ignore"):  # a NaN or huge scale
         scaled: F32Array = split(blocks["qs"], bits).astype(np.float32) * d + m
     return scaled
 
 
 def quantize(x: F32Array, bits: int, layout: np.dtype[Any]) -> Blocks:
-    """float32 [..., group] -> blocks [...], as MLX: the end that is farther from zero is kept
-    exactly, and zero is a code.
+    """Quantise float32 [..., group] to blocks [...] like MLX: the extreme farther from zero is
+    represented exactly, and zero is a code.
     """
     out = np.empty(x.shape[:-1], layout)
     top = np.float32((1 << bits) - 1)
     low, high = x.min(-1), x.max(-1)
-    with np.errstate(all="ignore"):  # NaN and infinities spoil their block
+    with np.errstate(all="ignore"):  # NaN and infinities make their block invalid
         negative = np.abs(low) > np.abs(high)
         d = np.maximum((high - low) / top, np.float32(LEAST))
         d = np.where(negative, d, -d)
@@ -132,7 +133,7 @@ def quantize(x: F32Array, bits: int, layout: np.dtype[Any]) -> Blocks:
 
 
 def split(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """[..., n] bytes -> [..., n * 8 // bits] codes."""
+    """Unpack bytes [..., n] to codes [..., n * 8 // bits]."""
     stream = np.unpackbits(packed, axis=-1, bitorder="little")
     bits_of = stream.reshape(*packed.shape[:-1], -1, bits)
     filled = np.packbits(bits_of, axis=-1, bitorder="little")
@@ -140,7 +141,7 @@ def split(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
 
 
 def join(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Undoes ``split``."""
+    """Pack codes into bytes; the inverse of ``split``."""
     stream = np.unpackbits(codes[..., None], axis=-1, bitorder="little")[..., :bits]
     packed = np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
     return packed
@@ -160,10 +161,10 @@ def _numbers(x: F32Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..15: of each 32 the first 16, then the others.
+    """Return codes 0..15: the first 16 of each 32, then the second 16.
 
-    A byte has two neighbours, so both halves of the bytes are woven together: within 16 bytes at a
-    time, which is one instruction for each vector wherever registers are made of such.
+    A byte holds two neighbouring codes, so low and high nibbles are interleaved. This is done
+    within 16 bytes, which takes one instruction per vector if registers have 128-bit lanes.
     """
     qs = field("qs")
     low, high, n = qs & 15, qs >> 4, qs.ty.lanes
@@ -183,8 +184,8 @@ def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
 
 
 def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
-    """Codes of any width, in order. Four at a time are brought into a dword of their own; then its
-    upper two are moved to its upper half, and of each two the upper one to the upper byte.
+    """Return ``unpack`` of codes of ``bits`` bits, in order. Each four codes get their own dword;
+    then the upper two move to its upper half, and the upper one of each pair to the upper byte.
     """
 
     def unpack(k: Builder, field: Field) -> list[Val]:
@@ -201,10 +202,10 @@ def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
 
 
 def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
-    """A dword for each four codes, in its lowest bits; anything above.
+    """Return a dword for each four codes, which are in its lowest bits; upper bits are undefined.
 
-    First RUN codes are brought into 16 bytes of their own, dword by dword: bytes that cross from
-    one such quarter of a register to another, LLVM would move one by one.
+    First each RUN codes are moved into their own 16 bytes, dword by dword, because LLVM would move
+    bytes across 16-byte lanes one by one.
     """
     pitch = bits * RUN // 8  # bytes of RUN codes
     dwords_at, order, shifts = [], [], []
@@ -224,7 +225,7 @@ def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
 
 
 def _scales(kind: str, n: int) -> Callable[[Builder, Isa, Field], tuple[Val, Val]]:
-    """``d`` and ``m`` of groups of ``n`` times SUB weights."""
+    """Return ``scales`` (``d`` and ``m``) for groups of ``n`` times SUB weights."""
 
     def widen(k: Builder, isa: Isa, raw: Val) -> Val:
         wide: Val

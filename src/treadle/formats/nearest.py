@@ -1,8 +1,9 @@
-"""The nearest point of a codebook to many vectors at once: quickly, or surely.
+"""Nearest-point search in a codebook, for many vectors at once.
 
-``find`` looks the vector's cell up in a table that names one point for each, for little more than
-the price of rounding: good enough to choose scales by. ``search`` compares all points that lie near
-the cell: on normal numbers it misses the nearest once in a hundred times, and then by little.
+``find`` looks up the vector's cell in a table with one point per cell; it costs little more than
+rounding and is accurate enough to choose scales. ``search`` compares the NEARBY points nearest to
+the cell: for normally distributed vectors it misses the nearest point in one of a hundred cases,
+and then by little.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from treadle.formats.format import F32Array
 from treadle.formats.grids import Codebook
 
 NEARBY = 32  # points that ``search`` compares
-BATCH = 512  # vectors at once, so that all those points stay in the second-level cache
+BATCH = 512  # vectors at once, so that the compared points stay in the L2 cache
 
 Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """Nearest points of ``grid``; ``cells`` of the table along each coordinate, end to end."""
+    """Nearest-point search in ``grid``; the table has ``cells`` cells along each coordinate."""
 
     grid: Codebook
     cells: int
@@ -33,7 +34,7 @@ class Nearest:
     def encode(
         self, u: F32Array, weights: F32Array | None, careful: bool
     ) -> tuple[Index, F32Array]:
-        """Codes [n, sub / dim] and values [n, sub] for scale_search: of float32 [n, sub]."""
+        """Encode float32 [n, sub] for scale_search: codes [n, sub / dim] and values [n, sub]."""
         v = u.reshape(-1, self.grid.dim)
         if careful:
             found = self.search(v, None if weights is None else weights.reshape(v.shape))
@@ -42,11 +43,11 @@ class Nearest:
         return found.reshape(len(u), -1), self.points.take(found, axis=0).reshape(u.shape)
 
     def find(self, u: F32Array) -> Index:
-        """float32 [n, dim] -> [n]: by the table alone."""
+        """Return point indices [n] of float32 [n, dim], from the table alone."""
         return self.table.take(self.cell(u, self.cells)).astype(np.intp)
 
     def search(self, u: F32Array, weights: F32Array | None) -> Index:
-        """float32 [n, dim] -> [n]: of the points nearby, that of least weighted squares.
+        """Return indices [n] of the nearby points of least weighted squared error to [n, dim].
 
         ``sum w (u - p)^2`` is least where ``sum (w u) p - sum w p^2 / 2`` is largest.
         """
@@ -68,31 +69,31 @@ class Nearest:
         return found
 
     def cell(self, u: F32Array, n: int) -> Index:
-        """float32 [n, dim] -> [n]: the number of the cell, out of ``n ** dim``."""
+        """Return cell numbers [n], below ``n ** dim``, of float32 [n, dim]."""
         low, high = self.grid.alphabet[0], self.grid.alphabet[-1]
         pitch = (high - low) / (n - 1)
         at = u * np.float32(1 / pitch)
-        at += np.float32(0.5 - low / pitch)  # a cast cuts; with the half it rounds
+        at += np.float32(0.5 - low / pitch)  # plus a half, so that the truncating cast rounds
         np.clip(at, 0, n - 0.5, out=at)
         return number(at.astype(np.uint8), n)
 
     @cached_property
     def points(self) -> F32Array:
-        """[n, dim]."""
+        """The codebook's points as float32 [n, dim]."""
         return self.grid.points.astype(np.float32)
 
     @cached_property
     def half_squares(self) -> F32Array:
-        """[n]: |p|^2 / 2."""
+        """|p|^2 / 2 of each point, [n]."""
         squares: F32Array = (self.points**2).sum(axis=1) / np.float32(2)
         return squares
 
     @cached_property
     def table(self) -> npt.NDArray[np.uint16]:
-        """[cells ** dim]: the point nearest to each cell's centre.
+        """The point nearest to each cell's centre, [cells ** dim].
 
-        |p - c|^2 is a sum over coordinates: so it is a number for the lower half of the cell's
-        coordinates and the point, plus one for the upper half.
+        |p - c|^2 is a sum over coordinates, so it is split into a term of the lower half of the
+        coordinates plus a term of the upper half.
         """
         half = self.grid.dim // 2
         centre = corners(self.ends(self.cells), half)  # [cells ** half, half]
@@ -107,7 +108,7 @@ class Nearest:
 
     @cached_property
     def nearby(self) -> npt.NDArray[np.uint16]:
-        """[len(alphabet) ** dim, NEARBY]: the points nearest to each cell of that size."""
+        """The points nearest to each cell, [len(alphabet) ** dim, NEARBY]."""
         centre = corners(self.ends(len(self.grid.alphabet)), self.grid.dim)
         near = np.empty((len(centre), NEARBY), np.uint16)
         for i in range(0, len(centre), BATCH):
@@ -116,20 +117,20 @@ class Nearest:
         return near
 
     def ends(self, n: int) -> F32Array:
-        """[n]: the centres of cells along a coordinate."""
+        """Return [n]: the centres of the cells along a coordinate."""
         return np.linspace(self.grid.alphabet[0], self.grid.alphabet[-1], n, dtype=np.float32)
 
 
 def corners(at: F32Array, dim: int) -> F32Array:
-    """[len(at) ** dim, dim]: all vectors over ``at``, the first coordinate varying fastest."""
+    """Return all vectors over ``at``, [len(at) ** dim, dim]; coordinate 0 varies fastest."""
     n = len(at)
     return at[np.arange(n**dim)[:, None] // n ** np.arange(dim) % n]
 
 
 def number(digits: npt.NDArray[np.uint8], base: int) -> npt.NDArray[Any]:
-    """[n, dim] digits, the first the least significant -> [n].
+    """Convert digits [n, dim], least significant first, to numbers [n].
 
-    All digits of a vector are in one word, and every round joins neighbours within it.
+    All digits of a vector are in one word, and every round combines neighbours within it.
     """
     dim = digits.shape[1]
     word = digits.view(f"<u{dim}")[:, 0].astype(np.uint64)

@@ -1,6 +1,6 @@
-"""Blocks in numpy: what reading and writing them has in common, whatever the format.
+"""Builders of numpy (de)quantisers from a format's ``read`` and ``write``.
 
-A format says which numbers its bits are (``read``), and puts numbers into its bits (``write``).
+``read`` unpacks a block's bits to numbers, ``write`` packs numbers into a block's bits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Write = Callable[[Blocks, Any], None]
 
 
 def scale(blocks: Blocks) -> F32Array:
-    """``d``, float32 [..., 1]."""
+    """Return the scale ``d`` as float32 [..., 1]."""
     d: F32Array = blocks["d"].astype(np.float32)[..., None]
     return d
 
 
 def in_bits(bits: int, run: int) -> tuple[Callable[[Blocks], Numbers], Write]:
-    """``read`` and ``write`` of codes ``q`` that lie in ``qs`` as packing.py has them."""
+    """Return ``read`` and ``write`` of codes packed in ``qs`` as described in packing.py."""
 
     def read(blocks: Blocks) -> Numbers:
         return split_bits(blocks["qs"], bits, run)
@@ -41,13 +41,13 @@ def in_bits(bits: int, run: int) -> tuple[Callable[[Blocks], Numbers], Write]:
 
 
 def with_scale(read: Callable[[Blocks], Numbers], offset: int = 0) -> Dequantize:
-    """``dequantize`` where a block has one scale: ``w = d * (q - offset)``, plus ``m`` if there is
-    one. ``read`` gives q [..., block].
+    """Return ``dequantize`` for blocks with one scale: ``w = d * (q - offset)``, plus ``m`` if the
+    layout has it. ``read`` returns q [..., block].
     """
 
     def dequantize(blocks: Blocks) -> F32Array:
         q = read(blocks).astype(np.float32) - np.float32(offset)
-        with np.errstate(invalid="ignore"):  # a scale of infinity times a quant of zero
+        with np.errstate(invalid="ignore"):  # an infinite scale times a code of zero
             w: F32Array = q * scale(blocks)
             assert blocks.dtype.names is not None
             return w + blocks["m"].astype(np.float32)[..., None] if "m" in blocks.dtype.names else w
@@ -58,8 +58,9 @@ def with_scale(read: Callable[[Blocks], Numbers], offset: int = 0) -> Dequantize
 def with_steps(
     read: Callable[[Blocks], tuple[Numbers, ...]], scale: Callable[[Blocks], F32Array] = scale
 ) -> Dequantize:
-    """``dequantize`` where each of n sub-blocks has a step: ``w = d * step * y``, less ``dmin * m``
-    if there are minimums. ``read`` gives steps [..., n], y [..., block], and m [..., n] if any.
+    """Return ``dequantize`` for blocks with a step for each of n sub-blocks: ``w = d * step * y``,
+    minus ``dmin * m`` if there are minimums. ``read`` returns steps [..., n], y [..., block], and
+    m [..., n] if any.
     """
 
     def dequantize(blocks: Blocks) -> F32Array:
@@ -76,10 +77,10 @@ def with_steps(
 
 @dataclass(frozen=True)
 class Weighted:
-    """A search for formats that without importances only round.
+    """The search with importances of a format that only rounds without them.
 
-    ``how`` is a search over super-blocks, each here of one sub-block; ``numbers`` makes blocks as
-    numbers of what it finds.
+    ``how`` is a search over super-blocks, here of one sub-block each; ``numbers`` converts its
+    result to RoundedBlocks.
     """
 
     how: Any
@@ -89,12 +90,12 @@ class Weighted:
 def searched(
     layout: np.dtype[Any], plain: Search, write: Write, weighted: Weighted | None = None
 ) -> Callable[..., Blocks]:
-    """``quantize`` by a search: float32 [..., block], and weights that broadcast to it, -> blocks
-    [...] of least squared error, times the weights if given.
+    """Return ``quantize`` by a search: float32 [..., block], and importances that broadcast to it,
+    -> blocks [...] of least (weighted) squared error.
 
-    What ``plain``, and with weights ``weighted``, finds for [n, block] has ``d`` [n], and ``dmin``
-    or ``m`` if the layout has one; ``write`` puts the rest into n blocks. A caller may bring a
-    search of its own that finds these.
+    The search is ``plain``, or ``weighted`` if there are importances. Its result for [n, block] has
+    ``d`` [n], and ``dmin`` or ``m`` if the layout does; ``write`` packs the rest into n blocks. A
+    caller may pass a search of its own with such results.
     """
 
     def find(x: F32Array, weights: F32Array | None, search: Search | None) -> Any:
@@ -132,7 +133,7 @@ def one_scale(
     offset: int = 0,
     weighted: Weighted | None = None,
 ) -> Format:
-    """A format whose blocks have one scale: see ``with_scale`` and ``searched``."""
+    """Return a format whose blocks have one scale: see ``with_scale`` and ``searched``."""
     dequantize, quantize = with_scale(read, offset), searched(layout, search, write, weighted)
     made = Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
     if weighted is None:
@@ -150,8 +151,8 @@ def super_blocks(
     codes: Codes,
     scale: Callable[[Blocks], F32Array] = scale,
 ) -> Format:
-    """A format of 256 weights in sub-blocks with a step each: see ``with_steps``, ``searched``.
-    ``search.run`` is the search.
+    """Return a format of 256 weights in sub-blocks with a step each: see ``with_steps``,
+    ``searched``. ``search.run`` is the search.
     """
     dequantize, quantize = with_steps(read, scale), searched(layout, search.run, write)
     made = Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes)

@@ -1,8 +1,8 @@
-"""Arithmetic that the block quantisers share, each rounding as ggml's C does.
+"""Rounding functions of the block quantisers, identical to ggml's C.
 
-Blocks of finite numbers and infinities come out as from ggml, bit for bit. A NaN differs on
-purpose: ggml's comparisons skip it (or not, by its place), and it may end as some finite
-weight. Here, as in the ``gguf`` package, it makes the scale NaN and so the whole block.
+Blocks of finite numbers and infinities give ggml's result, bit for bit. NaN differs on purpose:
+in ggml it may become a finite weight, depending on its position. Here, as in the ``gguf``
+package, it makes the scale NaN, and so the whole block.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from treadle.formats.format import F32Array
 
 
 def inverse(d: F32Array) -> F32Array:
-    """1 / d, and 0 where d is 0: a block of zeros has no scale."""
+    """Return 1 / d, and 0 where d is 0 (a block of zeros)."""
     with np.errstate(divide="ignore", over="ignore"):
         inverted: F32Array = np.where(d == 0, np.float32(0), np.float32(1) / d)
     return inverted
 
 
 def half_away(x: F32Array) -> F32Array:
-    """C's ``roundf``: to nearest, halves away from zero (numpy rounds them to even)."""
+    """Round as C's ``roundf``: to nearest, halves away from zero (numpy rounds halves to even)."""
     a = np.abs(x)
     whole = np.floor(a)
     rounded: F32Array = np.copysign(whole + (a - whole >= np.float32(0.5)), x)
@@ -31,42 +31,42 @@ def half_away(x: F32Array) -> F32Array:
 
 
 def to_int(x: F32Array, lo: int, hi: int) -> npt.NDArray[np.int8]:
-    """Cut towards zero and clip; NaN and infinity, undefined in C, are 0 here."""
+    """Truncate towards zero and clip; NaN and infinity, undefined in C, become 0."""
     return np.where(np.isfinite(x), x, np.float32(0)).clip(lo, hi).astype(np.int8)
 
 
 def to_f16(x: F32Array) -> npt.NDArray[np.float16]:
-    """Nearest even; too large is infinity, too small is zero."""
+    """Round to nearest even; overflow gives infinity, underflow gives zero."""
     with np.errstate(over="ignore", under="ignore"):
         return x.astype("<f2")
 
 
 def relative(weights: F32Array, least: float) -> F32Array:
-    """Importances [n, block] of mean about 1, and none quite 0: then every error counts.
+    """Normalise importances [n, block] to a mean of about 1 plus ``least``, so that none is 0.
 
-    What is negative, NaN or infinite counts as 0; where nothing counts, everything does.
+    Negative, NaN and infinite importances count as 0; a block of zeros gets equal importances.
     """
     w = np.where(np.isfinite(weights), weights, np.float32(0)).clip(0)
     top = w.max(axis=-1, keepdims=True)
-    w = w / np.where(top > 0, top, np.float32(1))  # before the sum, which might overflow
+    w = w / np.where(top > 0, top, np.float32(1))  # first, because the sum might overflow
     mean = w.mean(axis=-1, keepdims=True)
     with np.errstate(all="ignore"):
         return np.where(mean > 0, w / mean, np.float32(1)) + np.float32(least)
 
 
 class RoundedBlocks(NamedTuple):
-    """Blocks as numbers, not yet packed: ``w = d * (q - offset)``, or ``w = d * q + m``."""
+    """Quantised blocks, not yet packed: ``w = d * (q - offset)``, or ``w = d * q + m``."""
 
     d: F32Array  # [n]
     q: npt.NDArray[np.uint8]  # [n, block]
-    m: F32Array = np.zeros(0, np.float32)  # [n], or none
+    m: F32Array = np.zeros(0, np.float32)  # [n], or empty
 
 
 def signed(x: F32Array, half: int) -> RoundedBlocks:
-    """Codes ``half`` above whole numbers from ``-half`` to ``half - 1``.
+    """Quantise to integers from ``-half`` to ``half - 1``, stored as codes with offset ``half``.
 
-    The weight of largest magnitude becomes ``-half``, the end with the longer reach: so ``d`` has
-    the sign opposite to that weight's.
+    The weight of largest magnitude becomes ``-half``, the longer end of the range, so ``d`` has the
+    opposite sign of that weight.
     """
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], axis=-1)[..., 0]
     d = extreme / np.float32(-half)
@@ -76,7 +76,7 @@ def signed(x: F32Array, half: int) -> RoundedBlocks:
 
 
 def above(x: F32Array, top: int) -> RoundedBlocks:
-    """Codes from 0, the smallest weight's, to ``top``, the largest's."""
+    """Quantise to codes from 0 (the smallest weight) to ``top`` (the largest), with a minimum."""
     m = x.min(axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):
         d = (x.max(axis=-1) - m) / np.float32(top)

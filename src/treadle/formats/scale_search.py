@@ -1,16 +1,16 @@
-"""The search that all IQ quantisers share: a scale for the block, a step of it for each sub-block.
+"""Scale search of all IQ quantisers: a scale for the block, and a step for each sub-block.
 
-A block is ``w = d * step * y``: d of the block (f16), a step out of a ladder for each sub-block,
-and y, a vector that the codebook offers. Given the scale ``t = d * step``, the format's coder finds
-y for ``x / t``; given y, least squares finds t. Neither finds both, and the loss has many minima:
-so the search tries many scales, which a coder's table makes cheap, and refines the best few.
+A block is ``w = d * step * y``: d is the block's f16 scale, a sub-block's step is from a ladder,
+and y is a vector of the codebook. Given the scale ``t = d * step``, the format's coder finds y for
+``x / t``; given y, least squares finds t. The joint loss has many minima, so the search tries many
+scales, which a coder's table makes cheap, and refines the best few.
 
-1. Every sub-block's own scale: over a range of scales, code, fit the scale, keep the best.
-2. The block's d, such that its sub-blocks find their scales near steps of it: over a range of d,
-   each rounded to f16, code every sub-block at the steps next to its own scale.
-3. The best few d: code with care, fit d to the codes by least squares, code again.
+1. Each sub-block's own scale: for each of a range of scales, encode, fit the scale, keep the best.
+2. The block's d, such that steps of it are near the sub-blocks' own scales: for each of a range of
+   d, rounded to f16, encode every sub-block at the steps next to its own scale.
+3. The best few d: encode carefully, fit d to the codes by least squares, encode again.
 
-All losses are those of the numbers that a reader will get: those of the rounded d.
+Losses are computed with the rounded d, as a reader will dequantise.
 """
 
 from __future__ import annotations
@@ -29,52 +29,51 @@ from treadle.formats.signs import take_off
 
 F64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]
-# d, steps and codes of a Fit.
+# d, steps and codes of a ScaleFit.
 Found: TypeAlias = tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8], IntArray]
 
-SEARCHED_WEIGHTS = 1 << 16  # weights at once: a dozen temporaries stay in the second-level cache
+SEARCHED_WEIGHTS = 1 << 16  # weights at once: a dozen temporaries stay in the L2 cache
 F16_MAX = 65504.0
-CAREFUL = 3  # values of d worth care
-LEAST = 1e-6  # the importance of what has none, to the mean
-TINY = np.float32(1e-30)  # scales below it are zero; the strip's largest weight is about one
+CAREFUL = 3  # number of best d that are encoded carefully
+LEAST = 1e-6  # lowest importance, relative to the mean
+TINY = np.float32(1e-30)  # scales below it count as zero; the strip's largest weight is about one
 
 
 class ScaleFit(NamedTuple):
-    """What blocks are made of."""
+    """Quantised blocks, not yet packed."""
 
     d: npt.NDArray[np.float16]  # [n]
-    steps: npt.NDArray[np.uint8]  # [n, sub-blocks]: rungs of the ladder
-    codes: IntArray  # [n, ...]: as the coder gives them
-    signs: npt.NDArray[np.uint8]  # [n, block / 8]: none where codes have them
+    steps: npt.NDArray[np.uint8]  # [n, sub-blocks]: indices into the ladder
+    codes: IntArray  # [n, ...]: the coder's codes
+    signs: npt.NDArray[np.uint8]  # [n, block / 8]: empty if codes include signs
 
 
 @dataclass(frozen=True)
 class FormatCoder:
-    """A format's codebook and ladder, and what is worth trying.
+    """A format's codebook and ladder, and the scales to try.
 
     ``encode(u, weights, careful)``: float32 [n, sub] in units of the scale -> codes [n, ...] and
-    the numbers y they stand for, float32 [n, sub]; ``careful``: the best there are.
+    their values y, float32 [n, sub]; with ``careful`` the best codes.
     """
 
     sub: int  # weights that share a step
     ladder: F32Array  # [n_steps], rising evenly
     encode: Callable[[F32Array, F32Array | None, bool], tuple[IntArray, F32Array]]
-    scales: F32Array  # tried for a sub-block: shares of its largest magnitude
-    shares: F32Array  # tried for d: shares of its sub-blocks' largest scale
-    # Codes are of magnitudes; of eight signs any is there, or only an even number of minus signs.
+    scales: F32Array  # tried for a sub-block: fractions of its largest magnitude
+    shares: F32Array  # tried for d: fractions of the largest scale of its sub-blocks
+    # If set, codes are of magnitudes; eight weights may have any signs, or an even number of minus.
     signs: Literal["", "any", "even"] = ""
-    # Where ``encode`` does no more than look a table up: the code of each cell of a half, as many
-    # below 0 as above, and the codes' values. Kernels search for these alone.
+    # If ``encode`` is only a table look-up: the code of each cell of width 0.5, centred on 0, and
+    # the codes' values. Quantising kernels support only such coders and those with ``points``.
     nearest: npt.NDArray[np.uint8] | None = None
     values: F32Array | None = None
-    points: Nearest | None = None  # where ``encode`` is that of a codebook
+    points: Nearest | None = None  # if ``encode`` is that of a codebook
 
     def run(self, x: F32Array, weights: F32Array | None) -> ScaleFit:
-        """The block of least ``sum weights * (x - w) ** 2`` that is found, for each of x.
+        """Search for each block of x the one of least ``sum weights * (x - w) ** 2``.
 
-        A block with a NaN or an infinity gets a scale of NaN: never silently a number. One that
-        f16 cannot scale is met as well as it can be: too large weights are cut, too small ones
-        are zero.
+        A block with a NaN or an infinity gets a NaN scale. Blocks outside the range of f16 scales
+        are approximated: too large weights are clipped, too small ones become zero.
         """
         weights = None if weights is None else relative(weights, LEAST)
         signs = np.zeros((len(x), 0), np.uint8)
@@ -90,10 +89,10 @@ class FormatCoder:
 
 
 def fit(x: F32Array, weights: F32Array | None, coder: FormatCoder) -> Found:
-    """A strip of [n, block]; weights are ``relative``."""
+    """Quantise a strip [n, block]; ``weights`` are normalised by ``relative``."""
     sound: npt.NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=-1))
     x = np.where(sound[:, None], x, np.float32(0))
-    # To about one, so that no square over- or underflows; by a power of two, which is exact.
+    # Scaled to about one, so that squares do not over- or underflow; a power of two is exact.
     exponent = np.frexp(np.abs(x).max(axis=-1))[1].clip(-120, 120)
     x = x * np.ldexp(np.float32(1), -exponent)[:, None]
     d, steps, codes = ScaleSearch(x, weights, exponent, coder).run()
@@ -102,7 +101,7 @@ def fit(x: F32Array, weights: F32Array | None, coder: FormatCoder) -> Found:
 
 
 class ScaleTrial(NamedTuple):
-    """Sub-blocks coded at some scale, or whole blocks with some d: the first axis is either."""
+    """Encoded sub-blocks at some scale, or blocks at some d; either is the first axis."""
 
     loss: F64Array
     d: F64Array  # in units of the strip's x
@@ -127,7 +126,7 @@ class ScaleSearch:
         self.w = None if weights is None else weights.reshape(self.x.shape)
 
     def run(self) -> Found:
-        """The strip's blocks."""
+        """Return d, steps and codes of the strip's blocks."""
         own = self.own_scales()
         largest = np.take_along_axis(own, np.abs(own).argmax(axis=1)[:, None], axis=1)[:, 0]
         tried = self.round(largest * self.coder.shares.astype(np.float64)[:, None])
@@ -144,7 +143,7 @@ class ScaleSearch:
         return half, best.steps.astype(np.uint8), best.codes.reshape(len(half), -1)
 
     def own_scales(self) -> F64Array:
-        """[n, subs]: each sub-block's best scale, were it free."""
+        """Return each sub-block's best unconstrained scale, [n, subs]."""
         reach = np.abs(self.x).max(axis=1)
         most = np.full(len(self.x), -np.inf)
         best = np.zeros(len(self.x))
@@ -153,7 +152,7 @@ class ScaleSearch:
             xy, yy = self.dot(self.x, y), self.dot(y, y)
             scale = np.where(yy > 0, xy / yy, 0)
             gain = scale * xy
-            if self.shape[1] == 1:  # no steps: this is d itself, so its rounding counts
+            if self.shape[1] == 1:  # one sub-block: the scale is d itself, so its rounding counts
                 scale = self.round(scale)
                 gain = -self.loss(scale.astype(np.float32)[:, None], y)
             np.copyto(best, scale, where=gain > most)
@@ -161,7 +160,7 @@ class ScaleSearch:
         return best.reshape(self.shape)
 
     def rungs(self, own: F64Array, d: F64Array) -> IntArray:
-        """[n, subs]: the step that brings each sub-block nearest to its own scale."""
+        """Return the step nearest to each sub-block's own scale, [n, subs]."""
         ladder = self.coder.ladder
         if len(ladder) == 1:
             return np.zeros(self.shape, np.intp)
@@ -170,12 +169,12 @@ class ScaleSearch:
         return rungs
 
     def around(self, rungs: IntArray) -> list[IntArray]:
-        """These and those beside them."""
+        """Return ``rungs``, and those one below and above."""
         top = len(self.coder.ladder) - 1
         return [(rungs + i).clip(0, top) for i in ((0, -1, 1) if top else (0,))]
 
     def glance(self, d: F64Array, rungs: IntArray) -> tuple[F64Array, IntArray]:
-        """Every sub-block at its rung or beside it: each block's loss [n], and the steps."""
+        """Encode sub-blocks quickly at or next to their rungs; return block losses [n], steps."""
         loss = np.full(self.shape, np.inf)
         steps = rungs
         for step in self.around(rungs):
@@ -186,7 +185,7 @@ class ScaleSearch:
         return loss.sum(axis=1), steps
 
     def look(self, d: F64Array, rungs: IntArray) -> ScaleTrial:
-        """``glance`` with care, and with the codes."""
+        """Encode carefully at or next to the rungs, and return the trial with its codes."""
         best: ScaleTrial | None = None
         for step in self.around(rungs):
             t = self.scale(d, step)
@@ -199,38 +198,38 @@ class ScaleSearch:
         return best._replace(loss=loss, d=d, steps=best.steps.reshape(self.shape))
 
     def refit(self, trial: ScaleTrial) -> F64Array:
-        """[n]: the d that suits the codes and steps best."""
+        """Return the best d for the codes and steps, [n], rounded to f16."""
         step = self.coder.ladder[trial.steps].astype(np.float64)
         xy = (self.dot(self.x, trial.y).reshape(self.shape) * step).sum(axis=1)
         yy = (self.dot(trial.y, trial.y).reshape(self.shape) * step * step).sum(axis=1)
         return self.round(np.where(yy > 0, xy / yy, trial.d))
 
     def encode(self, t: F32Array, careful: bool) -> tuple[IntArray, F32Array]:
-        """All sub-blocks at scales [n * subs, 1]."""
+        """Encode all sub-blocks at scales ``t`` [n * subs, 1]."""
         return self.coder.encode(self.x * reciprocal(t), self.w, careful)
 
     def scale(self, d: F64Array, steps: IntArray) -> F32Array:
-        """[n * subs, 1]."""
+        """Return the scales ``d * step``, [n * subs, 1]."""
         return (d[:, None] * self.coder.ladder[steps]).astype(np.float32).reshape(-1, 1)
 
     def loss(self, t: F32Array, y: F32Array) -> F64Array:
-        """[n * subs]."""
+        """Return the weighted squared errors, [n * subs]."""
         r = self.x - t * y
         return self.dot(r, r)
 
     def dot(self, a: F32Array, b: F32Array) -> F64Array:
-        """Weighted, within sub-blocks: [n * subs, sub] twice -> [n * subs]."""
+        """Return weighted dot products per sub-block: [n * subs, sub] twice -> [n * subs]."""
         product: F32Array = np.vecdot(a, b if self.w is None else b * self.w)
         return product.astype(np.float64)
 
     def round(self, d: F64Array) -> F64Array:
-        """[..., n]: the nearest d that f16 can hold once it is in units of the block."""
+        """Round d [..., n] so that it is an f16 in the block's original units."""
         half = np.ldexp(d, self.exponent).clip(-F16_MAX, F16_MAX).astype(np.float16)
         return np.ldexp(half.astype(np.float64), -self.exponent)
 
 
 def better(a: ScaleTrial, b: ScaleTrial) -> ScaleTrial:
-    """Of each pair the one of less loss; the first of equals. Codes may be finer than losses."""
+    """Return the trial of lower loss per item; ties take ``a``. An item may have many codes."""
     wins = b.loss < a.loss
 
     def pick(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -241,7 +240,7 @@ def better(a: ScaleTrial, b: ScaleTrial) -> ScaleTrial:
 
 
 def reciprocal(t: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """1 / t, and 0 for what is no scale."""
+    """Return 1 / t, and 0 where |t| is below TINY."""
     one = t.dtype.type(1)
     inverse: npt.NDArray[Any] = np.where(np.abs(t) < TINY, t.dtype.type(0), one / t)
     return inverse

@@ -1,7 +1,6 @@
-"""Signs of eight weights: a byte, bit j set where weight j is negative; or 7 bits of such a byte.
+"""Signs of eight weights: a byte with bit j set if weight j is negative, or 7 bits of such a byte.
 
-The formats that spend only 7 bits allow bytes with an even number of ones: bit 7 is the parity of
-the others.
+Formats with 7 bits only allow bytes with an even number of ones: bit 7 is the parity of the others.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from treadle.formats.format import F32Array
 
 @cache
 def even_signs() -> npt.NDArray[np.uint8]:
-    """[128]: the byte that stands behind each 7-bit code."""
+    """Return [128]: the sign byte of each 7-bit code."""
     code = np.arange(128, dtype=np.uint8)
     odd = np.bitwise_count(code) & np.uint8(1)
     return read_only(code | odd << np.uint8(7))
@@ -25,13 +24,13 @@ def even_signs() -> npt.NDArray[np.uint8]:
 
 @cache
 def plus_minus() -> npt.NDArray[np.int8]:
-    """[256, 8]: a byte's signs as 1 and -1."""
+    """Return [256, 8]: each byte's signs as 1 and -1."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return read_only(np.int8(1) - np.int8(2) * bits.astype(np.int8))
 
 
 def read_only(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """It, for it is shared."""
+    """Make a shared array read-only, and return it."""
     a.flags.writeable = False
     return a
 
@@ -39,12 +38,12 @@ def read_only(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def take_off(
     x: F32Array, weights: F32Array | None, even: bool
 ) -> tuple[F32Array, npt.NDArray[np.uint8]]:
-    """float32 [n, block] -> what to code without signs, same shape, and bytes [n, block / 8].
+    """Split float32 [n, block] into magnitudes, same shape, and sign bytes [n, block / 8].
 
-    With ``even``, eight weights with an odd number of minus signs have one flipped, which comes out
-    negative: it wants a code below the smallest. With the smallest, s, in its place, the flip costs
-    ``weights * (|x| + s) ** 2``, or less where |x| had no code near: about ``weights * |x| * (|x| +
-    2 s)``. The mean of the eight stands for 2 s.
+    With ``even``, eight weights with an odd number of minus signs get the cheapest sign flipped;
+    that magnitude is returned negative. It will be coded as the smallest magnitude, s, which costs
+    ``weights * (|x| + s) ** 2``, or less if |x| had no code nearby: about ``weights * |x| * (|x| +
+    2 s)``. The mean magnitude of the eight serves as an estimate of 2 s.
     """
     eights = x.reshape(-1, 8)
     magnitude = np.abs(eights)
@@ -63,6 +62,6 @@ def take_off(
 
 
 def put_on(points: npt.NDArray[np.uint8], signs: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
-    """Points [..., n, dim] and sign bytes [..., n * dim / 8] -> [..., n * dim]."""
+    """Apply sign bytes [..., n * dim / 8] to points [..., n, dim]; return [..., n * dim]."""
     eights: npt.NDArray[np.int16] = points.reshape(*signs.shape, 8) * plus_minus()[signs]
     return eights.reshape(*signs.shape[:-1], signs.shape[-1] * 8)

@@ -1,7 +1,7 @@
-"""TQ1_0, TQ2_0 and Q2_0: ternary weights with one scale, ``w = d * (q - 1)``; Q1_0: signs alone.
+"""TQ1_0, TQ2_0 and Q2_0: ternary weights with one scale, ``w = d * (q - 1)``; Q1_0: signs only.
 
-For models trained to weights of -1, 0 and 1, or of -1 and 1: anything else loses most of its
-precision. Their quantisers heed no importances.
+They are for models trained with weights of -1, 0 and 1, or of -1 and 1: other weights lose most of
+their precision. The quantisers ignore importances.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Q_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])  # of Q1_0 and Q2_0
 
 
 def ternary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """The largest magnitude, and codes ``round(x / it) + 1``.
+    """Quantise with the largest magnitude as scale ``d``, and codes ``round(x / d) + 1``.
 
-    A NaN makes the scale NaN, an infinity or more than 65519 makes it infinite.
+    A NaN makes the scale NaN; an infinity, or more than 65519, makes it infinite.
     """
     d = np.abs(x).max(axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -36,22 +36,22 @@ def ternary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
 
 # -- TQ1_0 -------------------------------------------------------------------------------------
 #
-# Five weights to a byte, which is a fraction in base 3: its five digits are those of ``byte /
-# 256``, the first weight's the most significant. So the digits are read off by multiplying with
-# powers of 3 modulo 256, and no division is needed. Weight j, j + 32 ... share byte j of a group of
-# 32 bytes; then come a group of 16 bytes, and ``qh``, four bytes of four digits.
+# A byte has five weights: the five base-3 digits of the fraction ``byte / 256``, the first weight's
+# being the most significant. Multiplying by powers of 3 modulo 256 extracts the digits without a
+# division. Weights j, j + 32 ... share byte j of a group of 32 bytes; a group of 16 bytes follows,
+# then ``qh``, four bytes of four digits.
 
-# Where in qs and qh each group lies, and how many digits its bytes carry.
+# Each group's place in qs or qh, and the digits per byte.
 GROUPS = (("qs", slice(0, 32), 5), ("qs", slice(32, 48), 5), ("qh", slice(0, 4), 4))
 
 
 def powers(n: int) -> npt.NDArray[np.uint8]:
-    """[n, 1]: 1, 3, 9 ..., what brings each digit to the front."""
+    """Return [n, 1]: 1, 3, 9 ..., the factors that move each digit to the front."""
     return np.array([3**i for i in range(n)], np.uint8)[:, None]
 
 
 def read_thirds(blocks: Blocks) -> Any:
-    """Codes."""
+    """Return codes."""
     digits = []
     for field, part, n in GROUPS:
         rest = blocks[field][..., None, part] * powers(n)  # modulo 256
@@ -61,25 +61,27 @@ def read_thirds(blocks: Blocks) -> Any:
 
 
 def write_thirds(out: Blocks, found: RoundedBlocks) -> None:
-    """The same, into blocks."""
+    """Write codes into blocks."""
     first = 0
     for field, part, n in GROUPS:
         width = part.stop - part.start
         digits = found.q[:, first : first + n * width].reshape(-1, n, width)
         first += n * width
         number = (digits * powers(5)[::-1][:n].astype(np.uint16)).sum(axis=-2)
-        # Rounded up, so that multiplying with 3^i never falls just short of a digit.
+        # Rounded up, so that multiplying by 3^i never falls just short of a digit.
         out[field][..., part] = (number * 256 + 242) // 243
 
 
 def front(k: Builder, v: Val) -> Val:
-    """The first digit of each byte: ``v * 3 >> 8``, which bytes cannot hold, by its two steps."""
+    """Return the first digit of each byte: ``v * 3 >> 8``, by two comparisons, since the product
+    does not fit a byte.
+    """
     one, two = k.const(1, v.ty), k.const(2, v.ty)
     return k.select(v > 170, two, k.select(v > 85, one, k.zero(v.ty)))
 
 
 def unpack_thirds(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..2, in order."""
+    """Return codes 0..2, in order."""
     qs, qh = field("qs"), field("qh")
     large, small = (k.shuffle(qs, qs, range(*at)) for at in ((0, 32), (32, 48)))
     large, small = (k.concat(v, v * 3) for v in (large, small))
@@ -108,7 +110,7 @@ read_apart, write_apart = in_bits(2, 32)
 
 
 def unpack_apart(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..3."""
+    """Return codes 0..3."""
     return two_bits(k, field("qs"))
 
 
@@ -118,13 +120,13 @@ TQ2_0 = one_scale(
 )
 
 
-# -- Q2_0: two bits, neighbours in a byte; ggml's quantiser never writes code 3, which is 2 d
+# -- Q2_0: two bits, neighbours in a byte; ggml's quantiser never writes code 3, which means 2 d
 
 read_beside, write_beside = in_bits(2, 1)
 
 
 def unpack_beside(k: Builder, field: Field) -> list[Val]:
-    """Codes 0..3: each byte is spread over four, whose lowest two bits no other copy reaches."""
+    """Return codes 0..3: each byte is copied, shifted, into four bytes, then masked to two bits."""
     qs = field("qs").to(u32)
     qs = qs | (qs << 6)
     qs = (qs | (qs << 12)) & 0x03030303
@@ -141,9 +143,9 @@ read_signs, write_signs = in_bits(1, 1)
 
 
 def binary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """The mean magnitude, summed in order as ggml does, and 1 for what is not negative.
+    """Quantise with the mean magnitude as scale, summed in order like ggml, and code 1 for x >= 0.
 
-    A NaN makes the scale NaN, an infinity or a mean beyond 65519 makes it infinite.
+    A NaN makes the scale NaN; an infinity, or a mean beyond 65519, makes it infinite.
     """
     with np.errstate(over="ignore"):
         total: F32Array = np.add.accumulate(np.abs(x), axis=-1)[..., -1]
@@ -151,12 +153,12 @@ def binary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
 
 
 def zero_and_two(blocks: Blocks) -> Any:
-    """Codes: around 1 they are the signs."""
+    """Return codes 0 and 2: minus the offset 1 they are the signs."""
     return read_signs(blocks) << np.uint8(1)
 
 
 def unpack_signs(k: Builder, field: Field) -> list[Val]:
-    """The same codes."""
+    """Return codes 0 and 2."""
     return [bit_spread(k, k.each(field("qs"), 8, 8), range(64), 1)]
 
 

@@ -1,1 +1,1 @@
-"""What a model is: its configuration, its architecture's traits, its graph as steps."""
+"""Models: configuration, traits of architectures, and graphs of ops."""

@@ -1,4 +1,4 @@
-"""What one token meets of a model: of several experts a few, of tables of rows one."""
+"""Active parameters: weights that one token uses (a few of the experts, one row of each table)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Experts
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
-_EXPERTS = "exps."  # within the names of tensors that have a part for each expert
+_EXPERTS = "exps."  # in the names of tensors with one matrix per expert
 _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 
 
 @dataclass(frozen=True)
 class Active:
-    """Of one token: its experts, and the parameters and bytes that its text's next one takes.
-    0 experts: the model has none.
+    """Experts of a model and per token, and parameters and bytes that decoding a token reads.
+    Expert counts are 0 in models without experts.
     """
 
     n_experts: int
@@ -30,11 +30,11 @@ class Active:
 
 
 def active(gguf: GGUF, config: Config) -> Active:
-    """Of a file that ``load_config`` has read. Layers behind the last, which predict further
-    tokens, are not among them.
+    """Count the active parameters of a file that ``load_config`` has read. Layers for multi-token
+    prediction, which follow the last layer, are not counted.
     """
     tables = {*_TABLES}
-    if OUTPUT in gguf.tensors or main_output(config) != "logits":  # else they give logits too
+    if OUTPUT in gguf.tensors or main_output(config) != "logits":  # else also the output matrix
         tables.add(EMBEDDINGS)
     n_parameters = n_bytes = 0.0
     for name, tensor in gguf.tensors.items():
@@ -56,5 +56,5 @@ def active(gguf: GGUF, config: Config) -> Active:
 
 
 def numbers_of(experts: Experts) -> tuple[int, int]:
-    """How many experts there are, and how many that these share."""
+    """Return the number of experts, and the number of small experts that neighbours share."""
     return experts.n, experts.n // experts.per_chunk

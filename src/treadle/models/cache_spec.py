@@ -1,7 +1,7 @@
-"""Pools: what a model's layers remember of a sequence from one run to the next.
+"""Cache pools: per-sequence memory of a model's layers that persists between runs.
 
-A graph describes its pools; ``kvcache/cache.py`` makes and fills them. A pool's place in the list
-is its index everywhere: in a sequence's pages, in a run's inputs, in kernels' specs.
+A graph describes its pools; ``kvcache/cache.py`` makes and fills them. A pool's position in the
+list is its index everywhere: in a sequence's pages, in a run's inputs, in kernels' specs.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from treadle.base.fast_dataclass import dataclass
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """Pages of keys and values for layers that are alike; sizes in elements, positions in tokens.
+    """Pages of keys and values for layers of one shape; sizes in elements, positions in tokens.
 
-    name: in messages, and of the pool's constant in plans.
-    layers: which layers write to it, in the order of their parts of a page. A layer that reads
-        another one's keys and values is not listed.
-    window: tokens that its layers see, the current one included; 0: all of them.
-    chunked: these are those from the last multiple of ``window`` on.
-    causal: tokens see none behind them. Else a text's tokens are all in one run.
-    latent: a value is its key's first dims, and is kept nowhere else.
+    name: used in messages, and for the pool's constant in plans.
+    layers: layers that write to the pool, in the order of their parts of a page. Layers that read
+        another layer's keys and values are not listed.
+    window: attention window in tokens, the current one included; 0: unlimited.
+    chunked: the window starts at the last multiple of ``window`` (chunked attention).
+    causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
+    latent: a value is the first dims of its key, and is not stored separately.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""What treadle leaves out, and why: by GGUF's ``general.architecture`` and by ``model_type``."""
+"""Unsupported architectures and the reasons, by ``general.architecture`` or ``model_type``."""
 
 from __future__ import annotations
 
-# A reason, and who has it. Names of both kinds: where they differ both are here.
+# Reason -> names of both kinds; if GGUF's and transformers' names differ, both are listed.
 _REASONS: dict[str, str] = {
     "its states follow a recurrence of their own (WKV), in place of attention": (
         "rwkv rwkv6 rwkv6qwen2"

@@ -1,4 +1,4 @@
-"""An architecture's own keys in a file: typed, ranged, and named in full when one is wrong."""
+"""Typed, range-checked access to an architecture's own keys in a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 N_LAYER_MAX = 1024
-NEXTN = "nextn_predict_layers"  # how many of the last layers predict further tokens
+NEXTN = "nextn_predict_layers"  # number of last layers that are for multi-token prediction
 
 
 class ArchMetadata(keys.MetadataReader):
-    """The keys behind ``arch.``; each reader raises FileError for a value of another type or out of
-    range, and where a key without default is missing. ``lacking``: values of keys that the file
-    does not have.
+    """Reader of the keys that begin with ``arch.``. Methods raise FileError for a value of another
+    type or out of range, and for a missing key without default. ``lacking`` has the values of keys
+    that the file lacks.
     """
 
     def __init__(self, gguf: GGUF, arch: str, lacking: Iterable[tuple[str, float]] = ()) -> None:
@@ -32,9 +32,7 @@ class ArchMetadata(keys.MetadataReader):
     def per_layer(
         self, key: str, n_layer: int, default: Sequence[int] | None = None, *, lo: int = 1
     ) -> tuple[int, ...]:
-        """Sizes of at least ``lo``, ``[n_layer]``, given once or as an array with one entry a
-        layer.
-        """
+        """Return ``[n_layer]`` sizes of at least ``lo``, stored as one number or one per layer."""
         value = self.get(key)
         if value is None and default is not None:
             return tuple(default)
@@ -51,7 +49,7 @@ class ArchMetadata(keys.MetadataReader):
         return tuple(int(size) for size in sizes)
 
     def flags(self, key: str, n_layer: int, default: bool) -> tuple[bool, ...]:
-        """One for each layer; the default for all where the file has none."""
+        """Return a flag for each layer; ``default`` for all if the file has no such key."""
         found = self.get(key)
         if found is None:
             return (default,) * n_layer
@@ -62,7 +60,7 @@ class ArchMetadata(keys.MetadataReader):
         return tuple(bool(flag) for flag in found)
 
     def n_vocab(self) -> int:
-        """Rows of the token embeddings, which the vocabulary must agree with."""
+        """Return the rows of the token embeddings, checked to equal the vocabulary's size."""
         embd = self.gguf.tensors.get("token_embd.weight")
         if embd is None or len(embd.shape) != 2 or not 1 <= embd.shape[0] <= SIZE_MAX:
             raise FileError(
@@ -86,6 +84,6 @@ class ArchMetadata(keys.MetadataReader):
         return n_vocab
 
     def n_rows(self, name: str) -> int:
-        """Rows of a matrix of the file; 0 where there is none."""
+        """Return the rows of a matrix of the file; 0 if there is none."""
         tensor = self.gguf.tensors.get(name)
         return tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else 0

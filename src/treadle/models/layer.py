@@ -1,4 +1,4 @@
-"""How a layer's two halves stand on the stream of states: norms before and after, and the sums.
+"""Layer structure: residual sums of a layer's sublayers, with norms before and after them.
 
 ::
 
@@ -6,9 +6,9 @@
     x = x + after(ffn(before(x)))               or, in parallel, both of the same x:
     x = x + mixer(before(x)) + ffn(before(x))
 
-Some layers have one half alone, others a third one. A norm that the file lacks is none. One that
-stands behind the sum, as BERT's do, is the stream from there on; in Jina's BERT for code the states
-from before are added once more, and that sum has a norm too. The last sum may be scaled.
+Some layers have only one half, others have a third. Norms that the file lacks are skipped. A norm
+after the sum, as in BERT, replaces the residual stream; in Jina's BERT for code the states from
+before are added again, and that sum has a norm too. The last sum may be scaled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
-    """What becomes of the states ``x`` in layer ``i``."""
+    """Build layer ``i`` on the hidden states ``x``, and return the new states."""
     if not g.config.parallel:
         gain = f"blk.{i}.layer_output_scale"
         for half in halves:
@@ -44,7 +44,7 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
 
 
 def _stem(g: Ops, half: Sublayer) -> str:
-    """What the norm before a half is called in the file."""
+    """Return the name in the file of the norm before a half."""
     config = g.config
     return {"attn_norm": config.attn_norm, "ffn_norm": config.ffn_norm}.get(
         half.before, half.before

@@ -1,4 +1,4 @@
-"""A file's header to a ``Config``, every number and tensor checked."""
+"""Loading of a ``Config`` from a file's header, with every number and tensor checked."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
     from treadle.files.gguf import GGUF
 
-# What scores pairs (api/rerank.py), and what is behind pooling.
+# Tensors of the head that scores pairs (api/rerank.py), and of matrices after pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
-SECTIONS = "rope.dimension_sections"  # of a head's pairs, by which number of a position they turn
+SECTIONS = "rope.dimension_sections"  # M-RoPE: pairs of a head per component of a position
 TEXT_ALONE = "its model reads pictures or sound too: treadle reads text alone"
-ROPE_KEY = "treadle.rope"  # in place of the architecture's: weights whose rows are not reordered
+ROPE_KEY = "treadle.rope"  # overrides the architecture's, for weights without reordered rows
 
 
 def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     """Read and check the hyper-parameters and the tensor table of a language model.
 
-    Keys that a file lacks get llama.cpp's defaults. Raises FileError, naming the key or tensor, for
-    a number out of range, sizes that do not divide, a missing tensor, one whose shape disagrees, or
-    one of another kind of layer than its own; UnsupportedError for an architecture, or a rope
-    scaling that treadle does not have. ``warn``: log which other tensors nothing reads.
+    Missing keys get llama.cpp's defaults. Raises FileError, naming the key or tensor, for a number
+    out of range, sizes that do not divide, a missing tensor, a wrong shape, or a tensor that
+    belongs to another kind of layer; UnsupportedError for an unsupported architecture or rope
+    scaling. ``warn``: log the tensors that are not used.
     """
     arch = _find_arch(gguf)
     keys, graph = ArchMetadata(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
@@ -58,7 +58,7 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
 
 
 def _unread(config: Config) -> tuple[str, ...]:
-    """Tensors of a file that nothing reads, and that no sound file is known to have."""
+    """Return tensors that nothing reads, and that valid files are not known to have."""
     graph = GRAPHS[config.arch.graph]
     return tuple(
         name
@@ -69,7 +69,7 @@ def _unread(config: Config) -> tuple[str, ...]:
 
 @lru_cache
 def _warn(path: Path, names: tuple[str, ...]) -> None:
-    """Say once a process, in one line, that a file has more than is computed."""
+    """Log, once per process and file, that tensors are not used."""
     from logging import getLogger
 
     more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
@@ -83,20 +83,20 @@ def _warn(path: Path, names: tuple[str, ...]) -> None:
 
 @lru_cache
 def say_text_alone(path: Path) -> None:
-    """Say once a process that a model can more than treadle does."""
+    """Log, once per process and file, that treadle runs only the text part of a model."""
     from logging import getLogger
 
     getLogger("treadle").warning("%s: %s", path, TEXT_ALONE)
 
 
 def _rename(gguf: GGUF, theirs: str, name: str) -> None:
-    """Call tensors as the graph does."""
+    """Rename tensors to the graph's names."""
     gguf.tensors = {renamed(key, theirs, name): at for key, at in gguf.tensors.items()}
 
 
 def renamed(key: str, theirs: str, name: str) -> str:
-    """What the graph calls ``key``, "blk.N." in front or not; or how it begins, where ``theirs``
-    ends with a dot.
+    """Return the graph's name of ``key``, with or without "blk.N."; if ``theirs`` ends with a dot,
+    it is a prefix that is replaced.
     """
     if theirs.endswith("."):
         return name + key.removeprefix(theirs) if key.startswith(theirs) else key
@@ -105,7 +105,7 @@ def renamed(key: str, theirs: str, name: str) -> str:
 
 
 def _refuse_surplus_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: int) -> None:
-    """A model without its last layers writes nonsense, and so does one whose key says too few."""
+    """Raise FileError for tensors of layers beyond ``block_count``, which would be left out."""
     for name in ignored:
         if (layer := layer_of(name)[0]) >= n_layer:
             raise FileError(
@@ -117,7 +117,7 @@ def _refuse_surplus_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: 
 
 
 def _refuse_too_few_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: int) -> None:
-    """Layers left out as ones that predict further tokens have tensors that say so, if any."""
+    """Raise FileError if layers left out as multi-token-prediction layers lack nextn tensors."""
     said = {layer_of(name)[0] for name in ignored if ".nextn." in name}
     for i in sorted({layer_of(name)[0] for name in ignored} - said):
         if i >= n_layer:
@@ -162,8 +162,9 @@ def _find_arch(gguf: GGUF) -> Arch:
 
 
 def _has_sections(gguf: GGUF, name: str) -> bool:
-    """Whether a file is one of M-RoPE, of an architecture whose other files turn neighbours and
-    these halves: llama.cpp's converter has put the rows so. Two shares make one, as there.
+    """Return whether a file has M-RoPE sections that make it rotate halves, where other files of
+    its architecture rotate neighbours: llama.cpp's converter orders rows so. As there, this takes
+    two positive sections.
     """
     given = gguf.metadata.get(f"{name}.{SECTIONS}")
     shares = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
@@ -172,10 +173,10 @@ def _has_sections(gguf: GGUF, name: str) -> bool:
 
 
 def _is_slip(name: str, arch: str) -> bool:
-    """Whether ``name`` is ``arch`` misspelt: letters' case, a sign, a letter lost or swapped.
+    """Return whether ``name`` is ``arch`` misspelt: case, punctuation, a lost or swapped letter.
 
-    A number more or less, or a letter more, is no slip but another architecture: gemma, gemma3n
-    and mllama all exist.
+    A different digit, or an additional letter, means another architecture: gemma, gemma3n and
+    mllama all exist.
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     if re.sub(r"\D", "", plain) != re.sub(r"\D", "", arch):

@@ -1,4 +1,4 @@
-"""An adapter: small matrices whose product is added to some of a model's (LoRA)."""
+"""LoRA adapters: low-rank matrices whose products are added to some of a model's matrices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EMBEDDINGS, TYPES = "token_embd.weight", "token_types.weight"
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """``factor B A``, which is added to a matrix ``[m, k]``; ``a`` gives ``[rank, k]`` and ``b``
-    ``[m, rank]``, rows in the order of the model's. Of experts: the same behind a first axis.
+    """``factor B A``, which is added to a matrix ``[m, k]``; ``a`` returns ``[rank, k]`` and ``b``
+    ``[m, rank]``, rows in the model's order. For experts, shapes have a first axis of experts.
     """
 
     rank: int
-    factor: float  # alpha / rank, or what is in its place
+    factor: float  # alpha / rank, or its replacement
     a: Callable[[], Floats]
     b: Callable[[], Floats]
     a_shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class LowRank:
 
 
 def turned(low: LowRank) -> LowRank:
-    """Of the matrix' transpose."""
+    """Return the adapter of the transposed matrix."""
 
     def a() -> Floats:
         return np.ascontiguousarray(low.b().T)
@@ -46,22 +46,22 @@ def turned(low: LowRank) -> LowRank:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """What a file or folder adds, by the names of the model's tensors."""
+    """A LoRA adapter from a file or folder; ``ranks`` has its parts by the model's tensor names."""
 
     name: str
     path: Path
     ranks: Mapping[str, LowRank]
-    mark: bytes  # a digest of all numbers
+    mark: bytes  # digest of all weights
 
     def check(self, met: set[str]) -> None:
-        """Raise UnsupportedError, naming one, where not all of its matrices are ``met``."""
+        """Raise UnsupportedError, naming a matrix, unless all of its matrices are in ``met``."""
         if rest := self.ranks.keys() - met:
             what = "takes part in no product that an adapter can add to"
             raise UnsupportedError(f"{self.path}: {min(rest)} {what}")
 
 
 def lora_scale(of: str, scale: Any) -> float:
-    """A scale as float32 has it. Raises TreadleError, which names what it is ``of``."""
+    """Return a scale rounded to float32. Raises TreadleError, which begins with ``of``."""
     number = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
     if not number or not abs(scale) <= MOST_SCALE:
         expected = f"a number from -{MOST_SCALE:g} to {MOST_SCALE:g}"

@@ -1,8 +1,8 @@
-"""The vocabulary that graphs are written in: what is computed, in the field's words.
+"""The ops that graphs are built of: an interface that each device implements.
 
-A graph says which rows become which; how they lie in memory, which kernels make them and in how
-many steps is the device's choice, its *lowering* (``plan/lowering/``). An op may be put off until
-its result is used, and become one step with others. ``docs/graph-vocabulary.md`` lists them.
+A graph states what is computed from what. Memory layout, kernels and the number of steps are chosen
+by the device's *lowering* (``plan/lowering/``), which may defer an op until its result is used, and
+fuse it with others. ``docs/graph-vocabulary.md`` lists the ops.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Rows:
-    """A matrix that an op makes: one row for each token of the batch, each output or each text."""
+    """The result of an op: a matrix with a row per token of the batch, per output or per input."""
 
     label: str
     width: int
 
 
 def part(weight: str, first: int, n: int) -> str:
-    """``n`` rows of a matrix, and of its bias, as a matrix of its own, by name."""
+    """Return the name of ``n`` rows of a matrix, and of its bias, used as a matrix of its own."""
     return f"{weight}[{first}:{first + n}]"
 
 
 class Ops(ABC):
-    """The ops of one plan. ``label`` names the steps that an op becomes; matrices are named by
-    their stem in the file, as in ``blk.0.attn_q``, and a bias that is there is added. Of a matrix
-    ``part`` names some rows.
+    """The ops of one plan. ``label`` names an op's steps; matrices are named by their stem in the
+    file, such as ``blk.0.attn_q``, and their bias, if any, is added. ``part`` names some rows of a
+    matrix.
     """
 
     config: Config
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether the file has a tensor."""
+        """Return whether the file has a tensor."""
 
     @abstractmethod
     def embed(self, label: str, weight: str, scale: float) -> Rows:
-        """The matrix' rows of the batch's tokens, times ``scale``."""
+        """Return the matrix' rows of the batch's tokens, times ``scale``."""
 
     @abstractmethod
     def given(self, label: str, width: int) -> Rows:
-        """Rows of all tokens that each run is given, f32: states that were computed elsewhere."""
+        """Return an input of each run, f32: hidden states of all tokens, computed elsewhere."""
 
     @abstractmethod
     def add_rows(self, label: str, x: Rows, weight: str, *, by: str) -> Rows:
-        """``x`` plus, for each token, a row of the matrix: that of its ``position``, of its
-        ``type``, or the ``first``. ``x`` is used up.
+        """Add to ``x``, for each token, a row of the matrix: that of its ``position``, of its
+        ``type``, or the ``first``. Overwrites ``x``.
         """
 
     @abstractmethod
@@ -69,30 +69,30 @@ class Ops(ABC):
         eps: float | None = None,
         own: bool = False,
     ) -> Rows:
-        """RMS norm of each row, or of each of ``heads`` equal parts of it, times ``weight`` ("":
-        there is none; ``own``: it has a row for each part) and ``scale``; ``centred``: LayerNorm;
-        ``eps``: the model's, if not given. With several heads ``x`` is used up.
+        """Return the RMS norm of each row, or of each of its ``heads`` equal parts, times
+        ``weight`` ("": none; ``own``: it has a row for each part) and ``scale``; ``centred``:
+        LayerNorm; ``eps``: by default the model's. With several heads ``x`` is overwritten.
         """
 
     @abstractmethod
     def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
-        """``x W^T (+ bias)`` with several matrices."""
+        """Return ``x W^T (+ bias)`` for each of several matrices."""
 
     def linear(self, label: str, x: Rows, weight: str) -> Rows:
-        """``x W^T (+ bias)``."""
+        """Return ``x W^T (+ bias)``."""
         return self.linears(label, x, [weight])[0]
 
     @abstractmethod
     def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
-        """``fn(gate) * up``, value by value; ``fn``: a name in ``kernels.activation``."""
+        """Return ``fn(gate) * up``, elementwise; ``fn``: a name in ``kernels/activations.py``."""
 
     @abstractmethod
     def activate(self, label: str, x: Rows, fn: str) -> Rows:
-        """``fn(x)``, value by value."""
+        """Return ``fn(x)``, elementwise."""
 
     @abstractmethod
     def rope(self, label: str, x: Rows, table: int) -> Rows:
-        """Turn the pairs of each head by their position, as ``config.ropes[table]`` says."""
+        """Rotate the pairs of each head by position, according to ``config.ropes[table]``."""
 
     @abstractmethod
     def attend(
@@ -106,48 +106,50 @@ class Ops(ABC):
         sinks: str = "",
         distances: str = "",
     ) -> Rows:
-        """Attention of each token over what its sequence holds, its own ``k`` and ``v`` included,
-        which are kept in the layer's pool. Heads and window are the layer's, and whether tokens
-        see those behind them; the scale of scores and their softcap the model's. ``q`` and ``k``
-        are used up. They may be turned, normed, both in either order, or neither, both alike. A
-        layer that reads another one's keys and values (``Layer.kv_from``) has ``q`` alone.
-        ``sinks`` names a vector with one more score for each head, of a key that has no value,
-        ``distances`` a matrix with a number of each head that scores get added, by the bucket that
-        the key's distance is in (``config.n_buckets`` of them).
+        """Return the attention of each token over its sequence's cached keys and values.
+
+        ``k`` and ``v`` of the batch's tokens are first stored in the layer's pool. Heads, window
+        and causality are the layer's; scale and softcap of scores are the model's. ``q`` and ``k``
+        are overwritten. Both may have rope, norms, both in either order, or neither, but alike. A
+        layer that reads another layer's keys and values (``Layer.kv_from``) has only ``q``.
+
+        ``sinks`` names a vector with an additional score for each head, of a key without a value.
+        ``distances`` names a matrix of biases added to scores, by the bucket of the key's distance
+        (one of ``config.n_buckets``) and by head.
         """
 
     @abstractmethod
     def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
-        """The first halves of each of ``heads`` equal parts of each row, side by side, and the
-        second ones. ``x`` is used up.
+        """Split each of ``heads`` equal parts of each row into halves; return the first halves side
+        by side, and the second ones. Overwrites ``x``.
         """
 
     @abstractmethod
     def columns(self, x: Rows, first: int, n: int) -> Rows:
-        """``n`` values of each row of ``x`` from ``first`` on."""
+        """Return columns ``first`` to ``first + n - 1`` of ``x``."""
 
     @abstractmethod
     def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
-        """``x + h``, times the one value of ``gain``."""
+        """Return ``x + h``, times the single value of the tensor ``gain``, if given."""
 
     @abstractmethod
     def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
-        """Rows that several layers use, made for the first."""
+        """Return rows that several layers use; ``make`` is called only the first time."""
 
     @abstractmethod
     def outputs(self, x: Rows) -> Rows:
-        """Of the batch's rows those that outputs are wanted of."""
+        """Select the batch's rows whose outputs are requested."""
 
     @abstractmethod
     def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
-        """One row for each text of the batch: the "mean" of its rows, the "first" or the "last" of
-        them; with ``unit`` scaled to length 1.
+        """Return one row per input of the batch: the "mean", the "first" or the "last" of its rows;
+        with ``unit`` scaled to length 1.
         """
 
     @abstractmethod
     def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
-        """An op that one sublayer alone has, by its name in the lowering's own table."""
+        """Call an op that is specific to one sublayer, by its name in the lowering's table."""
 
     @abstractmethod
     def result(self, name: str, x: Rows) -> None:
-        """Make ``x`` an output of the plan, f32."""
+        """Declare ``x`` an output of the plan, f32."""

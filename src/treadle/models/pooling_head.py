@@ -1,4 +1,4 @@
-"""Matrices behind the pooling of a text's states, which make its vector: EmbeddingGemma has two."""
+"""Dense layers applied to pooled embeddings: EmbeddingGemma has two."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from treadle.errors import FileError
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
-DENSE = ("dense_2.weight", "dense_3.weight")  # in the order in which they are applied
+DENSE = ("dense_2.weight", "dense_3.weight")  # in order of application
 Floats = np.ndarray
 _read: WeakKeyDictionary[GGUF, list[Floats]] = WeakKeyDictionary()
 
 
 def dense_of(gguf: GGUF, n_embd: int) -> list[Floats]:
-    """Float32 matrices ``[out, in]``, the first of ``n_embd`` columns; read once for each file.
-    Raises FileError for shapes that do not follow.
+    """Return float32 matrices ``[out, in]``, the first with ``n_embd`` columns; cached per file.
+    Raises FileError if shapes do not match.
     """
     found = _read.get(gguf)
     if found is None:

@@ -1,4 +1,4 @@
-"""Rotary positions: a table's parameters, and how a file gives them."""
+"""Rotary position embeddings (rope): the parameters of a table, and their keys in a file."""
 
 from __future__ import annotations
 
@@ -20,75 +20,75 @@ if TYPE_CHECKING:
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 FACTORS = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-# GGUF has no word for a base that grows with a text behind the original context ("dynamic" in
-# transformers): treadle's own key, which bounds the context.
+# treadle's own key for transformers' "dynamic" scaling, whose base grows with sequences longer than
+# the original context. GGUF has none; treadle then limits the context to the original one.
 DYNAMIC = "treadle.rope.dynamic"
 
 
 @dataclass(frozen=True)
 class Rope:
-    """One table of rotations by position: which pairs of a head turn how fast."""
+    """One rope table: the rotation frequencies of a head's pairs, and their scaling."""
 
     dims: int  # rotated elements of each head: even, at most head_dim; the rest pass through
     base: float
-    scaling: str = "none"  # "none", "linear" or "yarn"; factors come on top
+    scaling: str = "none"  # "none", "linear" or "yarn"; factors are applied in addition
     scale: float = 1.0  # positions are divided by it
     attn_factor: float = 1.0  # cos and sin are multiplied by it
     factors: tuple[float, ...] | None = None  # [dims / 2] of rope_freqs.weight: divide inv_freq
-    n_factors: int = 0  # that the file has, where those of pairs that do not turn are there; 0: all
-    long_factors: tuple[float, ...] | None = None  # in their place in contexts over n_ctx_orig
-    n_ctx_orig: int = 0  # the context before it was stretched
+    n_factors: int = 0  # factors in the file if it has some for unrotated pairs; 0: dims / 2
+    long_factors: tuple[float, ...] | None = None  # used instead in contexts above n_ctx_orig
+    n_ctx_orig: int = 0  # the context length before it was extended
     yarn_ext_factor: float = 1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
-    yarn_truncate: bool = True  # the pairs between which it goes over are whole ones
+    yarn_truncate: bool = True  # the bounds of the interpolation ramp are rounded to whole pairs
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
-    temperature: float = 0.0  # of queries: they grow by it for each e-fold of n_ctx_orig
-    ahead: int = 0  # positions by which they do so early
-    dynamic: bool = False  # longer texts than n_ctx_orig turn otherwise, which treadle does not do
+    temperature: float = 0.0  # queries are scaled up by it per e-fold of n_ctx_orig
+    ahead: int = 0  # positions by which that scaling starts early
+    dynamic: bool = False  # unsupported scaling above n_ctx_orig: the context is limited to it
 
     @property
     def n_pairs(self) -> int:
-        """For which the file has factors."""
+        """Number of pairs for which the file has factors."""
         return self.n_factors or self.dims // 2
 
     def has_long(self, n_ctx: int) -> bool:
-        """Whether texts in a context of ``n_ctx`` tokens turn by the long factors."""
+        """Return whether a context of ``n_ctx`` tokens uses the long factors."""
         return self.long_factors is not None and n_ctx > self.n_ctx_orig
 
     def factors_in(self, n_ctx: int) -> tuple[float, ...] | None:
-        """Those of a context of ``n_ctx`` tokens. A text's first tokens turn by them too, so the
-        choice cannot wait for its length, as it does in transformers: pages would be of no use.
+        """Return the factors for a context of ``n_ctx`` tokens. They do not depend on a sequence's
+        length, as in transformers, because cached pages would become invalid when it grows.
         """
         return self.long_factors if self.has_long(n_ctx) else self.factors
 
     def frequencies(self, n_ctx: int = 0) -> tuple[npt.NDArray[np.float64], float]:
-        """Angle per position of each rotated pair, ``[dims / 2]``, and what cos and sin are
-        multiplied by, in a context of ``n_ctx`` tokens.
+        """Return the angle per position of each rotated pair, ``[dims / 2]``, and the factor of cos
+        and sin, in a context of ``n_ctx`` tokens.
         """
         pair = np.arange(self.dims // 2, dtype=np.float64)
         inv_freq = self.base ** (-2.0 * pair / self.dims)
         if (factors := self.factors_in(n_ctx)) is not None:
             inv_freq = inv_freq / np.asarray(factors, dtype=np.float64)
-        kept = np.zeros_like(inv_freq)  # the share of each pair that is not stretched
+        kept = np.zeros_like(inv_freq)  # the share of each frequency that is not scaled
         attn_factor = self.attn_factor
         if self.scaling == "yarn" and self.yarn_ext_factor != 0.0:
             low, high = self._yarn_range()
             ramp = np.clip((pair - low) / max(0.001, high - low), 0.0, 1.0)
             kept = (1.0 - ramp) * self.yarn_ext_factor
-            # YaRN (arXiv 2309.00071, eq. 22): attention over stretched positions needs a cooler
-            # softmax.
+            # YaRN (arXiv 2309.00071, eq. 22): attention over scaled positions needs a lower softmax
+            # temperature.
             log = 0.1 * math.log(max(1.0, self.scale))
             attn_factor *= (1.0 + log) / (1.0 + self.yarn_log_multiplier * log)
         return inv_freq * (kept + (1.0 - kept) / self.scale), attn_factor
 
     def gains(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """What cos and sin are multiplied by beside that, by position."""
+        """Return the position-dependent factor of cos and sin (query temperature)."""
         turns = (positions + self.ahead) // max(1, self.n_ctx_orig)
         return np.asarray(1.0 + self.temperature * np.log(1.0 + turns))
 
     def _yarn_range(self) -> tuple[float, float]:
-        """The pairs that turn ``beta_fast`` and ``beta_slow`` times in the original context."""
+        """Return the pairs with ``beta_fast`` and ``beta_slow`` turns in the original context."""
 
         def pair_of(n_turns: float) -> float:
             turns = self.n_ctx_orig / (n_turns * 2.0 * math.pi)
@@ -101,14 +101,14 @@ class Rope:
 
 
 def still(temperature: float, every: int, ahead: int = 0) -> Rope:
-    """A table of one pair that does not turn: its cosine is the temperature of attention alone."""
+    """Return a table of one unrotated pair, whose cosine is only the query temperature."""
     return Rope(2, 1.0, factors=(math.inf,), n_ctx_orig=every, temperature=temperature, ahead=ahead)
 
 
 def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:
-    """The rope of all layers, or where there is a base for those with a window, of the others and
-    of these: scaling (linear, YaRN, factors) stretches the first alone, for layers with a window
-    never look farther than in training.
+    """Read the rope table of all layers; if layers with a window have a base of their own, the
+    table of the others, then theirs. Scaling (linear, YaRN, factors) applies to the first only,
+    since layers with a window never see more tokens than in training.
     """
     most = rope_dims = keys.integer("rope.dimension_count", head_dim, lo=2, hi=head_dim)
     if halved := keys.flag(ROPE_HALVED, False):
@@ -162,7 +162,7 @@ def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rop
     dims = keys.integer("rope.dimension_count_swa", min(most, head_dim), lo=2, hi=head_dim)
     if dims % 2:
         keys.fail("rope.dimension_count_swa", f"{dims} is odd", "pairs")
-    own = keys.get(LOCAL_BASE) != 0  # which stands for the base of the others
+    own = keys.get(LOCAL_BASE) != 0  # 0 means the base of the others
     return full, Rope(dims, keys.number(LOCAL_BASE, lo=1.001) if own else full.base)
 
 

@@ -1,4 +1,4 @@
-"""A model's layers in parts that follow each other, for engines that hold one part each."""
+"""Pipeline stages: consecutive parts of a model's layers, one for each engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def split(gguf: GGUF, config: Config, n: int) -> list[range]:
-    """The layers in ``n`` parts of about as many bytes of weights; the output matrix counts with
-    the last layer. Raises TreadleError where there are fewer layers.
+    """Split the layers into ``n`` parts of about equal bytes of weights; the output matrix counts
+    with the last layer. Raises TreadleError if there are fewer layers.
     """
     if not 0 < n <= config.n_layer:
         raise TreadleError(f"{n} stages: the model has {config.n_layer} layers")
@@ -33,7 +33,7 @@ def split(gguf: GGUF, config: Config, n: int) -> list[range]:
 
 
 def cut(sizes: Sequence[int], n: int) -> list[range]:
-    """``sizes`` in ``n`` parts, none empty, each ending where the sum so far is nearest to its
+    """Split ``sizes`` into ``n`` non-empty parts; each ends where the running sum is nearest to its
     share.
     """
     sums = [0]
@@ -49,8 +49,8 @@ def cut(sizes: Sequence[int], n: int) -> list[range]:
 
 
 def staged(config: Config, layers: range) -> Config:
-    """The model with these layers alone. Raises UnsupportedError for one that cannot be cut
-    before or behind them.
+    """Return the config of a stage with these layers. Raises UnsupportedError if the model cannot
+    be split there.
     """
     graph = config.arch.graph
     if "stream" not in GRAPHS[graph].outputs:

@@ -1,8 +1,8 @@
-"""What a graph is made of: a model's own tensors, and sublayers with theirs.
+"""Graphs and sublayers: their tensors, and the check of a file's tensors against them.
 
-A *graph* is one way for data to flow, a file in ``graphs/``; a *sublayer* is one half of a layer, a
-file in ``mixers/`` (what tokens learn of each other) or ``ffns/`` (what each makes of it). Each
-declares the tensors that it reads and the sizes that their shapes are written in.
+A *graph* is one data flow, a file in ``graphs/``; a *sublayer* is one half of a layer, a file in
+``mixers/`` (mixes information between tokens) or ``ffns/`` (transforms each token). Each declares
+the tensors that it reads, with shapes in terms of named sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
-# Matrices that are read by row, met by head, or no product's at all.
+# Matrices that are read by row, applied per head, or not used in a product.
 UNSCALED = (
     *("token_embd", "per_layer_token_embd", "position_embd", "token_types"),
     *("attn_k_b", "attn_v_b", "attn_kv_b", "ssm_conv1d", "shortconv.conv"),
@@ -38,32 +38,31 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor's name and shape, numpy order; the shape's words are keys of ``sizes``."""
+    """A tensor's name and shape, in numpy order; the shape consists of names of ``sizes``."""
 
-    name: str  # in a sublayer, behind "blk.N."
+    name: str  # in a sublayer, without "blk.N."
     shape: tuple[str, ...]
     optional: bool = False
 
 
 def with_bias(stem: str, *shape: str, optional: bool = False) -> tuple[TensorRow, TensorRow]:
-    """A weight, and the bias that some families add to each of its rows."""
+    """Return the rows of a weight and of its optional bias."""
     bias = TensorRow(f"{stem}.bias", shape[:1], optional=True)
     return TensorRow(f"{stem}.weight", shape, optional), bias
 
 
 @dataclass(frozen=True, eq=False)
 class Sublayer:
-    """One half of a layer; how it stands on the states says ``models/layer.py``.
+    """One half of a layer, such as its mixer or FFN; ``models/layer.py`` combines them.
 
-    label: of its steps, behind the layer's number.
-    before, after, behind: stems of its norms: of what it reads, of what it gives, and of the sum
-        of that and the states.
-    again: of a norm of one more sum, of what ``behind`` gives and the states before.
-    build: ``build(g, i, h)`` gives what is added to the states, made of ``h``, the normed ones.
-    rows: its tensors, those of the norms included, of each layer that has it.
-    sizes: the words of their shapes; those of the graph are there as well.
-    memory: what it remembers of a sequence from one run to the next, with ``layers`` left empty.
-    unread: tensors that sound files have in such a layer all the same, and nothing reads.
+    label: label of its steps, after the layer's number.
+    before, after, behind: stems of its norms: of its input, of its output, and of the residual sum.
+    again: stem of the norm of another sum, of the result of ``behind`` and the states before.
+    build: ``build(g, i, h)`` returns the residual to add, computed from the normed states ``h``.
+    rows: its tensors in each layer that has it, including norms.
+    sizes: sizes named in their shapes, in addition to the graph's.
+    memory: its cache pools, with ``layers`` left empty.
+    unread: tensors that valid files have in such a layer although nothing reads them.
     """
 
     label: str
@@ -79,8 +78,8 @@ class Sublayer:
 
 
 class LateConstants(dict[str, Made]):
-    """A package's constants by name; ``late`` ones, ``module.CONSTANT``, are imported when a model
-    has them.
+    """Constants of a package by name; ``late`` ones, given as ``module.CONSTANT``, are imported on
+    first use.
     """
 
     def __init__(self, package: str, here: dict[str, Made], late: dict[str, str]) -> None:
@@ -94,20 +93,20 @@ class LateConstants(dict[str, Made]):
         return made
 
     def every(self) -> list[Made]:
-        """All there are, late ones included."""
+        """Return all constants, late ones included."""
         return [self[name] for name in dict.fromkeys((*self, *self._late))]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One way for data to flow.
+    """One data flow, shared by the architectures that name it.
 
-    build: the layers, from the batch's tokens to their states.
-    outputs: what plans make of these, by name.
+    build: builds the layers, from the batch's tokens to their hidden states.
+    outputs: functions that build each kind of output from these, by name.
     rows, sizes: its tensors outside layers.
-    sublayers: a layer's mixer and its FFN, or the one half that it has.
-    read: a file's keys as a Config; raises FileError and UnsupportedError.
-    parts: the sublayers of all models that it has, where these are of several kinds.
+    sublayers: returns a layer's mixer and FFN, or the one half that it has.
+    read: reads a file's keys into a Config; raises FileError and UnsupportedError.
+    parts: returns all sublayers that models of this graph may have, if there are several kinds.
     """
 
     build: Callable[[Ops], Rows]
@@ -119,8 +118,8 @@ class Graph:
     parts: Callable[[], Iterable[Sublayer]] = tuple
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
-        """Every row with the shapes of its tensors by their names, in a file's order: a sublayer's
-        row has one in each layer of that kind.
+        """Yield every row with the names and shapes of its tensors, in file order: a sublayer's row
+        has a tensor in each layer of that kind.
         """
         sizes = self.sizes(config)
         for row in self.rows:
@@ -134,10 +133,10 @@ class Graph:
                 yield row, {f"blk.{i}.{row.name}": _shape(row, s) for i, s in layers.items()}
 
     def unread(self, config: Config, name: str) -> bool:
-        """Whether sound files have the tensor where nothing reads it.
+        """Return whether valid files may have this tensor although nothing reads it.
 
-        It is one of a layer that predicts further tokens, which few runs have use for, or some such
-        layer of the model has it, ``Sublayer.unread``.
+        Such tensors belong to layers for multi-token prediction, which few runs use, or are listed
+        in the layer's ``Sublayer.unread``.
         """
         i, stem = layer_of(name)
         if i >= config.n_layer:
@@ -145,8 +144,8 @@ class Graph:
         return i >= 0 and any(stem in kind.unread for kind in self.sublayers(config.layers[i]))
 
     def pools(self, config: Config) -> tuple[PoolSpec | StateSpec, ...]:
-        """What the layers remember: those that are alike share a pool, and the pools of layers
-        that see everything come first.
+        """Return the cache pools of the layers: equal layers share a pool, and pools without a
+        window come first.
         """
         alike: dict[PoolSpec | StateSpec, list[int]] = {}
         for i, layer in enumerate(config.layers):
@@ -162,7 +161,7 @@ class Graph:
 
 
 def layer_of(name: str) -> tuple[int, str]:
-    """``blk.3.ffn_up.weight`` is (3, "ffn_up.weight"); outside layers, the layer is -1."""
+    """Split ``blk.3.ffn_up.weight`` into (3, "ffn_up.weight"); outside layers, the layer is -1."""
     layer = re.match(r"blk\.(\d+)\.", name)
     return (int(layer[1]), name[layer.end() :]) if layer else (-1, name)
 
@@ -172,7 +171,7 @@ def _shape(row: TensorRow, sizes: Sizes) -> tuple[int, ...]:
 
 
 def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without ones in front, which some converters write and others do not."""
+    """Return a shape without leading ones, which only some converters write."""
     n = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return shape[n:]
 
@@ -180,11 +179,11 @@ def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
 def needed_tensors(
     graph: Graph, config: Config, names: Container[str]
 ) -> Iterator[tuple[TensorRow, str, tuple[int, ...]]]:
-    """Each tensor that a file with tensors of these names must have: its row, name and shape.
+    """Yield row, name and shape of each tensor that a file with tensors ``names`` must have.
 
-    One that may be absent is in every layer of its kind, or in none: a file that has it in some of
-    them only is damaged. What ``Arch.lacks`` names is in every layer of all kinds, or in none; with
-    "blk.N." in front that layer alone may be without, and without the bias of such a weight.
+    An optional tensor must be in every layer of its kind, or in none. A tensor in ``Arch.lacks``
+    must be in every layer of all kinds, or in none; if named with "blk.N.", only that layer may
+    lack it, and its bias.
     """
     arch, rows = config.arch, list(graph.tensors(config))
     some = {row.name for row, places in rows if any(name in names for name in places)}
@@ -203,9 +202,9 @@ def check_tensors(
 ) -> tuple[frozenset[str], tuple[str, ...]]:
     """Compare a file's tensor table with the rows.
 
-    Returns ``(Config.optional, Config.ignored)``. Raises FileError, naming the tensor, where one is
-    missing, is in some only of the layers that may have it, has another shape, or is of another
-    kind of layer than the one it is in.
+    Returns ``(Config.optional, Config.ignored)``. Raises FileError, naming the tensor, if one is
+    missing, is only in some of the layers that may have it, has a wrong shape, or belongs to
+    another kind of layer.
     """
     known: set[str] = set()
     optional: set[str] = set()
@@ -229,11 +228,11 @@ def check_tensors(
 def find_factors(
     gguf: GGUF, config: Config, ignored: Sequence[str]
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Of tensors that no row names, the numbers beside matrices by which their products are
-    multiplied, of experts one for each: llama.cpp's converter writes them for NVFP4 checkpoints.
+    """Find scale factors of matrices (one per expert) among tensors that no row names: llama.cpp's
+    converter writes them for NVFP4 checkpoints.
 
-    Returns ``(Config.factors, Config.ignored)``. Raises FileError for one of another shape, and
-    UnsupportedError for one of what is no matrix of a product.
+    Returns ``(Config.factors, Config.ignored)``. Raises FileError for a wrong shape, and
+    UnsupportedError for a factor of a tensor that is not the matrix of a product.
     """
     found = set()
     for name in ignored:
@@ -253,7 +252,7 @@ def find_factors(
 
 
 def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Sequence[str]) -> None:
-    """A layer whose keys lost its experts or its heads would compute without them."""
+    """Raise FileError for a tensor of another kind of layer: keys of experts or heads are lost."""
     doubtful = [
         name for name in ignored if layer_of(name)[0] >= 0 and not graph.unread(config, name)
     ]

@@ -1,12 +1,10 @@
-"""The operating system: what Linux, macOS, Windows and FreeBSD each do in their own way, a
-file for each.
+"""Operating-system layer: one file each for Linux, macOS, Windows and FreeBSD.
 
-``SYSTEM`` is the one in use, with all that ``System`` (``protocol.py``) lists. The rest of treadle
-asks it, and never ``sys.platform`` or a module that some system lacks.
+``SYSTEM`` is the implementation in use of the ``System`` protocol (``protocol.py``). The rest of
+treadle uses it, and never ``sys.platform`` or a module that some system lacks.
 
-``TREADLE_SYSTEM`` (linux, darwin, win32, freebsd, posix) takes another system's file. Calls that
-are not there are then replaced by what works everywhere, such as naps for wake-ups; tests fake
-them.
+``TREADLE_SYSTEM`` (linux, darwin, win32, freebsd, posix) selects another system's file. Missing
+calls are then replaced by portable ones, such as short sleeps for wake-ups; tests fake them.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from treadle.system.protocol import System
 
-HERE = sys.platform  # what runs the code, whichever file is in use
+HERE = sys.platform  # the actual system, whichever file is in use
 NAME = os.environ.get("TREADLE_SYSTEM") or HERE
 SYSTEM: System
 
-# The type checker reads these conditions too: it checks what the system it checks for can use.
+# The type checker evaluates these conditions too, and checks only files for its own platform.
 if sys.platform == "win32" or NAME == "win32":
     from treadle.system.windows import Windows
 
@@ -45,10 +43,10 @@ else:
 
     SYSTEM = Posix()
 
-OTHER_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}  # Windows', macOS'
+OTHER_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}  # names on Windows and macOS
 
 
 def machine() -> str:
-    """The architecture by LLVM's name, whatever this system calls it."""
+    """Return LLVM's name of this machine's architecture."""
     name = platform.machine().lower()
     return OTHER_NAMES.get(name, name)

@@ -1,4 +1,4 @@
-"""FreeBSD: sleeping on an address, sysctl, sets of processors. The rest is POSIX.
+"""FreeBSD: waiting on an address, sysctl, processor affinity. The rest is POSIX.
 
 Written from FreeBSD's manual pages and headers; tested with fakes of the calls, never run there.
 """
@@ -16,16 +16,15 @@ from treadle.system.sysctl import sysctl_number, sysctl_text
 
 # sys/umtx.h and sys/syscall.h; the word has 32 bits, and is not shared between processes.
 UMTX_OP, WAIT_UINT_PRIVATE, WAKE_PRIVATE = 454, 15, 16
-# sys/cpuset.h. A set is as long as the kernel was made for: 1024 processors from 14.0 on, before
-# that 256.
+# sys/cpuset.h. A set has the kernel's compiled size: 1024 processors since 14.0, 256 before.
 CPU_LEVEL_WHICH, CPU_WHICH_PID, THIS_ONE = 3, 2, -1
 SET_BYTES = (128, 32)
-# sys/elf_common.h. What the words' bits mean is as on Linux, whose numbers for them are others.
+# sys/elf_common.h. The bits of these entries are those of Linux, but the entries' numbers differ.
 AT_HWCAP, AT_HWCAP2 = 25, 26
 
 
 class FreeBSD(Posix):
-    """See ``protocol.System``."""
+    """FreeBSD implementation of ``protocol.System``."""
 
     def __init__(self) -> None:
         self.wait = getattr(LIBC, "_umtx_op", None)
@@ -70,7 +69,7 @@ class FreeBSD(Posix):
 
     def cpu_features(self) -> set[str]:
         if platform.machine() != "arm64":
-            return set()  # LLVM knows x86-64's; a RISC-V CPU's vectors are not asked for
+            return set()  # LLVM detects x86-64's; vectors of RISC-V CPUs are not supported here
         from treadle.system import linux_cpu
 
         words = {linux_cpu.AT_HWCAP: AT_HWCAP, linux_cpu.AT_HWCAP2: AT_HWCAP2}
@@ -78,7 +77,7 @@ class FreeBSD(Posix):
 
 
 def auxiliary(entry: int) -> int:
-    """A word of the auxiliary vector; 0 where the system has none."""
+    """Return an entry of the auxiliary vector; 0 if the system has none."""
     ask, word = getattr(LIBC, "elf_aux_info", None), ctypes.c_ulong()
     if ask is None or ask(ctypes.c_int(entry), ctypes.byref(word), ctypes.c_int(8)):
         return 0

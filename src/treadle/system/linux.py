@@ -1,4 +1,4 @@
-"""Linux: futexes, files in memory, advice on pages. The rest is POSIX."""
+"""Linux: futexes, memfd files, page-cache advice. The rest is POSIX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
-assert sys.platform == "linux"  # the type checker passes over the rest elsewhere
+assert sys.platform == "linux"  # the type checker skips the rest elsewhere
 
 from treadle.system.posix import LIBC, Posix, address_of, advise
 
@@ -24,7 +24,7 @@ SYS_ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 
 
 class Linux(Posix):
-    """See ``protocol.System``. ``machine/topology.py`` reads its files on cores and caches."""
+    """Linux ``protocol.System``. Cores and caches are read by ``machine/topology.py``."""
 
     FUTEX = FUTEX_CALLS.get(platform.machine(), 0)
     NAPS, DROPS_PAGES = not FUTEX, True
@@ -54,24 +54,24 @@ class Linux(Posix):
 
     def cpu_features(self) -> set[str]:
         if platform.machine() == "x86_64":
-            return set()  # LLVM knows them
+            return set()  # LLVM detects them
         from treadle.system import linux_cpu
 
         return linux_cpu.features()
 
     def lends_tiles(self) -> bool:
-        if platform.machine() != "x86_64":  # the call's number means something else there
+        if platform.machine() != "x86_64":  # the call number means something else there
             return False
         libc = ctypes.CDLL(None, use_errno=True)
         return not libc.syscall(SYS_ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
 
     def want_huge_pages(self, mapped: mmap.mmap) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # a kernel, a Python without them
+        with contextlib.suppress(OSError, AttributeError):  # a kernel or Python without support
             mapped.madvise(mmap.MADV_HUGEPAGE)
 
     def expect_random(self, array: np.ndarray) -> None:
         super().expect_random(array)
-        advise(array.ctypes.data, array.nbytes, mmap.MADV_NOHUGEPAGE)  # 2 MB at a time otherwise
+        advise(array.ctypes.data, array.nbytes, mmap.MADV_NOHUGEPAGE)  # else reads are of 2 MB
 
     def fetch_pages(self, fd: int, offset: int, n_bytes: int) -> None:
         os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_WILLNEED)
@@ -103,7 +103,7 @@ class Linux(Posix):
     def sigbus(self) -> dict[str, int] | None:
         if hasattr(sys, "getandroidapilevel"):
             return None
-        return {  # glibc's and musl's, on every architecture
+        return {  # the layout of glibc and musl, on every architecture
             "number": int(_signal.SIGBUS),
             "n_bytes": 152,
             "flags_off": 136,

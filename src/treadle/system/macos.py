@@ -1,4 +1,4 @@
-"""macOS: sleeping on an address (from 14.4 on), and sysctl. The rest is POSIX.
+"""macOS: waiting on an address (since 14.4), and sysctl. The rest is POSIX.
 
 Written from Apple's headers and manual pages; tested with fakes of the calls, never run on a Mac.
 """
@@ -16,8 +16,8 @@ assert sys.platform != "win32"
 from treadle.system.posix import LIBC, Posix, address_of
 from treadle.system.sysctl import sysctl_number, sysctl_text
 
-WORD = 4  # bytes of the word that is slept on
-# Each of Arm's features by the architecture's own word; every such Mac has NEON.
+WORD = 4  # bytes of the word that threads wait on
+# sysctl names of Arm's features; every Arm Mac has NEON.
 ARM_FEATURES = {
     "fullfp16": "hw.optional.arm.FEAT_FP16",
     "dotprod": "hw.optional.arm.FEAT_DotProd",
@@ -28,7 +28,7 @@ ARM_FEATURES = {
 
 
 class MacOS(Posix):
-    """See ``protocol.System``."""
+    """macOS implementation of ``protocol.System``."""
 
     def __init__(self) -> None:
         self.wait = getattr(LIBC, "os_sync_wait_on_address", None)
@@ -49,7 +49,7 @@ class MacOS(Posix):
 
     def cores(self) -> tuple[int, int] | None:
         physical = sysctl_number("hw.physicalcpu")
-        fast = sysctl_number("hw.perflevel0.physicalcpu")  # absent where all are of one kind
+        fast = sysctl_number("hw.perflevel0.physicalcpu")  # absent if all cores are of one kind
         return (physical, fast or physical) if physical else None
 
     def memory(self) -> tuple[int, int]:
@@ -60,7 +60,7 @@ class MacOS(Posix):
     def peak_bytes(self) -> int | None:
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # here it counts bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
     def cache_bytes(self) -> int:
         names = "hw.l2cachesize", "hw.l3cachesize", "hw.perflevel0.l2cachesize"
@@ -71,7 +71,7 @@ class MacOS(Posix):
 
     def cpu_features(self) -> set[str]:
         if platform.machine() != "arm64":
-            return set()  # LLVM knows them
+            return set()  # LLVM detects them
         found = {name for name, key in ARM_FEATURES.items() if sysctl_number(key)}
         if n_bytes := sysctl_number("hw.optional.arm.sme_max_svl_b"):
             found.add(f"svl{8 * n_bytes}")
@@ -82,7 +82,7 @@ class MacOS(Posix):
 
     def sigbus(self) -> dict[str, int] | None:
         if sys.platform != "darwin":
-            return None  # another system would read more bytes than there are
+            return None  # on another system the layout is too short
         return {
             "number": int(_signal.SIGBUS),
             "n_bytes": 16,

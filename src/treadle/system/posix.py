@@ -1,4 +1,4 @@
-"""What Linux, macOS and the BSDs share. Alone it serves a system that has no file of its own."""
+"""POSIX calls that Linux, macOS and the BSDs share; also serves systems without their own file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-assert sys.platform != "win32"  # the type checker passes over the rest there
+assert sys.platform != "win32"  # the type checker skips the rest there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +27,12 @@ WRITABLE = 0o022  # by the file's group, and by others
 
 
 def address_of(function: Any) -> int:
-    """Of a C function, or of a Python one that ctypes made into one."""
+    """Return the address of a C function, or of a Python function wrapped by ctypes."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def advise(address: int, n_bytes: int, advice: int) -> None:
-    """Tell the system of memory, from the page on that it begins in."""
+    """Call ``madvise`` for a memory range, extended down to a page boundary."""
     early = address % mmap.PAGESIZE
     LIBC.madvise(
         ctypes.c_void_p(address - early), ctypes.c_size_t(n_bytes + early), ctypes.c_int(advice)
@@ -40,7 +40,7 @@ def advise(address: int, n_bytes: int, advice: int) -> None:
 
 
 class Posix:
-    """See ``protocol.System``; "nothing" and "unknown" where POSIX has no call."""
+    """POSIX implementation of ``protocol.System``; without a POSIX call, no effect or unknown."""
 
     NAPS, DROPS_PAGES, RENAMES_OPEN, TIMERS = True, False, True, True
     BINARY = 0
@@ -116,7 +116,7 @@ class Posix:
         return os.pwrite(fd, data, at)
 
     def next_data(self, fd: int, offset: int, end: int) -> tuple[int, int]:
-        here: Any = os  # the type checker knows these two on Linux and macOS alone
+        here: Any = os  # the type checker knows these constants only on Linux and macOS
         try:
             begin = os.lseek(fd, offset, here.SEEK_DATA)
             stop = os.lseek(fd, begin, here.SEEK_HOLE)
@@ -166,7 +166,7 @@ class Posix:
     # -- signals ----------------------------------------------------------------------------------
 
     def memory_file(self) -> int | None:
-        import tempfile  # where the system has no files in memory
+        import tempfile  # fallback: POSIX has no files in memory
 
         with tempfile.TemporaryFile() as file:
             made = os.dup(file.fileno())
@@ -186,7 +186,7 @@ class Posix:
     def end_after(self, seconds: float) -> None:
         import signal
 
-        # A process inherits what is ignored and blocked; the signal's default is the end.
+        # Ignored and blocked signals are inherited; the default action ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
         signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -195,12 +195,12 @@ class Posix:
         import resource
 
         most = self.mapped_bytes() + more
-        with contextlib.suppress(OSError, ValueError):  # a system may know the name, not the number
+        with contextlib.suppress(OSError, ValueError):  # a system may refuse the limit
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
     def mapped_bytes(self) -> int:
-        """All that this process maps; 0 for unknown."""
+        """Return the bytes that this process maps; 0 if unknown."""
         return 0
 
     def most_files(self) -> int | None:
@@ -210,7 +210,7 @@ class Posix:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-        except (OSError, ValueError):  # some systems have bounds that they do not tell
+        except (OSError, ValueError):  # some systems have undocumented limits
             pass
         return soft if soft > 0 else None
 

@@ -1,4 +1,4 @@
-"""The terminal of a POSIX system."""
+"""Terminals of POSIX systems (termios)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import termios
 
 
 def open_terminal(fd: int) -> Termios | None:
-    """None for what is no terminal."""
+    """Return the terminal of a descriptor; None if it is not a terminal."""
     try:
         return Termios(fd)
     except termios.error:
@@ -20,7 +20,7 @@ def open_terminal(fd: int) -> Termios | None:
 
 
 class Termios:
-    """A terminal as it was found. Raises termios.error for what is none."""
+    """A terminal, with its initial mode. Raises termios.error if ``fd`` is not a terminal."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self.usual = fd, termios.tcgetattr(fd)
@@ -31,7 +31,7 @@ class Termios:
         if not shown:
             mode[3] &= ~(termios.ECHO | termios.ECHONL)
         if not shown and not lines:
-            # Without ICANON keys wait as they are; Enter with ICRNL would be another key.
+            # Without ICANON keys are delivered one by one; ICRNL would turn Enter into another key.
             mode[0] &= ~termios.ICRNL
             mode[3] &= ~termios.ICANON
         with contextlib.suppress(termios.error):  # the terminal is gone
@@ -41,5 +41,5 @@ class Termios:
         """See ``protocol.Terminal``."""
         try:
             return os.tcgetpgrp(self.fd) == os.getpgrp()
-        except OSError:  # a terminal without jobs
+        except OSError:  # a terminal without job control
             return True

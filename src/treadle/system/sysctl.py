@@ -1,4 +1,4 @@
-"""What macOS' and the BSDs' kernels say under a name."""
+"""Access to ``sysctl`` values of macOS and the BSDs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treadle.system.posix import LIBC
 
 
 def sysctl(name: str) -> bytes:
-    """What the kernel says under this name; empty where it says nothing."""
+    """Return the kernel's value of a name; empty if there is none."""
     ask = getattr(LIBC, "sysctlbyname", None)
     value = ctypes.create_string_buffer(256)
     size = ctypes.c_size_t(len(value))
@@ -21,10 +21,10 @@ def sysctl(name: str) -> bytes:
 
 
 def sysctl_number(name: str) -> int:
-    """The same as a number, of 4 or 8 bytes; 0 where it says nothing."""
+    """Return the value as a number, of 4 or 8 bytes; 0 if there is none."""
     return int.from_bytes(sysctl(name), "little")
 
 
 def sysctl_text(name: str) -> str:
-    """The same as text."""
+    """Return the value as text; empty if there is none."""
     return sysctl(name).rstrip(b"\0").decode("utf-8", "replace")

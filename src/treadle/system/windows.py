@@ -1,7 +1,7 @@
-"""Windows: sleeping on an address, consoles, locks of bytes, and no files that shrink while mapped.
+"""Windows: waiting on an address, consoles, byte-range locks; mapped files cannot shrink.
 
-Written from Microsoft's documents; tested with fakes of the calls, never run on Windows. Where a
-library is absent, as when ``TREADLE_SYSTEM`` asks for this file elsewhere, it does without.
+Written from Microsoft's documents; tested with fakes of the calls, never run on Windows. Missing
+libraries are tolerated, as when ``TREADLE_SYSTEM`` selects this file on another system.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOREVER = 0xFFFF_FFFF  # milliseconds
-LOCKED_BYTE = 1 << 40  # beyond every file: a locked byte can be read by nobody else
-INPUT, ECHO, BY_LINES = -10, 4, 2  # GetStdHandle's, and a console's modes
-# IsProcessorFeaturePresent's numbers.
+LOCKED_BYTE = 1 << 40  # beyond every file, since other processes cannot read a locked byte
+INPUT, ECHO, BY_LINES = -10, 4, 2  # an argument of GetStdHandle, and console mode bits
+# Arguments of IsProcessorFeaturePresent.
 ARM_FEATURES = {19: "neon", 34: "lse", 43: "dotprod", 66: "i8mm", 67: "fullfp16", 68: "bf16"}
 CORES, CACHES = 0, 2  # GetLogicalProcessorInformationEx's relations
 NAME_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
 def library(name: str) -> Any:
-    """A system's library; None where it is absent."""
+    """Load a system library; None if it is absent."""
     load = getattr(ctypes, "WinDLL", None)
     with contextlib.suppress(OSError):
         return load(name) if load else None
@@ -40,7 +40,7 @@ def library(name: str) -> Any:
 
 
 class Windows:
-    """See ``protocol.System``."""
+    """Windows implementation of ``protocol.System``."""
 
     DROPS_PAGES = RENAMES_OPEN = TIMERS = False
     BINARY: int = getattr(os, "O_BINARY", 0)
@@ -73,13 +73,13 @@ class Windows:
         )
 
     def around_fork(self, before: Callable[[], object], after: Callable[[], object]) -> None:
-        pass  # nothing forks here
+        pass  # Windows has no fork
 
     def after_fork(self, function: Callable[[], object]) -> None:
         pass
 
     def affinity(self) -> list[int]:
-        """Of the process's first group of at most 64 processors."""
+        """Return the processors of the process's first group, at most 64."""
         mine, all_of_them = ctypes.c_uint64(0), ctypes.c_uint64(0)
         if self.kernel is not None:
             self.kernel.GetProcessAffinityMask(
@@ -91,7 +91,7 @@ class Windows:
     # -- the machine ------------------------------------------------------------------------------
 
     def cores(self) -> tuple[int, int] | None:
-        # Behind a record's head: flags, then a class, the higher the faster.
+        # After a record's head: flags, then an efficiency class; higher is faster.
         classes = [record[1] for record in self._relations(CORES)]
         return (len(classes), classes.count(max(classes))) if classes else None
 
@@ -110,7 +110,7 @@ class Windows:
         return int(struct.unpack_from("=IIQ", counters)[2])
 
     def cache_bytes(self) -> int:
-        # Behind a record's head: level, ways, bytes of a line, bytes in all.
+        # After a record's head: level, ways, bytes of a line, total bytes.
         sizes = (struct.unpack_from("=BBHI", record)[3] for record in self._relations(CACHES))
         return max(sizes, default=0)
 
@@ -123,18 +123,18 @@ class Windows:
 
     def cpu_features(self) -> set[str]:
         if platform.machine() != "ARM64" or self.kernel is None:
-            return set()  # LLVM knows them
+            return set()  # LLVM detects them
         has = self.kernel.IsProcessorFeaturePresent
         return {name for number, name in ARM_FEATURES.items() if has(ctypes.c_uint32(number))}
 
     def lends_tiles(self) -> bool:
-        return False  # perhaps it does; nobody has tried
+        return False  # untested on Windows
 
     def _process(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(-1)  # what GetCurrentProcess always gives
+        return ctypes.c_void_p(-1)  # the constant result of GetCurrentProcess
 
     def _relations(self, relation: int) -> Iterator[bytes]:
-        """The records of one kind, without the head: kind and size, 4 bytes each."""
+        """Yield records of one kind, without the head (kind and size, 4 bytes each)."""
         ask = getattr(self.kernel, "GetLogicalProcessorInformationEx", None)
         size = ctypes.c_uint32(0)
         if ask is None:
@@ -155,7 +155,7 @@ class Windows:
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
 
     def intruder(self, about: os.stat_result) -> str | None:
-        return None  # a user's own folders are closed to others by the lists that they inherit
+        return None  # inherited access control lists protect a user's own folders
 
     def lock(self, fd: int) -> bool:
         try:
@@ -180,7 +180,7 @@ class Windows:
         return offset, end
 
     def allocated(self, about: os.stat_result) -> int:
-        return about.st_size  # a file that was made longer has its room already
+        return about.st_size  # extending a file allocates its space
 
     def block_bytes(self, folder: Path) -> int:
         return 0
@@ -197,7 +197,7 @@ class Windows:
         pass
 
     def fetch_call(self) -> tuple[int, int] | None:
-        return None  # PrefetchVirtualMemory takes a list of ranges
+        return None  # PrefetchVirtualMemory has another signature: it takes a list of ranges
 
     def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
         raise OSError("Windows does not say which pages of a file are in memory")
@@ -214,10 +214,10 @@ class Windows:
     # -- signals ----------------------------------------------------------------------------------
 
     def memory_file(self) -> int | None:
-        return None  # a mapping need not see at once what is written to its file
+        return None  # a mapping need not show writes to its file at once
 
     def sigbus(self) -> dict[str, int] | None:
-        return None  # a mapped file cannot be cut shorter here
+        return None  # a mapped file cannot be truncated on Windows
 
     def wait_for_end(self) -> None:
         import signal
@@ -226,7 +226,7 @@ class Windows:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: ended.append(number))
         while not ended:
-            time.sleep(0.2)  # Ctrl-C ends it at once
+            time.sleep(0.2)  # Ctrl-C interrupts it at once
 
     # -- limits of this process -------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Windows:
 
 
 class Console:
-    """See ``protocol.Terminal``. ``mode``: as it was found."""
+    """A Windows console, see ``protocol.Terminal``. ``mode`` is its initial mode."""
 
     def __init__(self, kernel: Any, handle: ctypes.c_void_p, mode: int) -> None:
         self.kernel, self.handle, self.mode = kernel, handle, mode
@@ -269,7 +269,7 @@ class Console:
 
 
 def read_clock(_: int, timespec: int) -> int:
-    """What clock_gettime is elsewhere: seconds and nanoseconds, 8 bytes each."""
+    """Stand in for clock_gettime: write seconds and nanoseconds, 8 bytes each."""
     now = time.perf_counter_ns()
     ctypes.c_int64.from_address(timespec).value = now // 1_000_000_000
     ctypes.c_int64.from_address(timespec + 8).value = now % 1_000_000_000
@@ -277,5 +277,5 @@ def read_clock(_: int, timespec: int) -> int:
 
 
 def address_of(function: Any) -> int:
-    """Of a function of C, or of Python that ctypes made into one."""
+    """Return the address of a C function, or of a Python function wrapped by ctypes."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0

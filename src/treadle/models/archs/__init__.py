@@ -1,8 +1,9 @@
-"""Architectures: a graph's name and a row of named traits each (``arch.py``), by kind.
+"""Architectures by GGUF name: each is a row with a graph's name and traits (``arch.py``).
 
-A trait says how the data flow differs from Llama's; what a tensor's presence can say is no trait
-(biases, q/k norms, norms after the products, fused matrices, tied output, rope factors: optional
-rows of ``models/mixers`` and ``models/ffns``), nor what a key can: whether there are experts.
+A trait states a difference from Llama's data flow. Differences that a tensor's presence shows are
+no traits (biases, q/k norms, norms after the products, fused matrices, tied output, rope factors:
+optional rows of ``models/mixers`` and ``models/ffns``), nor are those that a key states, such as
+experts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a row of an architecture can say."""
+"""The record of an architecture's traits."""
 
 from __future__ import annotations
 
@@ -39,55 +39,55 @@ WINDOW = "attention.sliding_window"
 PATTERN = "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
 ROPE_PATTERN = "attention.rope_pattern"  # a flag for each layer
-ROPE_HALVED = "rope.dimension_halved"  # without a window; no GGUF file says it
-ROPE_SECTIONED = "rope.halved_by_sections"  # a file of M-RoPE turns halves; no GGUF file says it
-YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; no GGUF file says it
+ROPE_HALVED = "rope.dimension_halved"  # in layers without a window; not in GGUF files
+ROPE_SECTIONED = "rope.halved_by_sections"  # M-RoPE files rotate halves; not in GGUF files
+YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; not in GGUF files
 ALIBI = "attention.max_alibi_bias"
 BUCKETS = "attention.relative_buckets_count"
-N_BUCKETS = range(4, 257)  # that there can be
-REACH = 128  # tokens: all distances from there on are in one bucket; GGUF has no key for it
+N_BUCKETS = range(4, 257)  # allowed numbers of buckets
+REACH = 128  # tokens: all longer distances share a bucket; GGUF has no key for it
 SCALE = "attention.scale"
 TEMPERATURE = "attention.temperature_scale"
 TEMPERATURE_LENGTH = "attention.temperature_length"
 EXPERTS_NORM = "expert_weights_norm"
 LEADING_DENSE = "leading_dense_block_count"
-EXPERTS_MEAN = "expert_shared_mean"  # treadle's; no GGUF file says it
+EXPERTS_MEAN = "expert_shared_mean"  # treadle's; not in GGUF files
 EXPERTS_GATING = "expert_gating_func"
-EXPERTS_JITTER = "router_jitter_noise"  # transformers'; no GGUF file says it
-EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; no GGUF file says it
+EXPERTS_JITTER = "router_jitter_noise"  # transformers'; not in GGUF files
+EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; not in GGUF files
 
 
 @dataclass(frozen=True)
 class Arch:
-    """The traits of one architecture, named as GGUF's ``general.architecture`` names it.
+    """The traits of one architecture, named as in GGUF's ``general.architecture``.
 
-    graph: how data flows, a name in ``models.graphs.GRAPHS``.
-    rope: which elements of a head turn together: ``norm`` is (2i, 2i+1), ``neox`` (i, i + dims/2).
-    activation: of the FFN, a name in ``kernels.activation.ACTIVATIONS``.
-    gated: the activation is on a gate; else on the one product before ``ffn_down``.
+    graph: the data flow, a name in ``models.graphs.GRAPHS``.
+    rope: which elements of a head form pairs: ``norm``: (2i, 2i+1), ``neox``: (i, i + dims/2).
+    activation: of the FFN, a name in ``kernels/activations.py``.
+    gated: the activation is applied to a gate; else to the one product before ``ffn_down``.
     norm: ``rms``, ``layer`` for LayerNorm, ``bare`` for LayerNorm without weights, ``bare_rms`` for
-        RMS norms without, or as the file ``told`` by whose epsilon it has.
-    needs: optional tensors that every sound file of this architecture has.
-    lacks: tensors that other architectures need, and this one's files may do without: in all
-        layers at once, or with "blk.N." in front in that one alone.
-    keys: the values of keys that files lack, mostly llama.cpp's. Who has a pattern of windows must
-        have a window, unless it is 0 here: sound files of some sizes leave it out.
+        RMS norm without weights, or ``told``: the one whose epsilon the file has.
+    needs: optional tensors that every valid file of this architecture has.
+    lacks: tensors that other architectures need and files of this one may lack: in all layers, or,
+        if named with "blk.N.", in that layer only.
+    keys: defaults of keys that files lack, mostly llama.cpp's. A file with a pattern of windows
+        must have a window, unless it is 0 here, since valid files of some sizes omit it.
     embd_scale: token embeddings are multiplied by sqrt(n_embd).
-    nope: layers without a rope: ``global``, those that see everything where the file has a window
-        (even if no layer has it), ``sparse``, those of them that have experts, every ``fourth``,
-        or all where the file ``told`` so.
-    norm_last: q/k norms come behind the rope.
-    divide_logits: by ``logit_scale``, where others multiply.
+    nope: layers without rope: ``global``: those without a window, if the file has a window (even
+        if no layer uses it); ``sparse``: those of them that have experts; ``fourth``: every fourth;
+        ``told``: all, if the file says so.
+    norm_last: q/k norms are applied after the rope.
+    divide_logits: logits are divided by ``logit_scale``, not multiplied.
     width_scaled: layer counts of the sizes whose attention scale is 1/sqrt(n_embd / n_head)
-        where the others have 1/sqrt(head_dim): Gemma's 27B say so in no key.
-    mixer: of layers with keys and values, a name in ``models.mixers.MIXERS``.
-    state: of those that have none, and mostly keep a state instead.
-    names: tensors that files call otherwise, "blk.N." cut off: their name, and that of the graph;
-        or, with a dot behind them, how names of tensors begin.
-    nextn: which states the layers read that predict further tokens: those behind the last layer,
-        ``plain`` or ``normed``; "": treadle has none of this architecture's.
-    pictures: its models read pictures too. treadle computes text alone, of which the three
-        numbers of a token's position (M-RoPE) are one and the same.
+        instead of 1/sqrt(head_dim): Gemma's 27B have no key for it.
+    mixer: mixer of layers with keys and values, a name in ``models.mixers.MIXERS``.
+    state: mixer of layers without keys and values, mostly a recurrence.
+    names: tensors with other names in files, without "blk.N.": the file's name, and the graph's;
+        a name that ends with a dot is a prefix.
+    nextn: states that layers for multi-token prediction read: the last layer's, ``plain`` or
+        ``normed``; "": not supported.
+    pictures: its models read images too. treadle runs only text, for which the three components of
+        a token's position (M-RoPE) are equal.
     """
 
     name: str

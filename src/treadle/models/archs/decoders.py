@@ -1,4 +1,4 @@
-"""Decoders that have neither experts alone nor states: Llama and its kin."""
+"""Dense decoders, such as Llama; some of them may have experts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DECODERS = (
         embd_scale=True,
         width_scaled=frozenset({46}),
     ),
-    # Gemma 2 without the norms behind products; llama.cpp has none
+    # Gemma 2 without the norms after products; not in llama.cpp
     Arch(
         "vaultgemma",
         activation="gelu",
@@ -104,7 +104,7 @@ DECODERS = (
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
-    Arch(  # llama.cpp has none
+    Arch(  # not in llama.cpp
         "nanochat",
         graph="nanochat",
         activation="relu2",
@@ -144,7 +144,7 @@ DECODERS = (
     Arch("openelm", needs=QK_NORM),
     Arch("qwen", graph="qwen"),
     Arch("maincoder", rope="norm", needs=QK_NORM, norm_last=True),
-    Arch(  # and CodeGen; llama.cpp has its name, and no model behind it
+    Arch(  # and CodeGen; llama.cpp has only the name
         "gptj",
         rope="norm",
         activation="gelu",
@@ -163,7 +163,7 @@ DECODERS = (
         norm="layer",
         needs=POSITIONS,
     ),
-    Arch(  # llama.cpp has none
+    Arch(  # not in llama.cpp
         "gptneo",
         rope="none",
         activation="gelu",

@@ -1,4 +1,4 @@
-"""Encoders: texts to vectors and scores."""
+"""Encoders: models that compute embeddings or scores of texts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ENCODERS = (
         activation="gelu_erf",
         norm="layer",
         needs=EMBD_NORM,
-        lacks=frozenset({"blk.0.attn_norm.weight"}),  # token_embd_norm is in its place
+        lacks=frozenset({"blk.0.attn_norm.weight"}),  # token_embd_norm takes its place
         keys=((PATTERN, -3), (LOCAL_BASE, 10000.0)),
     ),
     Arch(

@@ -1,4 +1,4 @@
-"""Decoders with experts."""
+"""Mixture-of-experts decoders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MIXTURES = (
         divide_logits=True,
     ),
     Arch("olmoe", needs=QK_NORM),
-    Arch("flex_olmo", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # llama.cpp has none
+    Arch("flex_olmo", needs=QK_NORM | POST_NORM, lacks=PRE_NORM),  # not in llama.cpp
     Arch("bailingmoe", rope="norm"),  # Ling-lite, Ling-Coder
     Arch("bailingmoe2", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),  # Ling and Ring 2
     Arch("dots1", needs=QK_NORM, keys=((EXPERTS_GATING, 2),)),
@@ -154,7 +154,7 @@ MIXTURES = (
         keys=((EXPERTS_NORM, True),),
         names=(("attn_output_norm.weight", "ffn_norm.weight"),),
     ),
-    Arch(  # Grok-1, whose numbers files may leave out, and Grok-2
+    Arch(  # Grok-1, whose files may omit these numbers, and Grok-2
         "grok",
         graph="grok",
         activation="gelu",

@@ -1,4 +1,4 @@
-"""Models whose layers keep states."""
+"""Models with recurrent layers (state-space models, linear attention, short convolutions)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ STATES = (
         mixer="latent",
         state="kda",
     ),
-    Arch(  # llama.cpp has none
+    Arch(  # not in llama.cpp
         "olmo_hybrid",
         graph="olmo_hybrid",
         needs=QK_NORM | POST_ATTENTION,

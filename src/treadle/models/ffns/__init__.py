@@ -1,4 +1,4 @@
-"""FFNs: what each token makes of itself, one small file each."""
+"""FFNs: sublayers that transform each token by itself, one file each."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from treadle.models.ffns.gated import FUSED, FUSED_UP_FIRST, GATED, GATED_FUSED
 from treadle.models.ffns.plain import PLAIN
 from treadle.models.structure import LateConstants, Sublayer
 
-FUSED_EXPERTS = "experts_gate_up"  # of each, the rows of its gate and those of up are one matrix
+FUSED_EXPERTS = "experts_gate_up"  # gate and up of each expert are one matrix
 PLAIN_EXPERTS = "experts_plain"  # without gates
-LATENT_EXPERTS = "experts_latent"  # the same, in a smaller space
-WEIGHED_EXPERTS = "experts_weighed"  # one for each token, which reads states that are weighed
-CAPPED_EXPERTS = "experts_capped"  # their scores may have a softcap
-DENSE_EXPERTS = "experts_dense"  # beside an FFN that every token has; the same of their scores
-BEHIND = "gated_behind"  # a norm of what it gives, and none of what it reads
-GROVE_EXPERTS = "experts_grove"  # neighbours share one more, small one
+LATENT_EXPERTS = "experts_latent"  # without gates, in a space of smaller width
+WEIGHED_EXPERTS = "experts_weighed"  # one expert per token, whose input is scaled by its score
+CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
+DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
+BEHIND = "gated_behind"  # a norm of its output, and none of its input
+GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
 FFNS = LateConstants[Sublayer](
     __name__,

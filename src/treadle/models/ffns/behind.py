@@ -1,4 +1,4 @@
-"""The gated FFN of plain states, with a norm of what it gives (OLMo Hybrid, beside attention)."""
+"""Gated FFN with a norm of its output and none of its input (OLMo Hybrid's attention layers)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Experts beside a feed-forward network that every token has, as of Gemma 4: each with norms of its
-own, and the sum with one more.
-"""
+"""Experts in parallel to a dense FFN (Gemma 4): each has its own norms, and so has their sum."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
-    """``norm(ffn(norm(x))) + norm(experts(norm(x)))``; the router has a norm too."""
+    """Return ``norm(ffn(norm(x))) + norm(experts(norm(x)))``; the router has a norm too."""
     at, blk = f"L{i}.ffn", f"blk.{i}"
     h = g.norm(f"{at}.norm", x, f"{blk}.ffn_norm")
     dense = feed(g, i, h, f"{at}.dense")

@@ -1,4 +1,4 @@
-"""Experts whose scores may have a softcap, alone or beside an FFN that every token has (Grok)."""
+"""Experts whose router scores may have a softcap, alone or in parallel to a dense FFN (Grok)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``experts(h)``, or ``(experts(h) + ffn(h)) / sqrt(2)``."""
+    """Return ``experts(h)``, or ``(experts(h) + ffn(h)) / sqrt(2)``."""
     at, layer = f"L{i}.ffn", g.config.layers[i]
     assert layer.experts is not None
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")

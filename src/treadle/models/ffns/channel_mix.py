@@ -1,4 +1,4 @@
-"""RWKV's feed-forward network: without a gate, of a token mixed with the one before."""
+"""RWKV's channel mix: an FFN without a gate, on a token mixed with the previous token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``value(act(key(x)))``. What it remembers is the second part of its layer's state."""
+    """Return ``value(act(key(x)))``. The previous token is the second part of the layer's state."""
     at, blk, fn = f"L{i}.ffn", f"blk.{i}.channel_mix", g.config.arch.activation
     weight = f"{blk}_lerp_k"
     x = g.call("token_shift", f"{at}.shift", h, layer=i, weight=weight, n=1, part=1)

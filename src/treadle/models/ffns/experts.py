@@ -1,5 +1,5 @@
-"""A mixture of experts: many feed-forward networks, of which each token has a few, and perhaps one
-more that every token has.
+"""Mixture of experts: many FFNs, of which each token uses a few, and perhaps a shared one that
+every token uses.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 
-# treadle's own name: of Nomic's BERT, and llama.cpp's converter leaves it out.
+# treadle's own name of a tensor of Nomic's BERT, which llama.cpp's converter omits.
 SUM_BIAS = "exps_bias"
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``sum w[e] down[e](act(gate[e](h)) * up[e](h))`` over a token's experts e, and the shared
-    one's. PLAIN_EXPERTS: ``down[e](act(up[e](h)))``; LATENT_EXPERTS: this in a smaller space.
+    """Return ``sum w[e] down[e](act(gate[e](h)) * up[e](h))`` over a token's experts e, plus the
+    shared expert's result. PLAIN_EXPERTS: ``down[e](act(up[e](h)))``; LATENT_EXPERTS: the same in a
+    space of smaller width.
     """
     at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
@@ -40,7 +41,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
-    """What the shared expert makes of ``h``, and the score that weighs it, if there is one."""
+    """Return the shared expert's result for ``h``, and the score of its weight, if any."""
     layer, blk = g.config.layers[i], f"blk.{i}.ffn"
     fn, experts = layer.activation or g.config.arch.activation, layer.experts
     assert experts is not None
@@ -73,7 +74,7 @@ def _sizes(layer: Layer) -> Sizes:
 
 
 def _of_each(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
-    """A matrix for each expert, and its bias."""
+    """Return the rows of a matrix per expert, and of its bias."""
     bias = TensorRow(f"{stem}.bias", ("n_expert", shape[0]), optional=True)
     return TensorRow(f"{stem}.weight", ("n_expert", *shape)), bias
 
@@ -82,7 +83,7 @@ _BEFORE = (
     *NORMS_BEFORE,
     TensorRow("ffn_gate_inp.weight", ("n_expert", "n_embd")),
     TensorRow("ffn_gate_inp.bias", ("n_expert",), optional=True),
-    TensorRow("exp_probs_b.bias", ("n_expert",), optional=True),  # chooses and does not weigh
+    TensorRow("exp_probs_b.bias", ("n_expert",), optional=True),  # affects choice, not weights
 )
 _SHARED = (
     TensorRow("ffn_gate_inp_shexp.weight", ("one", "n_embd"), optional=True),
@@ -94,7 +95,7 @@ _SHARED = (
 _BEHIND = (
     *_of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
     TensorRow(f"ffn_{SUM_BIAS}.weight", ("n_embd",), optional=True),  # of the weighted sum
-    TensorRow("ffn_down_exps.scale", ("n_expert",), optional=True),  # of what an expert weighs
+    TensorRow("ffn_down_exps.scale", ("n_expert",), optional=True),  # factor of experts' weights
     *_SHARED,
 )
 EXPERTS = replace(

@@ -1,4 +1,4 @@
-"""The gated feed-forward network."""
+"""Gated FFN."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``down(act(gate(h)) * up(h))``."""
+    """Return ``down(act(gate(h)) * up(h))``."""
     return feed(g, i, h, f"L{i}.ffn")
 
 
 def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
-    """The same; ``at``: what its steps are called."""
+    """Return ``down(act(gate(h)) * up(h))``; ``at`` is the label of its steps."""
     layer, blk = g.config.layers[i], f"blk.{i}.ffn"
     fn, names = layer.activation or g.config.arch.activation, [f"{blk}_gate", f"{blk}_up"]
     if layer.ffn in (FUSED, FUSED_UP_FIRST):
@@ -31,12 +31,12 @@ def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
     return g.linear(f"{at}.down", h, f"{blk}_down")
 
 
-FUSED = "gated_up"  # the rows of ffn_up are those of the gate, then its own
-FUSED_UP_FIRST = "gated_up_first"  # its own, then those of the gate
+FUSED = "gated_up"  # ffn_up has the rows of the gate, then those of up
+FUSED_UP_FIRST = "gated_up_first"  # ffn_up has the rows of up, then those of the gate
 NORMS_BEFORE = with_bias("ffn_norm", "n_embd")
 NORMS_AFTER = (
     TensorRow("post_ffw_norm.weight", ("n_embd",), optional=True),  # before the add
-    *with_bias("layer_output_norm", "n_embd", optional=True),  # behind it
+    *with_bias("layer_output_norm", "n_embd", optional=True),  # after the add
     TensorRow("layer_output_scale.weight", ("one",), optional=True),  # of the layer's last sum
 )
 DOWN_AND_NORMS = (*with_bias("ffn_down", "n_embd", "n_ff"), *NORMS_AFTER)

@@ -1,5 +1,5 @@
-"""Experts of which neighbours share one more, a small one (GroveMoE's adjugate experts): each that
-is chosen brings it along.
+"""Experts with small ones that neighbours share (GroveMoE's adjugate experts): each chosen expert
+also uses its small one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``sum w[e] (expert[e](h) + scale * chunk[e // per](h))``."""
+    """Return ``sum w[e] (expert[e](h) + scale * chunk[e // per](h))``."""
     at = f"L{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")
     made = g.call("experts", at, h, scores, layer=i)

@@ -1,4 +1,4 @@
-"""What a layer makes of values of its own that each token has: Gemma's per-layer embeddings."""
+"""Gemma's per-layer embeddings: a sublayer that uses embedding values of its own layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
-    """``proj(act(gate(x)) * own)``."""
+    """Return ``proj(act(gate(x)) * own)``."""
     at, blk, fn, n = f"L{i}.own", f"blk.{i}", g.config.arch.activation, g.config.layers[i].n_own
     own = g.columns(g.once("own", owns), i * n, n)
     h = g.gated(f"{at}.{fn}", g.linear(f"{at}.gate", x, f"{blk}.inp_gate"), own, fn)
@@ -20,8 +20,8 @@ def build(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def owns(g: Ops) -> Rows:
-    """Those of all layers side by side, ``[N, n_layer * n_own]``: half is looked up by the token,
-    half made of its embedding.
+    """Return the per-layer embeddings of all layers, ``[N, n_layer * n_own]``: the scaled sum of a
+    table look-up by token and a projection of the token's embedding.
     """
     n, half = g.config.layers[0].n_own, math.sqrt(0.5)
     x = g.embed("own.embd", "token_embd", 1.0)

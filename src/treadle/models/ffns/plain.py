@@ -1,4 +1,4 @@
-"""The feed-forward network without a gate."""
+"""FFN without a gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``down(act(up(h)))``."""
+    """Return ``down(act(up(h)))``."""
     at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
     h = g.activate(f"{at}.{fn}", g.linear(f"{at}.up", h, f"{blk}_up"), fn)
     return g.linear(f"{at}.down", h, f"{blk}_down")

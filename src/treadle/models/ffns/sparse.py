@@ -1,4 +1,4 @@
-"""The gated feed-forward network whose gate few values pass: Gemma 3n's first layers."""
+"""Gated FFN with a sparse gate, which most values do not pass (Gemma 3n's first layers)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``down(act(relu(gate(h) - c)) * up(h))``; c is so many deviations above the gate's mean."""
+    """Return ``down(act(relu(gate(h) - c)) * up(h))``; c is ``Layer.cut`` standard deviations above
+    the gate's mean.
+    """
     at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
     gate, up = g.linears(f"{at}.gate_up", h, [f"{blk}_gate", f"{blk}_up"])
     h = g.call("sparse_gate", f"{at}.{fn}", gate, up, fn=fn, cut=g.config.layers[i].cut)

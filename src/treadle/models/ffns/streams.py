@@ -1,5 +1,5 @@
-"""Several streams of states (AltUp), of which a layer computes the first; and the low-rank product
-beside its mixer (LAuReL).
+"""AltUp (several streams of hidden states, of which layers compute the first) and LAuReL (a
+low-rank product in parallel to the mixer).
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ if TYPE_CHECKING:
 
 
 def predicted(g: Ops, i: int, x: Rows) -> Rows:
-    """The streams as the layer finds them: each predicted from all of ``x``."""
+    """Return the predicted streams, each a combination of all streams in ``x``."""
     at, n = f"blk.{i}.altup", g.config.n_streams
     more = {"router": f"{at}_router", "coef": f"{at}_predict_coef"}
     return g.call("predict", f"L{i}.altup.predict", x, n=n, **more)
 
 
 def corrected(g: Ops, i: int, x: Rows, y: Rows) -> Rows:
-    """The first stream, scaled; ``x`` are corrected in place, by what ``y`` is for the first."""
+    """Correct the streams ``x`` in place by the layer's result ``y`` for the first stream; return
+    the first stream, scaled.
+    """
     at, n = f"blk.{i}.altup", g.config.n_streams
     more = {"router": f"{at}_router", "coef": f"{at}_correct_coef", "scale": f"{at}_correct_scale"}
     return g.call("correct", f"L{i}.altup.correct", x, y, n=n, **more)
 
 
 def low_rank(g: Ops, i: int, h: Rows) -> Rows:
-    """``right(left(h))``."""
+    """Return ``right(left(h))``."""
     h = g.linear(f"L{i}.laurel.left", h, f"blk.{i}.laurel_l")
     return g.linear(f"L{i}.laurel.right", h, f"blk.{i}.laurel_r")
 
 
 def spread(g: Ops, x: Rows) -> Rows:
-    """The streams of embeddings: these, and their products, made as large."""
+    """Return the initial streams: the embeddings, and projections scaled to their magnitude."""
     return g.call("spread", "altup.spread", x, g.linear("altup.proj", x, "altup_proj"))
 
 
 def joined(g: Ops, x: Rows) -> Rows:
-    """The mean of the streams: of the first, and of products of the others, made as large."""
+    """Return the mean of the first stream and of projections of the others, scaled to its
+    magnitude.
+    """
     n, width = g.config.n_streams, g.config.n_embd
     total, first = None, g.columns(x, 0, width)
     for i in range(1, n):

@@ -1,6 +1,4 @@
-"""Experts of which each token has one, which reads the token's states times the sigmoid of its
-score (Llama 4): what it gives is not weighed again.
-"""
+"""Experts of Llama 4: one per token; the sigmoid of its score scales its input, not its output."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``expert(h * sigmoid(score)) + shared(h)``."""
+    """Return ``expert(h * sigmoid(score)) + shared(h)``."""
     at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
     shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []

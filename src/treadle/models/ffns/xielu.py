@@ -1,4 +1,4 @@
-"""The feed-forward network of Apertus: no gate, and an activation with numbers of each layer."""
+"""FFN of Apertus: no gate, and an activation (xIELU) with parameters per layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``down(xielu(up(h)))``."""
+    """Return ``down(xielu(up(h)))``."""
     at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
     h = g.call("xielu", f"{at}.xielu", g.linear(f"{at}.up", h, f"{blk}_up"), layer=i)
     return g.linear(f"{at}.down", h, f"{blk}_down")

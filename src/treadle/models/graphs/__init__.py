@@ -1,4 +1,4 @@
-"""Graphs: one file for each way that data flows."""
+"""Graphs: one file for each data flow."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ GRAPHS = LateConstants[Graph](
 
 
 def main_output(config: Config) -> str:
-    """What a plan gives where nothing is asked for: logits, or a vector, of what writes no text."""
+    """Return the default output of plans: "logits", or "embedding" for models without logits."""
     writes = "logits" in GRAPHS[config.arch.graph].outputs and not config.scores
     return "logits" if writes else "embedding"

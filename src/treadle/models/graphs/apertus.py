@@ -1,4 +1,4 @@
-"""Apertus: an activation with numbers of its own in each layer, which files have as keys."""
+"""Apertus: an activation with parameters per layer, which files store as keys."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 POSITIVE, NEGATIVE, BETA, EPS = (f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps"))
 NUMBERS = (POSITIVE, NEGATIVE, BETA, EPS)
-_MOST = 1e4  # of any of them, far above what is learned
+_MOST = 1e4  # bound on each of them, far above learned values
 _FFN = "xielu"
 
 
 def _read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Two of the numbers are kept so that what is made of them is above 0, and above beta."""
+    """Read the config. Two parameters pass through softplus, to be above 0 and above beta."""
     config = read(keys, arch)
-    # Their names have no architecture in front.
+    # Their names have no architecture prefix.
     whole = keys_of.MetadataReader(keys.gguf.metadata, keys.path, missing="the key is missing")
     numbers = [_per_layer(whole, key, config.n_layer) for key in NUMBERS]
     layers = []
@@ -42,7 +42,7 @@ def _softplus(x: float) -> float:
 
 
 def _per_layer(keys: keys_of.MetadataReader, key: str, n_layer: int) -> list[float]:
-    """A number for each layer, or one for all."""
+    """Return a number for each layer, stored as an array or as one number."""
     value = keys.get(key)
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         return [keys.number(key, lo=-_MOST, hi=_MOST)] * n_layer

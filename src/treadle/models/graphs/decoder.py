@@ -1,4 +1,4 @@
-"""The decoder: layer after layer of a mixer and an FFN on one stream of states.
+"""The decoder: layers of a mixer and an FFN on one residual stream.
 
 ::
 
@@ -6,8 +6,8 @@
     x = layer(x)                         each: models/layer.py
     logits = linear(norm(x))
 
-A stage (``Config.stage``) has some of the layers. It is given the states before them, or gives
-those behind them, ``stream``, or both.
+A stage (``Config.stage``) has some of the layers. Its input are the hidden states before them, its
+output the states after them (``stream``), except at the ends of the model.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """A layer's mixer and its FFN, or what it has of these."""
+    """Return a layer's mixer and FFN, or the one that it has."""
     mixer = (MIXERS[layer.mixer],) if layer.mixer else ()
     return *mixer, *((FFNS[layer.ffn],) if layer.ffn else ())
 
 
 def build(g: Ops, halves: Halves = halves_of) -> Rows:
-    """The states behind the last layer that is computed here; ``halves``: those of a layer."""
+    """Build this stage's layers; return the states after the last. ``halves``: a layer's halves."""
     x = first(g)
     for i in g.config.here:
         x = build_layer(g, i, x, *halves(g.config.layers[i]))
@@ -45,7 +45,7 @@ def build(g: Ops, halves: Halves = halves_of) -> Rows:
 
 
 def first(g: Ops) -> Rows:
-    """The states before the first layer that is computed here."""
+    """Return the states before this stage's first layer."""
     if g.config.here.start:
         return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
@@ -61,13 +61,13 @@ def first(g: Ops) -> Rows:
 
 def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
     weight = "output_norm" if g.has("output_norm.weight") else ""
-    if not (weight or g.config.bare):  # norms behind the sums: it is normed
+    if not (weight or g.config.bare):  # with norms after the sums, x is normed already
         return x
     return g.norm("output_norm", x, weight, centred=g.config.centred, scale=scale)
 
 
 def logits(g: Ops, x: Rows) -> None:
-    """Logits of the rows that they are wanted of."""
+    """Output the logits of the requested rows."""
     if g.config.scores:
         raise UnsupportedError("no logits: the file's head scores texts, and it writes none")
     h = _normed(g, g.outputs(x), g.config.logit_scale)
@@ -76,7 +76,7 @@ def logits(g: Ops, x: Rows) -> None:
 
 
 def ahead(g: Ops, x: Rows) -> None:
-    """Logits, and of all tokens the states that a nextn layer reads (``spec_decode/mtp.py``)."""
+    """Output logits, and the states of all tokens for a nextn layer (``spec_decode/mtp.py``)."""
     logits(g, x)
     if g.config.arch.nextn == "normed":
         x = g.norm("output_norm.all", x, "output_norm", centred=g.config.centred)
@@ -84,19 +84,19 @@ def ahead(g: Ops, x: Rows) -> None:
 
 
 def embedding(g: Ops, x: Rows) -> None:
-    """A vector for each text, and the same of length 1."""
+    """Output a pooled vector for each input, and the same scaled to length 1."""
     h, how = _normed(g, x), g.config.pool
     g.result("pooled", g.pool("pool", h, how))
     g.result("embedding", g.pool("pool.unit", h, how, unit=True))
 
 
 def states(g: Ops, x: Rows) -> None:
-    """The last layer's normed states of all tokens."""
+    """Output the last layer's normed states of all tokens."""
     g.result("states", _normed(g, x))
 
 
 def stream(g: Ops, x: Rows) -> None:
-    """The states of all tokens, for the layers that are computed elsewhere."""
+    """Output the states of all tokens, for the layers of the next stage."""
     g.result("stream", x)
 
 
@@ -104,7 +104,7 @@ MODEL_ROWS = (
     TensorRow("token_embd.weight", ("n_vocab", "n_embd")),
     TensorRow(POSITIONS, ("n_positions", "n_embd"), optional=True),  # learned
     *with_bias("output_norm", "n_embd"),
-    *with_bias("output", "n_vocab", "n_embd", optional=True),  # absent: token_embd's
+    *with_bias("output", "n_vocab", "n_embd", optional=True),  # absent: tied to token_embd
     TensorRow("rope_freqs.weight", ("n_rope_freq",), optional=True),  # Llama 3: see Rope
     TensorRow("rope_factors_short.weight", ("n_rope_freq",), optional=True),  # Phi 3's
     TensorRow("rope_factors_long.weight", ("n_rope_freq",), optional=True),

@@ -1,6 +1,4 @@
-"""SmallThinker: a decoder whose layers choose their experts by the states that they are given, from
-before their attention and without a norm.
-"""
+"""SmallThinker: a decoder whose routers read a layer's input: before attention, without a norm."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops) -> Rows:
-    """As a decoder's; each layer's router comes first."""
+    """Build a decoder whose layers begin with the router."""
     x = first(g)
     for i in g.config.here:
         scores = g.linear(f"L{i}.ffn.router", x, f"blk.{i}.ffn_gate_inp")
@@ -34,7 +32,7 @@ def _fed(g: Ops, i: int, h: Rows, scores: Rows) -> Rows:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's; all layers have experts."""
+    """Read a decoder's config; all layers have experts."""
     keys.integer("expert_count", lo=1)
     return reading.read(keys, arch)
 

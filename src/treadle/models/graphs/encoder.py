@@ -1,6 +1,6 @@
-"""The encoder: a decoder's layers whose tokens see each other both ways, and no logits.
+"""The encoder: a decoder's layers with bidirectional attention, and no logits.
 
-A text's tokens are all in one run.
+All tokens of an input are in one run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ N_TYPES = "tokenizer.ggml.token_type_count"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's; a window reaches half of the key's number to each side."""
+    """Read a decoder's config; a window reaches half of the key's number to each side."""
     if keys.flag("attention.causal", False):
         keys.refuse("attention.causal", "an encoder's tokens see each other both ways in treadle")
     n_types = keys.gguf.metadata.get(N_TYPES)
     if n_types == 1 and not keys.gguf.tensors.keys() >= TYPES:
         arch = replace(arch, needs=arch.needs - TYPES)  # DistilBERT has none
     if arch.lacks >= GATE and "blk.0.ffn_gate.weight" not in keys.gguf.tensors:
-        arch = replace(arch, gated=False, activation="relu")  # the first T5; no key says it
+        arch = replace(arch, gated=False, activation="relu")  # the first T5, which has no key
     config = read_config(keys, arch)
-    if arch.needs >= TYPES and not config.n_types:  # so that what is missing has a shape
+    if arch.needs >= TYPES and not config.n_types:  # so that the missing tensor has a shape
         config = replace(config, n_types=n_types if isinstance(n_types, int) else 2)
     if arch.needs >= DISTANCES:
         n_buckets = keys.integer(BUCKETS, lo=N_BUCKETS[0], hi=N_BUCKETS[-1])
@@ -49,7 +49,7 @@ ENCODER = replace(
     outputs={"embedding": embedding, "states": states},
     rows=(
         *MODEL_ROWS,
-        # Numbers that scores get added by distance, for all layers that have none of their own.
+        # Relative attention bias of all layers that have none of their own.
         TensorRow("blk.0.attn_rel_b.weight", ("n_buckets", "n_head"), optional=True),
         TensorRow("token_types.weight", ("n_types", "n_embd"), optional=True),  # the first for all
         *EMBD_NORM_ROWS,

@@ -1,4 +1,4 @@
-"""Which layers have experts, and how many of what size."""
+"""Keys of experts: which layers have them, their number and sizes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
 
 ROUTER = "ffn_gate_inp.weight"
-BY_TENSORS = -1  # of such layers: those that have a gate which is no expert's
+BY_TENSORS = -1  # as LEADING_DENSE: layers with a dense FFN's gate have no experts
 EVERY_N = "moe_every_n_layers"
 N_EXPERT_MAX = 4096
 LATENT_SIZE = "moe_latent_size"
-# llama.cpp's numbers; 0: the file does not say.
+# llama.cpp's numbers; 0: not set in the file.
 SIGMOID = 2
 GATINGS = {0: "softmax", 1: "softmax", SIGMOID: "sigmoid", 3: "softmax"}
 CHOSEN_ALONE = 3
 
 
 def has_experts(keys: ArchMetadata, i: int) -> bool:
-    """Whether layer ``i`` has experts: not the first few, and of the others perhaps every n-th,
-    which is the second of n in Nomic's BERT and the last elsewhere.
+    """Return whether layer ``i`` has experts: the leading layers do not, and of the others perhaps
+    only every n-th, which is the second of n in Nomic's BERT and the last elsewhere.
     """
     n_dense = keys.integer(LEADING_DENSE, 0, lo=BY_TENSORS)
     if not keys.integer("expert_count", 0, lo=0) or i < n_dense:
@@ -40,7 +40,7 @@ def has_experts(keys: ArchMetadata, i: int) -> bool:
     if n_dense == BY_TENSORS and f"blk.{i}.ffn_gate.weight" in keys.gguf.tensors:
         return False
     every = keys.integer(EVERY_N, 0, lo=0)
-    if every == 1 or keys.flag(EXPERTS_ROUTED, False):  # of one layer there is no second one
+    if every == 1 or keys.flag(EXPERTS_ROUTED, False):  # a period of 1 has no second layer
         return f"blk.{i}.{ROUTER}" in keys.gguf.tensors
     if every:
         return i % every == 1
@@ -48,7 +48,7 @@ def has_experts(keys: ArchMetadata, i: int) -> bool:
 
 
 def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts | None:
-    """The experts of layer ``i``; the shared one is as wide as the file's own matrix, if any."""
+    """Read the experts of layer ``i``; a shared expert has the width of the file's matrix."""
     if not n_ff or not has_experts(keys, i):
         return None
     n = keys.integer("expert_count", lo=1, hi=N_EXPERT_MAX)
@@ -73,7 +73,7 @@ def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts |
         shared_fused=fused,
         shared_mean=keys.flag(EXPERTS_MEAN, False),
         gating=GATINGS[func],
-        # Softmax of those chosen alone is that of all, made to add up to 1.
+        # The softmax of the chosen scores equals that of all scores, normalised to sum to 1.
         norm=func == CHOSEN_ALONE or keys.flag("expert_weights_norm", False),
         scale=keys.number("expert_weights_scale", 0.0, lo=0.0) or 1.0,
         jitter=keys.number(EXPERTS_JITTER, 0.0, lo=0.0, hi=1.0),
@@ -85,8 +85,8 @@ def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts |
 
 
 def _lacking_gating(keys: ArchMetadata, arch: Arch, i: int) -> int:
-    """Of a file that does not say: DeepSeek 2 has softmax; GLM 4.7 Flash, of the same architecture
-    and without this key, has sigmoids, as all of it that choose by a bias.
+    """Return the gating for a file without this key: DeepSeek 2 has softmax. GLM 4.7 Flash, of the
+    same architecture, has sigmoids, like all its models with a bias in the router's choice.
     """
     by_bias = f"blk.{i}.exp_probs_b.bias" in keys.gguf.tensors
     return SIGMOID if arch.mixer.startswith("latent") and by_bias else 0

@@ -1,4 +1,4 @@
-"""Gemma 3n: layers compute one of several streams of states, and the others follow it (AltUp).
+"""Gemma 3n: layers compute one of several streams of states, and correct the others (AltUp).
 
 ::
 
@@ -11,8 +11,8 @@
         x[1:] += norm(own(scale * x[0]))
     logits = linear(norm(mean(x)))
 
-The gates of the first layers are sparse, the last layers read others' keys and values, and each
-layer has values of the token itself; these two are Gemma 4's.
+The gates of the first layers are sparse. As in Gemma 4, the last layers read other layers' keys and
+values, and there are per-layer embeddings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ N_STREAMS, ACTIVE, CUTS = "altup.num_inputs", "altup.active_idx", "activation_sp
 N_STREAMS_MAX = 8
 TABLE, *MORE = gemma4.ROWS
 ROWS = (
-    # Checkpoints have no rows for tokens of images and sound, which have the first then.
+    # Checkpoints have no rows for tokens of images and sound, which use the first row.
     TensorRow(TABLE.name, ("n_rows_own", "n_owns")),
     *(replace(row, optional=False) for row in MORE),
     TensorRow("altup_proj.weight", ("n_more", "n_embd", "n_embd")),
@@ -50,9 +50,9 @@ ROWS = (
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's, and what differs from layer to layer."""
+    """Read a decoder's config, with the differences between layers."""
     config = reading.read(keys, arch)
-    # Of the first files a number, 10.0.
+    # A float, 10.0, in the first files.
     shared = keys.number(gemma4.N_SHARED, 0.0, lo=0, hi=config.n_layer)
     if shared != int(shared):
         keys.fail(gemma4.N_SHARED, f"is {shared}", "a whole number")
@@ -75,8 +75,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _cuts(keys: ArchMetadata, n_layer: int) -> list[float]:
-    """How many deviations above the mean the gate's values must be; of layers whose gate is dense
-    minus infinity.
+    """Return each layer's gate threshold in standard deviations above the mean; minus infinity for
+    dense gates.
     """
     given = keys.get(CUTS)
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
@@ -90,7 +90,7 @@ def _cuts(keys: ArchMetadata, n_layer: int) -> list[float]:
 
 
 def build(g: Ops) -> Rows:
-    """The mean of the streams behind the last layer."""
+    """Build the layers; return the mean of the streams after the last."""
     x = spread(g, g.embed("token_embd", "token_embd", g.config.embd_scale))
     for i in g.config.here:
         x = _layer(g, i, x)
@@ -98,7 +98,7 @@ def build(g: Ops) -> Rows:
 
 
 def _layer(g: Ops, i: int, x: Rows) -> Rows:
-    """What becomes of the streams in layer ``i``."""
+    """Build layer ``i`` on the streams ``x``."""
     mixer, ffn = halves_of(g.config.layers[i])
     at, blk = f"L{i}", f"blk.{i}"
     x = predicted(g, i, x)
@@ -114,7 +114,7 @@ def _layer(g: Ops, i: int, x: Rows) -> Rows:
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """A decoder's, and what stands around them."""
+    """Return a decoder's sublayers, and AltUp, LAuReL and the per-layer embeddings."""
     return *halves_of(layer), ALTUP, LAUREL, OWN
 
 

@@ -1,5 +1,5 @@
-"""Gemma 4: a decoder whose kinds of layers have heads of their own widths, and some of whose sizes
-give each layer values of the token itself, or let the last layers read others' keys and values.
+"""Gemma 4: a decoder whose kinds of layers have different head widths. Some sizes have per-layer
+embeddings, or last layers that read other layers' keys and values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = (
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's, and what differs from layer to layer."""
+    """Read a decoder's config, with the differences between layers."""
     config = reading.read(keys, arch)
     n_own = keys.integer(N_OWN, 0, lo=0, hi=SIZE_MAX)
     for row in ROWS if n_own else ():
@@ -59,15 +59,15 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _values_are_keys(keys: ArchMetadata, config: Config) -> bool:
-    """Whether layers without a window have no matrix for values, all of them."""
+    """Return whether no layer without a window has a matrix for values."""
     wide = (i for i, at in enumerate(config.layers) if not at.window)
     names = (f"blk.{i}.{stem}.weight" for i in wide for stem in ("attn_v", "attn_qkv"))
     return not any(name in keys.gguf.tensors for name in names)
 
 
 def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
-    """Whose keys and values each layer reads: the last ``n_shared`` those of the last one before
-    them that has some and is of their kind.
+    """Return for each layer the one whose keys and values it reads: the last ``n_shared`` layers
+    read those of the last layer of their kind that has its own.
     """
     n_own = config.n_layer - n_shared
     last, sources = dict[int, int](), list[int]()
@@ -81,7 +81,7 @@ def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
-    """A decoder's, and what a layer makes of values of its own."""
+    """Return a decoder's sublayers, and that of per-layer embeddings."""
     return *halves_of(layer), *((OWN,) if layer.n_own else ())
 
 

@@ -1,4 +1,4 @@
-"""Grok: a decoder whose layers have experts, and in Grok-2 an FFN beside them."""
+"""Grok: a decoder whose layers have experts, in Grok-2 in parallel to a dense FFN."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTH = "attention.temperature_length"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's; all layers have experts."""
+    """Read a decoder's config; all layers have experts."""
     config, _ = reading.read(keys, arch), keys.integer("expert_count", lo=1)
     cap = keys.number(CAP, 0.0, lo=0.0)
 

@@ -1,4 +1,4 @@
-"""GroveMoE: a decoder whose experts share others."""
+"""GroveMoE: a decoder whose experts share additional small experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PER, WIDTH, SCALE = "experts_per_group", "expert_chunk_feed_forward_length", "ex
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's; all layers have experts."""
+    """Read a decoder's config; all layers have experts."""
     config, n = reading.read(keys, arch), keys.integer("expert_count", lo=1)
     per = keys.integer(PER, lo=1, hi=n)
     if n % per:

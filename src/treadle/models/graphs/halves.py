@@ -1,4 +1,4 @@
-"""A decoder whose layers are one half each: a mixer, or an FFN where it has a width."""
+"""A decoder whose layers have one half each: an FFN if the layer has an FFN width, else a mixer."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's; a layer with an FFN has no mixer, whatever its heads."""
+    """Read a decoder's config; a layer with an FFN has no mixer, whatever its heads."""
     config = reading.read(keys, arch)
     layers = (replace(at, mixer="" if at.ffn else at.mixer) for at in config.layers)
     return replace(config, layers=tuple(layers))
 
 
 def half_of(layer: Layer) -> tuple[Sublayer]:
-    """The one that a layer has."""
+    """Return the only half of a layer."""
     return (MIXERS[layer.mixer] if layer.mixer else _alone(layer.ffn),)
 
 
 @cache
 def _alone(name: str) -> Sublayer:
-    """An FFN, the norm before which is called as a mixer's."""
+    """Return an FFN whose input norm has the name of a mixer's."""
     ffn = FFNS[name]
     rows = (row for row in ffn.rows if row not in NORMS_BEFORE)
     return replace(ffn, before="attn_norm", rows=(*with_bias("attn_norm", "n_embd"), *rows))

@@ -1,4 +1,4 @@
-"""Kimi Linear: latent attention without a rope in some layers, and a state in the others."""
+"""Kimi Linear: latent attention without rope in some layers, a recurrent state in the others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def _read(keys: ArchMetadata, arch: Arch) -> Config:
-    """llama.cpp's converter writes the checkpoint's head_dim as the length of values, which nobody
-    uses: it is the rank.
+    """Read a decoder's config, with the rank as the length of values: llama.cpp's converter writes
+    the checkpoint's head_dim there, which is unused.
     """
     keys.values = {**keys.values, VALUE: keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)}
     return read(keys, arch)

@@ -1,4 +1,4 @@
-"""What kind each layer is of: what its tensors say of its halves."""
+"""Kinds of mixers, FFNs, norms and pooling, derived from a file's keys and tensors."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ POOLINGS = {0: "none", 2: "first", 3: "last"}  # llama.cpp's numbers; all others
 RANK = 4
 Q_NORM = "attn_q_norm.weight"
 Q_RANK = "attention.q_lora_rank"
-LATENT, KV_B = "latent", "_kv_b"  # one matrix makes keys and values
-OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN that need not have one before it
+LATENT, KV_B = "latent", "_kv_b"  # KV_B: one matrix makes keys and values
+OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN, which then needs no input norm
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 
 
 def pooling_of(keys: ArchMetadata, arch: Arch) -> str:
-    """How a text's states become one vector. What scores pairs ("rank") looks at one of them, also
-    where llama.cpp's converter has not said that it scores.
+    """Return the pooling of hidden states. Models that score pairs ("rank") use one of the states,
+    even if llama.cpp's converter has not written that pooling type.
     """
     scores = keys.n_rows("cls.output.weight") == 1
     kind = keys.integer("pooling_type", RANK if scores else 1, lo=0, hi=RANK)
@@ -52,9 +52,9 @@ def pooling_of(keys: ArchMetadata, arch: Arch) -> str:
 def mixer_of(
     keys: ArchMetadata, arch: Arch, i: int, n_head: int, n_head_kv: int, local: bool = False
 ) -> str:
-    """That of the architecture; or whether queries, keys and values are one matrix, their norms
-    have weights for each head, a gate one value for each, distances numbers of the layer's own,
-    or queries are made of the states at once. Sinks are of layers with a window, ``local``.
+    """Return the mixer of layer ``i``: the architecture's, or a variant of it by the file's tensors
+    and keys: fused q, k and v, q/k norm weights or a gate value for each head, the layer's own
+    relative bias, queries by a single matrix. Only layers with a window (``local``) have sinks.
     """
     if not n_head_kv:
         return arch.state
@@ -77,14 +77,14 @@ def mixer_of(
 
 
 def has_kv_b(keys: ArchMetadata, arch: Arch) -> bool:
-    """Whether latent attention has one matrix that makes keys and values: in some architectures,
-    and in files of the others that are older than the spring of 2025.
+    """Return whether latent attention has one matrix for keys and values: in some architectures,
+    and in files of the others from before the spring of 2025.
     """
     return arch.mixer.endswith(KV_B) or f"blk.0.attn{KV_B}.weight" in keys.gguf.tensors
 
 
 def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
-    """Whether there are experts, or a gate, and whether it is one matrix with what it gates."""
+    """Return the FFN of layer ``i``: experts, gated (perhaps with gate and up fused), or plain."""
     if not n_ff:
         return ""
     if (name := f"blk.{i}.ffn_act.scales") in keys.gguf.tensors:
@@ -99,12 +99,12 @@ def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
     fused = f"blk.{i}.ffn_gate.weight" not in keys.gguf.tensors
     if not fused or keys.n_rows(f"blk.{i}.ffn_up.weight") != 2 * n_ff:
         return "gated"
-    # Jina's BERT for code has them the other way round than its others, and no key says which.
+    # Jina's BERT for code has the opposite order of its other models, and no key for it.
     return FUSED_UP_FIRST if f"blk.{i}.{SECOND_STEM}.weight" in keys.gguf.tensors else FUSED_FFN
 
 
 def has_wide_norm(keys: ArchMetadata, i: int, mixer: str, n_q: int, head_dim: int) -> bool:
-    """Whether q/k norms are of all heads together."""
+    """Return whether q/k norms span all heads together."""
     name = f"blk.{i}.{Q_NORM}"
     norm = keys.gguf.tensors.get(name)
     if norm is None or mixer == HEAD_NORMS:
@@ -118,10 +118,10 @@ def has_wide_norm(keys: ArchMetadata, i: int, mixer: str, n_q: int, head_dim: in
 
 
 def ffn_norm_of(keys: ArchMetadata, arch: Arch) -> str:
-    """What the norm before the FFN is called; "" where it reads what the mixer reads.
+    """Return the name of the norm before the FFN; "" if the FFN reads the mixer's input.
 
-    ``post_attention_norm`` is Gemma's norm behind the product, but the one before the FFN in files
-    that have no other. Falcon 40B has two norms before halves side by side: ``attn_norm`` is the
+    ``post_attention_norm`` is Gemma's norm after the product, but the one before the FFN in files
+    that have no other. Falcon 40B has two norms before its parallel halves: ``attn_norm`` is the
     FFN's, and attention has ``attn_norm_2``.
     """
     tensors: Mapping[str, Tensor] = keys.gguf.tensors

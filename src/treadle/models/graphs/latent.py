@@ -1,4 +1,4 @@
-"""Latent attention's sizes and scale, as files give them."""
+"""Keys of latent attention: sizes, rope and scale."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from treadle.models.rope import Rope
 
 KV_RANK, KEY, VALUE = "attention.kv_lora_rank", "attention.key_length", "attention.value_length"
-NORM_EPS = 1e-6  # of both ranks, as in transformers, whatever that of the other norms is
-# Rows of a head's matrix come in so many: no tile of the widest registers has rows of two heads.
+NORM_EPS = 1e-6  # of the norms of both ranks, as in transformers; independent of other norms
+# Rows of a head's matrix must be a multiple of it, so that no tile spans two heads.
 HEAD_ROWS = 16
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
@@ -32,12 +32,12 @@ def read_latent(
     head_dim: int,
     head_dim_v: int,
 ) -> tuple[Latent, tuple[Rope, ...], float]:
-    """The sizes, the tables of the rope, and the scale of scores.
+    """Read the sizes, the rope tables, and the scale of scores.
 
-    Where one matrix makes keys and values, ``head_dim`` and ``head_dim_v`` are those of a head;
-    else they are the row's, and the heads' have keys of their own.
+    If one matrix makes keys and values, ``head_dim`` and ``head_dim_v`` are those of a head;
+    otherwise they are the cached row's, and there are other keys for the heads' sizes.
 
-    Raises UnsupportedError for heads whose matrices do not end with a tile.
+    Raises UnsupportedError for heads whose matrices are not a multiple of HEAD_ROWS.
     """
     kv_rank, own = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX), "_mla"
     if has_kv_b(keys, arch) and not keys.has(f"{KEY}{own}"):
@@ -67,14 +67,14 @@ def read_latent(
         n_v=n_v,
         norm_eps=NORM_EPS,
     )
-    if len(ropes) > 1:  # queries grow as a whole: most of their dims do not turn
+    if len(ropes) > 1:  # the temperature scales whole queries: most of their dims have no rope
         plain, grown = ropes
         every = keys.integer(TEMPERATURE_LENGTH, 0, lo=0, hi=1 << 31) or plain.n_ctx_orig
         ropes = plain, still(grown.temperature, every)
     scale, multiplier = 1.0 / math.sqrt(n_q), keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
     if not (multiplier and ropes) or ropes[0].scaling != "yarn":
         return latent, ropes, scale
-    # YaRN's factor stands in the scale, squared, and cosines have none. The key is a tenth of what
-    # it is in other architectures' files.
+    # YaRN's factor is in the scale, squared, and not in cosines. The key is a tenth of its value in
+    # other architectures' files.
     factor = 1.0 + multiplier * math.log(max(1.0, ropes[0].scale))
     return latent, (replace(ropes[0], yarn_log_multiplier=1.0), *ropes[1:]), scale * factor**2

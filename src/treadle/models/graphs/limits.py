@@ -1,4 +1,4 @@
-"""FFNs whose gates, and what these let through, have a limit, in some layers."""
+"""Keys of FFN activations: clamped gates in some layers, and the file's own function."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.keys import ArchMetadata
 
-# Of the experts that a token chooses; of the shared one, and of FFNs without experts.
+# Limits of routed experts; of the shared expert and of dense FFNs.
 LIMIT, SHARED_LIMIT = "swiglu_clamp_exp", "swiglu_clamp_shexp"
-_LEAST = 1e-6  # llama.cpp takes smaller ones for none
+_LEAST = 1e-6  # smaller limits mean none, as in llama.cpp
 
 
 def activation_of(keys: ArchMetadata, arch: Arch, i: int, key: str) -> str:
-    """Of layer ``i`` a name in ``kernels.activation.ACTIVATIONS``, or "" without a limit there."""
+    """Return layer ``i``'s activation, a name in ``kernels/activations.py``; "" without a limit."""
     found = keys.get(key)
     if found is None:
         return ""
@@ -35,17 +35,17 @@ def activation_of(keys: ArchMetadata, arch: Arch, i: int, key: str) -> str:
 
 
 ACTIVATION = "hidden_activation"
-# transformers' words, which llama.cpp's converter writes of ModernBERT.
+# transformers' names, which llama.cpp's converter writes for ModernBERT.
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu", "silu": "silu"}
 
 
 def takes_activation(arch: Arch) -> bool:
-    """Whether the file may say which function its FFN has: some of an architecture have another."""
+    """Return whether the file may name its activation, because models of an architecture differ."""
     return arch.graph == "encoder" or (not arch.gated and arch.activation.startswith("gelu"))
 
 
 def with_activation(keys: ArchMetadata, arch: Arch) -> Arch:
-    """The architecture with the file's own activation: Granite's ModernBERT, GPT-NeoX-20B."""
+    """Return the architecture with the file's activation (Granite's ModernBERT, GPT-NeoX-20B)."""
     if not (keys.has(ACTIVATION) and takes_activation(arch)):
         return arch
     word = keys.text(ACTIVATION)

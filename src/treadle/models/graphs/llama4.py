@@ -1,5 +1,5 @@
-"""Llama 4: a decoder most of whose layers attend in chunks of tokens; the others turn nothing, and
-their queries grow with their position.
+"""Llama 4: a decoder with chunked attention in most layers; the others have no rope, and queries
+scaled by a temperature that grows with position.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Experts, Layer
     from treadle.models.keys import ArchMetadata
 
-EARLY = 1  # positions by which queries grow before they pass a multiple
-N_WITHOUT_NORM = 128  # experts of the size whose queries and keys have no norm: no key says so
+EARLY = 1  # positions by which the temperature grows early
+N_WITHOUT_NORM = 128  # experts of the size without q/k norms, for which there is no key
 
 
 def has_norms(n_expert: int) -> bool:
-    """Whether queries and keys that turn have a norm, of a model with so many experts."""
+    """Return whether queries and keys with rope have a norm, by the model's number of experts."""
     return n_expert != N_WITHOUT_NORM
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's, and what differs from layer to layer."""
+    """Read a decoder's config, with the differences between layers."""
     if not keys.integer(WINDOW, lo=0):
         keys.refuse(WINDOW, "is 0, of a Llama 4 without chunks (MobileLLM), which treadle lacks")
     config = reading.read(keys, arch)
@@ -54,7 +54,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _alone(keys: ArchMetadata, experts: Experts) -> Experts:
-    """One that weighs nothing: the largest score chooses it, and has weighed what it reads."""
+    """Return experts with weight 1: the score chooses the expert, and scales only its input."""
     if experts.n_used != 1:
         key = "expert_used_count"
         keys.refuse(key, f"{experts.n_used}: treadle has one expert a token in this architecture")

@@ -1,7 +1,7 @@
-"""NanoChat: embeddings have a norm, no norm has weights, and pairs turn backwards.
+"""NanoChat: a norm of the embeddings, norms without weights, and rope in the opposite direction.
 
-Its queries and keys are normed behind the rope. Without weights that is the same as before it: a
-turn leaves lengths as they are.
+Queries and keys are normed after the rope. Without weights this equals a norm before it, since
+rotation preserves lengths.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
     from treadle.models.rope import Rope
 
-_LATER = "lambda"  # in names of numbers that later versions of NanoChat mix their streams by
+_LATER = "lambda"  # in tensor names of later versions: factors that mix streams
 
 
 def build(g: Ops) -> Rows:
-    """As a decoder's, of normed embeddings."""
+    """Build a decoder's layers on normed embeddings."""
     x = first(g)
     if not g.config.here.start:
         x = g.norm("token_embd_norm", x, "")
@@ -35,7 +35,7 @@ def build(g: Ops) -> Rows:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's. UnsupportedError for a model of a later version."""
+    """Read a decoder's config. Raises UnsupportedError for a model of a later version."""
     if name := next((name for name in keys.gguf.tensors if _LATER in name), ""):
         what = "is of a later NanoChat, whose layers are others: treadle has that of 2025"
         raise UnsupportedError(f"{keys.gguf.path}: {name}: {what}")
@@ -45,7 +45,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _backwards(rope: Rope) -> Rope:
-    """Frequencies below 0. What cosines and sines are multiplied by, the norms take away."""
+    """Return the rope with negated frequencies. Norms cancel the factor of cos and sin."""
     short, long = rope.factors or (1.0,) * (rope.dims // 2), rope.long_factors
     return replace(
         rope,

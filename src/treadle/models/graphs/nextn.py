@@ -1,13 +1,13 @@
-"""The layer that predicts the token after the next (MTP, DeepSeek-AI, 2024), as a model of its own.
+"""A layer for multi-token prediction (MTP, DeepSeek-AI, 2024) as a model of its own.
 
 ::
 
-    x = eh_proj([norm(embed(ids)), norm(states)])     states: the model's, of the tokens before
+    x = eh_proj([norm(embed(ids)), norm(states)])     states: the model's, of the previous tokens
     x = layer(x)
     logits = linear(norm(x))
 
-A file has it behind the model's own layers, ``blk.N`` with ``nextn.*`` tensors. What it lacks of an
-embedding, a last norm and a head is the model's.
+In a file it follows the model's own layers, as ``blk.N`` with ``nextn.*`` tensors. It uses the
+model's embedding, last norm and head if it has none of its own.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.ops import Ops, Rows
 
-OWN = {  # in place of the model's, where the layer has them
+OWN = {  # the layer's own tensors -> the model's that they replace
     "embed_tokens": "token_embd",
     "shared_head_norm": "output_norm",
     "shared_head_head": "output",
 }
-GIVEN = "nextn.states"  # the second half of each row; the first is written here
+GIVEN = "nextn.states"  # the second half of each row; ``build`` writes the first
 
 
 def build(g: Ops) -> Rows:
-    """The states behind the layer."""
+    """Build the layer; return its states."""
     n = g.config.n_embd
     x = g.call(
         "embedded_beside",
@@ -63,7 +63,7 @@ NEXTN = replace(
 
 
 def has_nextn(gguf: GGUF, config: Config) -> bool:
-    """Whether a file has such a layer, of an architecture whose layer is known."""
+    """Return whether a file has an MTP layer, and its architecture's are supported."""
     return bool(
         config.arch.nextn
         and gguf.metadata.get(f"{config.arch.name}.{N_NEXTN}")
@@ -72,10 +72,10 @@ def has_nextn(gguf: GGUF, config: Config) -> bool:
 
 
 def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
-    """Such a layer of a file, the ``i``-th, as a file and its config. The file shares the maps of
-    ``gguf``, which is to be closed in its place.
+    """Return the file's ``i``-th MTP layer as a GGUF and its config. It shares the mappings of
+    ``gguf``: close that one, not this.
 
-    Raises FileError where a tensor is missing or has another shape.
+    Raises FileError if a tensor is missing or has a wrong shape.
     """
     stem, own = f"blk.{config.n_layer + i}.", dict[str, str]()
     for theirs, name in OWN.items():
@@ -90,7 +90,7 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
             made.tensors[name.removeprefix(stem)] = tensor
         elif name.startswith(stem):
             made.tensors[f"blk.0.{name.removeprefix(stem)}"] = tensor
-    # It attends as the model's last layer that does, and has the same FFN.
+    # Its attention and FFN are those of the model's last layer with attention.
     like = next(layer for layer in reversed(config.layers) if layer.n_head_kv)
     alone = replace(
         config,

@@ -1,4 +1,4 @@
-"""OLMo Hybrid: layers with a state have norms before their halves, those of attention behind."""
+"""OLMo Hybrid: recurrent layers have norms before their halves, attention layers after them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
 
-SIGNED = "ssm.negative_eigenvalues"  # no GGUF file of others says it
-_EPS = 1e-5  # of the norm behind states' heads, whatever that of the others is
+SIGNED = "ssm.negative_eigenvalues"  # treadle's own key
+_EPS = 1e-5  # of the norm after the recurrence's heads; independent of other norms
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's, with what each kind of layer has otherwise."""
+    """Read a decoder's config, with the differences between kinds of layers."""
     config = reading.read(keys, arch)
     most = 2.0 if keys.flag(SIGNED, True) else 1.0
 

@@ -1,4 +1,4 @@
-"""How far each layer sees, and by which rope it tells where a token stands."""
+"""Keys of attention windows and rope tables of each layer."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from treadle.models.graphs.experts import has_experts
 from treadle.models.keys import N_LAYER_MAX, ArchMetadata
 from treadle.models.rope import Rope, read_ropes
 
-NOPE_PERIOD = 4  # layers, of which the last does not turn, in archs with ``nope="fourth"``
+NOPE_PERIOD = 4  # layers, of which the last has no rope, in archs with ``nope="fourth"``
 
 
 def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, tuple[bool, ...]]:
-    """The window, and which layers have it: the key of the pattern is a period, of which the last
-    sees everything (the first, if it is negative), or one flag per layer, perhaps of those too that
-    predict further tokens. Without that key no layer has one, as in llama.cpp: Qwen2 files carry a
-    window that the model does not use.
+    """Read the window, and which layers have it. The pattern's key is a period, whose last layer
+    (first, if negative) has no window, or a flag per layer, perhaps including MTP layers. Without
+    that key no layer has a window, as in llama.cpp: Qwen2 files have an unused window.
     """
     flags = keys.get(PATTERN)
-    # Of a pattern without a window nothing says how far those layers see.
+    # A pattern without a window does not determine how far those layers attend.
     window = keys.integer(WINDOW, 0 if flags is None else None, lo=0, hi=1 << 31)
     if not window or flags is None:
         return 0, (False,) * n_layer
@@ -32,8 +31,8 @@ def read_windows(keys: ArchMetadata, n_layer: int, n_block: int) -> tuple[int, t
 
 
 def by_period(period: int, n_layer: int) -> list[bool]:
-    """Which layers have the window where the last of each period sees everything, or the first if
-    the period is negative; all of them if it is 0.
+    """Return which layers have the window: all but the last of each period, or all but the first if
+    the period is negative; all if it is 0.
     """
     if period < 0:
         return [i % -period > 0 for i in range(n_layer)]
@@ -48,8 +47,8 @@ def read_tables(
     head_dim: int,
     n_ctx_train: int,
 ) -> tuple[tuple[Rope, ...], tuple[int | None, ...]]:
-    """The tables of the rope, and which of them each layer has. Layers with a window have one of
-    their own where there is a base for it. ``window`` is the file's, even where no layer has it.
+    """Read the rope tables, and each layer's table index. Layers with a window have their own table
+    if the file has a base for it. ``window`` is the file's, even if no layer has it.
     """
     told = arch.nope == "told" and not keys.flag("rope.scaling.finetuned", True)
     if arch.rope == "none" or told:
@@ -71,8 +70,8 @@ def read_tables(
 
 
 def read_temperature(keys: ArchMetadata, ropes: tuple[Rope, ...]) -> tuple[Rope, ...]:
-    """The same, and a table of queries that grow with their position, where the file asks for it:
-    the temperature of attention, as Ministral 3 has it.
+    """Append a table for queries with a temperature that grows with position (Ministral 3), if the
+    file has one.
     """
     temperature = keys.number("attention.temperature_scale", 0.0, lo=0.0)
     if not temperature:

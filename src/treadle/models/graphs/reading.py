@@ -1,4 +1,4 @@
-"""A decoder's or an encoder's keys as a ``Config``."""
+"""Reading of a decoder's or an encoder's keys into a ``Config``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLAMP = "attention.clamp_kqv"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """All that the keys say, of a decoder."""
+    """Read the config of a decoder. Raises UnsupportedError for an encoder."""
     if not keys.flag("attention.causal", True):
         what = "with attention both ways (an encoder)"
         raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} {what}: {DECODERS_ONLY}")
@@ -43,10 +43,10 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def read_config(keys: ArchMetadata, arch: Arch) -> Config:
-    """All that the keys say, and the factors of the rope."""
+    """Read all keys, and the factors of the rope."""
     arch = with_activation(keys, with_norm(keys, arch))
     n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
-    # Layers that predict further tokens stand behind the others, and are left out.
+    # Layers for multi-token prediction follow the others, and are left out.
     n_layer = n_block - keys.integer(NEXTN, 0, lo=0, hi=n_block - 1)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
     n_head, n_head_kv = read_heads(keys, arch, n_block)
@@ -66,7 +66,7 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
             keys, arch, ropes, max(n_head_kv) or 1, head_dim, head_dim_v
         )
         head_dim, head_dim_v = latent.n_row, latent.n_kv_rank
-        n_head_kv = [min(n, 1) for n in n_head_kv]  # of a row that all heads share
+        n_head_kv = [min(n, 1) for n in n_head_kv]  # all heads share one row
     mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i], local[i]) for i in range(n_layer)]
     layers = tuple(
         Layer(
@@ -91,8 +91,8 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
     )
     width = n_embd / heads if n_layer in arch.width_scaled else head_dim
     ffn_norm = ffn_norm_of(keys, arch)
-    # x + r h, layer by layer, is r (x / r + h): the stream is kept in units of r, and norms make
-    # the same of it if their eps is kept in those of r**2.
+    # x + r h, layer by layer, is r (x / r + h): the residual stream is kept divided by r. Norms
+    # give the same result if their eps is divided by r**2.
     residual = keys.number("residual_scale", 0.0, lo=0.0) or 1.0
     embd_scale = math.sqrt(n_embd) if arch.embd_scale else 1.0
     logit_scale = keys.number("logit_scale", 0.0, lo=0.0) or 1.0
@@ -124,7 +124,7 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
-    """Of a key, and of a value."""
+    """Return the dims of a key, and of a value."""
     if n_embd % heads and not keys.has("attention.key_length"):
         keys.fail("attention.head_count", f"{heads} does not divide embedding_length {n_embd}")
     head_dim = keys.integer("attention.key_length", n_embd // heads, lo=1, hi=SIZE_MAX)
@@ -139,7 +139,7 @@ def _check_output(keys: ArchMetadata) -> None:
 
 
 def _clamp(keys: ArchMetadata, arch: Arch) -> float:
-    """The limit of queries, keys and values; 0 where there is none."""
+    """Return the limit of queries, keys and values; 0 if there is none."""
     limit = keys.number(CLAMP, 0.0, lo=0.0, hi=math.inf)
     if limit and arch.mixer != "attention":
         keys.refuse(CLAMP, f"treadle clamps nothing in {arch.mixer}")

@@ -1,4 +1,4 @@
-"""Which layers keep a state of fixed size in place of keys and values, and its sizes."""
+"""Keys of recurrent layers: which layers have a state instead of keys and values, and its sizes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
-PARTS_NORM, PARTS_EPS = "ssm.dt_b_c_rms", "ssm.dt_b_c_rms_epsilon"  # treadle alone has the second
+PARTS_NORM, PARTS_EPS = "ssm.dt_b_c_rms", "ssm.dt_b_c_rms_epsilon"  # the second is treadle's own
 KDA_HEAD = "kda.head_dim"  # of keys and of values
 N_CONV_MAX = 64
 
 
 def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[int]]:
-    """Heads of queries, and of keys and values, of each of ``n`` layers; none where there is a
-    state instead. Files that count heads in one number for all layers say where by a flag each, or
-    every which layer has keys and values.
+    """Return query heads, and key/value heads, of each of ``n`` layers; 0 for recurrent layers.
+    Files with one head count for all layers mark recurrent layers by a flag each, or by an interval
+    of layers with attention.
     """
     least = int(not arch.state)
     n_head = list(keys.per_layer("attention.head_count", n, lo=least))
@@ -43,9 +43,7 @@ def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[
 
 
 def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence | None:
-    """The sizes of the layers' states, if they keep any. Raises FileError for sizes that do not
-    divide.
-    """
+    """Read the sizes of recurrent layers, if any. Raises FileError for sizes that do not divide."""
     if arch.state in ("", "linear", "wkv"):
         return None
     if arch.state == "shortconv":
@@ -93,15 +91,15 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
 
 
 def with_norm(keys: ArchMetadata, arch: Arch) -> Arch:
-    """The architecture with the norm that the file has, where it may have either."""
+    """Return the architecture with the file's kind of norm, if the trait is ``told``."""
     if arch.norm != "told":
         return arch
     return replace(arch, norm="rms" if keys.has(RMS_EPS) else "layer")
 
 
 def read_norm_eps(keys: ArchMetadata, arch: Arch) -> float:
-    """The epsilon of norms. RMS norms take LayerNorm's where it is the only one (Nemotron-H), and
-    LayerNorms that of RMS norms (Phi's MoE).
+    """Read the epsilon of norms. If only the other kind's key exists, it is used: LayerNorm's for
+    RMS norms (Nemotron-H), RMS norms' for LayerNorms (Phi's MoE).
     """
     own, other = (RMS_EPS, LAYER_EPS) if "rms" in arch.norm else (LAYER_EPS, RMS_EPS)
     return keys.number(own if keys.has(own) or not keys.has(other) else other, lo=0.0, hi=1.0)

@@ -1,4 +1,4 @@
-"""A decoder that was made smaller: some layers have lost their attention, their FFN, or both."""
+"""A pruned decoder: some layers have no attention, no FFN, or neither."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """Heads without keys are those of one matrix in place of attention; no heads, of nothing."""
+    """Read a decoder's config. A layer with query heads and no key heads has one matrix instead of
+    attention; without heads it has no mixer.
+    """
     config = reading.read(keys, arch)
     heads = keys.per_layer("attention.head_count", config.n_layer, lo=0)
     layers = (

@@ -1,4 +1,4 @@
-"""What files leave unsaid or say wrongly, and the sizes of the model tell, or its architecture."""
+"""Architectures whose files omit or misstate values that sizes or the architecture determine."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 _ALIBI_LAYERS = 40  # of Baichuan 13B; the 7B has 32
-# Phi-3.5-MoE multiplies cos and sin by the second. llama.cpp's converter writes the first, which
-# Phi 3's formula gives of contexts of 131072 and 4096 tokens.
+# Phi-3.5-MoE multiplies cos and sin by the second. llama.cpp's converter writes the first, the
+# result of Phi 3's formula for contexts of 131072 and 4096 tokens.
 _PHI3_FACTOR = math.sqrt(1.0 + math.log(131072 / 4096) / math.log(4096))
 _PHIMOE_FACTOR = 1.243163121016122
 
 
 def _minicpm(keys: ArchMetadata, arch: Arch) -> Config:
-    """Files of 2024, and those of MiniCPM 3, lack the three scales. All these models have the
-    same ones.
+    """Read a MiniCPM. Files of 2024, and those of MiniCPM 3, lack the three scales, which follow
+    one rule in all these models.
     """
     n_layer = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
     n_embd = keys.integer("embedding_length", lo=1, hi=SIZE_MAX)
@@ -34,7 +34,7 @@ def _minicpm(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def minicpm_scales(n_layer: int, n_embd: int) -> dict[str, float]:
-    """Of embeddings, of what a layer adds, and by which logits are divided."""
+    """Return the scales of embeddings and residuals, and the divisor of logits."""
     return {
         "embedding_scale": 12.0,
         "residual_scale": 1.4 / math.sqrt(n_layer),
@@ -43,7 +43,7 @@ def minicpm_scales(n_layer: int, n_embd: int) -> dict[str, float]:
 
 
 def _baichuan(keys: ArchMetadata, arch: Arch) -> Config:
-    """The 13B has no rope: scores fall with distance."""
+    """Read a Baichuan: the 13B has ALiBi instead of rope."""
     if keys.integer("block_count", lo=1, hi=N_LAYER_MAX) == _ALIBI_LAYERS:
         keys.defaults = {**keys.defaults, ALIBI: 8.0}
         arch = replace(arch, rope="none")
@@ -51,13 +51,13 @@ def _baichuan(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _jais(keys: ArchMetadata, arch: Arch) -> Config:
-    """Scores are divided by the size of a head, not by its root."""
+    """Read a Jais: scores are divided by the size of a head, not by its square root."""
     config = read(keys, arch)
     return replace(config, attn_scale=1.0 / config.layers[0].head_dim)
 
 
 def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
-    """The first Qwen's key counts the rows of gate and up together."""
+    """Read a first-generation Qwen, whose FFN key counts the rows of gate and up together."""
     config = read(keys, arch)
     layers = []
     for layer in config.layers:
@@ -68,7 +68,7 @@ def _qwen(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _phimoe(keys: ArchMetadata, arch: Arch) -> Config:
-    """The factor of Phi-3.5-MoE, which alone of its kind has long factors."""
+    """Read a PhiMoE, with the right factor for Phi-3.5-MoE, the only one with long factors."""
     config = read(keys, arch)
     rope = config.ropes[0]
     if rope.long_factors and math.isclose(rope.attn_factor, _PHI3_FACTOR, rel_tol=1e-6):

@@ -1,5 +1,5 @@
-"""RWKV-7: states in place of keys and values in all layers, the first of which has a mixer of its
-own: the others' values are mixed with its.
+"""RWKV-7: recurrent states in all layers. The first layer has its own mixer, and its values are
+mixed into those of the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DECAY, RATE, VALUE, GATE = (
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
-    """As a decoder's, with the states' sizes. An FFN without a gate has a token shift too."""
+    """Read a decoder's config, with state sizes. An FFN without a gate has a token shift too."""
     config = reading.read(keys, arch)
     n_embd, size = config.n_embd, keys.integer(HEAD, lo=1, hi=SIZE_MAX)
     if n_embd % size:
@@ -33,7 +33,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     keys.integer(SHIFTS, n_shifts, lo=n_shifts, hi=n_shifts)
     ranks = [keys.integer(key, lo=1, hi=SIZE_MAX) for key in (DECAY, RATE, VALUE)]
     state = Recurrence(
-        n_conv=2,  # a token, and the one before
+        n_conv=2,  # a token, and the previous one
         n_channels=n_shifts * n_embd,
         n_head=n_embd // size,
         head_dim=size,
@@ -55,6 +55,6 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     return replace(config, layers=tuple(layers))
 
 
-# A stage would need the first layer's values beside the states.
+# A stage would also need the first layer's values.
 _WHOLE = {name: made for name, made in DECODER.outputs.items() if name not in ("stream", "ahead")}
 WKV = replace(DECODER, read=read, outputs=_WHOLE)

@@ -1,4 +1,4 @@
-"""Mixers: how tokens learn of each other, one small file each."""
+"""Mixers: sublayers that pass information between tokens, such as attention; one file each."""
 
 from __future__ import annotations
 

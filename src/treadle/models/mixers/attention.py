@@ -1,4 +1,4 @@
-"""Attention over the keys and values of all tokens before, or of a window of them."""
+"""Attention over the keys and values of all previous tokens, or of a window."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(attention(h))``, times the sigmoid of a gate where there is one, or its softplus."""
+    """Return ``output(attention(h))``; with a gate, attention's result is multiplied by the gate's
+    sigmoid or softplus.
+    """
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     q, k, v, gate = _products(g, i, h)
     if limit := g.config.clamp:
@@ -73,14 +75,14 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def _distances(g: Ops, i: int) -> str:
-    """The matrix of numbers by distance: the layer's own, or else the first layer's."""
+    """Return the name of the relative bias: the layer's own, else the first layer's, else ""."""
     names = (f"blk.{j}.attn_rel_b" for j in (i, 0) if g.config.n_buckets)
     return next((name for name in names if g.has(f"{name}.weight")), "")
 
 
 def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, Rows | None]:
-    """Queries, keys, values, and a gate that has a matrix of its own. A layer that reads another
-    one's has no keys and values; of KEYS_ALONE values are the keys, before norm and rope.
+    """Return queries, keys, values, and a gate that has its own matrix. A layer that reads another
+    layer's keys and values has none; with KEYS_ALONE, values are the keys before norm and rope.
     """
     layer, at, stem = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn_"
     if layer.kv_from != i:
@@ -97,7 +99,7 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
 
 
 def _matrices(layer: Layer, stem: str) -> list[str]:
-    """Of queries, keys and values; where they are one in the file, rows of it."""
+    """Return the matrices of queries, keys and values; rows of one matrix if they are fused."""
     if layer.mixer not in (FUSED, SINKS_FUSED):
         return [stem + name for name in "qkv"]
     sizes = _sizes(layer)
@@ -150,8 +152,8 @@ _AFTER = (
     TensorRow("attn_gate.weight", ("n_attn", "n_embd"), optional=True),  # of the output
     *with_bias("attn_output", "n_embd", "n_attn"),
     TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
-    *with_bias("attn_output_norm", "n_embd", optional=True),  # behind it
-    *with_bias("attn_norm_2", "n_embd", optional=True),  # behind one more sum
+    *with_bias("attn_output_norm", "n_embd", optional=True),  # after the add
+    *with_bias("attn_norm_2", "n_embd", optional=True),  # after another add
 )
 ATTENTION = Sublayer(
     label="attn",
@@ -182,7 +184,7 @@ ATTENTION_SHARED = replace(
         *with_bias("attn_q", "n_q", "n_embd"),
         *(row for row in _AFTER if not row.name.startswith("attn_k_norm.")),
     ),
-    # Checkpoints have them, and llama.cpp's converter keeps them.
+    # Checkpoints have them although they are unused, and llama.cpp's converter keeps them.
     unread=frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}),
 )
 ATTENTION_HEAD_NORMS = replace(

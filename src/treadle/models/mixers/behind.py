@@ -1,5 +1,5 @@
-"""Attention of plain states, with a norm of what it gives, in models whose other layers have theirs
-before (OLMo Hybrid).
+"""Attention with a norm of its output and none of its input, in models whose other layers have
+input norms (OLMo Hybrid).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``norm(attention(h))``; the norm is called as the one before the FFN of other layers."""
+    """Return ``norm(attention(h))``; the norm has the name of other layers' norm before the FFN."""
     y = ATTENTION.build(g, i, h)
     return g.norm(f"L{i}.attn.post_norm", y, f"blk.{i}.post_attention_norm")
 

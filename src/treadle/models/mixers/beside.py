@@ -1,4 +1,4 @@
-"""Attention and Mamba-2 side by side, of Falcon-H1: both read the same, and are added."""
+"""Attention and Mamba-2 in parallel (Falcon-H1): both read the same input, and are added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``attention(h) + mamba2(h)``."""
+    """Return ``attention(h) + mamba2(h)``."""
     return g.add(ATTENTION.build(g, i, h), MAMBA2.build(g, i, h))
 
 

@@ -1,5 +1,5 @@
-"""The gated delta net (Yang and others, 2024), of Qwen 3.5 and Qwen3-Next: a head's state maps keys
-to values, decays, and is corrected by what it does not yet know of each token.
+"""Gated delta net (Yang and others, 2024) of Qwen 3.5 and Qwen3-Next: a head's state maps keys to
+values, decays, and is corrected by its prediction error for each token.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``out(norm(y) * silu(z))``, y being what the states answer to queries.
+    """Return ``out(norm(y) * silu(z))``; y are the states applied to queries.
 
-    GROUPED: beta and alpha are one matrix, side by side for each head of keys, and so are the heads
-    of values that share one. Else heads of values take those of keys in turn.
+    GROUPED: one matrix has beta and alpha side by side for each key head, and neighbouring value
+    heads share a key head. Otherwise value heads cycle through the key heads.
     """
     layer, at, blk = g.config.layers[i], f"L{i}.delta", f"blk.{i}.ssm"
     state = state_of(layer)

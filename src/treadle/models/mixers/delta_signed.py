@@ -1,5 +1,5 @@
-"""OLMo Hybrid's gated delta net: a token may take twice what a state lacks, so that its eigenvalues
-can be below 0 (Grazzi and others, 2025); queries, keys and values have a matrix each.
+"""OLMo Hybrid's gated delta net: corrections may be up to twice the prediction error, so that
+eigenvalues can be negative (Grazzi and others, 2025); queries, keys and values have a matrix each.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``out(norm(y) * silu(gate))``, y being what the states answer to queries. Neighbours among
-    heads of values share one of keys.
+    """Return ``out(norm(y) * silu(gate))``; y are the states applied to queries. Neighbouring value
+    heads share a key head.
     """
     state, at, blk = state_of(g.config.layers[i]), f"L{i}.delta", f"blk.{i}.ssm"
     names = [f"blk.{i}.attn_{name}" for name in ("q", "k", "v", "gate")]

@@ -1,4 +1,4 @@
-"""Attention whose layer has numbers by distance of its own, where T5's have the first layer's."""
+"""Attention with the layer's own relative bias, where T5's layers share that of the first layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kimi Delta Attention (Kimi Team, 2025): the delta rule, with a decay for each channel of a head's
-key, which a product of two narrow matrices makes of each token.
+"""Kimi Delta Attention (Kimi Team, 2025): the delta rule with a decay for each channel of a head's
+key, computed from each token by a low-rank product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(norm(y) * sigmoid(g_b(g_a(h))))``, y being what the states answer to queries."""
+    """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``; y are the states applied to queries."""
     at, blk = f"L{i}.kda", f"blk.{i}.ssm"
     names = [f"blk.{i}.attn_{name}" for name in "qkv"]
     names += [f"{blk}_{name}" for name in ("f_a", "g_a", "beta")]
@@ -33,7 +33,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def convolved(g: Ops, i: int, at: str, qkv: Sequence[Rows]) -> list[Rows]:
-    """Queries, keys and values, each with a short convolution of its own."""
+    """Apply a separate short convolution to queries, keys and values each."""
     made: list[Rows] = []
     before = 0
     for name, x in zip("qkv", qkv, strict=True):

@@ -1,9 +1,9 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024): tokens keep one row that all heads share, of
-which each head's keys and values are linear maps.
+"""Multi-head latent attention (DeepSeek-V2, 2024): a token caches one row that all heads share;
+each head's keys and values are linear maps of it.
 
-A key's map is applied to the query instead (``k_b``), and a value's to what attention gives
-(``v_b``): so heads attend to the rows themselves, and no key or value is ever made. Files with
-both maps in one matrix (``kv_b``) are computed in the same way, of the two halves of its heads.
+The key map is applied to the query instead (``k_b``), and the value map to attention's result
+(``v_b``): heads attend to the rows themselves, and keys and values are never computed. Files with
+both maps in one matrix (``kv_b``) are computed in the same way, from the two parts of each head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows, *, whole: str = "") -> Rows:
-    """``output(v_b(attention(k_b(q), rows)))``; ``whole``: the one that both maps are rows of."""
+    """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps."""
     layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
     first = "q_a" if _latent_of(layer).n_q_rank else "q"
     q, kv = g.linears(f"{at}.{first}_kv_a", h, [f"{blk}_{first}", f"{blk}_kv_a_mqa"])
@@ -93,6 +93,6 @@ LATENT_KV_B = replace(
     LATENT,
     build=partial(build, whole="kv_b"),
     rows=(*_BEFORE, *_QUERIES, *_ROW, *_WHOLE, *_OUTPUT),
-    unread=frozenset(row.name for row in _MAPS),  # some files have them beside it
+    unread=frozenset(row.name for row in _MAPS),  # some files have them in addition
 )
 LATENT_Q_KV_B = replace(LATENT_KV_B, rows=(*_BEFORE, *_QUERIES_AT_ONCE, *_ROW, *_WHOLE, *_OUTPUT))

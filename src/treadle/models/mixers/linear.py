@@ -1,4 +1,4 @@
-"""One matrix in place of attention (Nemotron 51B): a token learns of no other."""
+"""One matrix instead of attention (Nemotron 51B): tokens are not mixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(h)``."""
+    """Return ``output(h)``."""
     return g.linear(f"L{i}.attn.output", h, f"blk.{i}.attn_output")
 
 

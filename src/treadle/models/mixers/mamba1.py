@@ -1,6 +1,6 @@
-"""Mamba (Gu and Dao, 2023): each channel keeps a few numbers; its input says how fast they decay.
+"""Mamba (Gu and Dao, 2023): each channel has a small state, whose decay depends on the input.
 
-Falcon Mamba norms what is made of the input for that, without weights, and Jamba with weights.
+Falcon Mamba applies norms without weights to dt, B and C, and Jamba norms with weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``out(y * silu(z))``, y being what the states are seen as."""
+    """Return ``out(y * silu(z))``; y is the output of the selective scan."""
     at, blk, state = f"L{i}.ssm", f"blk.{i}.ssm", state_of(g.config.layers[i])
     n, n_rank, n_state = state.n_inner, state.n_rank, state.n_state
     x, z = g.linears(f"{at}.in", h, [part(f"{blk}_in", *size) for size in ((0, n), (n, n))])

@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu, 2024): each head keeps a matrix that decays, and adds to it."""
+"""Mamba-2 (Dao and Gu, 2024): each head's state is a matrix that decays and is added to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``out(norm(y * silu(z)))``, y being what the states are seen as; Falcon has no norm there."""
+    """Return ``out(norm(y * silu(z)))``; y is the output of the scan. Falcon has no norm there."""
     at, blk, state = f"L{i}.ssm", f"blk.{i}.ssm", state_of(g.config.layers[i])
     n, channels = state.n_inner, state.n_channels
     sizes = (0, n), (n, channels), (n + channels, state.n_head)
@@ -29,13 +29,13 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def state_of(layer: Layer) -> Recurrence:
-    """The sizes of a layer that has a state."""
+    """Return the sizes of a recurrent layer."""
     assert layer.state is not None
     return layer.state
 
 
 def sizes_of(layer: Layer) -> Sizes:
-    """The words of a recurrence's shapes."""
+    """Return the named sizes of a recurrence's tensors."""
     state = state_of(layer)
     return {
         "one": 1,

@@ -1,13 +1,13 @@
-"""What the kinds of attention are called: each is a row of ``MIXERS``."""
+"""Names of the kinds of attention; each is a key of ``MIXERS``."""
 
 FUSED = "attention_qkv"  # queries, keys and values are one matrix
 SHARED = "attention_shared"  # keys and values are another layer's
-KEYS_ALONE = "attention_keys"  # there is no matrix for values
-GATE = "attention_gate"  # behind each head's queries there is a gate of its output
-SOFTPLUS = "attention_softplus"  # a matrix makes a gate, of which the softplus counts
-SOFTPLUS_HEADS = "attention_softplus_heads"  # one value for each head
-SIGMOID_HEADS = "attention_sigmoid"  # the same, of which the sigmoid counts
-OWN_DISTANCES = "attention_distances"  # scores have numbers of its own added by distance
-SINKS, SINKS_FUSED = "attention_sinks", "attention_qkv_sinks"  # none is without sinks
-BEHIND = "attention_behind"  # a norm of what it gives, and none of what it reads
-HEAD_NORMS = "attention_head_norms"  # each head has weights of its own in q/k norms
+KEYS_ALONE = "attention_keys"  # values are the keys: there is no matrix for them
+GATE = "attention_gate"  # each head's queries are followed by a gate of its output
+SOFTPLUS = "attention_softplus"  # a matrix makes a gate of the output, used through softplus
+SOFTPLUS_HEADS = "attention_softplus_heads"  # the same with one gate value per head
+SIGMOID_HEADS = "attention_sigmoid"  # one gate value per head, used through sigmoid
+OWN_DISTANCES = "attention_distances"  # the layer has its own relative bias
+SINKS, SINKS_FUSED = "attention_sinks", "attention_qkv_sinks"  # sinks are required
+BEHIND = "attention_behind"  # a norm of its output, and none of its input
+HEAD_NORMS = "attention_head_norms"  # q/k norms have separate weights for each head

@@ -1,4 +1,4 @@
-"""A short convolution between two gates, of LFM2: a token sees a few before it."""
+"""Short convolution over the last few tokens, between two gates (LFM2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``out(c * convolution(b * x))``, where b, c and x are made of h."""
+    """Return ``out(c * convolution(b * x))``; b, c and x are projections of h."""
     at, blk = f"L{i}.shortconv", f"blk.{i}.shortconv"
     bcx = g.linear(f"{at}.in", h, f"{blk}.in_proj")
     y = g.call("gated_convolution", f"{at}.conv", bcx, layer=i, weight=f"{blk}.conv.weight")

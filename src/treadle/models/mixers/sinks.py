@@ -1,4 +1,4 @@
-"""Attention in layers that must have sinks, where others of the model have none (MiMo V2)."""
+"""Attention with required sinks, in models whose other layers have none (MiMo V2)."""
 
 from __future__ import annotations
 

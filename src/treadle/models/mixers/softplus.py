@@ -1,5 +1,5 @@
-"""Attention whose gate needs a matrix of its own: a softplus of as many values as attention gives,
-or of one for each head (Laguna), or the sigmoid of one for each head (Step 3.5).
+"""Attention with a required gate matrix: softplus of a value per output element or per head
+(Laguna), or sigmoid of a value per head (Step 3.5).
 """
 
 from __future__ import annotations

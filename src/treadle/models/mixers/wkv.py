@@ -1,6 +1,6 @@
-"""WKV-7 (Peng and others, 2025): a state from which each token takes away along one direction and
-to which it adds along another. What it reads is mixed with the token before, and its values with
-those of the first layer.
+"""WKV-7 (Peng and others, 2025): each token removes from the state along one direction and adds
+along another. Its input is mixed with the previous token, and its values with those of the first
+layer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from treadle.models.config import Layer
     from treadle.models.ops import Ops, Rows
 
-N_MIXED = 5  # of what a token and the one before are mixed to; a gate is one more
+N_MIXED = 5  # mixtures of a token and the previous one; a gate needs one more
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """``output(g (norm(y) + bonus))``, y being what the states answer to ``r``."""
+    """Return ``output(g (norm(y) + bonus))``; y are the states applied to ``r``."""
     at, blk, n = f"L{i}.wkv", f"blk.{i}.time_mix", h.width
     n_mixed = N_MIXED + g.has(f"{blk}_g1.weight")
     both = g.call("token_shift", f"{at}.shift", h, layer=i, weight=f"{blk}_lerp_fused", n=n_mixed)
@@ -40,7 +40,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 
 def _narrow(g: Ops, i: int, name: str, x: Rows, fn: str = "") -> Rows:
-    """A product of two narrow matrices, with ``fn`` between them."""
+    """Return a product with two narrow matrices, with ``fn`` between them."""
     at, blk = f"L{i}.wkv.{name}", f"blk.{i}.time_mix_{name}"
     x = g.linear(f"{at}1", x, f"{blk}1")
     x = g.activate(f"{at}.{fn}", x, fn) if fn else x
@@ -66,7 +66,7 @@ def _vectors(*names: str) -> tuple[TensorRow, ...]:
     return tuple(TensorRow(f"time_mix_{name}.weight", ("n_embd",)) for name in names)
 
 
-VALUES = (*_vectors("v0"), *_pair("v"))  # how much of the first layer's
+VALUES = (*_vectors("v0"), *_pair("v"))  # mix in the first layer's values
 WKV_FIRST = Sublayer(
     label="wkv",
     before="attn_norm",
