@@ -21,7 +21,8 @@ from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import CASES, save, wordpiece
 from tests.server.conftest import running, talking
 from treadle.convert.hf.folder import open_hf
-from treadle.convert.hf.sentence_transformers import lower_case, read_sentences
+from treadle.convert.hf.sentence_transformers import read_sentences
+from treadle.convert.hf.tokenizer.sentence_settings import lower_case
 from treadle.errors import ContextFullError, FileError, UnsupportedError
 from treadle.models.sentence import MAX_TOKENS, PROMPT
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.models.test_config import fake
 from treadle.convert.hf.config import read_config
+from treadle.convert.hf.families.multimodal import OUTER
 from treadle.convert.hf.families.registry import FAMILIES
-from treadle.convert.hf.multimodal import OUTER
 from treadle.errors import UnsupportedError
 from treadle.models.archs import ARCHS
 from treadle.models.ignored_tensors import LEFT_OUT

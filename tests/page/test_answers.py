@@ -21,7 +21,7 @@ def ask(page: Page, text: str) -> None:
 
 
 def last(page: Page) -> str:
-    return page.locator(".message").last.locator(".markdown, .plain").last.inner_text()
+    return str(page.locator(".message").last.locator(".markdown, .plain").last.inner_text())
 
 
 def test_an_answer_comes_in_parts(script: Scripted, visit: Opened) -> None:

@@ -206,7 +206,8 @@ class Model:
             folder = file_name(cache_dir, "cache_dir")
             self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
         self._turns = CooperativeStepper(Scheduler(self.engine))
-        self.speculate = self._turns.scheduler.drafting.open(draft, self.engine, speculate)
+        second = None if draft is None else open_model(file_name(draft, "draft"))
+        self.speculate = self._turns.scheduler.drafting.open(second, self.engine, speculate)
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ never released, and the data that it guards may be inconsistent.
 from __future__ import annotations
 
 import _imp
-import _signal  # the C module behind signal
+import _signal  # type: ignore[import-not-found]  # the C module behind signal
 import _thread
 import sys
 import threading
@@ -54,7 +54,7 @@ uncut = free_lock()
 """Held in calls of libraries that keep locks of their own, which no child can make free."""
 
 
-class UseLock(_thread.RLock):  # final only in typeshed
+class UseLock(_thread.RLock):  # type: ignore[misc]  # final only in typeshed
     """An RLock that raises ForkedError in a forked child if another thread held it at the fork.
     ``use`` and ``advice`` are parts of the message.
 
@@ -157,7 +157,7 @@ def _after_fork() -> None:
     fork = _forking.get(threading.get_ident())
     _forking.clear()
     for lock in _LOCKS:
-        lock._at_fork_reinit()  # as threading and logging do
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as threading and logging do
     for owner in list(_TOLD):
         owner.after_fork()
     _forget_imports()

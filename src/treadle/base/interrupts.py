@@ -7,7 +7,7 @@ counting it.
 
 from __future__ import annotations
 
-import _signal  # the C module behind signal
+import _signal  # type: ignore[import-not-found]  # the C module behind signal
 import threading
 from typing import Any
 

@@ -10,7 +10,9 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from treadle.kernels.elementwise.top_logits import N_TOP, RESULT, TOTAL, LogitsQuery
+from treadle.kernels.elementwise.top_logits import N_TOP as N_TOP
+from treadle.kernels.elementwise.top_logits import RESULT, TOTAL
+from treadle.kernels.elementwise.top_logits import LogitsQuery as LogitsQuery
 
 Tokens = Ids[int] | npt.NDArray[np.intp]
 _FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")

@@ -11,9 +11,9 @@ from treadle.files.keys import POSITION_MAX, MetadataReader
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
-PROMPT = "treadle.api.embedding.default_prompt"  # prepended to each text
+PROMPT = "treadle.embedding.default_prompt"  # prepended to each text
 HEAD_ACTIVATION = "treadle.classifier.activation"  # between the matrices of a head that scores
-MAX_TOKENS = "treadle.api.embedding.max_seq_length"  # of a text, its special tokens included
+MAX_TOKENS = "treadle.embedding.max_seq_length"  # of a text, its special tokens included
 
 
 def default_prompt(gguf: GGUF) -> str:

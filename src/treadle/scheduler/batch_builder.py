@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from treadle.engine.batch import BatchItem
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.page_pool import PAGE
 from treadle.scheduler.step_budget import LEAST, KeyShares, StepCostModel
 from treadle.spec_decode.proposer import Drafting
 

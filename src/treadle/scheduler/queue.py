@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from treadle.errors import NoRoomError, TreadleError
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.page_pool import PAGE
 from treadle.kvcache.prefix_hit import why_left
 from treadle.scheduler.request import Request
 

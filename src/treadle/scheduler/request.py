@@ -7,9 +7,9 @@ from collections.abc import Sequence as Ids
 from math import inf
 from typing import TYPE_CHECKING
 
+from treadle.engine.logits import N_TOP, LogitsQuery
 from treadle.errors import NoRoomError, SamplingError
-from treadle.kernels.attention.page_layout import PAGE
-from treadle.kernels.elementwise.top_logits import N_TOP, LogitsQuery
+from treadle.kvcache.page_pool import PAGE
 from treadle.spec_decode.ngram import MOST, AcceptanceTracker, Draft, Lookup
 
 if TYPE_CHECKING:

@@ -38,8 +38,9 @@ from treadle.server.protocols import (
     rerank,
     slot_actions,
 )
+from treadle.server.protocols.answer_fields import reuse
 from treadle.server.protocols.openai import chat, completions, response_lookup, responses
-from treadle.server.protocols.openai.answer import counter, reuse
+from treadle.server.protocols.openai.answer import counter
 from treadle.server.requests.request_stream import GoneError, RequestStream
 from treadle.server.requests.service import Service
 

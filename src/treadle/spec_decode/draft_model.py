@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
+from treadle.engine.logits import LogitsQuery
 from treadle.errors import ContextFullError, UnsupportedError
-from treadle.kernels.elementwise.top_logits import LogitsQuery
 from treadle.kvcache.cache import Sequence
 from treadle.spec_decode.ngram import StepTimes
 from treadle.tokenizer.ids_only import has_vocabulary

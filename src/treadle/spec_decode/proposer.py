@@ -4,7 +4,6 @@ MTP layer drafts for the other requests, if that pays.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from treadle.spec_decode.ngram import DraftController
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
+    from treadle.files.gguf import GGUF
     from treadle.scheduler.request import Request
     from treadle.spec_decode.draft_model import Drafter
 
@@ -33,30 +33,22 @@ class Drafting:
         self._opened: Drafter | None = None  # kept after a failure, to be closed
         self.cost = 0.0
 
-    def open(
-        self,
-        path: str | os.PathLike[str] | None,
-        engine: Engine,
-        speculate: bool | None,
-    ) -> bool:
-        """Open the draft model at ``path``. Without a path, open the file's own MTP layer, if it
-        has one and ``speculate`` is not False. Return whether requests should have drafts; with
-        ``speculate`` None, the file decides.
+    def open(self, draft: GGUF | None, engine: Engine, speculate: bool | None) -> bool:
+        """Draft by the model ``draft``, which is closed with this. Without one, open the file's own
+        MTP layer, if it has one and ``speculate`` is not False. Return whether requests should have
+        drafts; with ``speculate`` None, the file decides.
 
         Raises FileError, UnsupportedError.
         """
-        if path is None:
+        if draft is None:
             own = (speculate is None or bool(speculate)) and self._open_own(engine)
             return own or bool(speculate)
-        from treadle.convert.open import open_model  # imported late: rarely used
-        from treadle.files.target import file_name
-        from treadle.spec_decode.draft_model import open_drafter
+        from treadle.spec_decode.draft_model import open_drafter  # imported late: rarely used
 
-        gguf = open_model(file_name(path, "draft"))
         try:
-            self.drafter = self._opened = open_drafter(gguf, engine)
+            self.drafter = self._opened = open_drafter(draft, engine)
         except BaseException:
-            gguf.close()
+            draft.close()
             raise
         return True
 

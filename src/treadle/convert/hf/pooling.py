@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treadle.convert.hf.config import HfConfig
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.safetensors import read_json
 from treadle.models.pooling_head import DENSE
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.config import HfConfig
+
 
 MEAN, FIRST, LAST, RANK = 1, 2, 3, 4  # GGUF's numbers
 _MODES = {"mean": MEAN, "cls": FIRST, "lasttoken": LAST}

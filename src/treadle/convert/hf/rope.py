@@ -263,7 +263,7 @@ def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> 
 
 _SCALINGS: dict[str, Callable[[MetadataReader, MetadataReader, float, int], Scaled]] = {
     "default": _unscaled,
-    "mrope": _unscaled,  # plain for text: see multimodal.py
+    "mrope": _unscaled,  # plain for text: see convert/hf/families/multimodal.py
     "xdrope": _dynamic,
     "linear": _linear,
     "llama3": _llama3,

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treadle.convert.hf.config import HfConfig
 from treadle.convert.hf.pooling import pooling_file
+from treadle.convert.hf.tokenizer.sentence_settings import sentences_file
 from treadle.convert.hf.tokenizer.special_tokens import read_optional
 from treadle.errors import UnsupportedError
 from treadle.files.keys import POSITION_MAX, MetadataReader
-from treadle.files.splits import SENTENCES
 from treadle.models.archs import ARCHS
 from treadle.models.sentence import MAX_TOKENS, PROMPT
+
+if TYPE_CHECKING:
+    from treadle.convert.hf.config import HfConfig
+
 
 PROMPTS = "config_sentence_transformers.json"
 MODULES = "modules.json"
@@ -48,17 +51,6 @@ def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
         what = "treadle has a default prompt of rerankers that are encoders"
         raise UnsupportedError(f"{folder / PROMPTS}: default_prompt_name: {what}")
     return {PROMPT: prompt} if prompt else {}
-
-
-def sentences_file(folder: Path) -> Path:
-    """Return sentence-transformers' settings file for texts, which may not exist."""
-    found = [folder / name for name in SENTENCES if os.path.lexists(folder / name)]
-    return found[0] if found else folder / SENTENCES[0]
-
-
-def lower_case(folder: Path) -> bool:
-    """Whether texts are lower-cased before tokenization."""
-    return read_optional(sentences_file(folder)).get("do_lower_case") is True
 
 
 def _refuse_arguments(folder: Path) -> None:

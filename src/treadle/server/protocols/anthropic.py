@@ -34,7 +34,7 @@ from treadle.server.http.http_io import (
     read_json,
     ticking,
 )
-from treadle.server.protocols.openai.answer import warnings
+from treadle.server.protocols.answer_fields import warnings
 from treadle.server.requests.chat_prompt import conversation_text, read_conversation
 from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields

@@ -35,8 +35,9 @@ from treadle.server.http.http_io import (
     whole_json,
 )
 from treadle.server.http.redaction import without_folders
+from treadle.server.protocols.answer_fields import timings
 from treadle.server.protocols.llamacpp_answer import end, said, sampling_dict
-from treadle.server.protocols.openai.answer import error_event, timings
+from treadle.server.protocols.openai.answer import error_event
 from treadle.server.protocols.openai.chat import MAX_TOP
 from treadle.server.requests.chat_prompt import conversation_text
 from treadle.server.requests.generation_request import (

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.protocols.openai.answer import timings, warnings
+from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.requests.generation_request import room
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from treadle.server.http.http_io import (
     result,
     ticking,
 )
+from treadle.server.protocols.answer_fields import warnings
 from treadle.server.protocols.embeddings import CUT, embed, embedder_of, most_tokens
-from treadle.server.protocols.openai.answer import warnings
 from treadle.server.protocols.openai.chat import read_logprobs
 from treadle.server.protocols.openai.completions import read_prompts
 from treadle.server.requests.chat_prompt import read_conversation

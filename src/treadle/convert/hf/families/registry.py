@@ -33,6 +33,7 @@ from treadle.convert.hf.families.mamba1 import MAMBA1S
 from treadle.convert.hf.families.mamba2 import MAMBA_VARIANTS, MAMBAS
 from treadle.convert.hf.families.mistral4 import MISTRAL4
 from treadle.convert.hf.families.mixtures import MIXTURES
+from treadle.convert.hf.families.multimodal import PICTURES
 from treadle.convert.hf.families.not_in_llamacpp import UNHELD
 from treadle.convert.hf.families.rwkv7 import RWKV7
 from treadle.convert.hf.families.step_mimo import FLASH
@@ -41,7 +42,6 @@ from treadle.convert.hf.families.uneven_layers import OLDER
 from treadle.convert.hf.families.variants import MORE
 from treadle.convert.hf.families.windowed_mixtures import WINDOWED
 from treadle.convert.hf.family import GELU_TANH, Family
-from treadle.convert.hf.multimodal import PICTURES
 from treadle.convert.hf.rope import MINISTRAL_ROPE, fourth_still
 from treadle.convert.hf.tensor_names import (
     GLM4,

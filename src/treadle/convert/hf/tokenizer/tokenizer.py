@@ -17,12 +17,12 @@ from typing import Any
 from treadle.base.caller_warnings import warn
 from treadle.base.fast_dataclass import dataclass
 from treadle.convert.hf.families.rwkv7 import RWKV, WORLD, read_world
-from treadle.convert.hf.sentence_transformers import lower_case, sentences_file
 from treadle.convert.hf.tokenizer.chat_template import read_templates
 from treadle.convert.hf.tokenizer.chatglm import CHATGLM, read_chatglm
 from treadle.convert.hf.tokenizer.encoder import as_bert, read_unigram, read_wordpiece
 from treadle.convert.hf.tokenizer.kimi import KIMI, RANKS, read_kimi
 from treadle.convert.hf.tokenizer.pretokenizer import find_pre, puts_space
+from treadle.convert.hf.tokenizer.sentence_settings import lower_case, sentences_file
 from treadle.convert.hf.tokenizer.sentencepiece_model import read_sentencepiece
 from treadle.convert.hf.tokenizer.special_tokens import (
     CheckpointSpecials,

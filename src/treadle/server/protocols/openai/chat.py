@@ -31,15 +31,9 @@ from treadle.server.http.http_io import (
     ticking,
     whole_json,
 )
+from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.llamacpp_answer import verbose
-from treadle.server.protocols.openai.answer import (
-    error_event,
-    finish_reason,
-    head,
-    timings,
-    usage,
-    warnings,
-)
+from treadle.server.protocols.openai.answer import error_event, finish_reason, head, usage
 from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import MAX_N, GenerationRequest, read_asked
 from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields

@@ -22,15 +22,14 @@ from treadle.server.http.http_io import (
     ticking,
     whole_json,
 )
+from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.llamacpp_answer import verbose
 from treadle.server.protocols.openai.answer import (
     error_event,
     finish_reason,
     head,
     legacy_logprobs,
-    timings,
     usage,
-    warnings,
 )
 from treadle.server.protocols.openai.chat import MAX_TOP, STREAM_OPTIONS
 from treadle.server.protocols.openai.echo import measure_prompts

@@ -35,7 +35,8 @@ from treadle.server.http.http_io import (
     read_json,
     ticking,
 )
-from treadle.server.protocols.openai.answer import usage, warnings
+from treadle.server.protocols.answer_fields import warnings
+from treadle.server.protocols.openai.answer import usage
 from treadle.server.protocols.openai.chat import MAX_TOP
 from treadle.server.protocols.openai.response_items import (
     calling,
