@@ -9,7 +9,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 MODELS := $(VENV)/bin/python tools/fetch_models.py
 
-.PHONY: demo chat test real emulated cluster lint format clean
+.PHONY: demo chat test test-all real emulated cluster lint lint-all format clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
@@ -22,10 +22,17 @@ chat: $(VENV)/.stamp-package
 	exec $(VENV)/bin/treadle chat --temp 0.2 --top-p 0.9 --repeat-penalty 1.1 "$$model"
 
 # A process for each core, but no more than four: each takes a gigabyte, and many tests have threads.
+PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4
+
+# The quick tier (tests/tiers.py): minutes, without torch, a browser or Ray.
 test: lint
+	TREADLE_TESTS=quick $(PYTEST)
+
+# The rest of the tests, and the types of other systems and of the oldest Python.
+test-all: lint-all
 	@echo "real models for tests/real, 450 MB once, outside of this folder"
 	@$(MODELS) || echo "not fetched: tests/real is skipped, or fails under CI=true"
-	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4
+	TREADLE_TESTS=rest $(PYTEST)
 
 # Whole models, and every kernel test, on emulated CPUs of other kinds, one after the other: hours.
 emulated: $(VENV)/.stamp-dev
@@ -42,17 +49,20 @@ real: $(VENV)/.stamp-dev
 	$(MODELS)
 	TREADLE_REAL=1 $(VENV)/bin/python -m pytest tests/real
 
-lint: $(VENV)/.stamp-dev
+lint: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
+
+lint-all: $(VENV)/.stamp-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin src/treadle
 	$(VENV)/bin/mypy --platform win32 --cache-dir .mypy_cache/win32 src/treadle
 	$(VENV)/bin/mypy --platform freebsd14 --cache-dir .mypy_cache/freebsd src/treadle
 	$(VENV)/bin/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores --cache-dir .mypy_cache/py310 src/treadle
 
-format: $(VENV)/.stamp-dev
+format: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
 
@@ -71,12 +81,17 @@ $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable ".[serve]"
 	touch $@
 
+$(VENV)/.stamp-test: $(VENV)/.stamp-package
+	@echo "installing the quick tests' tools into $(VENV): 240 MB more, a minute or two"
+	$(PIP) install --editable ".[test]"
+	touch $@
+
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
 # transformers is then content with it instead of drawing in the newest build and its GPU libraries.
-$(VENV)/.stamp-dev: $(VENV)/.stamp-package
-	@echo "installing the test tools into $(VENV): 2.0 GB more, a few minutes"
+$(VENV)/.stamp-dev: $(VENV)/.stamp-test
+	@echo "installing the other tests' tools into $(VENV): 1.8 GB more, a few minutes"
 	@echo "  torch, the judge of architectures: 750 MB"
 	$(PIP) install torch==2.13.0
-	@echo "  transformers, mlx, gguf, openai, playwright, ray, hypothesis, mypy, pytest, ruff: 1.3 GB"
+	@echo "  transformers, mlx, playwright, ray, wgpu: 1.0 GB"
 	$(PIP) install --editable ".[dev]"
 	touch $@
