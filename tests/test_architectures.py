@@ -81,6 +81,7 @@ def test_other_instruction_sets_agree_too(isa: Isa, case: str, truth: dict[str, 
         check(paths(model, t.ids), t.logits, rounding(model.config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["BF16", "Q4_1"])
 @pytest.mark.parametrize("isa", ALL, ids=name)
 def test_dot_products_of_every_instruction_set(isa: Isa, fmt: str, data: Path) -> None:

@@ -99,6 +99,7 @@ def n_ctx_of(path: str | None) -> int:
         return model.n_ctx
 
 
+@pytest.mark.slow
 def test_a_pool_hands_over_the_error_of_a_missing_file(tmp_path: Path) -> None:
     """It hung for ever: the error could not be unpickled where the results are collected."""
     missing = str(tmp_path / "no.gguf")

@@ -258,6 +258,7 @@ class Now(Exception):
     """What a signal's handler raises."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer here")
 def test_a_signal_in_the_middle_of_a_fork() -> None:
     """It had ended the wait, been dropped, and left ``uncut`` taken for ever."""

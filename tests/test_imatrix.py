@@ -124,6 +124,7 @@ def test_runs_of_few_tokens(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_allclose(found.sums, expected[name][None], rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "fmt", "n_expert", "rest"), [("qwen3moe", "Q8_0", 5, 3), ("gpt-oss", "F32", 8, 7)]
 )

@@ -123,6 +123,7 @@ def test_divergence_is_within_that_of_llamacpp(fmt: str, kv: str, data: Path) ->
             assert kl_divergence(true, logits.astype(np.float64)) <= bound, (way, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_greedy_text_is_that_of_llamacpp(fmt: str, data: Path) -> None:
     """Where another token comes out on top, both were so close that rounding may choose.

@@ -60,6 +60,7 @@ def test_the_same_logits_afterwards(
         check_pages(model.engine.cache, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", KV_FORMATS)
 def test_every_type_of_keys_and_values(kv: str, tiny: WriteTiny, tmp_path: Path) -> None:
     with treadle.load(tiny(**WINDOWED), threads=1, context=128, kv=kv) as model:

@@ -430,6 +430,7 @@ with load(Path({str(tiny())!r}), Path({str(tmp_path)!r})) as model:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_two_processes(tiny: WriteTiny, tmp_path: Path) -> None:
     """Each reads and writes; what one has read the other need not."""
     program = f"""

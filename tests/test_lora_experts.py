@@ -168,6 +168,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
 def test_at_run_time_they_equal_merged_weights(
@@ -222,6 +223,7 @@ def check(config: Config, rows: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(rows - expected).max() <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["Q8_0", "Q4_K"])
 def test_codes_are_multiplied_beside_them(tiny: WriteTiny, tmp_path: Path, fmt: str) -> None:
     """As near to merged weights as the model without adapters is to its own, and by any number of

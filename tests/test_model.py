@@ -130,6 +130,7 @@ def test_few_tokens_for_keys_and_values(tiny: WriteTiny) -> None:
         assert model.n_ctx == 100
 
 
+@pytest.mark.slow
 def test_the_model_inside_the_package() -> None:
     assert packaged_model().is_file()
     with treadle.load(threads=2, context=64) as model:
@@ -482,6 +483,7 @@ def test_variables_of_a_chat_template(tiny: WriteTiny) -> None:
             assert (hint == "None") or str(caught.value).endswith(f"; did you mean {hint}?")
 
 
+@pytest.mark.slow
 def test_what_a_model_says_of_itself(tiny: WriteTiny, tmp_path: Path) -> None:
     path = tmp_path / "<b>&'x'.gguf"
     path.write_bytes(tiny("llama", "Q8_0").read_bytes())
@@ -531,6 +533,7 @@ def test_a_template_that_writes_bos_itself_gets_one(tiny: WriteTiny) -> None:
         assert made.prompt_ids.count(1) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_is_forgotten_leaves_nothing_behind(tiny: WriteTiny) -> None:
     def workers() -> int:
         return sum(thread.name.startswith("treadle-") for thread in threading.enumerate())
@@ -571,6 +574,7 @@ def test_a_closed_model_lets_go_of_its_file(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ALL, ids=lambda row: row.name)
 def test_every_instruction_set_of_this_machine_by_name(isa: Isa, tiny: WriteTiny) -> None:
     with treadle.load(tiny(), threads=1, isa=isa.name) as model:

@@ -257,6 +257,7 @@ def test_states_of_a_text() -> None:
     assert (kept.start, kept.ids) == (3, [4])
 
 
+@pytest.mark.slow
 def test_what_importances_do_not_have(tmp_path: Path) -> None:
     """No program's have anything of the layer; its coarsest matrices become Q4_K, and that is said.
     llama.cpp stops there.

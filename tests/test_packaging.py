@@ -81,6 +81,7 @@ def required(metadata: email.message.Message) -> set[str]:
     return {NAMES.get(name, name) for name in found}
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_what_is_declared(metadata: email.message.Message) -> None:
     imported = set()
     for path in (ROOT / "src").rglob("*.py"):

@@ -61,6 +61,7 @@ def story(model: treadle.Model, n_ctx: int) -> TokenWindows:
 # -- llama.cpp's numbers ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_ctx", [64, 128])
 @pytest.mark.parametrize("fmt", ["F32", "Q8_0", "Q4_0"])
 def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> None:
@@ -103,6 +104,7 @@ def test_llama_cpps_program_finds_the_same(data: Path, fmt: str, n_ctx: int) -> 
         assert found.ratio == score.Estimate(1.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_ctx", [64, 128])
 @pytest.mark.parametrize("fmt", ["Q8_0", "Q4_0"])
 def test_no_more_is_lost_than_by_llama_cpp(data: Path, fmt: str, n_ctx: int) -> None:
@@ -164,6 +166,7 @@ def test_writing_loses_no_more_than_reading_where_both_meet_words(data: Path) ->
         assert found.kl.value == pytest.approx(known["kl"], abs=2 * known["kl_error"])
 
 
+@pytest.mark.slow
 def test_the_model_is_run_as_the_definition_says(tiny: WriteTiny) -> None:
     """Windows of a size that no batch divides, against a forward pass in float64."""
     n_ctx = 300

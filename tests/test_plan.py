@@ -368,6 +368,7 @@ def check_steps(model: treadle.Model, what: str) -> set[type[Spec]]:
     return met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "fmt", "kv", "head_dim_v"),
     [
@@ -388,6 +389,7 @@ def test_every_step_agrees_with_its_twin(
     check_steps(model, f"{arch} {fmt} {kv} {head_dim_v}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "fmt", "sizes"),
     [
@@ -406,6 +408,7 @@ def test_every_step_of_experts_agrees_with_its_twin(
     check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), f"{arch} {fmt}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "fmt", "down"),
     [
@@ -425,6 +428,7 @@ def test_every_step_between_unlike_formats_agrees_with_its_twin(
     check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), f"{arch} {fmt}, {down}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["Q8_0", "Q4_1"])
 def test_every_step_of_experts_on_matrix_registers(
     fmt: str, tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
@@ -436,6 +440,7 @@ def test_every_step_of_experts_on_matrix_registers(
     assert {BytesGemm, MatrixGemm} <= check_steps(model, fmt)
 
 
+@pytest.mark.slow
 def test_every_step_of_a_trained_model_agrees_with_its_twin(data: Path) -> None:
     path = data / "models" / "babyllama105" / "babyllama105-Q4_0.gguf"
     check_steps(treadle.load(path, threads=2, context=640, n_sequences=2), path.name)

@@ -115,6 +115,7 @@ def test_fallbacks(fmt: str, k: int, expected: str) -> None:
     assert nearest(by_name(fmt), k).name == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_mix_is_llama_cpps(model: str) -> None:
     known = MODELS[model]

@@ -356,6 +356,7 @@ def test_rules_that_exclude_each_other(model: treadle.Model) -> None:
             model.chat(HI, reasoning_budget=budget)
 
 
+@pytest.mark.slow
 def test_the_loop(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model calls until it is told not to."""
     chat, n = model.chat, 0

@@ -140,6 +140,7 @@ def test_rows_that_are_held_outlive_the_next_runs(model: treadle.Model) -> None:
         assert np.array_equal(first.take([7]), x[[7]])
 
 
+@pytest.mark.slow
 def test_rows_that_nobody_holds_are_not_copied(
     model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_all_three_end_to_end(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(toys / "toy.gguf", "toy", "T2", window=16)
     monkeypatch.setenv("TREADLE_ISA", "toy")

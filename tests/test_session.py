@@ -85,6 +85,7 @@ def close(a: Array, b: Array, share: float) -> bool:
 # -- the same bits ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("arch", "fmt"), [("gemma3", "F32"), ("llama", "Q4_0"), ("qwen2", "BF16")])
 def test_any_number_of_threads_gives_the_same_bits(
@@ -130,6 +131,7 @@ CUT = [("gemma3", isa) for isa in rows.VECTORS]
 CUT += [(arch, isa) for arch in ("llama", "qwen3") for isa in rows.DISTINCT if isa in rows.VECTORS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "isa", "fmt", "kv"),
     [  # each row another format and kind of pages
@@ -505,6 +507,7 @@ def test_embeddings_are_the_mean_of_the_last_states(arch: str, n: int, tiny: Wri
             model.engine.embed([[3], []])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_texts_that_share_runs(pooling: str, tiny: WriteTiny) -> None:
     """Some that fill a run, one that takes two, and many short ones, for which the cache has not

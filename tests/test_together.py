@@ -93,6 +93,7 @@ def in_threads(n: int, work: Callable[[int], object]) -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("n", [2, 32])
 def test_threads_share_batches_and_each_gets_its_own_text(

@@ -66,6 +66,7 @@ def products(plan: Plan) -> list[Matmul]:
     return [step.spec for step in plan if isinstance(step.spec, Matmul)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("model", [*FORMATS, MIXED], indirect=True)
 def test_the_row_changes_kernels_and_no_results(model: Path) -> None:

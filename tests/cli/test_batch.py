@@ -84,6 +84,7 @@ def killed_at(n_lines: int, number: int, args: list[str], target: Path) -> tuple
     return process.returncode, said
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_goes_on_to_the_same_file(
     one_go: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def told_whole(path: Path) -> list[Any]:
     return told(path.with_name("whole"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_between_two_lines(one_go: tuple[Path, list[Any]], tmp_path: Path) -> None:
     _, expected = one_go
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -128,6 +130,7 @@ def test_ctrl_c_ends_it_between_two_lines(one_go: tuple[Path, list[Any]], tmp_pa
     assert lines[:60] == expected[: len(lines)]
 
 
+@pytest.mark.slow
 def test_what_a_line_says_with_null_it_does_not_say(tmp_path: Path) -> None:
     """Clients write null for what was not set: the command's options hold for it."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -144,6 +147,7 @@ def test_what_a_line_says_with_null_it_does_not_say(tmp_path: Path) -> None:
     assert "has all 4 lines already" in ran(source, target, "-n", "3").stderr
 
 
+@pytest.mark.slow
 def test_from_one_pipe_to_another(one_go: tuple[Path, list[Any]], tmp_path: Path) -> None:
     source, expected = one_go
     first = "".join(source.read_text().splitlines(keepends=True)[:6])
@@ -163,6 +167,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_it_needs_no_extra(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     embed = {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "a text"}}
@@ -175,6 +180,7 @@ def test_it_needs_no_extra(tmp_path: Path) -> None:
     assert len(lines[3]["response"]["body"]["data"][0]["embedding"]) > 1
 
 
+@pytest.mark.slow
 def test_a_job_of_another_file_is_refused(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(requests(2))

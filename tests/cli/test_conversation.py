@@ -135,6 +135,7 @@ def test_leaving(talk: Conversation, line: str) -> None:
     assert talk.enter(line).leave
 
 
+@pytest.mark.slow
 @given(
     system=st.text(st.characters(codec="utf-8")),
     texts=st.lists(st.text(st.characters(codec="utf-8"))),

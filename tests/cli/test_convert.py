@@ -223,6 +223,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert "treadle: continues: " in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_middle(tmp_path: Path, number: int) -> None:
     source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"

@@ -122,6 +122,7 @@ def write_model(path: Path, arch: str, ggml_type: int, shape: tuple[int, ...], s
     return str(path)
 
 
+@pytest.mark.slow
 def test_what_treadle_cannot_run(run: Run, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.gguf", "mamba9", 1, (4, 8), 64)
     report = json.loads(run("doctor", model, "--json").out)

@@ -26,6 +26,7 @@ def model(data: Path, fmt: str) -> str:
     return str(data / "models" / "babyllama105" / f"babyllama105-{fmt}.gguf")
 
 
+@pytest.mark.slow
 def test_perplexity_alone(run: Run, data: Path, story: str) -> None:
     ran = run("perplexity", model(data, "Q4_0"), story, "-c", "64", "--json")
     assert (ran.code, ran.err) == (0, "")
@@ -127,6 +128,7 @@ def test_the_meter_shows_rate_and_estimate(monkeypatch: pytest.MonkeyPatch) -> N
     assert "perplexity 7.1234" in terminal.getvalue()
 
 
+@pytest.mark.slow
 def test_what_a_type_of_keys_and_values_costs(run: Run, story: str) -> None:
     """Of the packaged model, beside itself: fewer bits, more divergence; rotated, not much."""
     cost = {}

@@ -115,6 +115,7 @@ def test_keys_typed_meanwhile_are_shown_at_the_next_prompt(chat: Open, term: str
         assert "ENDED 0 echo=True lines=True" in terminal.until("lines=True")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
 @pytest.mark.parametrize("interrupt", [True, False])
 def test_lines_that_came_at_once(chat: Open, term: str, interrupt: bool) -> None:

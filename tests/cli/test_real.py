@@ -54,6 +54,7 @@ def test_ctrl_c_leaves_no_traceback() -> None:
     assert process.returncode == (0 if err else 130)  # it may have been done a moment before
 
 
+@pytest.mark.slow
 def test_every_command_that_takes_a_model_takes_a_real_one(
     run: Run, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ CASES = [(SHRINK, *command) for command in COMMANDS]
 CASES += [(COPY_OVER, *command) for command in COMMANDS[::2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words", "where"), CASES, ids=[f"{w[0]}-{where[-5:]}-{n[:4]}" for n, w, where in CASES]
 )
@@ -95,6 +96,7 @@ def test_a_source_that_was_written_to(folder: Path, words: list[str], where: str
     assert [path.name for path in folder.iterdir()] == ["model.gguf"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "where"), COMMANDS[2:], ids=["quantize", "convert", "copy"])
 def test_a_source_whose_name_went_to_another_file(
     folder: Path, words: list[str], where: str
@@ -108,6 +110,7 @@ def test_a_source_whose_name_went_to_another_file(
     assert (folder / "new.gguf").read_bytes() == (folder / "expected.gguf").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_quantize_keeps_what_is_done_when_it_is_stopped(
     folder: Path, number: signal.Signals

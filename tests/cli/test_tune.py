@@ -123,6 +123,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     assert many.mr == winners["matrix" if isa.matrix else "gemm"]["mr"]
 
 
+@pytest.mark.slow
 def test_matrix_registers_alone(run: Run, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a row that has some: real ones, or such as are made of memory."""
     isa = kernel_rows.MATRICES[-1]

@@ -134,6 +134,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     return save
 
 
+@pytest.mark.slow
 def test_agrees_with_its_forward_pass(
     saved: Callable[[str], tuple[Path, np.ndarray]], tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def respell(path: Path, made: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [False, True], ids=["text", "code"])
 @pytest.mark.parametrize("n_head", [4, 6])
 def test_states(n_head: int, code: bool, tmp_path: Path) -> None:

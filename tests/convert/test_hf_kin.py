@@ -326,6 +326,7 @@ def test_keys_that_files_of_minicpm_lacked(tmp_path: Path) -> None:
         assert (told.embd_scale, told.logit_scale) == (6.0, 0.125)
 
 
+@pytest.mark.slow
 def test_scores_of_baichuan_13b_fall_with_distance(tmp_path: Path) -> None:
     """Its layers are 40, and no key says so. llama.cpp has the same logits, to 7e-6."""
     sizes: dict[str, Any] = {"n_embd": 32, "n_head": 5, "n_head_kv": 5, "head_dim": 8, "n_ff": 32}

@@ -449,6 +449,7 @@ def test_an_end_that_has_no_row_is_told(data: Path, tmp_path: Path) -> None:
     read(tmp_path, 512)  # what a model of text alone leaves out is no loss
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(raw=st.binary(max_size=64), at=st.integers(0, 6000), cut=st.integers(0, 6000))
 def test_damaged_tokenizer_models(raw: bytes, at: int, cut: int, data: Path) -> None:

@@ -461,6 +461,7 @@ def test_a_trained_model_tells_its_story(stories: Path, data: Path) -> None:
     assert ", there was a little girl named Lily" in said[1]
 
 
+@pytest.mark.slow
 def test_the_commands_take_the_folder(stories: Path, data: Path, tmp_path: Path, run: Run) -> None:
     def told(*words: str) -> str:
         ran = run(*words)

@@ -237,6 +237,7 @@ writer.convert(open_source(Path(source)), Path(target), options, progress=progre
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "Q8_0"])
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.77, 0.999])
 def test_a_killed_run_is_continued(tmp_path: Path, kind: str, share: float) -> None:
@@ -295,6 +296,7 @@ def interrupted(source: Path, target: Path, error: BaseException, **how: Any) ->
         convert(opened, target, Options(**how), progress=progress)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["source", "type", "asked", "part", "journal"])
 def test_a_part_of_another_job_is_discarded(tmp_path: Path, change: str) -> None:
     source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
@@ -344,6 +346,7 @@ def test_a_half_written_line_of_the_journal_counts_for_nothing(tmp_path: Path) -
     assert target.read_bytes() == source.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("fmt", [None, "F16"])
 def test_a_full_disk(
@@ -462,6 +465,7 @@ def test_zeros_are_holes(tmp_path: Path) -> None:
     ).stat().st_blocks * 512 <= 64 << 10  # and the kernel's copy has them
 
 
+@pytest.mark.slow
 def test_memory_holds_strips_of_a_mapped_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,6 +584,7 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 # -- shards -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shards_become_one_file(data: Path, tmp_path: Path) -> None:
     folder = data / "models" / "stories260K_split"
     for source in (folder, folder / "stories260K-00001-of-00003.gguf", folder / "stories260K"):
@@ -588,6 +593,7 @@ def test_shards_become_one_file(data: Path, tmp_path: Path) -> None:
         assert (tmp_path / "one.gguf").read_bytes() == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 70_000, 300_000, 10_000_000])
 def test_one_file_becomes_shards(data: Path, tmp_path: Path, most: int) -> None:
     source = data / "models" / "stories260K.gguf"
@@ -616,6 +622,7 @@ def test_tensors_larger_than_a_shard_are_named(data: Path, tmp_path: Path) -> No
     assert said == []
 
 
+@pytest.mark.slow
 def test_shards_are_continued_too(data: Path, tmp_path: Path) -> None:
     source = data / "models" / "stories260K.gguf"
     interrupted(source, tmp_path / "s.gguf", KeyboardInterrupt(), split_max=300_000)
@@ -691,6 +698,7 @@ def test_a_disk_without_room_for_the_journal(
     only(tmp_path, "a.gguf")
 
 
+@pytest.mark.slow
 def test_many_files_at_once(tmp_path: Path) -> None:
     """A folder of more shards than a process may have open files."""
     for i in range(70):

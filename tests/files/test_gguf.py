@@ -35,6 +35,7 @@ def write(folder: Path, raw: bytes, name: str = "model.gguf") -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_reads_as_the_gguf_package_does(data: Path, name: str) -> None:
     path = data / "models" / name

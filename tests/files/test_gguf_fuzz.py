@@ -84,6 +84,7 @@ def test_the_file_that_is_damaged_here_is_sound(tmp_path: Path) -> None:
     assert np.array_equal(g.tensors["a.weight"].data, np.arange(68, dtype=np.uint8))
 
 
+@pytest.mark.slow
 @given(flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 7)), min_size=1))
 @fuzz
 def test_flipped_bits(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
@@ -93,6 +94,7 @@ def test_flipped_bits(tmp_path: Path, flips: list[tuple[int, int]]) -> None:
     read(tmp_path / "x.gguf", bytes(raw))
 
 
+@pytest.mark.slow
 @given(at=st.integers(0, 1 << 20), mark=st.sampled_from(MARKS), width=st.sampled_from([4, 8]))
 @fuzz
 def test_lengths_and_counts_replaced(tmp_path: Path, at: int, mark: int, width: int) -> None:
@@ -102,6 +104,7 @@ def test_lengths_and_counts_replaced(tmp_path: Path, at: int, mark: int, width: 
     read(tmp_path / "x.gguf", bytes(raw))
 
 
+@pytest.mark.slow
 @given(cut=st.integers(0, 1 << 20), junk=st.binary(max_size=64))
 @fuzz
 def test_cut_short_and_continued(tmp_path: Path, cut: int, junk: bytes) -> None:
@@ -109,6 +112,7 @@ def test_cut_short_and_continued(tmp_path: Path, cut: int, junk: bytes) -> None:
     read(tmp_path / "x.gguf", raw[: cut % len(raw)] + junk)
 
 
+@pytest.mark.slow
 def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
     raw = sound()
     data = raw.index(bytes(range(256)))
@@ -121,6 +125,7 @@ def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
             open_gguf(path)
 
 
+@pytest.mark.slow
 @given(body=st.binary(max_size=400), counts=st.tuples(st.integers(0, 9), st.integers(0, 9)))
 @fuzz
 def test_noise_behind_a_sound_start(tmp_path: Path, body: bytes, counts: tuple[int, int]) -> None:
@@ -134,6 +139,7 @@ def test_a_count_of_almost_all_memory(tmp_path: Path, kind: int) -> None:
         read(tmp_path / "x.gguf", gb.gguf([gb.kv(b"x", gb.ARRAY, value)]))
 
 
+@pytest.mark.slow
 def test_megabytes_of_empty_strings(tmp_path: Path) -> None:
     n = 400_000
     value = struct.pack("<IQ", gb.STRING, n) + bytes(8 * n)

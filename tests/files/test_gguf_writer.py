@@ -59,6 +59,7 @@ def test_a_copy_of_random_values_has_the_same(data: Path, tmp_path: Path) -> Non
             assert repr(back) == repr(value)  # NaN among them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alignment", [32, 1, 256])
 def test_the_gguf_package_reads_what_was_written(tmp_path: Path, alignment: int) -> None:
     path = tmp_path / "x.gguf"

@@ -106,6 +106,7 @@ def normals(seed: int, scale: float) -> F32Array:
     return x.clip(-3.4e38, 3.4e38).astype(np.float32)
 
 
+@pytest.mark.slow
 @EVERY_PLAIN
 @given(seed=st.integers(0, 1 << 32), scale=SCALES)
 @settings(deadline=None)
@@ -114,6 +115,7 @@ def test_quantize_agrees_at_every_magnitude(fmt: Format, seed: int, scale: float
     assert np.array_equal(fmt.quantize_rows(x), quantize_by_gguf(fmt, x))
 
 
+@pytest.mark.slow
 @EVERY_PLAIN
 @given(bits=BITS)
 @settings(deadline=None)
@@ -126,6 +128,7 @@ def test_quantize_agrees_on_any_floats(fmt: Format, bits: npt.NDArray[np.uint32]
     assert np.array_equal(fmt.quantize_rows(x), quantize_by_gguf(fmt, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt", [f for f in FORMATS.values() if f.name not in NEW | {"F64"}], ids=lambda fmt: fmt.name
 )
@@ -199,6 +202,7 @@ def test_bf16_keeps_a_nan_whose_payload_is_in_the_lower_half() -> None:
     assert by_name("BF16").quantize(x).tolist() == [0x7FC0, 0xFFC0, 0x7FFF]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fmt", [f for f in QUANTISED if f.name not in FP4], ids=lambda fmt: fmt.name
 )

@@ -60,6 +60,7 @@ def test_elsewhere_they_change_nothing(fmt: Format) -> None:
     assert np.array_equal(fmt.quantize_rows(x), fmt.quantize_rows(x, w))
 
 
+@pytest.mark.slow
 @of([fmt for fmt in AWARE if fmt.block < 256])
 def test_a_kernel_is_as_good_as_numpy(fmt: Format) -> None:
     x, w = sample(3, 64)

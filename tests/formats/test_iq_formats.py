@@ -145,6 +145,7 @@ def test_dequantize_agrees_on_odd_scales(fmt: Format, d: int) -> None:
     assert same_bits(fmt.dequantize(blocks), dequantize_by_gguf(fmt, packed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "names"),
     [
@@ -385,6 +386,7 @@ def test_at_every_magnitude_better_than_nothing(fmt: Format, scale: float) -> No
         assert norm.max() < {"IQ1": 0.6, "IQ2": 0.45, "IQ3": 0.25, "IQ4": 0.12}[fmt.name[:3]]
 
 
+@pytest.mark.slow
 @SEARCHES
 @given(pattern=hnp.arrays(np.uint32, (2, 256)), weighted=st.booleans())
 @settings(deadline=None, max_examples=30)

@@ -88,6 +88,7 @@ def check_elf(code: bytes, machine: int, name: str) -> None:
     assert missing <= {"", "_GLOBAL_OFFSET_TABLE_"}, missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", EMITTED, ids=registry.name)
 def test_portable_kernels_are_emitted_for_other_machines(spec: Spec) -> None:
     text = trace(spec, AARCH64)
@@ -161,6 +162,7 @@ def test_every_row_is_listed() -> None:
     assert set(INSTRUCTIONS) == set(ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_rows_use_their_instructions_and_no_others(
     name: str, capfd: pytest.CaptureFixture[str]

@@ -73,6 +73,7 @@ def widths(isa: Isa) -> list[int]:
     return sorted({16, 32, isa.vector_bits // 8})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("w_max", TOPS)
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 def test_dot4(isa: Isa, w_max: int) -> None:
@@ -390,6 +391,7 @@ def lookup(isa: Isa, table: str, lanes: int) -> Callable[..., None]:
     return compiled(isa, 2, build)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 def test_lookup(isa: Isa, table: str) -> None:
@@ -571,6 +573,7 @@ def narrow_bf16(isa: Isa, lanes: int) -> Callable[..., None]:
     return compiled(isa, 2, build)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 def test_narrow_bf16(isa: Isa) -> None:
     """Of half a register to four at once; infinities as well, and what rounds up to them. Of NaN

@@ -165,6 +165,7 @@ def test_slopes_of_heads() -> None:
     assert np.array_equal(np.log2(alibi_slopes(1, 4.0)), [-4.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "isa"),
     [
@@ -214,6 +215,7 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         assert (pool == cache.pool).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", [ATTENTIONS[i] for i in (0, 5, 7, 10, -9, -7, -2)], ids=registry.name
 )
@@ -239,6 +241,7 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
     assert_close(outs[1], outs[0], 1e-12, spec.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "isa"),
     [
@@ -265,6 +268,7 @@ def test_large_scores_do_not_overflow(
     assert_close(out, expected, tolerance(spec, x, cache), spec.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv", "latent"),
     [*product(KV_FORMATS, (False, True))],

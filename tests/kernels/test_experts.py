@@ -292,6 +292,7 @@ def test_gemm_of_experts(name: str, memory: Memory, rng: np.random.Generator) ->
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.MATRICES, ids=rows.name)
 @pytest.mark.parametrize("tokens", [16, 512])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "MXFP4"])
@@ -305,6 +306,7 @@ def test_gemm_of_experts_on_matrix_registers(
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nr", "groups"), [(8, 1), (16, 2)])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
 def test_gemm_of_experts_in_lanes(
@@ -324,6 +326,7 @@ def test_gemm_of_experts_of_floats(
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 == 0 or n in BOTH])
 def test_gemv_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
     fmt, isa = by_name(name), rows.VECTORS[-1]

@@ -21,6 +21,7 @@ HEIGHTS = [50, 33]
 FACTORS = [0.37, 1234.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("name", ["NVFP4", "Q4_K", "F32"])

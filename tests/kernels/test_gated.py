@@ -94,6 +94,7 @@ class Problem:
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "isa"), CASES)
 def test_against_the_products_and_the_activation(
     spec: Gated, isa: Isa, memory: Memory, rng: np.random.Generator

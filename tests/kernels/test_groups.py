@@ -36,6 +36,7 @@ def test_gemv_of_groups(name: str, memory: Memory, rng: np.random.Generator) -> 
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "F16"])
 def test_gemv_of_groups_on_every_row(

@@ -276,6 +276,7 @@ def whole(
     return made
 
 
+@pytest.mark.slow
 @cases()
 def test_whole_numbers_are_exact(
     spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
@@ -308,6 +309,7 @@ def test_the_largest_words_fit_a_sum(
 CODE_FIELDS = {"qs", "ql", "qh", "hmask"}  # any byte will do in them
 
 
+@pytest.mark.slow
 @cases(lambda spec: spec.act == "q8" and spec.k <= 768)
 def test_extreme_codes(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Codes 0 and 255 against +-127: a 16-bit pair sum would saturate, ``|w| sign(x, w)`` would
@@ -381,6 +383,7 @@ def test_whole_numbered_scales_are_exact(
         problem.check(memory, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.VECTORS, ids=rows.name)
 def test_both_panels_of_a_format_agree(isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Panels of folded codes give what others give, also where a scale or a minimum is no number:
@@ -485,6 +488,7 @@ def bound(problem: Problem) -> np.ndarray:
     return out
 
 
+@pytest.mark.slow
 @cases()
 def test_random_numbers(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     problem = random(spec, isa, rng, counts(spec)[-1], heights(spec)[0][-1:] * spec.segments)
@@ -534,6 +538,7 @@ ORDERED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", [row for row in rows.MATRICES if orders(row)], ids=rows.name)
 @pytest.mark.parametrize("w", ORDERED)
 def test_vectors_add_as_matrix_registers_do(

@@ -109,6 +109,7 @@ def test_search(spec: SearchKernel, isa: Isa, memory: Memory, rng: np.random.Gen
     assert (mine <= other * 1.2 + 1e-9).all(), np.max(mine / (other + 1e-30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", [s for s in SEARCHES if s not in K_SEARCHES], ids=registry.name)
 def test_search_of_points(

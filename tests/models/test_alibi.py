@@ -52,6 +52,7 @@ def test_the_prompt_feels_it(model: treadle.Model, exact: np.ndarray) -> None:
         assert np.abs(other - exact[:60]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [300, 7, 1])
 def test_a_long_text(chunk: int, model: treadle.Model, exact: np.ndarray) -> None:
     """Read at once, and its end in chunks or token by token behind a long history."""
@@ -64,6 +65,7 @@ def test_a_long_text(chunk: int, model: treadle.Model, exact: np.ndarray) -> Non
     close(model, np.concatenate(rows), exact[start:])
 
 
+@pytest.mark.slow
 def test_beside_others_and_taken_back(model: treadle.Model, exact: np.ndarray) -> None:
     """Forks share pages, and a text that is taken back reads what it had kept."""
     ids, engine = text(N), model.engine
@@ -80,6 +82,7 @@ def test_beside_others_and_taken_back(model: treadle.Model, exact: np.ndarray) -
         close(model, session.logits(ids[650:660]), exact[650:660])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0", "q4_0"])
 def test_kinds_of_pages(kv: str, model: treadle.Model, exact: np.ndarray) -> None:
     """What rounds keys and values moves logits no more than in an architecture with a rope."""

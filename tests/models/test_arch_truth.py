@@ -72,6 +72,7 @@ def ids_of(n: int = 40) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_transformers(name: str, data: Path) -> None:
     check_truth(data / "arch" / f"{name}.gguf", np.load(data / "arch" / f"{name}.npy"))
@@ -113,6 +114,7 @@ def check_truth(path: Path, truth: np.ndarray) -> None:
 ENCODERS = ("bert", "modernbert", "embeddinggemma")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
 def test_states_of_encoders_agree_with_transformers(name: str, data: Path) -> None:
     """Alone and beside others in one run, and the vectors that are pooled of them."""
@@ -161,6 +163,7 @@ def test_states_of_a_decoder(data: Path) -> None:
             model.states([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
 def test_gate_and_up_of_experts_in_one_matrix(name: str, data: Path, tmp_path: Path) -> None:
     """The same bits as of two, by many tokens and by few; layers behind the last are ignored."""

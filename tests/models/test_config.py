@@ -554,6 +554,7 @@ VALUES = st.one_of(
 FUZZED = sorted({key for key, _ in BAD} | {"attention.sliding_window_pattern", "expert_count"})
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(ARCHS)), st.dictionaries(st.sampled_from(FUZZED), VALUES, max_size=4))
 def test_any_value_gives_a_config_or_a_typed_error(arch: str, changes: dict[str, Any]) -> None:
     try:

@@ -64,6 +64,7 @@ def write(source: Path, to: Path, factors: bool, odd: dict[str, np.ndarray] | No
     return to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_products_are_multiplied(arch: str, data: Path, tmp_path: Path) -> None:
     source, made = data / "arch" / f"{arch}.gguf", []

@@ -52,6 +52,7 @@ def test_texts_that_begin_alike(model: treadle.Model) -> None:
         assert np.array_equal(*rows)
 
 
+@pytest.mark.slow
 def test_every_step_agrees_with_its_twin(data: Path) -> None:
     for name in ("gemma4-e", "gemma4-moe"):
         path = data / "arch" / f"{name}.gguf"
@@ -67,6 +68,7 @@ def test_every_step_agrees_with_its_twin(data: Path) -> None:
                     assert worst.error <= 1, (name, worst.label, worst.kind, worst.error)
 
 
+@pytest.mark.slow
 def test_who_keeps_keys_and_values(data: Path, tmp_path: Path) -> None:
     """The last six of twelve layers read the last ones of their kind, and keys that a file has for
     them all the same are left out.

@@ -179,6 +179,7 @@ def test_written_texts_are_the_same_beside_others(
         assert ([*prompts[0], *again.ids], again.timings.n_cached) == (alone[0], 288)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mamba2", "granitehybrid", "nemotronh", "qwen35"])
 def test_chunks_see_what_single_tokens_do(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

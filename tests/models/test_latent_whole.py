@@ -44,6 +44,7 @@ def changed(source: Path, target: Path, keys: dict[str, Any], tensors: dict[str,
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "n_q_rank"), ARCHS)
 def test_is_what_the_reference_computes(arch: str, n_q_rank: int, tiny: WriteTiny) -> None:
     """In one go and by decode, the same bits for every number of threads."""

@@ -15,6 +15,7 @@ from treadle.errors import TreadleError
 UNEQUAL = {"n_ff": [96, 32, 160], "n_head": [4, 2, 6], "n_head_kv": [2, 2, 3]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_heads_and_widths_of_each_layer(arch: str, tiny: WriteTiny) -> None:
     with treadle.load(tiny(arch, window=16, **UNEQUAL), threads=2, kv="f32") as model:
@@ -25,6 +26,7 @@ def test_heads_and_widths_of_each_layer(arch: str, tiny: WriteTiny) -> None:
         check(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim_v", [16, 96])
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_values_of_another_size_than_keys(arch: str, head_dim_v: int, tiny: WriteTiny) -> None:

@@ -45,6 +45,7 @@ def test_layers(model: treadle.Model) -> None:
     assert (all_of_it.window, chunks.window, chunks.chunk) == (0, CHUNK, CHUNK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 7, 100, 300])
 def test_a_text_of_many_chunks(model: treadle.Model, cut: int) -> None:
     session, ids = model.session(), text(220)
@@ -56,6 +57,7 @@ def test_a_text_of_many_chunks(model: treadle.Model, cut: int) -> None:
     check_pages(model.engine.cache, [session.seq])
 
 
+@pytest.mark.slow
 def test_all_logits_of_a_text(model: treadle.Model) -> None:
     """Where no chunk ended they would be others."""
     ids = text(130)
@@ -65,6 +67,7 @@ def test_all_logits_of_a_text(model: treadle.Model) -> None:
     assert not close(alone, truth[2 * CHUNK :], 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [0, 49, 50, 51, 130, 199, 200])
 def test_rewinding_and_beginnings_that_are_kept(model: treadle.Model, n: int) -> None:
     session, ids, other = model.session(), text(200), text(9, seed=2)
@@ -92,6 +95,7 @@ def test_a_mixed_batch(tiny: WriteTiny) -> None:
             assert close(rows, alone, share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(kv: str, tiny: WriteTiny) -> None:
     path = tiny("llama4", "Q8_0", window=CHUNK, head_dim=64, n_embd=256, **SIZES)
@@ -109,6 +113,7 @@ def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(kv: str, tiny: Wr
         assert np.array_equal(np.concatenate(found), whole)
 
 
+@pytest.mark.slow
 def test_wide_tiles(tiny: WriteTiny) -> None:
     """Of narrow pages, whose tiles have more queries than a chunk has tokens."""
     path = tiny("llama4", window=CHUNK, head_dim=64, **SIZES)

@@ -92,6 +92,7 @@ def test_a_decoder_reads_in_chunks(sizes: dict[str, Any], n_batch: int, tmp_path
         assert model.engine.max_tokens == n_batch
 
 
+@pytest.mark.slow
 def test_experts_meet_any_cut(tmp_path: Path) -> None:
     """Through a window that is shorter than a chunk: pages go back once a chunk is written."""
     write_model(tmp_path / "tiny.gguf", "gpt-oss", n_ctx=4096, window=64, **EXPERTS)

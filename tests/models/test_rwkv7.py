@@ -57,6 +57,7 @@ test_a_run_that_fails = test_hybrids.test_a_run_that_fails_has_changed_nothing
 test_a_session_is_saved = test_hybrids.test_a_session_is_saved_with_its_state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_all_ways_agree_with_the_reference(arch: str, tmp_path: Path) -> None:
     """And bits are the same for any number of threads."""

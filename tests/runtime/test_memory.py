@@ -168,6 +168,7 @@ assert not found.from_memory and "cache_bytes_s" in found.as_dict(), found
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process's limits")
 def test_peaks_are_measured_within_a_real_limit() -> None:
     """A quarter of the host's memory was taken whatever the limit, and so a GiB here."""

@@ -101,6 +101,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threads", "n_bytes"), [(1, 0), (2, 0), (2, 100_000)])
 def test_a_model_that_shrinks_is_an_error(
     copy: Path, tiny: WriteTiny, threads: int, n_bytes: int
@@ -124,6 +125,7 @@ except treadle.FileError as error:
 """
 
 
+@pytest.mark.slow
 def test_numpy_reads_zeros_and_check_tells(copy: Path) -> None:
     ran = python(NUMPY, copy)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
@@ -140,6 +142,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "shrank" in text)
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_guarded_too(copy: Path) -> None:
     ran = python(FORK, copy)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0 True\n", "")
@@ -150,6 +153,7 @@ def test_a_forked_child_is_guarded_too(copy: Path) -> None:
 FATAL = "Fatal Python error: Bus error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "script", "n_told"),
     [
@@ -176,6 +180,7 @@ def test_a_fault_elsewhere_ends_the_process_as_ever(
     assert (ran.stderr == "") == (n_told == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "script"),
     [
@@ -190,6 +195,7 @@ def test_other_handlers_do_not_see_ours(copy: Path, options: tuple[str, ...], sc
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "True\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("handler", "seen"),
     [
@@ -221,6 +227,7 @@ print(shown, before > mapping_faults.IGNORE)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-X", "faulthandler")])
 def test_what_was_there_before_is_put_back(copy: Path, options: tuple[str, ...]) -> None:
     ran = python(PUT_BACK, copy, options=options)

@@ -306,6 +306,7 @@ def test_a_system_that_starts_no_more_threads(isa: Isa, monkeypatch: pytest.Monk
     team.close()
 
 
+@pytest.mark.slow
 def test_a_team_that_is_forgotten_sends_its_workers_home(
     isa: Isa, workers: Callable[[], int]
 ) -> None:

@@ -51,6 +51,7 @@ def trial_of(
         made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", [*rows.ALL, rows.MADE_UP], ids=rows.name)
 @pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
 def test_what_is_shipped_is_right(fmt: Format, isa: Isa) -> None:
@@ -104,6 +105,7 @@ def slipped(results: Callable[..., Results], by: float) -> Callable[..., Results
     return off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Lazy, Slip])
 @pytest.mark.parametrize("isa", [rows.VECTORS[-1], rows.MATRICES[-1]], ids=rows.name)
 @pytest.mark.parametrize("fmt", [F32, Q8_0], ids=lambda fmt: fmt.name)

@@ -247,6 +247,7 @@ SMALL = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     row=st.dictionaries(st.sampled_from(["gemm", "matrix", "gemv", "gemv_tokens"]), SMALL),
     isa=st.sampled_from([ISA, ROWS["amx_bf16"]]),

@@ -163,6 +163,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.slow
 @example(  # a token that is ruled out beyond the largest: the sum over the others is less
     {"logit_bias": {0: -math.inf}, "samplers": ["top_p"]}, 4, "normal", 0.0, None
 )

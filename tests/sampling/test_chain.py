@@ -72,6 +72,7 @@ def test_what_comes_first() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_chain_is_its_stages_one_after_the_other() -> None:
     x, ids = some_logits(), [5, 9, 5, 9, 5]
     settings = Sampling(

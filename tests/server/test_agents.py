@@ -42,6 +42,7 @@ def test_a_conversation_that_the_server_would_keep(client: TestClient) -> None:
     assert "details" not in post(client, MESSAGES, 400, messages=HI)["error"]
 
 
+@pytest.mark.slow
 def test_a_runner_of_tools(agent: TestClient) -> None:
     """Anthropic's: what it sends behind a call has the whole conversation in it."""
     asked: list[str] = []

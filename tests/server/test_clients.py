@@ -48,6 +48,7 @@ def test_openai_chat(people: openai.OpenAI, model: treadle.Model) -> None:
     assert len(logprobs.content) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("each_piece")
 def test_openai_streams(people: openai.OpenAI) -> None:
     said = 'naïve "猫"'
@@ -94,6 +95,7 @@ def test_openai_errors(people: openai.OpenAI) -> None:
         people.files.list()
 
 
+@pytest.mark.slow
 def test_openai_responses(people: openai.OpenAI) -> None:
     grammar = {"grammar": 'root ::= "naïve 猫"'}
     with people.responses.stream(model="any", input="hi", extra_body=grammar) as stream:

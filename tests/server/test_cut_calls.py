@@ -174,6 +174,7 @@ def stand_for(
     monkeypatch.setattr(service.engine, "wake", lambda: None)  # it has nothing to do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ask", "forced"), WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_at_every_limit(

@@ -94,6 +94,7 @@ WAYS: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [OPENED, SWITCHED])
 def test_reasoning_off_in_every_protocol(model: treadle.Model, source: str) -> None:
     """A call that asks for reasoning has it."""

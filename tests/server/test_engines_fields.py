@@ -137,6 +137,7 @@ def test_where_reasoning_goes(streamed: bool, agent: TestClient) -> None:
     assert answer.json()["error"]["param"] == "reasoning_format"
 
 
+@pytest.mark.slow
 def test_log_probabilities_by_llama_cpps_names(client: TestClient) -> None:
     for path, own in (("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": HI})):
         (choice,) = post(client, path, **own, max_tokens=2, n_probs=3)["choices"]

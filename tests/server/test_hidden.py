@@ -71,6 +71,7 @@ def folders(model: treadle.Model) -> list[str]:
     return [str(path) for path in found if len(path.parts) > 1] + [os.environ["TREADLE_CACHE"]]
 
 
+@pytest.mark.slow
 def test_answers_name_no_folder(model: treadle.Model, client: TestClient) -> None:
     texts = [(path, client.post(path, json=body).text) for path, body in CALLS]
     texts += [(path, client.get(path).text) for path in ASKED]

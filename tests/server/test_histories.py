@@ -462,6 +462,7 @@ def test_two_tools_of_one_name(agent: TestClient) -> None:
     assert "'twice'" in post(agent, RESPONSES, 400, input="hi", tools=flat)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_length_that_no_grammar_keeps(agent: TestClient) -> None:
     """The tool's whole schema was left out, and the warning named no keyword."""
     long = {"type": "string", "maxLength": 2**32}

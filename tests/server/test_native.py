@@ -56,6 +56,7 @@ def test_a_prompt_that_is_to_be_read_anew(
     assert error["param"] == "cache_prompt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_text_that_fills_the_context_is_truncated(stream: bool, client: TestClient) -> None:
     """llama.cpp: prompt and text are n_ctx tokens, not one more."""

@@ -68,6 +68,7 @@ def read_until(server: Process, said: str) -> None:
     assert any(said in line for line in server.popen.stderr)
 
 
+@pytest.mark.slow
 def test_a_server_from_its_ready_line_to_its_end(process: Served, slow: Path) -> None:
     server = process("--metrics", "--alias", "mine", slow=slow)
     assert server.url.startswith("http://127.0.0.1:")
@@ -101,6 +102,7 @@ def test_a_server_from_its_ready_line_to_its_end(process: Served, slow: Path) ->
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_is_being_written_may_end(number: signal.Signals, process: Served, slow: Path) -> None:
     """And nothing new is taken."""
@@ -116,6 +118,7 @@ def test_what_is_being_written_may_end(number: signal.Signals, process: Served, 
     assert server.end()[0] == 0
 
 
+@pytest.mark.slow
 def test_what_does_not_end_in_time_is_told_so(process: Served, slow: Path) -> None:
     server = process("--grace", "0", "--no-log", slow=slow)
     connection, answer = begin(server.url, ENDLESS)
@@ -127,6 +130,7 @@ def test_what_does_not_end_in_time_is_told_so(process: Served, slow: Path) -> No
     assert server.end()[0] == 0
 
 
+@pytest.mark.slow
 def test_who_calls_while_it_stops_is_told_so(process: Served) -> None:
     """It waits for a call whose body is not whole; others are told 503 meanwhile."""
     server = process("--grace", "100", "--no-log")
@@ -147,6 +151,7 @@ def test_who_calls_while_it_stops_is_told_so(process: Served) -> None:
     assert server.end()[0] == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(process: Served, slow: Path) -> None:
     server = process("--grace", "600", "--no-log", slow=slow)
     connection, _ = begin(server.url, ENDLESS)
@@ -157,6 +162,7 @@ def test_a_second_signal_ends_it_at_once(process: Served, slow: Path) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_key_from_the_environment_and_a_bound_on_memory(
     process: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +175,7 @@ def test_a_key_from_the_environment_and_a_bound_on_memory(
     assert ask(server.url, "/health")[0] == 200
 
 
+@pytest.mark.slow
 def test_garbage_on_the_socket_harms_nobody(process: Served) -> None:
     server = process("--no-log")
     address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
@@ -188,6 +195,7 @@ def test_garbage_on_the_socket_harms_nobody(process: Served) -> None:
         each.close()
 
 
+@pytest.mark.slow
 def test_thousands_of_open_connections_keep_nobody_out(process: Served) -> None:
     """10,000, where this process may have as many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -219,6 +227,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot listen on 127.0.0.1 port" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_folder_of_saved_slots_is_made(
     tmp_path: Path, process: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +250,7 @@ def test_a_key_of_nothing(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--api-key: an empty key" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_compiled_is_no_ready_server() -> None:
     """It says why, and ends."""
     environment = {**os.environ, "TREADLE_NO_COMPILE": "1", "TREADLE_CACHE": os.devnull + "/none"}

@@ -26,6 +26,7 @@ def soak(one_kernel_cache: Path) -> Iterator[Any]:
     del sys.modules["soak"]
 
 
+@pytest.mark.slow
 def test_every_answer_is_the_one_of_the_call_alone(soak: Any) -> None:
     def enough(found: Any) -> bool:
         return bool(server.n_starts > 1 and found.counts["answered"])

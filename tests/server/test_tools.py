@@ -63,6 +63,7 @@ def test_names_that_no_call_could_have(agent: TestClient, name: str) -> None:
     assert error["param"] == "tools"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mcp__server__tool.v-2", "n" * 128])
 def test_names_as_clients_have_them(agent: TestClient, name: str) -> None:
     tool = {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
@@ -90,6 +91,7 @@ def test_parameters_that_allow_no_object(agent: TestClient, parameters: Any) -> 
     assert error["param"] == "tools"
 
 
+@pytest.mark.slow
 def test_calls_are_told_from_text(agent: TestClient) -> None:
     body: dict[str, Any] = {"messages": HI, "tools": [F, G], "grammar": TWO}
     choice = post(agent, CHAT, **body)["choices"][0]
@@ -131,6 +133,7 @@ def test_what_is_no_call_is_content(text: str, agent: TestClient) -> None:
     assert "tool_calls" not in choice["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
@@ -187,6 +190,7 @@ def allowed(mode: str, *names: str) -> Any:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
+@pytest.mark.slow
 def test_some_of_the_tools_are_allowed(agent: TestClient) -> None:
     """The model is shown all: its prompt stays as it is, and in the cache."""
     body: dict[str, Any] = {"messages": HI, "tools": [F, G]}
@@ -290,6 +294,7 @@ def test_stop_strings_cut_no_call_that_is_forced(stop: str, agent: TestClient) -
     assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ['"', "}", "f", "<tool_call>"])
 def test_stop_strings_cut_no_call_that_the_model_chose(stop: str, agent: TestClient) -> None:
     """They hold for what is said beside it."""
@@ -305,6 +310,7 @@ def test_stop_strings_cut_no_call_that_the_model_chose(stop: str, agent: TestCli
     }
 
 
+@pytest.mark.slow
 def test_several_calls_may_be_required(agent: TestClient) -> None:
     """As many as the context has room for, up to 16; the last one is perhaps cut."""
     tools = [{"type": "function", "function": {"name": "g", "parameters": PARAMETERS}}]
@@ -316,6 +322,7 @@ def test_several_calls_may_be_required(agent: TestClient) -> None:
     assert all(json.loads(call["function"]["arguments"])["a"] in (1, 2) for call in calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 14, 17, 22, 30])
 def test_a_forced_call_that_is_cut(n: int, agent: TestClient) -> None:
     """Never text: a call with what of its arguments was written, or nothing yet."""
@@ -337,6 +344,7 @@ def test_a_forced_call_that_is_cut(n: int, agent: TestClient) -> None:
     assert len(message.get("tool_calls", [])) == len(found["content"])
 
 
+@pytest.mark.slow
 def test_tools_together_with_a_schema(agent: TestClient) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "yes"}}}
     body: dict[str, Any] = {"messages": HI, "tools": [F], "response_format": form}
@@ -500,6 +508,7 @@ def test_stop_strings_are_not_looked_for_in_reasoning(agent: TestClient) -> None
 # -- the other protocols ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_anthropic(agent: TestClient) -> None:
     tools: Any = [{"name": "f", "input_schema": PARAMETERS}, {"name": "g", "input_schema": {}}]
     body: dict[str, Any] = {"messages": HI, "tools": tools, "max_tokens": 200, "grammar": TWO}
@@ -625,6 +634,7 @@ def test_anthropics_own_loop_loses_no_message(agent: TestClient) -> None:
     assert both[1] > both[0] + first.output_tokens
 
 
+@pytest.mark.slow
 def test_openai_client(agent: TestClient) -> None:
     people = openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=agent, max_retries=0

@@ -246,6 +246,7 @@ def test_parameters_come_in_any_order(row: str) -> None:
         assert not allows(matcher, f"{one}{one}{two}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [*PYTHON, *TAGGED])
 def test_many_parameters(row: str) -> None:
     """More than a rule can count keep the schema's order."""
@@ -328,6 +329,7 @@ def walked(matcher: LLMatcher, random: Random, most: int = 400) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(WHOLE, st.integers(0, 2**32))
 @pytest.mark.parametrize("row", ROWS)

@@ -110,6 +110,7 @@ def check(calls: list[Any]) -> None:
 ENDING = [name for name in FAMILIES if row(name).channels is None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDING)
 def test_required(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
     plan = planned(own_manner(name), grammars, forced=("f", "g"))
@@ -131,6 +132,7 @@ def test_named(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
     assert call.name == "f"
 
 
+@pytest.mark.slow
 def test_the_number_of_a_call_ends(tokenizer: Tokenizer, grammars: Grammars) -> None:
     """A model that likes digits would write them up to its limit, and no call."""
     plan = planned(own_manner("kimi"), grammars, forced=("f",), parallel=False)
@@ -171,6 +173,7 @@ def test_auto_binds_behind_the_mark(name: str, tokenizer: Tokenizer, grammars: G
     assert found.content == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_models_write_is_allowed(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
     """The canonical calls of a family, token by token, called or not."""
@@ -351,6 +354,7 @@ def stubborn(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str, n: int)
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("thought", [*THOUGHTS, OF_CHANNELS], ids=lambda t: t.open)
 @pytest.mark.parametrize("tools", [{}, SMALL], ids=["plain", "tools"])
@@ -459,6 +463,7 @@ def test_stop_strings_do_not_count_within_calls(
 # -- schemas -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_calls_or_json(tokenizer: Tokenizer, grammars: Grammars) -> None:
     schema = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
     for name in FAMILIES:
@@ -648,6 +653,7 @@ def test_control_tokens_that_marks_are() -> None:
         assert plan.shown == {end}
 
 
+@pytest.mark.slow
 def test_all_rows_have_grammars(grammars: Grammars) -> None:
     for own in ROWS:
         found = planned(TemplateDialect(row=own, channels=own.channels), grammars)
@@ -669,6 +675,7 @@ SIZED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hermes", "tags", "gemma", "functools"])
 def test_calls_obey_sizes_in_every_notation(
     name: str, tokenizer: Tokenizer, grammars: Grammars

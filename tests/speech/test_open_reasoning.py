@@ -123,6 +123,7 @@ def test_reasoning_is_told_on_as_soon_as_it_is_none() -> None:
     assert scanner.feed("\n then") == [OutputPiece("reasoning", f"{FAMILIES['hermes'].g}\n then")]
 
 
+@pytest.mark.slow
 def test_marks_that_are_tried_are_few() -> None:
     """Each that seems to begin a call may be read up to the end of the text."""
     begun = '<tool_call>\n{"name": "f", "arguments": {"text": "' * (MAX_DRAFTS + 9)

@@ -55,6 +55,7 @@ def talk(engine: Engine) -> Iterator[np.ndarray]:
         seq.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     ("arch", "fmt", "sizes"),

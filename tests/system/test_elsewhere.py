@@ -77,6 +77,7 @@ CACHES = {"darwin": 12 << 20, "win32": 24 << 20, "freebsd": 0}
 FAST = {"darwin": 2, "win32": 2, "freebsd": 6}  # cores: FreeBSD does not tell them apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_doctor_tells_what_the_system_told(system: str, calls: Path) -> None:
     report = json.loads(treadle(calls, system, "doctor", "--json"))
@@ -90,6 +91,7 @@ def test_doctor_tells_what_the_system_told(system: str, calls: Path) -> None:
     assert "once a millisecond" not in json.dumps(report)  # there is something to sleep on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_quantize_writes_the_same_file(system: str, calls: Path, tmp_path: Path) -> None:
     source = str(ROOT / "src/treadle/data/demo.gguf")
@@ -101,6 +103,7 @@ def test_quantize_writes_the_same_file(system: str, calls: Path, tmp_path: Path)
     assert not list(tmp_path.glob(".*.part*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_server_answers_and_ends(system: str, calls: Path) -> None:
     process = start(calls, system, "serve", "--port", "0")
@@ -179,6 +182,7 @@ def test_steps_are_timed(system: str, calls: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", [*SYSTEMS, "posix"])
 def test_without_the_systems_calls_there_are_fallbacks(system: str, calls: Path, text: str) -> None:
     """``TREADLE_SYSTEM`` alone, with nothing faked: naps for wake-ups."""

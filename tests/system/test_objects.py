@@ -89,6 +89,7 @@ def of_mach_o(code: bytes) -> Iterator[tuple[str, bool]]:
         at += size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=registry.name)
 @pytest.mark.parametrize("triple", TRIPLES)
 def test_an_object_asks_for_nothing(triple: str, spec: Spec) -> None:
@@ -115,6 +116,7 @@ def test_calls_by_each_convention() -> None:
     assert not re.search(r"-\d+\(%rsp\)", asm[WINDOWS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS, ids=registry.name)
 @pytest.mark.parametrize("triple", ["arm64-apple-darwin", WINDOWS_ARM])
 def test_the_platforms_register_is_left_alone(triple: str, spec: Spec) -> None:
@@ -135,6 +137,7 @@ def large(n_bytes: int) -> Callable[..., None]:
     return build
 
 
+@pytest.mark.slow
 def test_frames_of_more_than_a_page() -> None:
     """Windows gives a thread's stack page by page, so there a function with more than a page calls
     one of ntdll's, which touches each.
@@ -206,6 +209,7 @@ def test_a_norm(by_windows: Memory, rng: np.random.Generator) -> None:
     test_elementwise.test_norm(spec, AVX2, by_windows, rng)
 
 
+@pytest.mark.slow
 @here
 def test_a_batch_of_queries(by_windows: Memory, rng: np.random.Generator) -> None:
     spec = next(s for s in registry.ALL if isinstance(s, Attention))

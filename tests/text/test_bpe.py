@@ -103,6 +103,7 @@ def test_superbpe_cuts_as_its_own_expression_does(text: str) -> None:
 OF_TINY_AYA = r"\d{1,3}(?=(?:\d{3})*\b)", *PRE_TOKENIZERS["gpt-4o"].patterns
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(text=st.text("1234567890\u0663\u00b2\u2167\u0301aB _,.\n漢", max_size=40))
 def test_tiny_aya_cuts_as_its_own_expression_does(text: str) -> None:

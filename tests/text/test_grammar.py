@@ -112,6 +112,7 @@ def test_tokens_by_name(tmp_path: Path) -> None:
         assert allowed(matcher, 257) == [97]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-spm", "llama-bpe", "qwen2", "gpt-2"])
 def test_real_vocabularies(load: Load, data: Path, name: str) -> None:
     """The tokenizer's own way through a text is open at every step."""
@@ -163,6 +164,7 @@ def test_ctrl_c_while_the_tokenizer_is_asked(load: Load, monkeypatch: pytest.Mon
         matcher.accept(allowed(matcher, tokenizer.n_vocab)[-1])
 
 
+@pytest.mark.slow
 def test_vocabularies_are_let_go(tmp_path: Path) -> None:
     tokenizer = load_bpe(tmp_path / "v.gguf", more=[("<eos>", CONTROL)], eos_token_id=256)
     accepting = Grammar.from_regex("a", tokenizer).matcher()
@@ -489,6 +491,7 @@ def test_errors_say_where_the_answer_is(bytes_tokenizer: Tokenizer) -> None:
         matcher.accept(3 + ord("x"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "source", "of"),
     [
@@ -513,6 +516,7 @@ def test_what_is_too_large_is_refused_before_an_answer(
         getattr(Grammar, f"from_{form}")(source, bytes_tokenizer)
 
 
+@pytest.mark.slow
 def test_large_grammars_that_are_used(load: Load) -> None:
     """What programs make of their types is followed on a large vocabulary."""
     tokenizer = load("llama-bpe")
@@ -535,6 +539,7 @@ def test_large_grammars_that_are_used(load: Load) -> None:
         matcher.accept(token)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gbnf", "limit", "rest"),
     [

@@ -33,6 +33,7 @@ def reads(source: str, tokenizer: Tokenizer, text: str) -> bool:
     return accepts(Grammar(_lark(source), tokenizer), text)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     root=BODY, x=BODY, y=BODY, texts=st.lists(st.text("abéèê", max_size=6), min_size=4, max_size=8)
@@ -70,6 +71,7 @@ def test_recursion(
             assert reads(form, bytes_tokenizer, text) == (text in good), (form, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grammar", "text"),
     [
@@ -95,6 +97,7 @@ def test_long_texts_on_a_large_vocabulary(load: Load, grammar: str, text: str) -
     assert matcher.accepting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [40, 100])
 def test_nested_optional_groups(bytes_tokenizer: Tokenizer, n: int) -> None:
     nested = '("a" ' * n + '"b"' + ")?" * n

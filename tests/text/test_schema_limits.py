@@ -27,6 +27,7 @@ def chain(n: int, ref: str = "#/$defs/d{}") -> dict[str, Any]:
     return {"$ref": ref.format(0), "$defs": {**parts, f"d{n}": {"$anchor": f"d{n}"}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "message"),
     [

@@ -188,6 +188,7 @@ def test_scores_may_be_integers(tmp_path: Path) -> None:
     assert tokenizer.vocab.scores.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_gemmas_size(tmp_path: Path) -> None:
     # A pair is a piece only if its halves are: the letters come first, then all of two and three.
     parts = ["▁", *map(chr, range(0x4E00, 0x4E00 + 600))]

@@ -27,6 +27,7 @@ def test_bytes_as_python_decodes_them(bytes_tokenizer: Tokenizer, data: bytes) -
     assert "".join([*map(decoder.push, ids), decoder.flush()]) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-spm", "phi-3", "gpt-2", "qwen2", "bert-bge"])
 @settings(max_examples=100, deadline=None)
 @given(draw=st.data(), special=st.booleans(), start=st.booleans())

@@ -30,6 +30,7 @@ from treadle.tokenizer.vocab import TokenType
 EXACT = ("llama-spm", "phi-3", "gpt-2", "starcoder", "falcon", "llama-bpe", "qwen2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*EXACT, "bert-bge"])
 def test_pairs(data: Path, load: Load, name: str) -> None:
     tokenizer, pairs = load(name), read_pairs(data, name)
@@ -38,6 +39,7 @@ def test_pairs(data: Path, load: Load, name: str) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_decoding_is_the_inverse(data: Path, load: Load, name: str) -> None:
     tokenizer = load(name)
@@ -228,6 +230,7 @@ def test_ids_outside_the_vocabulary_are_told(tmp_path: Path) -> None:
     assert "eot_token_id is 9999" in tokenizer.warnings[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(draw=st.data())
 def test_any_vocabulary_loads_or_is_refused(

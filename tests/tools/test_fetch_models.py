@@ -58,6 +58,7 @@ def seen(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
 
 
+@pytest.mark.slow
 def test_parts_become_one_file_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fetch("parts")
     assert path == cache / "whole.gguf"
@@ -67,18 +68,21 @@ def test_parts_become_one_file_once(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert seen(cache) == ["whole.gguf"]
 
 
+@pytest.mark.slow
 def test_a_zip_becomes_a_folder(cache: Path) -> None:
     path = fetch("zipped")
     assert (path / "config.json").read_text() == "{}"
     assert (path / "inner/weights").read_bytes() == FIRST
 
 
+@pytest.mark.slow
 def test_other_bytes_are_refused_and_leave_nothing(cache: Path) -> None:
     with pytest.raises(FetchError, match=f"{'0' * 64}: they are not what treadle was tested with"):
         fetch("other")
     assert seen(cache) == []
 
 
+@pytest.mark.slow
 def test_without_a_registry(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch_models.main(["absent"]) == 1
     told = capsys.readouterr()

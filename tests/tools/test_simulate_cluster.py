@@ -6,6 +6,7 @@ from tools.simulate_cluster import SIZES, Stages, Talks, at_random
 from treadle.distributed.cluster.affinity import Affinity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", SIZES)
 def test_a_run_takes_what_the_formula_says(n: int) -> None:
     """In stages that are alike, and where one is twice as slow."""

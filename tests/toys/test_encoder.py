@@ -144,6 +144,7 @@ def vector(model: treadle.Model, ids: list[int]) -> Array:
     return np.asarray(mean / np.linalg.norm(mean))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", [None, "portable"])
 def test_an_encoder(isa: str | None, register: Register, tmp_path: Path) -> None:
     """Texts of one token, of several pages, and all of them in one run."""

@@ -145,6 +145,7 @@ def twins(engine: Engine, parts: list[BatchItem]) -> np.ndarray:
     return rows[:, : engine.config.n_vocab]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_model_runs_on_it(engines: tuple[Engine, Engine]) -> None:
     """Chunks of prompts, a shared beginning, a fork, decoding: to the bits of the twins."""
