@@ -66,14 +66,14 @@ def spec_of(about: Mapping[str, Any]) -> Spec:
             found = getattr(import_module(module), kind, None)
     if not (isinstance(found, type) and issubclass(found, Spec)):
         raise CacheError(
-            f"kernel {about.get('name')} was made by {module}.{kind}, which this version of treadle "
-            "does not have"
+            f"kernel {about.get('name')} was made by {module}.{kind}, which this version of "
+            "treadle does not have"
         )
     try:
         spec = found(**about["fields"])
     except (KeyError, TypeError) as error:
         raise CacheError(
-            f"kernel {about.get('name')}: {module}.{kind} has different fields in this version: {error}"
+            f"kernel {about.get('name')}: {module}.{kind} has other fields in this version: {error}"
         ) from error
     assert spec.name == about["name"], (spec.name, about["name"])
     return spec
