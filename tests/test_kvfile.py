@@ -221,12 +221,18 @@ def with_header(state: bytes, change: Callable[[dict[str, Any]], object]) -> byt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda h: h["__metadata__"].pop("format"), "not of a session: None"),
-        (lambda h: h["__metadata__"].update(format="pt"), "not of a session: 'pt'"),
-        (lambda h: h["__metadata__"].update(version="3"), "another version of the format: '3'"),
-        (lambda h: h["__metadata__"].update(page="64"), r"pages are of another size: '64'"),
-        (lambda h: h["__metadata__"].update(kv="q8_0"), r"another type: 'q8_0' \(expected f16\)"),
-        (lambda h: h["__metadata__"].pop("sha256.kv_local"), "kv_local: the bytes are not those"),
+        (lambda h: h["__metadata__"].pop("format"), "not a session file: None"),
+        (lambda h: h["__metadata__"].update(format="pt"), "not a session file: 'pt'"),
+        (lambda h: h["__metadata__"].update(version="3"), "another format version: '3'"),
+        (lambda h: h["__metadata__"].update(page="64"), r"another page size: '64'"),
+        (
+            lambda h: h["__metadata__"].update(kv="q8_0"),
+            r"KV cache format: 'q8_0' \(expected f16\)",
+        ),
+        (
+            lambda h: h["__metadata__"].pop("sha256.kv_local"),
+            "kv_local: the checksum does",
+        ),
         (lambda h: h["ids"].update(dtype="F32"), r"ids: F32 of shape \[50\]"),
         (lambda h: h["ids"].update(shape=[25, 2]), r"ids: I32 of shape \[25, 2\]"),
         (lambda h: h.update(more=h.pop("kv_local")), "kv_local: is missing"),
@@ -328,7 +334,7 @@ def test_every_byte_of_keys_and_values_counts(
         damaged = bytearray(state)
         damaged[at] ^= 16
         path.write_bytes(damaged)
-        with pytest.raises(FileError, match=f"{name}: the bytes are not those") as caught:
+        with pytest.raises(FileError, match=f"{name}: the checksum does not match") as caught:
             reader.load_session(path)
         assert caught.value.offset == begins[name]
 

@@ -174,7 +174,7 @@ def of_instructions(here: Subject) -> Iterator[Told]:
         cure = "docs/add-an-isa.md tells how to add one" if unknown else elsewhere
         yield (
             "kernels use only the baseline instructions of this architecture, several times "
-            f"slower than its vector extensions: {cure}"
+            f"slower than kernels for its extensions: {cure}"
         )
     yield "why", "TREADLE_ISA asks for it" if forced else "the best that this CPU can run"
     yield "can_run", [row.name for row in able]

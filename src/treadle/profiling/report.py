@@ -176,7 +176,7 @@ def of_peaks(here: Subject) -> Iterator[Told]:
         )
         yield (
             f"the reading speed was measured on {peaks.buffer_bytes / 2**20:.1f} MiB, not on "
-            f"{wanted / 2**20:.0f}, {follows}. The reason is {usable.what}: {usable.cure}"
+            f"{wanted / 2**20:.0f} MiB, {follows}. The reason is {usable.what}: {usable.cure}"
         )
     yield "processor_time_share", peaks.cpu_share
     average = "" if load is None else f" (load average {load})"

@@ -213,7 +213,7 @@ def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
 def _check_many(name: str, given: Sequence[str]) -> None:
     """Limit the count: a sampler costs time per token, a breaker per vocabulary entry."""
     if len(given) > MOST_NAMES:
-        raise SamplingError(f"{name}: found {len(given)}, expected at most {MOST_NAMES}")
+        raise SamplingError(f"{name}: expected at most {MOST_NAMES} entries")
 
 
 def _n_bytes(text: str) -> int:
