@@ -282,7 +282,7 @@ def test_layers_with_a_state_are_refused(tiny: WriteTiny) -> None:
 
 @pytest.mark.parametrize("off", [False, 0])
 def test_a_second_model_that_is_to_draft_nothing(off: Any, tiny: WriteTiny) -> None:
-    with pytest.raises(TreadleError, match="draft= and speculate=False"):
+    with pytest.raises(TreadleError, match="draft= cannot be combined with speculate=False"):
         treadle.load(tiny(), draft=tiny(), speculate=off)
 
 

@@ -70,7 +70,7 @@ def test_every_type_of_keys_and_values(kv: str, tiny: WriteTiny, tmp_path: Path)
         session = treadle.load_session(tmp_path / "state", model)
         assert np.array_equal(session.feed([7]), expected)
     with treadle.load(tiny(**WINDOWED), threads=1, kv="f16" if kv != "f16" else "f32") as model:
-        with pytest.raises(FileError, match=rf"another type: '{kv}' \(expected f"):
+        with pytest.raises(FileError, match=rf"another KV cache format: '{kv}' \(expected f"):
             model.load_session(tmp_path / "state")
         check_pages(model.engine.cache, [])
 
@@ -150,7 +150,7 @@ def test_what_does_not_fit(tiny: WriteTiny, tmp_path: Path) -> None:
     path = tmp_path / "state"
     with treadle.load(tiny(), threads=1, context=128) as model:
         session = saved(path, model, text(100))
-        with pytest.raises(ContextFullError, match="no page"):
+        with pytest.raises(ContextFullError, match="no free page"):
             model.load_session(path)
         assert session.n_past == 100
         check_pages(model.engine.cache, [session.seq])
