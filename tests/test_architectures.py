@@ -17,7 +17,7 @@ from tests.tiny import rounding
 from treadle.isa.isa import Isa
 
 # Of a model whose context is longer than it was before it was stretched.
-pytestmark = pytest.mark.filterwarnings("ignore:a context of .* long factors")
+pytestmark = pytest.mark.filterwarnings("ignore:with a context over .* long rope factors")
 BEST = ALL[-1]
 
 

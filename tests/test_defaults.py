@@ -96,7 +96,7 @@ def test_a_seed_holds_for_each_text_and_a_call_wins(given: Any) -> None:
         ({"sampling": {"tempeature": 1}}, TypeError, "did you mean 'temperature'"),
         ({"sampling": {"top_p": 2}}, SamplingError, "top_p"),
         ({"seed": "x"}, SamplingError, "seed"),
-        ({"seed": 1, "sampling": {"seed": 2}}, TreadleError, "choose one"),
+        ({"seed": 1, "sampling": {"seed": 2}}, TreadleError, "seed=1, but sampling has seed 2"),
     ],
 )
 def test_wrong_values(settings: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -167,7 +167,7 @@ def test_a_second_model_that_fails_is_left_out() -> None:
 
     drafter.engine.sample = fail  # type: ignore[method-assign]
     request = world.add([1], 100)
-    with pytest.warns(UserWarning, match="no more drafts: small.gguf"):
+    with pytest.warns(UserWarning, match="drafting stopped: small.gguf"):
         world.run()
     assert request.ids == alone(world, [1], 100)
 
@@ -269,7 +269,7 @@ def test_files_without_a_vocabulary(
             alone.finish()
             assert alone.ids == made.ids
     else:
-        says = r"drafts for .* need its vocabulary, and .*qwen3moe.gguf has none"
+        says = r"drafts for .* need its vocabulary, but .*qwen3moe.gguf has none"
         with pytest.raises(UnsupportedError, match=says):
             treadle.load(own, threads=1, context=128, draft=other)
 
@@ -282,7 +282,7 @@ def test_layers_with_a_state_are_refused(tiny: WriteTiny) -> None:
 
 @pytest.mark.parametrize("off", [False, 0])
 def test_a_second_model_that_is_to_draft_nothing(off: Any, tiny: WriteTiny) -> None:
-    with pytest.raises(TreadleError, match="draft= and speculate=False"):
+    with pytest.raises(TreadleError, match="draft= cannot be combined with speculate=False"):
         treadle.load(tiny(), draft=tiny(), speculate=off)
 
 

@@ -178,7 +178,7 @@ def test_what_an_encoder_is_given(tiny: WriteTiny) -> None:
     """Although it makes no logits; those it has not, and says so."""
     windows = np.random.default_rng(6).integers(5, 200, (2, 24)).astype(np.int32)
     with treadle.load(tiny("bert", "F32"), context=24, threads=1) as model:
-        with pytest.raises(TreadleError, match="bert writes no text"):
+        with pytest.raises(TreadleError, match="bert does not generate text"):
             collect(model.engine, windows, "", bos=None, with_output=True)
         matrix = collect(model.engine, windows, "", bos=None)
         gguf, eps = model.gguf, model.config.norm_eps

@@ -434,7 +434,7 @@ def test_no_page_left_is_said_before_anything_changes() -> None:
     cache = KVCache(SEEN, CPU, N_CTX)  # 8 pages
     first, second = filled(cache, range(5 * PAGE)), cache.sequence()
     for refuse in (cache.extend, lambda seq, ids: cache.check_room(seq, len(ids))):
-        with pytest.raises(NoRoomError, match="no page of keys and values left"):
+        with pytest.raises(NoRoomError, match="the KV cache is full"):
             refuse(second, range(1000, 1000 + 4 * PAGE))
         assert (len(second), lists(second)) == (0, [[]])
         check_pages(cache, [first, second])
@@ -692,11 +692,11 @@ def test_a_fork_reads_the_same_state_and_writes_its_own() -> None:
     assert fork.slots[0] == seq.slots[0]  # which nobody writes to
     assert fork.slots[1] != seq.slots[1]
     check_pages(cache, [seq, fork])
-    with pytest.raises(ContextFullError, match="no state left in conv"):
+    with pytest.raises(ContextFullError, match=r"the KV cache is full \(conv: no free state"):
         cache.fork(seq)
     third = cache.sequence()
     for refuse in (cache.extend, lambda seq, ids: cache.check_room(seq, len(ids))):
-        with pytest.raises(ContextFullError, match="no state left in conv"):
+        with pytest.raises(ContextFullError, match=r"the KV cache is full \(conv: no free state"):
             refuse(third, [1])
     check_pages(cache, [seq, fork, third])
 

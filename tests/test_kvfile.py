@@ -71,7 +71,7 @@ def test_every_type_of_keys_and_values(kv: str, tiny: WriteTiny, tmp_path: Path)
         session = treadle.load_session(tmp_path / "state", model)
         assert np.array_equal(session.feed([7]), expected)
     with treadle.load(tiny(**WINDOWED), threads=1, kv="f16" if kv != "f16" else "f32") as model:
-        with pytest.raises(FileError, match=rf"another type: '{kv}' \(expected f"):
+        with pytest.raises(FileError, match=rf"another KV cache format: '{kv}' \(expected f"):
             model.load_session(tmp_path / "state")
         check_pages(model.engine.cache, [])
 
@@ -151,7 +151,7 @@ def test_what_does_not_fit(tiny: WriteTiny, tmp_path: Path) -> None:
     path = tmp_path / "state"
     with treadle.load(tiny(), threads=1, context=128) as model:
         session = saved(path, model, text(100))
-        with pytest.raises(ContextFullError, match="no page"):
+        with pytest.raises(ContextFullError, match="no free page"):
             model.load_session(path)
         assert session.n_past == 100
         check_pages(model.engine.cache, [session.seq])
@@ -222,12 +222,18 @@ def with_header(state: bytes, change: Callable[[dict[str, Any]], object]) -> byt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda h: h["__metadata__"].pop("format"), "not of a session: None"),
-        (lambda h: h["__metadata__"].update(format="pt"), "not of a session: 'pt'"),
-        (lambda h: h["__metadata__"].update(version="3"), "another version of the format: '3'"),
-        (lambda h: h["__metadata__"].update(page="64"), r"pages are of another size: '64'"),
-        (lambda h: h["__metadata__"].update(kv="q8_0"), r"another type: 'q8_0' \(expected f16\)"),
-        (lambda h: h["__metadata__"].pop("sha256.kv_local"), "kv_local: the bytes are not those"),
+        (lambda h: h["__metadata__"].pop("format"), "not a session file: None"),
+        (lambda h: h["__metadata__"].update(format="pt"), "not a session file: 'pt'"),
+        (lambda h: h["__metadata__"].update(version="3"), "another format version: '3'"),
+        (lambda h: h["__metadata__"].update(page="64"), r"another page size: '64'"),
+        (
+            lambda h: h["__metadata__"].update(kv="q8_0"),
+            r"KV cache format: 'q8_0' \(expected f16\)",
+        ),
+        (
+            lambda h: h["__metadata__"].pop("sha256.kv_local"),
+            "kv_local: the checksum does",
+        ),
         (lambda h: h["ids"].update(dtype="F32"), r"ids: F32 of shape \[50\]"),
         (lambda h: h["ids"].update(shape=[25, 2]), r"ids: I32 of shape \[25, 2\]"),
         (lambda h: h.update(more=h.pop("kv_local")), "kv_local: is missing"),
@@ -329,7 +335,7 @@ def test_every_byte_of_keys_and_values_counts(
         damaged = bytearray(state)
         damaged[at] ^= 16
         path.write_bytes(damaged)
-        with pytest.raises(FileError, match=f"{name}: the bytes are not those") as caught:
+        with pytest.raises(FileError, match=f"{name}: the checksum does not match") as caught:
             reader.load_session(path)
         assert caught.value.offset == begins[name]
 

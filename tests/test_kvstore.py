@@ -47,7 +47,8 @@ def test_a_model_that_keeps_a_state_has_none(
 ) -> None:
     """Both the library and the command line say which file it is, why, and what to do."""
     path = data / "arch" / "qwen35.gguf"
-    said = f"{path}: its layers keep a state, which page files do not hold: leave out cache_dir"
+    said = f"{path}: its layers keep a recurrent state, which page files cannot store: "
+    said += "leave out cache_dir"
     with pytest.raises(UnsupportedError, match=re.escape(said)):
         load(path, tmp_path / "pages", context=64)
     assert main(["run", str(path), "a", "--cache-dir", str(tmp_path / "pages")]) == 1
@@ -514,7 +515,7 @@ def test_a_folder_in_the_place_of_a_page(
     assert [page.name for page in pages(tmp_path) if page.is_file()] == names[2:]
     assert not list(tmp_path.glob(".new-*"))
     (line,) = [record.getMessage() for record in caplog.records if record.name == "treadle"]
-    assert line.endswith("is a folder, so these pages are not kept")
+    assert line.endswith("is a folder, so these pages are not stored")
 
 
 def test_folders_that_are_refused(tiny: WriteTiny, tmp_path: Path) -> None:
@@ -522,8 +523,8 @@ def test_folders_that_are_refused(tiny: WriteTiny, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for folder, why in (
-        ("file", r"file: is no folder \(expected a folder for pages\)"),
-        ("open", "others may write to it"),
+        ("file", r"file: is not a folder \(expected a folder for pages\)"),
+        ("open", "other users can write to it"),
         ("file/x", "pages"),
     ):
         with pytest.raises(FileError, match=why):

@@ -222,7 +222,7 @@ def test_loaded_scales_are_the_default(base: Path, files: dict[str, Path]) -> No
         assert model.states(IDS[:5]).shape == (5, model.config.n_embd)
         session = model.session(lora={})
         assert np.abs(session.feed(IDS) - expected[-1]).max() > 1.0
-        with pytest.raises(TreadleError, match="the session has other adapters"):
+        with pytest.raises(TreadleError, match="the session uses other adapters"):
             model.generate(IDS, session=session, lora={"one": 1.0})
 
 
@@ -261,13 +261,13 @@ def test_session_files_name_their_adapters(
     for given in ([files["one"]], []):
         with treadle.load(base, lora=given, **load) as model:
             name = "few" if given else "one"
-            with pytest.raises(FileError, match=f"read with the adapter '{name}', and the model"):
+            with pytest.raises(FileError, match=f"used the adapter '{name}', but no such adapter"):
                 model.load_session(path)
             assert not model.engine.cache.tree.root.next
     whole = path.read_bytes()
     with treadle.load(base, lora=[files["one"], files["few"]], **load) as model:
         for old, new, why in (
-            (b'"version": "3"', b'"version": "2"', "another version of the format: '2'"),
+            (b'"version": "3"', b'"version": "2"', "another format version: '2'"),
             (b"scale", b"scaly", "is damaged"),
             (b"-0.5", b" NaN", "is damaged"),
         ):
@@ -280,7 +280,7 @@ def test_session_files_name_their_adapters(
 @pytest.mark.parametrize(
     ("lora", "why"),
     [
-        ({"four": 1.0}, "no adapter 'four': there are one, two, few"),
+        ({"four": 1.0}, "no adapter 'four': loaded are one, two, few"),
         ({3: 1.0}, "no adapter 3"),
         ({-1: 1.0}, "no adapter -1"),
         ({True: 1.0}, "no adapter True"),

@@ -348,7 +348,7 @@ def test_chat(tiny: WriteTiny) -> None:
         (lambda m: m.generate("a", stop=[7]), "stop: expected a str or a list of them, found 7"),
         (lambda m: m.generate("a", stop=7), "stop: expected a str or a list of them, found int"),
         (lambda m: m.generate("a", grammar=7), "the grammar is int: expected a str"),
-        (lambda m: m.generate("a", session="x"), "the session is of another model"),
+        (lambda m: m.generate("a", session="x"), "the session belongs to another model"),
         (lambda m: treadle.load_session("x", m.path), "expected a treadle.Model"),
         (lambda m: m.logits(b"abc"), "token ids: expected a list, found bytes"),
         (lambda m: m.session().feed(b"abc"), "token ids: expected a list, found bytes"),

@@ -279,7 +279,7 @@ def test_wrong_tools(model: treadle.Model, name: Any, parameters: Any, said: str
         ([{"name": "x"}], "expected a dict with 'function'"),
         ([{"type": "function", "function": None}], "expected a dict with 'function'"),
         (sky, "expected a list, found function"),
-        ([sky, sky], "two are called sky"),
+        ([sky, sky], "two have the name sky"),
     ],
 )
 def test_what_is_no_list_of_tools(model: treadle.Model, tools: Any, said: str) -> None:
@@ -296,7 +296,7 @@ def test_no_tools(model: treadle.Model) -> None:
     assert made.prompt_ids == model.chat(HI).prompt_ids
     added = treadle.run_tools(model, HI, [], max_tokens=1)
     assert [message["role"] for message in added] == ["assistant"]
-    with pytest.raises(TreadleError, match="there are no tools"):
+    with pytest.raises(TreadleError, match="'required' needs at least one tool"):
         model.chat(HI, tools=[], tool_choice="required")
 
 
@@ -349,7 +349,7 @@ def test_rules_that_exclude_each_other(model: treadle.Model) -> None:
 
     with pytest.raises(treadle.GrammarError, match="choose one"):
         model.chat(HI, tools=[sky], grammar='root ::= "a"', regex="b")
-    with pytest.raises(treadle.GrammarError, match="beside tools"):
+    with pytest.raises(treadle.GrammarError, match="combined with tools"):
         model.chat(HI, tools=[sky], constraint=Free())
     for budget in (-1, "many"):
         with pytest.raises(TreadleError, match="reasoning_budget="):

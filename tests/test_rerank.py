@@ -194,8 +194,8 @@ def test_files_that_lost_what_they_need(tmp_path: Path) -> None:
         out = gguf.tensors["cls.output.weight"].dequantize()
     none = {"cls.output.weight": None, "cls.output.bias": None}
     losses: list[tuple[dict[str, Any], str]] = [
-        ({**none, "cls.weight": out, "cls.bias": None}, "lost its pooler"),
-        ({**none, "cls.weight": None, "cls.bias": None}, "has no cls.output.weight"),
+        ({**none, "cls.weight": out, "cls.bias": None}, "the conversion dropped the pooler"),
+        ({**none, "cls.weight": None, "cls.bias": None}, "not a reranker: no cls.output.weight"),
         ({"cls.output.weight": np.zeros((3, 64))}, "3 rows: a classifier"),
     ]
     for changes, why in losses:

@@ -225,12 +225,12 @@ def test_batches_that_make_no_sense_are_refused_untouched(tiny: WriteTiny) -> No
         engine.run([BatchItem(a, [5, 6], 0)])
         cases: list[tuple[list[BatchItem], str]] = [
             ([], "0 tokens"),
-            ([BatchItem(a, [], 0)], "without tokens"),
+            ([BatchItem(a, [], 0)], "batch item: no tokens"),
             ([BatchItem(a, [1] * 300)], "300 tokens"),
             ([BatchItem(a, [1] * 200, OUTPUTS + 1)], f"{OUTPUTS + 1} outputs"),
-            ([BatchItem(a, [1], 2)], "more logits than it has tokens"),
-            ([BatchItem(b, [1]), BatchItem(a, [], 0)], "without tokens"),
-            ([BatchItem(a, [1]), BatchItem(a, [2])], "two parts of a batch for one sequence"),
+            ([BatchItem(a, [1], 2)], "n_outputs=2, more than its 1 tokens"),
+            ([BatchItem(b, [1]), BatchItem(a, [], 0)], "batch item: no tokens"),
+            ([BatchItem(a, [1]), BatchItem(a, [2])], "two items use the same sequence"),
             ([BatchItem(b, [1]), BatchItem(a, [320])], r"outside 0\.\.319"),
             ([BatchItem(b, [1]), BatchItem(a, [-1])], r"outside 0\.\.319"),
         ]
@@ -393,7 +393,7 @@ def test_pages_that_run_out_are_noticed_before_anything_is_run(tiny: WriteTiny) 
             return usual(parts)
 
         model.engine.run = counted  # type: ignore[method-assign,assignment]
-        with pytest.raises(ContextFullError, match="no page of keys and values left"):
+        with pytest.raises(ContextFullError, match="the KV cache is full"):
             second.feed(text(600, seed=2))  # its first chunk of 512 would have fitted
         assert runs == []
         assert second.n_past == 0

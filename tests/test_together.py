@@ -277,7 +277,7 @@ def test_a_sampler_that_waits_for_what_waits_for_it(model: treadle.Model, alone:
         return logits
 
     made = model.generate(PROMPTS[0], max_tokens=40, custom=curious, temperature=0)
-    with pytest.raises(TreadleError, match="waits for the sampler"):
+    with pytest.raises(TreadleError, match="waiting for that sampler"):
         made.finish()
     assert model.generate(PROMPTS[0], **GREEDY).finish() == alone[0]
 
@@ -376,7 +376,7 @@ def test_a_session_leaves_no_room(tiny: WriteTiny) -> None:
     with treadle.load(tiny("llama"), threads=1, context=128) as model:
         session = model.session()
         session.feed([5] * 100)
-        with pytest.raises(NoRoomError, match="no page of keys and values left"):
+        with pytest.raises(NoRoomError, match="the KV cache is full"):
             model.generate([7] * 60).finish()
         session.close()
         assert model.generate([7] * 60, max_tokens=3).finish() is not None

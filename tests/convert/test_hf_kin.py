@@ -283,7 +283,7 @@ def saved_alike(kind: str, folder: Path) -> Any:
     return llama.to(torch.float64)
 
 
-@pytest.mark.filterwarnings("ignore:a context of .* long factors")
+@pytest.mark.filterwarnings("ignore:with a context over .* long rope factors")
 @pytest.mark.parametrize("case", [*TWINS, *CASES, *ALIKE])
 def test_runs_in_place_and_converted(
     case: str, made: Callable[[str], Made], tmp_path: Path

@@ -228,9 +228,9 @@ def test_a_draft_on_the_same_card(drivers: list[EmulatedDriver], tiny: WriteTiny
     ("settings", "why"),
     [
         ({"device": "tpu"}, "device='tpu': expected one of cpu, cuda, wgpu"),
-        ({"device": "cpu:1"}, "device='cpu:1': the processors are one device"),
+        ({"device": "cpu:1"}, "device='cpu:1': 'cpu' takes no number"),
         ({"device": "cuda:x"}, "device='cuda:x': expected a number"),
-        ({"device": "cuda", "isa": "portable"}, "isa='portable': instructions of a CPU"),
+        ({"device": "cuda", "isa": "portable"}, "isa='portable': applies to device 'cpu' only"),
     ],
 )
 def test_devices_that_there_are_not(settings: dict[str, Any], why: str) -> None:
@@ -242,7 +242,7 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tiny: WriteTin
     path = tiny("llama", "F32")
     monkeypatch.setattr(libcuda, "CudaDriver", lambda ordinal: EmulatedDriver(300 << 10))
     with model_on("cuda", path, context=32, n_sequences=1) as model:
-        why = r"its weights take .* has .* free of 300 KiB: weights of so much would fit"
+        why = r"out of GPU memory: its weights take .* has .* free of 300 KiB; use a smaller format"
         with pytest.raises(NoMemoryError, match=why):
             model.logits(text(3))
     with pytest.raises(TreadleError, match=r"no memory for .*KiB free.*lower context="):

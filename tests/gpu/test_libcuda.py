@@ -123,24 +123,26 @@ def test_constants_are_those_of_the_header() -> None:
 
 def test_no_driver_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "NAMES", ("libno-such.so.1", "no-such.dll"))
-    with pytest.raises(DeviceError, match=r"no GPU driver here: neither libno-such\.so\.1 nor no-"):
+    with pytest.raises(DeviceError, match=r"cannot load libno-such\.so\.1 or no-such\.dll"):
         CudaDriver()
 
 
 def test_a_driver_without_one_of_the_functions() -> None:
-    with pytest.raises(DeviceError, match="too old: it has no cuGraphLaunch"):
+    with pytest.raises(DeviceError, match="too old: it lacks cuGraphLaunch"):
         Library(FakeCuda(without="cuGraphLaunch"))
 
 
 def test_no_card() -> None:
     fake = FakeCuda()
     fake.fails["cuInit"] = CONSTANTS["CUDA_ERROR_NO_DEVICE"]
-    assert refusal(fake) == "a GPU driver, but no GPU that it may use"
+    assert refusal(fake) == (
+        "the GPU driver finds no usable GPU (check CUDA_VISIBLE_DEVICES, or the container's --gpus)"
+    )
     fake.fails["cuInit"] = 3
-    assert refusal(fake) == "the GPU's driver: words of the driver (in cuInit)"
-    assert refusal(FakeCuda(count=2), 2) == "no GPU number 2: there are 2, from 0 on"
+    assert refusal(fake) == "the GPU driver: words of the driver (in cuInit)"
+    assert refusal(FakeCuda(count=2), 2) == "no GPU 2: this process can use 2, numbered from 0"
     old = refusal(FakeCuda(capability=(7, 5)))
-    assert old == "Fake 9000: compute capability 7.5; treadle needs 8.0"
+    assert old == "Fake 9000: compute capability 7.5, expected 8.0 or newer"
 
 
 def test_what_is_half_open_is_given_back() -> None:
@@ -187,7 +189,8 @@ def test_out_of_memory(driver: CudaDriver) -> None:
     driver.alloc(200 << 20)
     with pytest.raises(NoMemoryError) as caught:
         driver.alloc(100 << 20)
-    text = "Fake 9000 has 56.0 MiB free of 256 MiB: no 100 MiB at once"
+    needed = "out of GPU memory: 100 MiB needed in one block"
+    text = f"{needed}; Fake 9000 has 56.0 MiB free of 256 MiB"
     assert str(caught.value) == text
 
 
@@ -216,7 +219,7 @@ def test_a_kernel_that_is_refused(fake: FakeCuda, driver: CudaDriver) -> None:
     found = SimpleNamespace(**{name: getattr(fake, name) for name in SIGNATURES})
     found.cuModuleLoadDataEx = function
     other = CudaDriver(0, Library(found))
-    with pytest.raises(DeviceError, match=f"refuses the kernel {SPEC.name}(.|\n)*ptxas: line 3"):
+    with pytest.raises(DeviceError, match=f"rejected the kernel {SPEC.name}(.|\n)*ptxas: line 3"):
         other.load(SPEC, CODE)
     other.close()
 
@@ -307,7 +310,7 @@ def test_all_is_given_back_though_the_card_has_failed(fake: FakeCuda) -> None:
     driver.drop(graph)
     driver.free(1)
     assert len(fake.calls) == n
-    with pytest.raises(DeviceError, match="its model is closed"):
+    with pytest.raises(DeviceError, match="the model is closed"):
         driver.alloc(1)
 
 

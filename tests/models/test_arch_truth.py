@@ -137,7 +137,7 @@ def test_states_of_encoders_agree_with_transformers(name: str, data: Path) -> No
             given = [ids_of(7)[::-1], ids, ids_of(3)]  # no texts: no vocabulary
             assert np.array_equal(model.embed(given), vectors)
             bits.append(np.concatenate([states, vectors]))
-            with pytest.raises(UnsupportedError, match=r"no logits: .* writes no text"):
+            with pytest.raises(UnsupportedError, match=r"no logits: .* does not generate text"):
                 model.logits(ids)
     assert all(np.array_equal(each, bits[0]) for each in bits)
 

@@ -254,7 +254,7 @@ def test_texts_that_are_too_long(tmp_path: Path) -> None:
     write(path, True)
     with treadle.load(path) as model:
         assert model.engine.cache.n_ctx == 1024
-    said = r"context=1025: behind token 1024 .* \(attention\.temperature_length\).* at most 1024"
+    said = r"context=1025: .* after token 1024 \(attention\.temperature_length\).* at most 1024"
     with pytest.raises(TreadleError, match=said):
         treadle.load(path, context=1025)
     write(path, False)

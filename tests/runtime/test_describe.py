@@ -166,7 +166,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
     (
         {f"{GROUP}/cpu.max": "150000 100000"},
         {},
-        ["allows the time of 1.5 processors, 4 would be of use: raise it (docker --cpus"],
+        ["limits CPU time to 1.5 processors, but treadle can use 4: raise the limit (docker"],
     ),
     (
         {f"{CPU}/cpu0/cpufreq/scaling_governor": "powersave"},
@@ -229,14 +229,14 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
     (
         {"sys/devices/system/node/has_memory": "0-1"},
         {},
-        ["memory is in 2 parts (NUMA), and a processor reads the others' more slowly: numactl"],
+        ["memory has 2 NUMA nodes, and a processor reads other nodes more slowly: use numactl"],
     ),
     (  # SMT: eight processors, four cores
         several(8, topology__core_id=[0, 0, 1, 1, 2, 2, 3, 3]),
         {"allowed": tuple(range(8))},
         [
             "8 processors are 4 cores of up to 2 threads (SMT), and a core's second thread adds "
-            "nothing here: treadle starts one a core; keep -t at that"
+            "no speed: treadle starts one thread per core; keep -t at that"
         ],
     ),
     (  # hybrid
@@ -247,7 +247,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
             "threads; keep them on the fast cores with taskset -c 0,1"
         ],
     ),
-    (HYBRID, {"allowed": (2, 3, 4)}, ["run on none of the fast cores: taskset -c 0,1, or the"]),
+    (HYBRID, {"allowed": (2, 3, 4)}, ["not run on any fast core: change taskset -c 0,1, or the"]),
     (  # a feature that is missing, and the row it would enable
         {},
         {"features": VNNI},
@@ -259,7 +259,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
             "faster prompts for BF16 weights): only another CPU has it",
             "this CPU lacks amx-bf16, amx-tile, which the kernels of amx_bf16 need (matrix "
             "registers of bf16: quantised and BF16 prompts twice as fast): only another CPU has it",
-            "BF16 weights are widened to f32: their prompts read at the rate of F32's; Q8_0",
+            "BF16 weights are converted to f32, so their prompts are as slow as with F32; Q8_0",
         ],
     ),
     (
@@ -287,7 +287,7 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
         {},
         {"features": frozenset(), "model": ModelFile((), acts={"f32"})},
         [
-            "several times slower than a row of its own: only another CPU has it",
+            "several times slower than kernels for its extensions: only another CPU has it",
             "lacks avx2, bmi2, f16c, fma, which the kernels of avx2 need (256-bit vectors",
             "lacks avxvnni, which the kernels of avx2_vnni need",
             "lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl, which the kernels of avx512 ne",
@@ -306,21 +306,19 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
         {},
         {"features": BEST - {"amx-tile"}, "model": ModelFile((), acts={"q8"})},
         [
-            "the system refuses this process amx-tile, which the kernels of amx_bf16 need: Linux "
-            "grants it from 5.16 on, where no container's filter of system calls forbids "
-            "arch_prctl",
-            "the kernels of avx512_bf16 are passed over, "
-            "for CPUs with amx-bf16 run their own instru"
-            "ctions slowly: see with TREADLE_ISA=avx512_bf16 treadle bench whether",
+            "the system denies this process amx-tile, which the kernels of amx_bf16 need: Linux "
+            "5.16 or newer grants it, unless a container's seccomp filter forbids arch_prctl",
+            "the kernels of avx512_bf16 are not used, as CPUs with amx-bf16 run them slowly; to "
+            "check this CPU, run TREADLE_ISA=avx512_bf16 treadle bench",
         ],
     ),
     (  # what the model has no use for is no reason
         {},
         {"features": BEST - {"amx-tile"}, "model": ModelFile((), acts={"bf16"})},
         [
-            "refuses this process amx-tile",
-            "avx512_bf16 are passed over",
-            "BF16 weights are widened to f32",
+            "denies this process amx-tile",
+            "avx512_bf16 are not used",
+            "BF16 weights are converted to f32",
         ],
     ),
     (  # matrix registers multiply them as they are
@@ -332,8 +330,8 @@ REASONS: list[tuple[dict[str, str], dict[str, Any], list[str]]] = [
         {},
         {"model": ModelFile((), ["Q4_K", "F32"], ["Q4_K", "IQ1_S"], {"f32"}, ["F32", "Q8_0"])},
         [
-            "there is no kernel for Q4_K, IQ1_S weights, so treadle cannot run this file: get the "
-            "model as F32, Q8_0"
+            "there is no kernel for Q4_K, IQ1_S weights, so treadle cannot run this file: use the "
+            "model in F32, Q8_0"
         ],
     ),
     ({}, {"model": ModelFile((), problem="no row for x")}, ["cannot run this model: no row for x"]),
@@ -357,7 +355,7 @@ def test_dots_without_an_instruction(there: Describe) -> None:
     for model, said in ((None, True), ({"q8"}, True), ({"f32", "bf16"}, False)):
         about = None if model is None else ModelFile((), acts=model)
         warnings = there(features=frozenset(), model=about)["warnings"]
-        assert any("dots of bytes are made of several" in text for text in warnings) is said
+        assert any("a dot product of bytes takes several" in text for text in warnings) is said
 
 
 def test_a_cpu_that_treadle_has_no_row_for(
@@ -369,7 +367,7 @@ def test_a_cpu_that_treadle_has_no_row_for(
     monkeypatch.setitem(facts.FEATURES, "vax", {"polyf": ("polynomials", ())})
     about = ModelFile((), acts={"f32"})
     (warning,) = there(features=frozenset({"polyf"}), model=about)["warnings"]
-    assert "a row of its own: docs/add-an-isa.md tells how to add one" in warning
+    assert "kernels for its extensions: docs/add-an-isa.md tells how to add one" in warning
 
 
 def test_the_usual_governor_of_a_driver_that_goes_by_preference(there: Describe) -> None:
@@ -512,7 +510,7 @@ def test_a_cold_page_cache(
     (warning,) = there({}, path)["warnings"]
     assert warning == (
         "25% of the model is in memory: its first run reads the other 3.0 GiB from disk; "
-        f"treadle doctor --reload '{path}' does so before"
+        f"treadle doctor --reload '{path}' reads it in advance"
     )
     monkeypatch.setattr(residence, "resident_bytes", lambda path: 4 << 30)
     monkeypatch.setattr(residence, "huge_bytes", lambda path: 4 << 30)
@@ -527,7 +525,7 @@ def test_small_pages(there: Describe, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(residence, "huge_bytes", lambda path: 1 << 30)
     (warning,) = there({}, path)["warnings"]
     assert warning.startswith("25% of the model is in huge pages, the rest in small ones")
-    assert warning.endswith(f"treadle doctor --reload {path} reads the model anew")
+    assert warning.endswith(f"treadle doctor --reload {path} reads the model again")
     for huge in (4 << 30, None):  # None: the system does not say
         monkeypatch.setattr(residence, "huge_bytes", lambda path, huge=huge: huge)
         assert there({}, path)["warnings"] == []
@@ -547,8 +545,9 @@ def test_a_model_larger_than_memory(
     small = "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"
     (warning,) = there({"proc/meminfo": small}, path)["warnings"]
     assert warning == (
-        "the model (4.0 GiB) is larger than the memory there is for it (2.0 GiB, for the machine's "
-        "free memory), so each token reads from disk: stop other programs, or take a smaller format"
+        "the model (4.0 GiB) is larger than the memory available for it (2.0 GiB, for the "
+        "machine's free memory), so each token reads from disk: stop other programs, or take a "
+        "smaller format"
     )
     group = {"memory.max": str(1 << 30), "memory.stat": f"active_file {5 << 30}"}
     files = {"proc/meminfo": DESKTOP["proc/meminfo"]}
@@ -574,14 +573,14 @@ def test_a_small_container(there: Describe) -> None:
     )
     (warning,) = report["warnings"]
     assert warning == (
-        "the reading speed was measured on 80.0 MiB, not on 256, so it may be a little too high. "
-        "The reason is the control group's limit of 300 MiB: raise it (docker --memory, "
+        "the reading speed was measured on 80.0 MiB, not on 256 MiB, so it may be a little too "
+        "high. The reason is the control group's limit of 300 MiB: raise it (docker --memory, "
         "Kubernetes limits.memory)"
     )
     report = there(files, peaks=replace(PEAKS, buffer_bytes=20 << 20, from_memory=False))
     assert report["peaks"]["read_from"] == "caches"
     (warning,) = report["warnings"]
-    assert "it is the speed of the caches, not of memory" in warning
+    assert "it is the speed of caches, not of memory" in warning
 
 
 def test_what_was_just_written_is_in_memory(tmp_path: Path) -> None:

@@ -26,4 +26,4 @@ def test_doctor_tells_of_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path.write_text("{")
     report = describe(Subject())
     assert report["tuning"]["measured"] is None
-    assert [line for line in report["warnings"] if "shipped tiles" in line and "no JSON" in line]
+    assert [line for line in report["warnings"] if "shipped tiles" in line and "not JSON" in line]

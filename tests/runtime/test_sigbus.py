@@ -249,7 +249,8 @@ def test_without_a_handler_files_are_mapped_all_the_same(
         mapping_faults.guard_mappings()
         mapping_faults.guard_mappings()
     assert [r.message for r in caplog.records] == [
-        "not in the cache; so a model's file that shrinks while it is read ends the process"
+        "not in the cache; without this handler, truncating a model file while it is read crashes "
+        "the process"
     ]
     monkeypatch.setattr(SYSTEM, "sigbus", lambda: None)
     monkeypatch.setattr(mapping_faults, "_guard", lru_cache(mapping_faults._guard.__wrapped__))

@@ -299,7 +299,7 @@ def test_a_system_that_starts_no_more_threads(isa: Isa, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
-        with pytest.raises(TreadleError, match="threads=4: the system starts 3 here and no more"):
+        with pytest.raises(TreadleError, match="threads=4: only 3 threads could be started"):
             chain.run(team)
     assert not team._shared.workers
     chain.run(team)

@@ -169,7 +169,7 @@ def refused(reason: str, path: Path) -> None:
         ("isa", "avx2", "measured with isa 'avx2'"),
         ("treadle", "0.0", "measured with treadle '0.0'"),
         ("llvmlite", None, "measured with llvmlite 'None'"),
-        ("kernels", "00", "measured with other kernels: run `treadle tune` again"),
+        ("kernels", "00", "measured with another version of the kernels: run `treadle tune` again"),
     ],
 )
 def test_what_was_measured_elsewhere_is_stale(key: str, value: object, reason: str) -> None:
@@ -277,7 +277,7 @@ def test_another_users_row(monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(ISA, TABLE)
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    refused("belongs to another user", path)
+    refused("refused: the file belongs to another user", path)
     with pytest.raises(CacheError, match="belongs to another user"):
         save(ISA, TABLE)
 
@@ -286,7 +286,7 @@ def test_another_users_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_that_others_may_write(folder: Path) -> None:
     path = save(ISA, TABLE)
     path.chmod(0o666)
-    refused("others may write to it", path)
+    refused("refused: the file is writable by others", path)
     path.chmod(0o600)
     for place in (path.parent, folder):
         place.chmod(0o777)
@@ -308,10 +308,10 @@ def test_what_is_no_plain_file(tmp_path: Path) -> None:
     refused("cannot be read", path)
     path.unlink()
     path.mkdir()
-    refused("damaged: no file of up to", path)
+    refused("damaged: expected a regular file of at most", path)
     path.rmdir()
     path.write_bytes(b" " * (tuned_rows.MAX_BYTES + 1))
-    refused("damaged: no file of up to", path)
+    refused("damaged: expected a regular file of at most", path)
 
 
 def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:

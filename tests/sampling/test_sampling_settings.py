@@ -151,5 +151,5 @@ def test_samplers_by_llama_cpps_letters() -> None:
     assert Sampling(samplers="edskypmxtia").samplers == whole
     assert Sampling(samplers="kt").samplers == ("top_k", "temperature")
     assert Sampling(samplers="temp").samplers == ("temperature",)  # a name before letters
-    with pytest.raises(SamplingError, match="no sampler is called 'kq'"):
+    with pytest.raises(SamplingError, match="no sampler 'kq'"):
         Sampling(samplers="kq")

@@ -97,7 +97,7 @@ def test_the_servers_own_scales(caller: TestClient, adapted: treadle.Model) -> N
 @pytest.mark.parametrize(
     ("lora", "why"),
     [
-        ([{"id": 2, "scale": 1.0}], "no adapter 2: there are pirate, poet"),
+        ([{"id": 2, "scale": 1.0}], "no adapter 2: loaded are pirate, poet"),
         ([{"scale": 1.0}], "objects with id and scale"),
         ([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}], "adapter 0 is there twice"),
         ([{"id": 0, "scale": "much"}], "a number"),

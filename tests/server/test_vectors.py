@@ -258,15 +258,15 @@ def test_a_file_that_names_no_pooling(write: Write, run: Run) -> None:
         assert np.allclose(pooled["embedding"][0], mean, atol=1e-6)
         for asked in ("/v1/embeddings", "/api/embed"):
             (told,) = post(client, asked, input="abc")["warnings"]
-            assert told.startswith("the file names no pooling")
+            assert told.startswith("the file defines no pooling")
         error = post(client, "/v1/embeddings", 400, input="abc", pooling="none")["error"]
         assert error["param"] == "pooling"
         assert "/embedding" in error["message"]
-        with pytest.warns(UserWarning, match="the file names no pooling"):
+        with pytest.warns(UserWarning, match="the file defines no pooling"):
             assert np.allclose(model.embed("abc"), mean, atol=1e-6)
     ran = run("embed", str(path), "abc", "-t", "2")
     assert ran.code == 0
-    assert "the file names no pooling" in ran.err
+    assert "the file defines no pooling" in ran.err
 
 
 def test_a_vector_for_each_token_of_any_model(client: TestClient, model: treadle.Model) -> None:

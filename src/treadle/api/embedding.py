@@ -36,7 +36,7 @@ T = TypeVar("T")
 EUCLIDEAN = 2  # divisors of a vector, by llama.cpp's numbers: the p of a p-norm,
 LARGEST = 0  # its largest absolute value, which becomes 32760,
 NOTHING = -1
-NO_POOLING = "the file names no pooling (pooling_type 0): a vector is the mean of all tokens"
+NO_POOLING = "the file defines no pooling (pooling_type 0): vectors are the mean of all tokens"
 
 
 class EmbeddingModel(Protocol):
@@ -84,8 +84,8 @@ class Embedder:
         self.prompt = prompt_of(model.gguf) if default_prompt else ""
         if self.prompt and any(isinstance(part, int) for part in model.tokenizer.cut(self.prompt)):
             raise UnsupportedError(
-                f"{model.gguf.path}: the default prompt {self.prompt!r:.60} spells a control "
-                "token, which no text may: default_prompt=False leaves it out"
+                f"{model.gguf.path}: the default prompt {self.prompt!r:.60} contains a control "
+                "token, which text may not: use default_prompt=False"
             )
 
     def of(self, texts: str | Sequence[Text], *, truncate: bool = False) -> Floats:
@@ -130,8 +130,7 @@ class Embedder:
         if len(ids) > cache.n_ctx == self._limit:
             raise ContextFullError(
                 f"{len(ids)} tokens do not fit the model's max_seq_length of {self._limit}: "
-                "shorten the text, let it be cut (truncate), or load the model with a larger "
-                "context="
+                "shorten the text, use truncate, or load the model with a larger context="
             )
         cache.check_context(len(ids))
         return ids

@@ -315,7 +315,7 @@ class Model:
         """
         check_session(session, self.engine)
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
-            raise TreadleError("the prompt is empty: there is no token to go on from")
+            raise TreadleError("the prompt is empty: give at least one token")
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
         n_top = alternatives(logprobs, self.config.n_vocab)
@@ -455,7 +455,9 @@ class Model:
 
     def _read(self, text: str) -> list[int]:
         if not (ids := self.tokenize(text)):
-            raise TreadleError("the text is empty, and this model has no token to begin one with")
+            raise TreadleError(
+                "the text is empty and this model has no BOS token: give at least one character"
+            )
         return ids
 
     def _make_room(self, n_tokens: int) -> None:

@@ -61,7 +61,7 @@ def check_choices(
     """
     flag("deterministic", deterministic)
     if speculate is not None and not flag("speculate", speculate) and draft is not None:
-        raise TreadleError("draft= and speculate=False, which drafts nothing: choose one")
+        raise TreadleError("draft= cannot be combined with speculate=False")
     for name, value in (("kv", kv), ("isa", "" if isa is None else isa)):
         if not isinstance(value, str):
             raise TreadleError(f"{name}={value!r:.40}: expected a name")
@@ -125,23 +125,23 @@ def choose_context(
     n_ctx, name = asked or default_context(config, gguf, usual), gguf.path.name
     if 0 < config.n_ctx_most < n_ctx:
         raise TreadleError(
-            f"context={n_ctx}: behind token {config.n_ctx_most} of a text {name} makes scores of "
-            "attention larger (attention.temperature_length), which treadle does not do: "
+            f"context={n_ctx}: {name} scales attention after token {config.n_ctx_most} "
+            "(attention.temperature_length), which treadle does not support: "
             f"expected at most {config.n_ctx_most}"
         )
     for rope in config.ropes:
         if rope.dynamic and n_ctx > rope.n_ctx_orig:
             raise TreadleError(
-                f"context={n_ctx}: {name} turns longer texts than {rope.n_ctx_orig} tokens by a "
-                "base that grows with them (rope_type 'dynamic'), which treadle does not have: "
+                f"context={n_ctx}: {name} uses dynamic rope scaling beyond {rope.n_ctx_orig} "
+                "tokens (rope_type 'dynamic'), which treadle does not support: "
                 f"expected at most {rope.n_ctx_orig}"
             )
         if rope.has_long(n_ctx):
             warnings.warn(
-                f"a context of {n_ctx} tokens: in one over {rope.n_ctx_orig} {name} turns "
-                "texts of any length by its long factors, as llama.cpp does; transformers does so "
-                f"from {rope.n_ctx_orig + 1} tokens on. Shorter texts are as there with a context "
-                f"of {rope.n_ctx_orig}",
+                f"with a context over {rope.n_ctx_orig}, {name} uses its long rope factors for all "
+                "lengths, as llama.cpp does; transformers uses them only beyond "
+                f"{rope.n_ctx_orig} tokens. For its results on shorter texts, set "
+                f"context={rope.n_ctx_orig}",
                 stacklevel=4,  # the caller of load
             )
             break
@@ -164,14 +164,14 @@ def shared(settings: dict[str, Any]) -> dict[str, Any]:
     """
     for name in ("session", "constraint"):
         if settings.get(name) is not None:
-            raise TreadleError(f"many texts cannot be written in one {name}")
+            raise TreadleError(f"generate_many: {name} may be used for one prompt only")
     return {n: list(v) if isinstance(v, Iterator) else v for n, v in settings.items()}
 
 
 def check_session(session: Session | None, engine: Engine) -> None:
     """Raise TreadleError if ``session`` is not a session of this engine."""
     if session is not None and getattr(session, "engine", None) is not engine:
-        raise TreadleError("the session is of another model")
+        raise TreadleError("the session belongs to another model")
 
 
 def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -> Lora:
@@ -191,12 +191,12 @@ def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -
         at = names.index(key) if isinstance(key, str) and key in names else key
         whole = isinstance(at, int | np.integer) and not isinstance(at, bool)
         if not whole or not 0 <= at < len(names):
-            have = ", ".join(names) or "none: load them with lora="
-            raise TreadleError(f"no adapter {key!r:.60}: there are {have}")
+            have = f"loaded are {', '.join(names)}" if names else "none is loaded (use lora=)"
+            raise TreadleError(f"no adapter {key!r:.60}: {have}")
         found[int(at)] = lora_scale(f"adapter {key!r:.60}", scale)
     lora = tuple((at, found[at]) for at in sorted(found) if found[at])
     if session is not None and lora != session.seq.lora:
-        raise TreadleError("the session has other adapters: model.session(lora=...) chooses them")
+        raise TreadleError("the session uses other adapters: set them with model.session(lora=)")
     return lora
 
 

@@ -71,13 +71,13 @@ class Reranker:
         self._causal = config.causal
         out = self._tensor("cls.output.weight")
         if out is None:
-            lost = "lost its pooler in conversion: use its folder of safetensors"
-            what = lost if "cls.weight" in model.gguf.tensors else "has no cls.output.weight"
-            raise UnsupportedError(f"{model.path}: no reranker: the file {what}")
+            lost = "the conversion dropped the pooler; load the safetensors folder instead"
+            lost = lost if "cls.weight" in model.gguf.tensors else "no cls.output.weight"
+            raise UnsupportedError(f"{model.path}: not a reranker: {lost}")
         if out.ndim != 2 or out.shape[1] != config.n_embd:
             self._fail("cls.output.weight", out, f"[1, {config.n_embd}]")
         if len(out) > 2 or (len(out) == 2 and not self._causal):
-            what = f"cls.output.weight has {len(out)} rows: a classifier, no reranker"
+            what = f"cls.output.weight has {len(out)} rows: a classifier, not a reranker"
             raise UnsupportedError(f"{model.path}: {what}")
         self._out, self._bias = out, self._vector("cls.output.bias", len(out))
         self._cls, self._norm = self._tensor("cls.weight"), self._tensor("cls.norm.weight")
@@ -236,7 +236,8 @@ def _activation(gguf: GGUF, config: Config, *, normed: bool) -> Callable[[Floats
     keys = MetadataReader(gguf.metadata, gguf.path)
     name = keys.text(HEAD_ACTIVATION, usual)
     if name not in _ACTIVATIONS:
-        keys.refuse(HEAD_ACTIVATION, f"is {name!r:.60}: treadle has {', '.join(_ACTIVATIONS)}")
+        known = ", ".join(_ACTIVATIONS)
+        keys.refuse(HEAD_ACTIVATION, f"is {name!r:.60}: expected one of {known}")
     return _ACTIVATIONS[name]
 
 

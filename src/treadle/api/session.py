@@ -29,7 +29,7 @@ class Session:
     def __init__(self, engine: Engine, lora: Lora | None = None) -> None:
         if not hasattr(engine, "cache"):
             found = type(engine).__name__
-            raise TreadleError(f"engine is {found}: model.session() makes a session of a model")
+            raise TreadleError(f"engine is {found}: use model.session() to create a session")
         self.engine = engine
         self.seq = engine.cache.sequence((), lora)
         self._closed = False

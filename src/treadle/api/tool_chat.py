@@ -154,7 +154,7 @@ def reply(
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
-        raise GrammarError("a constraint cannot hold beside tools or a reasoning_budget")
+        raise GrammarError("constraint= cannot be combined with tools or reasoning_budget=")
     if reasoning_budget is not None:
         ranged("reasoning_budget", reasoning_budget, 0)
     parallel = flag("parallel", parallel)
@@ -204,7 +204,7 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
         name: Any = function.get("name")
         check_tool(name, function.get("parameters"))
         if name in made:
-            raise TreadleError(f"tools: two are called {name}")
+            raise TreadleError(f"tools: two have the name {name}")
         made[name] = each
     return made
 
@@ -218,10 +218,10 @@ def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
     if choice == "required" and (every := tuple(names)):
         return every
     if choice == "required":
-        raise TreadleError("tool_choice: there are no tools")
+        raise TreadleError("tool_choice: 'required' needs at least one tool")
     if choice not in names:
         known = ", ".join(["auto", "required", "none", *names])
-        raise TreadleError(f"tool_choice: {choice!r:.80} is none of {known}")
+        raise TreadleError(f"tool_choice: {choice!r:.80} is not one of {known}")
     return (choice,)
 
 

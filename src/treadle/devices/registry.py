@@ -27,7 +27,7 @@ def _open_cuda(which: str, isa: str | None, n_threads: int, progress: Progress |
     from treadle.devices.cuda.libcuda import CudaDriver
 
     if isa is not None:
-        raise UnsupportedError(f"isa={isa!r}: instructions of a CPU; a GPU has its own")
+        raise UnsupportedError(f"isa={isa!r}: applies to device 'cpu' only; remove it for a GPU")
     return Cuda(CudaDriver(int(which or 0)), n_threads, progress)
 
 
@@ -35,16 +35,16 @@ def _open_wgpu(which: str, isa: str | None, n_threads: int, progress: Progress |
     from treadle.devices.wgpu.device import Wgpu
 
     if isa is not None:
-        raise UnsupportedError(f"isa={isa!r}: instructions of a CPU; a GPU has its own")
+        raise UnsupportedError(f"isa={isa!r}: applies to device 'cpu' only; remove it for a GPU")
     return Wgpu(progress)
 
 
 Opener = Callable[[str, str | None, int, "Progress | None"], "Device"]
 # Each with a pattern for the part after a colon, and the error text for anything else.
 DEVICES: dict[str, tuple[Opener, str, str]] = {
-    "cpu": (_open_cpu, "", "the processors are one device, 'cpu'"),
+    "cpu": (_open_cpu, "", "'cpu' takes no number"),
     "cuda": (_open_cuda, "[0-9]*", "expected a number, as in 'cuda:1'"),
-    "wgpu": (_open_wgpu, "", "the one adapter that WebGPU gives is 'wgpu'"),
+    "wgpu": (_open_wgpu, "", "'wgpu' takes no number"),
 }
 
 

@@ -66,8 +66,8 @@ class Engine:
         deterministic: bool = False,
     ) -> None:
         if config.n_positions and n_ctx > config.n_positions:
-            have = f"the model has learned positions for {config.n_positions}"
-            raise TreadleError(f"a context of {n_ctx} tokens: {have}")
+            have = f"the model has only {config.n_positions} learned positions"
+            raise TreadleError(f"context={n_ctx}: {have}")
         self.config, self.device, self.n_ctx = config, device, n_ctx
         self.deterministic, self.kernels = deterministic, device.kernels
         pools, n_batch = GRAPHS[config.arch.graph].pools(config), config.n_batch
@@ -407,19 +407,19 @@ class Engine:
         for seq, ids, n_wanted, *_ in parts:
             n = len(ids)
             if not n:
-                raise TreadleError("a part of a batch without tokens")
+                raise TreadleError("batch item: no tokens")
             if not 0 <= n_wanted <= n:
-                raise TreadleError("a part of a batch that wants more logits than it has tokens")
+                raise TreadleError(f"batch item: n_outputs={n_wanted}, more than its {n} tokens")
             self.check_ids(ids)
             n_tokens, n_outputs = n_tokens + n, n_outputs + n_wanted
             adapted = adapted or bool(seq.lora)
             seqs.add(id(seq))
         if len(seqs) < len(parts):
-            raise TreadleError("two parts of a batch for one sequence")
+            raise TreadleError("batch: two items use the same sequence")
         if not 0 < n_tokens <= self.max_tokens or n_outputs > OUTPUTS:
             raise TreadleError(
-                f"a batch of {n_tokens} tokens and {n_outputs} outputs; "
-                f"at most {self.max_tokens} and {OUTPUTS}"
+                f"batch: {n_tokens} tokens and {n_outputs} outputs, "
+                f"expected 1 to {self.max_tokens} tokens and at most {OUTPUTS} outputs"
             )
         n_outputs = n_outputs if output in OF_ROWS else len(parts)
         return self.plan_for(n_tokens, n_outputs, output, adapted)

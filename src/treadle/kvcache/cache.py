@@ -352,8 +352,8 @@ class KVCache:
             what = "tokens" if self.kv_tokens else "bytes"
             room, cure = f"{self.n_tokens} tokens", f"raise kv_{what}="
         return NoRoomError(
-            f"no {cells.cell_name} left in {cells.const.name}, which has room for {room}: "
-            f"close a session, or {cure}"
+            f"the KV cache is full ({cells.const.name}: no free {cells.cell_name}; capacity "
+            f"{room}): close a session, or {cure}"
         )
 
     def extend(self, seq: Sequence, ids: Ids[int], first: Ids[int] = ()) -> None:

@@ -104,7 +104,7 @@ def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> lis
 class Pool(Cells):
     """A pool of pages that sequences may share."""
 
-    what, cell_name = "keys and values", "page of keys and values"
+    what, cell_name = "keys and values", "page"
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
         self.index, self.window, self.causal = index, spec.window, spec.causal

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from treadle.kvcache.cache import KVCache, Sequence
 
 WHY = {
-    "end": "what is left of the prompt is less than a page, and its last token",
-    "off": "the call wanted nothing of the cache",
-    "new": "no text went on like this",
-    "evicted": "its page was held, and gave way to others",
-    "window": "pages of a sliding window are gone",
-    "state": "the model keeps a state, which was not kept for this place",
-    "room": "no pages are free to hold it",
+    "end": "the rest of the prompt is less than a page and the last token",
+    "off": "the call disabled prefix reuse",
+    "new": "no cached text continues this way",
+    "evicted": "its page was evicted",
+    "window": "pages of the sliding window were freed",
+    "state": "no state checkpoint exists at this position",
+    "room": "no free page to load it into",
     "damaged": "its page file is damaged",
-    "other model": "its page file is of another model, --kv or version",
+    "other model": "its page file has another model, --kv or version",
 }
 
 

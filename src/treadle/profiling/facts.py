@@ -173,8 +173,8 @@ def of_instructions(here: Subject) -> Iterator[Told]:
         unknown = here.features & set(here.known)
         cure = "docs/add-an-isa.md tells how to add one" if unknown else elsewhere
         yield (
-            "kernels use no instruction beyond the oldest of this architecture, several times "
-            f"slower than a row of its own: {cure}"
+            "kernels use only the baseline instructions of this architecture, several times "
+            f"slower than kernels for its extensions: {cure}"
         )
     yield "why", "TREADLE_ISA asks for it" if forced else "the best that this CPU can run"
     yield "can_run", [row.name for row in able]
@@ -184,20 +184,19 @@ def of_instructions(here: Subject) -> Iterator[Told]:
         slow = sorted(row.slow_with & here.features)
         if slow and rows.index(row) > rows.index(isa):
             yield (
-                f"the kernels of {row.name} are passed over, for CPUs with {', '.join(slow)} run "
-                f"their own instructions slowly: see with TREADLE_ISA={row.name} treadle bench "
-                "whether this one does"
+                f"the kernels of {row.name} are not used, as CPUs with {', '.join(slow)} run them "
+                f"slowly; to check this CPU, run TREADLE_ISA={row.name} treadle bench"
             )
     if isa.dot4 is portable.dot4 and "q8" in here.acts:
         yield (
-            "dots of bytes are made of several instructions: quantised prompts read slowly; "
-            "where memory allows, F16 or F32 weights may read faster (treadle bench)"
+            "a dot product of bytes takes several instructions, so quantised prompts are slow; if "
+            "memory allows, F16 or F32 weights may be faster (treadle bench)"
         )
     widened = isa.dot_bf16 is None and isa.matrix is None and not isa.tiles.words[0]
     if widened and "bf16" in here.acts:
         yield (
-            "BF16 weights are widened to f32: their prompts read at the rate of F32's; Q8_0 "
-            "weights read faster, and are half the size"
+            "BF16 weights are converted to f32, so their prompts are as slow as with F32; Q8_0 "
+            "weights are faster and half the size"
         )
 
 
@@ -212,9 +211,9 @@ def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
         named.update(lacking)
         if ASKED_FOR.issuperset(lacking):  # the CPU has them all
             yield (
-                f"the system refuses this process {', '.join(lacking)}, which the kernels of "
-                f"{row.name} need: Linux grants it from 5.16 on, where no container's filter of "
-                "system calls forbids arch_prctl"
+                f"the system denies this process {', '.join(lacking)}, which the kernels of "
+                f"{row.name} need: Linux 5.16 or newer grants it, unless a container's seccomp "
+                "filter forbids arch_prctl"
             )
             continue
         gives = "; ".join(known[name][0] for name in lacking if name in known)
@@ -237,8 +236,8 @@ def of_threads(here: Subject) -> Iterator[Told]:
     if siblings > 1:
         yield (
             f"{len(here.allowed)} processors are {len(cores)} cores of up to {siblings} threads "
-            "(SMT), and a core's second thread adds nothing here: treadle starts one a core; keep "
-            "-t at that, and other programs off the siblings"
+            "(SMT), and a core's second thread adds no speed: treadle starts one thread per core; "
+            "keep -t at that, and other programs off the siblings"
         )
     if len(fast) < len(cores):
         yield (
@@ -251,13 +250,13 @@ def of_threads(here: Subject) -> Iterator[Told]:
     usable = {cpu for core in best for cpu in everywhere[core]}
     if cores and best and not usable & set(here.allowed):
         yield (
-            "this process may run on none of the fast cores: taskset -c "
+            "this process may not run on any fast core: change taskset -c "
             f"{','.join(map(str, best))}, or the container's cpuset"
         )
     if SYSTEM.NAPS:
         yield (
-            "idle threads wake once a millisecond, for this system offers treadle nothing to sleep "
-            "on: Linux, macOS from 14.4 on and Windows do"
+            "idle threads wake once a millisecond, because this system has no wait on an address; "
+            "Linux, Windows, and macOS 14.4 or newer have one"
         )
     yield "bound", why
     yield "bounds", {text: count for count, text in bounds}
@@ -282,8 +281,8 @@ def of_processors(here: Subject) -> Iterator[Told]:
     yield "quota", quota
     if quota is not None and quota < useful:
         yield (
-            f"the control group allows the time of {quota:g} processors, {useful} would be of use: "
-            "raise it (docker --cpus, Kubernetes limits.cpu)"
+            f"the control group limits CPU time to {quota:g} processors, but treadle can use "
+            f"{useful}: raise the limit (docker --cpus, Kubernetes limits.cpu)"
         )
     yield "governor", topology.governor_of(here.allowed[0], here.cpus)
     limits = [limit for cpu in here.allowed for limit in topology.clock_limits(cpu, here.cpus)]
@@ -328,8 +327,8 @@ def of_memory(here: Subject) -> Iterator[Told]:
     yield "nodes", nodes
     if nodes > 1:
         yield (
-            f"memory is in {nodes} parts (NUMA), and a processor reads the others' more "
-            "slowly: numactl --interleave=all treadle ..., or keep to one part, threads and all "
+            f"memory has {nodes} NUMA nodes, and a processor reads other nodes more slowly: use "
+            "numactl --interleave=all treadle ..., or run on one node only "
             "(numactl --cpunodebind=0 --membind=0)"
         )
     yield "largest_cache_bytes", topology.cache_bytes(here.cpus)

@@ -49,7 +49,9 @@ def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
         raise CacheError(f"no kernel {name}{where} in {cache.folder()}")
     row = ROWS.get(str(note.get("isa")))
     if row is None:
-        raise CacheError(f"kernel {name} is for {note.get('isa')}, which has no row here")
+        raise CacheError(
+            f"kernel {name} is for {note.get('isa')}, which this version of treadle does not have"
+        )
     return spec_of(note), row
 
 
@@ -64,13 +66,14 @@ def spec_of(about: Mapping[str, Any]) -> Spec:
             found = getattr(import_module(module), kind, None)
     if not (isinstance(found, type) and issubclass(found, Spec)):
         raise CacheError(
-            f"kernel {about.get('name')} was made by {module}.{kind}, which is not here"
+            f"kernel {about.get('name')} was made by {module}.{kind}, which this version of "
+            "treadle does not have"
         )
     try:
         spec = found(**about["fields"])
     except (KeyError, TypeError) as error:
         raise CacheError(
-            f"kernel {about.get('name')}: {module}.{kind} has other fields now: {error}"
+            f"kernel {about.get('name')}: {module}.{kind} has other fields in this version: {error}"
         ) from error
     assert spec.name == about["name"], (spec.name, about["name"])
     return spec

@@ -79,7 +79,7 @@ def of_tuning(here: Subject) -> Iterator[Told]:
     yield "formats", row.formats
     yield "problem", row.problem
     if row.problem:
-        yield f"the shipped tiles are used, not this machine's own: {row.problem}"
+        yield f"the shipped tiles are used, not the tuned ones: {row.problem}"
 
 
 def of_model(here: Subject) -> Iterator[Told]:
@@ -97,7 +97,7 @@ def of_model(here: Subject) -> Iterator[Told]:
     if model.without_kernel:
         yield (
             f"there is no kernel for {', '.join(model.without_kernel)} weights, so treadle cannot "
-            f"run this file: get the model as {', '.join(model.instead)}"
+            f"run this file: use the model in {', '.join(model.instead)}"
         )
     size = sum(path.stat().st_size for path in model.files)
     in_memory = _total(residence.resident_bytes(path) for path in model.files)
@@ -108,7 +108,7 @@ def of_model(here: Subject) -> Iterator[Told]:
     resident, files = in_memory or 0, " ".join(shlex.quote(str(path)) for path in model.files)
     if short := residence.shortage(model.files, here.cgroup, here.proc):
         yield (
-            f"the model ({size / 2**30:.1f} GiB) is larger than the memory there is for it "
+            f"the model ({size / 2**30:.1f} GiB) is larger than the memory available for it "
             f"({short.for_it / 2**30:.1f} GiB, for {short.bound.what}), so each token reads from "
             f"disk: {short.bound.cure}, or take a smaller format"
         )
@@ -116,13 +116,13 @@ def of_model(here: Subject) -> Iterator[Told]:
         yield (
             f"{resident / size:.0%} of the model is in memory: its first run reads the other "
             f"{(size - resident) / 2**30:.1f} GiB from disk; treadle doctor --reload {files} "
-            "does so before"
+            "reads it in advance"
         )
     elif huge is not None and size > WALKED and huge < topology.ENOUGH * size:
         yield (
-            f"{huge / size:.0%} of the model is in huge pages, the rest in small ones, as copying "
-            "or downloading leaves it, and a token takes up to a tenth longer to find its weights: "
-            f"treadle doctor --reload {files} reads the model anew"
+            f"{huge / size:.0%} of the model is in huge pages, the rest in small ones, as after "
+            "copying or downloading; tokens take up to 10% longer: "
+            f"treadle doctor --reload {files} reads the model again"
         )
     yield "formats", list(model.formats)
     yield "without_kernel", list(model.without_kernel)
@@ -172,15 +172,15 @@ def of_peaks(here: Subject) -> Iterator[Told]:
             "so it may be a little too high"
             if peaks.from_memory
             else f"and a cache of {largest / 2**20:.0f} MiB holds most of that: it is the speed of "
-            "the caches, not of memory"
+            "caches, not of memory"
         )
         yield (
             f"the reading speed was measured on {peaks.buffer_bytes / 2**20:.1f} MiB, not on "
-            f"{wanted / 2**20:.0f}, {follows}. The reason is {usable.what}: {usable.cure}"
+            f"{wanted / 2**20:.0f} MiB, {follows}. The reason is {usable.what}: {usable.cure}"
         )
     yield "processor_time_share", peaks.cpu_share
     average = "" if load is None else f" (load average {load})"
-    so = f"{average}, so the peaks are too low; stop them and ask again"
+    so = f"{average}, so the peaks are too low; stop them and measure again"
     if warning := topology.busy([peaks.cpu_share], so):
         yield warning
 

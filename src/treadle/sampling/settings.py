@@ -165,7 +165,7 @@ def _each(name: str, values: Iterable[str]) -> Iterator[str]:
     try:
         return iter(values)
     except TypeError:
-        raise SamplingError(f"{name} must be a list of texts, not {values!r:.40}") from None
+        raise SamplingError(f"{name} must be a list of strings, not {values!r:.40}") from None
 
 
 def _seed(seed: Any) -> int | None:
@@ -193,7 +193,7 @@ def _order(names: Sequence[str] | str) -> tuple[str, ...]:
     for given in _each("samplers", names):
         name = _named(given) if isinstance(given, str) else ""
         if name not in NAMES:
-            raise SamplingError(f"no sampler is called {given!r} (there are {', '.join(NAMES)})")
+            raise SamplingError(f"no sampler {given!r} (expected one of {', '.join(NAMES)})")
         order.append(name)
         _check_many("samplers", order)
     return tuple(order)
@@ -201,7 +201,7 @@ def _order(names: Sequence[str] | str) -> tuple[str, ...]:
 
 def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(texts, str):
-        raise SamplingError("dry_sequence_breakers must be a list of texts, not one text")
+        raise SamplingError("dry_sequence_breakers must be a list of strings, not a string")
     texts = tuple(_each("dry_sequence_breakers", texts))
     _check_many("dry_sequence_breakers", texts)
     for text in texts:
@@ -213,7 +213,7 @@ def _breakers(texts: Sequence[str]) -> tuple[str, ...]:
 def _check_many(name: str, given: Sequence[str]) -> None:
     """Limit the count: a sampler costs time per token, a breaker per vocabulary entry."""
     if len(given) > MOST_NAMES:
-        raise SamplingError(f"{name} may be {MOST_NAMES} at most")
+        raise SamplingError(f"{name}: expected at most {MOST_NAMES} entries")
 
 
 def _n_bytes(text: str) -> int:

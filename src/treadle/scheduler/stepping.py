@@ -58,7 +58,10 @@ class CooperativeStepper:
             while not over():
                 if self._at_work == threading.get_ident():  # a sampler called the model
                     if own.looked_at:  # its token comes only after this sampler has returned
-                        raise TreadleError("a sampler waits for a text that waits for the sampler")
+                        raise TreadleError(
+                            "deadlock: a custom sampler called generate() on the model that is "
+                            "waiting for that sampler"
+                        )
                     with interrupts_held() as held:
                         self.scheduler.step(own, held.allow)
                 elif self._step(over, own):

@@ -184,7 +184,7 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
         return
     if lacking:
         raise UnsupportedError(
-            f"{draft.path}: drafts for {model.path} need its vocabulary, and {lacking[0].path} "
+            f"{draft.path}: drafts for {model.path} need its vocabulary, but {lacking[0].path} "
             "has none"
         )
     a, b = Vocab(model), Vocab(draft)
@@ -193,14 +193,14 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
         if own != other:
             raise UnsupportedError(
                 f"{draft.path}: drafts for {model.path} need its vocabulary: token {id} is "
-                f"{other!r:.60} here and {own!r:.60} there"
+                f"{other!r:.60}, expected {own!r:.60}"
             )
     longer = a if a.n > n else b
     used = [id for id in range(n, longer.n) if longer.types[id] != TokenType.UNUSED]
     if used:
         raise UnsupportedError(
-            f"{draft.path}: drafts for {model.path} need its vocabulary: of {a.n} and {b.n} tokens "
-            f"{used[0]} is {longer.tokens[used[0]]!r:.60} in {longer.path} alone"
+            f"{draft.path}: drafts for {model.path} need its vocabulary ({a.n} and {b.n} tokens): "
+            f"only {longer.path} has token {used[0]}, {longer.tokens[used[0]]!r:.60}"
         )
 
 
@@ -214,7 +214,9 @@ def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
     config = load_config(draft)
     check_vocabularies(engine.gguf, draft)
     if "logits" not in GRAPHS[config.arch.graph].outputs:
-        raise UnsupportedError(f"{draft.path}: {config.arch.name} writes no text, so no drafts")
+        raise UnsupportedError(
+            f"{draft.path}: {config.arch.name} has no logits output, so it cannot draft"
+        )
     n_ctx = min(engine.n_ctx, config.n_ctx_train)
     made = Engine(
         draft,
@@ -227,7 +229,7 @@ def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
     )
     if made.cache.states:
         raise UnsupportedError(
-            f"{draft.path}: what it drafts is taken back, and layers of {config.arch.name} keep a "
-            "state, which cannot go back"
+            f"{draft.path}: cannot draft: layers of {config.arch.name} keep a recurrent state, "
+            "which cannot be rolled back"
         )
     return Drafter(made, engine.config.n_vocab)

@@ -62,7 +62,7 @@ class Drafting:
                 try:
                     self.drafter = self._opened = open_nextn(engine)
                 except FileError as error:
-                    warnings.warn(f"no drafts by the file's own layer: {error}", stacklevel=4)
+                    warnings.warn(f"MTP drafting is off: {error}", stacklevel=4)
         return self.drafter is not None
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Drafting:
             # for example, its file shrank: requests continue without it
             except TreadleError as error:
                 self.drafter = None
-                warnings.warn(f"no more drafts: {error}", stacklevel=2)
+                warnings.warn(f"drafting stopped: {error}", stacklevel=2)
             self.cost = self._clock() - began - (drafter.engine.kernels.seconds - compiled)
         return drafts
 

@@ -196,7 +196,9 @@ def _guard() -> FaultHandler | None:
         from logging import getLogger  # 4 ms that most starts save
 
         getLogger("treadle").warning(
-            "%s; so a model's file that shrinks while it is read ends the process", error
+            "%s; without this handler, truncating a model file while it is read crashes the "
+            "process",
+            error,
         )
         return None
     atexit.register(made.remove)  # compiled code is freed as Python ends

@@ -128,8 +128,8 @@ class Team:
             except RuntimeError as error:  # Python does not say why
                 self._shared.dismiss()
                 raise TreadleError(
-                    f"threads={self.n_threads}: the system starts {i} here and no more (ulimit -u, "
-                    "ulimit -v, a container's limit of processes)"
+                    f"threads={self.n_threads}: only {i} threads could be started; raise ulimit -u "
+                    "or -v, or the container's process limit"
                 ) from error
             workers.append(worker)
 

@@ -96,7 +96,7 @@ def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
     cache.checked_folder()
     path = path_of(isa, proc)
     if not os.access(cache.checked_folder(path.parent), os.W_OK | os.X_OK):
-        raise CacheError(f"{path}: cannot be written to: its folder takes no new files")
+        raise CacheError(f"{path}: cannot be written: its folder is not writable")
     return path
 
 
@@ -116,7 +116,7 @@ def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
     try:
         cache.write_whole(path, f"{text}\n".encode())
     except OSError as error:
-        raise CacheError(f"{path}: cannot be written to: {error.strerror}") from error
+        raise CacheError(f"{path}: cannot be written: {error.strerror}") from error
     return path
 
 
@@ -169,13 +169,15 @@ def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _RefusedError(f"{path}: damaged: no JSON") from error
+        raise _RefusedError(f"{path}: damaged: not JSON") from error
     if not isinstance(said, dict) or not isinstance(said.get("formats"), dict):
-        raise _RefusedError(f"{path}: damaged: no tile table")
+        raise _RefusedError(f"{path}: damaged: it has no tile table")
     for name, here in _machine(isa, proc).items():
         there = said.get(name)
         if there != here:
-            which = "other kernels" if name == "kernels" else f"{name} {str(there)[:40]!r}"
+            which = f"{name} {str(there)[:40]!r}"
+            if name == "kernels":
+                which = "another version of the kernels"
             raise _RefusedError(f"{path}: measured with {which}: run `treadle tune` again")
     try:
         return _table(said["formats"], isa), str(said.get("made", "at an unknown time"))[:40]
@@ -189,12 +191,14 @@ def _owned(path: Path) -> bytes:
     try:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_BYTES:
-            raise _RefusedError(f"{path}: damaged: no file of up to {MAX_BYTES >> 10} KiB")
-        who = SYSTEM.intruder(info)
-        if who == "another user":
-            raise _RefusedError(f"{path}: belongs to another user, and it picks code: refused")
-        if who is not None:
-            raise _RefusedError(f"{path}: others may write to it, and it picks code: refused")
+            size = f"{MAX_BYTES >> 10} KiB"
+            raise _RefusedError(f"{path}: damaged: expected a regular file of at most {size}")
+        if (who := SYSTEM.intruder(info)) is not None:
+            other = who == "another user"
+            what = "belongs to another user" if other else "is writable by others"
+            raise _RefusedError(
+                f"{path}: refused: the file {what}, and tuning files select the code that runs"
+            )
         cache.checked_folder()
         cache.checked_folder(path.parent)
         with open(handle, "rb", closefd=False) as file:

@@ -216,9 +216,9 @@ class Cuda:
         free, total = self.driver.room()
         if n_bytes > free:
             raise NoMemoryError(
-                f"{gguf.path.name}: its weights take {in_words(n_bytes)}, and "
-                f"{self.name} has {in_words(free)} free of {in_words(total)}: weights "
-                "of so much would fit (a smaller format or model), or close what else is on it"
+                f"{gguf.path.name}: out of GPU memory: its weights take {in_words(n_bytes)}, and "
+                f"{self.name} has {in_words(free)} free of {in_words(total)}; use a smaller format "
+                "or model, or close other programs on the GPU"
             )
         self._n_weights = n_bytes
 

@@ -64,13 +64,17 @@ class CudaDriver:
             call("cuInit", 0)
         except DeviceError as error:
             if error.code == CONSTANTS["CUDA_ERROR_NO_DEVICE"]:
-                raise DeviceError("a GPU driver, but no GPU that it may use") from error
+                raise DeviceError(
+                    "the GPU driver finds no usable GPU (check CUDA_VISIBLE_DEVICES, or the "
+                    "container's --gpus)"
+                ) from error
             raise
         version, count, device, total = c_int(), c_int(), c_int(), c_size_t()
         call("cuDriverGetVersion", byref(version))
         call("cuDeviceGetCount", byref(count))
         if not 0 <= ordinal < count.value:
-            raise DeviceError(f"no GPU number {ordinal}: there are {count.value}, from 0 on")
+            have = f"this process can use {count.value}, numbered from 0"
+            raise DeviceError(f"no GPU {ordinal}: {have}")
         call("cuDeviceGet", byref(device), ordinal)
         name = ctypes.create_string_buffer(256)
         call("cuDeviceGetName", name, len(name), device.value)
@@ -95,9 +99,11 @@ class CudaDriver:
     def _enter(self) -> None:
         """Make the context the calling thread's."""
         if self._closed:
-            raise DeviceError("the GPU was let go of: its model is closed")
+            raise DeviceError("the model is closed, and its GPU memory is freed")
         if os.getpid() != self._pid:
-            raise DeviceError("a forked process cannot use its parent's GPU: load the model in it")
+            raise DeviceError(
+                "a forked process cannot use its parent's GPU: load the model in the child process"
+            )
         self._call("cuCtxSetCurrent", self._context)
 
     def _row(self) -> Isa:
@@ -106,7 +112,9 @@ class CudaDriver:
         if found is None:
             has = ".".join(map(str, self.facts.capability))
             needs = ".".join(str(min(ROWS)))
-            raise DeviceError(f"{self.facts.name}: compute capability {has}; treadle needs {needs}")
+            raise DeviceError(
+                f"{self.facts.name}: compute capability {has}, expected {needs} or newer"
+            )
         return found
 
     # -- kernels ----------------------------------------------------------------------------------
@@ -139,9 +147,9 @@ class CudaDriver:
             version = ".".join(map(str, self.facts.version))
             return DeviceError(
                 f"{self.facts.name}: its driver (CUDA {version}) is too old for treadle's kernels "
-                f"({self.isa.name}, {self.isa.features}); a newer driver is all that is needed"
+                f"({self.isa.name}, {self.isa.features}); update the NVIDIA driver"
             )
-        return DeviceError(f"{self.facts.name} refuses the kernel {spec.name}: {error}\n{log}")
+        return DeviceError(f"{self.facts.name} rejected the kernel {spec.name}: {error}\n{log}")
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -153,7 +161,8 @@ class CudaDriver:
         except NoMemoryError as error:
             free, total = (in_words(n) for n in self.room())
             raise NoMemoryError(
-                f"{self.facts.name} has {free} free of {total}: no {in_words(n_bytes)} at once"
+                f"out of GPU memory: {in_words(n_bytes)} needed in one block; {self.facts.name} "
+                f"has {free} free of {total}"
             ) from error
         self._memory[made.value] = n_bytes
         return made.value

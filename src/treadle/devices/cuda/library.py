@@ -85,7 +85,7 @@ class Library:
             try:
                 function = getattr(found, name)
             except AttributeError:
-                raise DeviceError(f"the GPU's driver is too old: it has no {name}") from None
+                raise DeviceError(f"the GPU driver is too old: it lacks {name}") from None
             function.argtypes, function.restype = types, c_int
             self._functions[name] = function
 
@@ -101,7 +101,7 @@ class Library:
             if not self._functions[of](code, byref(text)) and text.value:
                 told.append(text.value.decode("utf-8", "replace"))
         kind = NoMemoryError if code == CONSTANTS["CUDA_ERROR_OUT_OF_MEMORY"] else DeviceError
-        error = kind(f"the GPU's driver: {': '.join(told) or f'error {code}'} (in {name})")
+        error = kind(f"the GPU driver: {': '.join(told) or f'error {code}'} (in {name})")
         error.code = code
         return error
 
@@ -114,4 +114,4 @@ def find_library() -> Library:
         except OSError:
             continue
         return Library(found)
-    raise DeviceError(f"no GPU driver here: neither {NAMES[0]} nor {NAMES[1]} can be loaded")
+    raise DeviceError(f"no GPU driver found: cannot load {NAMES[0]} or {NAMES[1]}")

@@ -254,11 +254,13 @@ def attention(step: Step) -> list[Dispatch]:
     spec, given = step.spec, step.args
     assert isinstance(spec, Attention)
     if spec.latent or spec.matrix:
-        raise UnsupportedError(f"{step.label}: latent attention")
+        raise UnsupportedError(f"{step.label}: latent attention is not supported")
     if spec.alibi:
-        raise UnsupportedError(f"{step.label}: attention with ALiBi")
+        raise UnsupportedError(f"{step.label}: attention with ALiBi is not supported")
     if spec.reach:
-        raise UnsupportedError(f"{step.label}: attention with numbers by distance")
+        raise UnsupportedError(
+            f"{step.label}: attention with a relative-position bias is not supported"
+        )
     few = bool(given["few"])
     name = numbered("attn_few" if few else "attn_items", spec.pool)
     constants = (

@@ -136,8 +136,8 @@ class Wgpu:
         size = max(round_up(n_bytes, WORD), WORD)
         if usage == STORAGE and size > self.most + WORD:
             raise NoMemoryError(
-                f"{self.name}: {in_words(n_bytes)} in one piece, and it binds "
-                f"{in_words(self.most)} at most"
+                f"{self.name}: a buffer of {in_words(n_bytes)} exceeds the adapter's binding limit "
+                f"of {in_words(self.most)}"
             )
         try:
             return self.gpu.create_buffer(size=size, usage=usage)
@@ -335,8 +335,8 @@ def find_adapter(wgpu: Any) -> Any:
             return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except (RuntimeError, wgpu.GPUError) as error:
         raise DeviceError(
-            "device wgpu: no adapter: neither Metal, Vulkan nor DX12 is there (on Linux: the "
-            "card's Vulkan driver, or Mesa's lavapipe for tests)"
+            "device wgpu: no adapter found for Metal, Vulkan or DX12 (on Linux, install the GPU's "
+            "Vulkan driver, or Mesa's lavapipe for tests)"
         ) from error
 
 

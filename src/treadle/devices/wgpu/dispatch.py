@@ -37,7 +37,7 @@ def calls_of(step: Step) -> list[Dispatch]:
     """
     if step.spec.op not in PRINTERS:
         raise UnsupportedError(
-            f"{step.label}: the wgpu device has no {step.spec.op}; it runs dense decoders and "
-            "encoders alone: no experts, no states, no adapters"
+            f"{step.label}: the wgpu device does not support {step.spec.op}: it runs only dense "
+            "decoders and encoders (no experts, recurrent layers or LoRA)"
         )
     return PRINTERS[step.spec.op](step)

@@ -112,8 +112,8 @@ class GpuWeights:
             n_rows, most = self._array.nbytes // row_bytes, self._device.most // row_bytes
             if not most:
                 raise NoMemoryError(
-                    f"{self._name}: a row takes {in_words(row_bytes)}, and {self._device.name} "
-                    f"binds {in_words(self._device.most)} at most"
+                    f"{self._name}: a row of {in_words(row_bytes)} exceeds the binding limit of "
+                    f"{self._device.name}, {in_words(self._device.most)}"
                 )
             self._parts[row_bytes] = [
                 (

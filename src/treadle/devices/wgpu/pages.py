@@ -84,7 +84,7 @@ def check_pages(kv: str, label: str) -> None:
     """Raise UnsupportedError, with the step's label, for a KV format without shaders."""
     if kv not in WIDEN:
         have = ", ".join(WIDEN)
-        raise UnsupportedError(f"{label}: keys and values in {kv}; the wgpu device has {have}")
+        raise UnsupportedError(f"{label}: keys and values in {kv}; the wgpu device supports {have}")
 
 
 def loading(kv: str, label: str) -> str:

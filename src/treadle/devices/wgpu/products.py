@@ -158,9 +158,9 @@ fn main() {
 
 def _constants(step: Step, spec: Matmul) -> tuple[tuple[str, Any], ...]:
     if spec.experts or spec.heads:
-        raise UnsupportedError(f"{step.label}: products of experts or heads")
+        raise UnsupportedError(f"{step.label}: products of experts or heads are not supported")
     if spec.factor:
-        raise UnsupportedError(f"{step.label}: a factor of a product")
+        raise UnsupportedError(f"{step.label}: a factor of a product is not supported")
     return (
         *row_constants(spec.k, step.label),
         ("X_STRIDE", plain_row(spec.layout(), step.label)),

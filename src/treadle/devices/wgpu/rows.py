@@ -36,7 +36,7 @@ UPS = {"swiglu_clamped": "return clamp(x, -7.0, 7.0) + 1.0;"}
 def activation(fn: str, label: str) -> str:
     """Return WGSL of ``f(x)``, the activation, and ``g(x)``, applied to the value that it gates."""
     if fn not in FUNCTIONS:
-        raise UnsupportedError(f"{label}: {fn}; the wgpu device has {', '.join(FUNCTIONS)}")
+        raise UnsupportedError(f"{label}: {fn}; the wgpu device supports {', '.join(FUNCTIONS)}")
     up = UPS.get(fn, "return x;")
     return f"fn f(x: f32) -> f32 {{ {FUNCTIONS[fn]} }}\nfn g(x: f32) -> f32 {{ {up} }}\n"
 
@@ -44,7 +44,8 @@ def activation(fn: str, label: str) -> str:
 def plain_row(act: ActivationLayout, label: str) -> int:
     """Return the words between rows of activations, which must be plain f32."""
     if act.kind != "f32" or act.group != 1:
-        raise UnsupportedError(f"{label}: activations of {act.kind} in groups of {act.group}")
+        what = f"activations of {act.kind} in groups of {act.group}"
+        raise UnsupportedError(f"{label}: {what} are not supported")
     return act.row_bytes // WORD
 
 
@@ -84,7 +85,7 @@ fn main() {
 def row_constants(k: int, label: str) -> tuple[tuple[str, Any], ...]:
     """Return K and UNITS; rows must be whole quads."""
     if k % 4:
-        raise UnsupportedError(f"{label}: rows of {k} values, no multiple of 4")
+        raise UnsupportedError(f"{label}: rows of {k} values, expected a multiple of 4")
     return ("K", k), ("UNITS", units(k))
 
 
@@ -185,7 +186,7 @@ def pack(step: Step) -> list[Dispatch]:
     spec, given = step.spec, step.args
     assert isinstance(spec, Pack)
     if spec.counted or spec.per != 1:
-        raise UnsupportedError(f"{step.label}: rows of experts or heads")
+        raise UnsupportedError(f"{step.label}: rows of experts or heads are not supported")
     gated = spec.gated and spec.fn != "copy"
     constants = (
         ("K", spec.k),

@@ -162,7 +162,7 @@ def layout_of(fmt: str, label: str) -> WgslFormat:
     """
     if fmt not in LAYOUTS:
         have = ", ".join(LAYOUTS)
-        raise UnsupportedError(f"{label}: weights of {fmt}; the wgpu device reads {have}")
+        raise UnsupportedError(f"{label}: weights of {fmt}; the wgpu device supports {have}")
     return LAYOUTS[fmt]
 
 

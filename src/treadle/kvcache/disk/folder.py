@@ -165,7 +165,10 @@ class Folder:
                 self._queued -= len(data)
                 if problem:  # skip the queue; retry later
                     if problem != self.problem:
-                        _warn("%s: until it can, texts are read anew after a restart", problem)
+                        _warn(
+                            "%s: prompts will be recomputed after a restart until writing succeeds",
+                            problem,
+                        )
                     self.problem, self._retry_at = problem, time.monotonic() + RETRY_S
                     self.n_left_out += 1 + sum(head is not None for _, _, head, _ in self._queue)
                     self._queue.clear()
@@ -193,7 +196,7 @@ class Folder:
             self.n_left_out += 1
         if not self._warned:
             self._warned = True
-            _warn("%s: is a folder, so these pages are not kept", path)
+            _warn("%s: is a folder, so these pages are not stored", path)
         return True
 
     def _write(self, name: str, head: bytes, data: bytes) -> None:
@@ -247,12 +250,12 @@ def _check(path: Path) -> None:
         info = path.stat()
     except OSError as error:
         if os.path.exists(path) and not path.is_dir():
-            raise FileError("is no folder", path=path, expected="a folder for pages") from None
-        raise FileError(f"cannot keep pages: {why(error)}", path=path) from error
+            raise FileError("is not a folder", path=path, expected="a folder for pages") from None
+        raise FileError(f"cannot store pages: {why(error)}", path=path) from error
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise FileError("cannot be written to", path=path, expected="a folder for pages")
+        raise FileError("is not writable", path=path, expected="a folder for pages")
     who = SYSTEM.intruder(info)
     if who == "another user":
         raise FileError("belongs to another user", path=path, expected="a folder of your own")
     if who is not None:
-        raise FileError("others may write to it", path=path, expected="a folder of your own")
+        raise FileError("other users can write to it", path=path, expected="a folder of your own")

@@ -54,7 +54,7 @@ class PageStore:
 
     def __init__(self, engine: Engine, folder: Path, n_bytes: int) -> None:
         if engine.cache.states:
-            what = "its layers keep a state, which page files do not hold"
+            what = "its layers keep a recurrent state, which page files cannot store"
             raise UnsupportedError(f"{engine.gguf.path}: {what}: leave out cache_dir (--cache-dir)")
         self.cache = engine.cache
         # A pool without layers only counts tokens.

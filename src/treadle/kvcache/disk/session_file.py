@@ -225,11 +225,11 @@ def _load(path: Path, engine: Engine, seq: Sequence, make_room: Callable[[int], 
 
 def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
     what = {
-        "format": "the file is not of a session",
-        "version": "the file is of another version of the format",
-        "model": "the file is of another model",
-        "kv": "the file holds keys and values of another type",
-        "page": "the file's pages are of another size",
+        "format": "not a session file",
+        "version": "the file has another format version",
+        "model": "the file was saved with another model",
+        "kv": "the file has another KV cache format",
+        "page": "the file has another page size",
     }
     for key, wrong in what.items():
         found = file.metadata.get(key)
@@ -256,15 +256,15 @@ def _read_lora(file: SafeTensors, engine: Engine) -> Lora:
             for each in json.loads(file.metadata["lora"])
         ]
         if not all(abs(scale) <= np.finfo(np.float32).max for _, _, scale in given):
-            raise ValueError("a scale that is no number of float32")
+            raise ValueError("a scale that float32 cannot represent")
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         expected = "a list of adapters, each with name, mark and scale"
         raise FileError("is damaged", expected=expected, **where) from error
     for name, mark, scale in given:
         at = [i for i, own in enumerate(marks) if own == mark and i not in found]
         if not at:
-            what = f"the text was read with the adapter {name!r:.80}, and the model has none such"
-            raise FileError(what, expected="a model with it (lora=, --lora)", **where)
+            what = f"the session used the adapter {name!r:.80}, but no such adapter is loaded"
+            raise FileError(what, expected="a model loaded with it (lora=, --lora)", **where)
         found[at[0]] = scale
     return tuple(sorted(found.items()))
 
@@ -273,7 +273,7 @@ def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
     names = {"ids", *(pool.const.name for pool, _ in _paged(seq))}
     names |= {states.const.name for states in seq.cache.states}
     for name in sorted(names ^ file.tensors.keys()):
-        what = "is missing" if name in names else "is no part of a session of this model"
+        what = "is missing" if name in names else "does not belong to a session of this model"
         raise FileError(what, path=file.path, offset=8, where=name)
     tensor, n_vocab = file.tensors["ids"], engine.config.n_vocab
     if tensor.dtype != IDS or len(tensor.shape) != 1 or not tensor.shape[0]:
@@ -323,7 +323,7 @@ def _read(tensor: SafeTensor, size: int, about: dict[str, str]) -> Iterator[Octe
     except OSError as error:
         raise _error(tensor, f"cannot be read: {why(error)}", "its bytes") from error
     if about.get(f"sha256.{tensor.name}") != state.hexdigest():
-        raise _error(tensor, "the bytes are not those that were written", "those of its sha256")
+        raise _error(tensor, "the checksum does not match", "the stored sha256")
 
 
 def _error(tensor: SafeTensor, what: str, expected: str, at: int = 0) -> FileError:

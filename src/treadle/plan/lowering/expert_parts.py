@@ -50,8 +50,10 @@ class Mixture:
         own = self.steps.has(scales) and not self.has_factor(last)
         if own and self.ops.adapted([last]):
             # NVFP4's scale applies to the weights only, Gemma 4's to the expert's output.
-            why = f"its products are multiplied by {scales}: what an adapter adds may not be"
-            raise UnsupportedError(f"{self.steps.weights.gguf.path}: {last}.weight: {why}")
+            why = f"the products are scaled by {scales}, and the adapter's must not be"
+            raise UnsupportedError(
+                f"{self.steps.weights.gguf.path}: {last}.weight: LoRA is not supported here: {why}"
+            )
         chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
         weights = Buffer(f"{self.label}.weights", self.n_slots, 4)
         spec = Route(

@@ -67,7 +67,9 @@ def experts(
     """
     at = ops.config.layers[layer].experts
     if at is None or of_outputs(h):
-        raise UnsupportedError(f"{label}: experts of a layer without any, or of outputs")
+        raise UnsupportedError(
+            f"{label}: the layer has no experts, or its rows are limited to outputs"
+        )
     return _Experts(ops, label, layer, at, chunks).build(h, scores, [ops.floats(x) for x in shared])
 
 

@@ -132,7 +132,7 @@ def _multiply(
         spec = replace(spec, mr=spec.mr // 2)
     if m % spec.rows_per_item(lanes):  # a tile would overwrite the next head's columns
         raise UnsupportedError(
-            f"{steps.weights.gguf.path}: {weight}.weight: {m} rows a head: treadle has multiples "
+            f"{steps.weights.gguf.path}: {weight}.weight: {m} rows per head, expected a multiple "
             f"of {spec.rows_per_item(lanes)}"
         )
     act = spec.layout()

@@ -47,7 +47,9 @@ class Materializer:
         """Return ``x`` as f32 rows that begin at column 0."""
         buffer, column = self.place(x)
         if column:
-            raise UnsupportedError(f"{x.label}: one of several products, by itself")
+            raise UnsupportedError(
+                f"{x.label}: one product of a fused group cannot be used alone here"
+            )
         return buffer
 
     def place(self, x: Rows) -> tuple[Buffer, int]:
@@ -64,7 +66,7 @@ class Materializer:
             rows, column = self.place(x.x)
             self.column_norm(x, rows, column)
             return rows, column
-        raise UnsupportedError(f"{x.label}: its rows as plain floats")
+        raise UnsupportedError(f"{x.label}: cannot be materialised as f32 rows")
 
     def column_norm(self, x: NormOf, rows: Buffer, column: int) -> None:
         """Norm ``x.heads`` parts of each row in place, from a column on."""
@@ -186,7 +188,7 @@ class Materializer:
         steps, bias = self.steps, f"{x.weight}.bias"
         biased = steps.has(bias)
         if not x.weight and x.scale != 1.0:
-            raise UnsupportedError(f"{x.label}: a norm that is scaled, and has no weights")
+            raise UnsupportedError(f"{x.label}: a scaled norm without weights is not supported")
         spec = Norm(
             act.kind,
             act.k,

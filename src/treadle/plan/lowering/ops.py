@@ -74,9 +74,9 @@ def build_plan(
     if output not in graph.outputs:
         name, has = config.arch.name, ", ".join(graph.outputs)
         if output == "logits":
-            why = f"{name} writes no text, but has {has} (Model.embed, treadle embed)"
-            raise UnsupportedError(f"no logits: {why}")
-        raise UnsupportedError(f"no {output}: {name} has {has}")
+            why = f"{name} does not generate text; its outputs are {has}"
+            raise UnsupportedError(f"no logits: {why}: use Model.embed or treadle embed")
+        raise UnsupportedError(f"no {output}: the outputs of {name} are {has}")
     graph.outputs[output](ops, graph.build(ops))
     plan = steps.plan
     if output != next(iter(graph.outputs)):  # unused: tensors of the first output only
@@ -237,7 +237,7 @@ class CpuOps(Materializer, Ops):
         if word in WORDS:
             return WORDS[word]
         if word not in ELSEWHERE:
-            raise UnsupportedError(f"{label}: the CPU has no {word!r}")
+            raise UnsupportedError(f"{label}: the CPU device does not support {word!r}")
         made: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
         return made
 
@@ -260,10 +260,10 @@ class CpuOps(Materializer, Ops):
         steps, residual = self.steps, self._summand(x)
         if residual.row_bytes != steps.floats("", x.width).row_bytes:
             raise UnsupportedError(
-                f"{x.label}: a sum of rows of {x.width}, no multiple of {COLUMNS}"
+                f"{x.label}: a sum of rows of {x.width}, expected a multiple of {COLUMNS}"
             )
         if gain and not (isinstance(h, NormOf) and h.heads == 1):
-            raise UnsupportedError(f"{h.label}: a sum that is scaled, of what is no norm")
+            raise UnsupportedError(f"{h.label}: a scaled sum is supported with a norm only")
         if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
             return Floats(h.label, h.width, self._multiply(h.of, residual))
         if isinstance(h, ExpertSum):
@@ -275,7 +275,7 @@ class CpuOps(Materializer, Ops):
             return Floats(h.label, h.width, out)
         rows, stride = self.floats(h), out.row_bytes // 4
         if rows.row_bytes != out.row_bytes:
-            raise UnsupportedError(f"{h.label}: a sum with some columns of others")
+            raise UnsupportedError(f"{h.label}: a sum with a part of wider rows is not supported")
         grid = Grid(1, "n_tokens")
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
@@ -297,7 +297,10 @@ class CpuOps(Materializer, Ops):
             pool.window,
             pool.causal,
         ):
-            raise UnsupportedError(f"L{layer}: keys and values unlike those of layer {at.kv_from}")
+            raise UnsupportedError(
+                f"L{layer}: its keys and values, window or mask do not match the KV cache of layer "
+                f"{at.kv_from}"
+            )
         qkv = self._rotated(label, layer, q, k, v)
         return self.attention(label, layer, qkv, sinks, distances)
 
@@ -321,15 +324,20 @@ class CpuOps(Materializer, Ops):
         places = [self.place(x) for x in (*(way.source for way in ways), v) if x is not None]
         (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
         if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
-            raise UnsupportedError(f"L{layer}: queries, keys and values that do not lie together")
+            raise UnsupportedError(
+                f"L{layer}: queries, keys and values are not in one buffer, or queries and keys "
+                "differ in norm or rope"
+            )
         if v_norm is not None and (v_norm.weight or v_norm.centred or v_norm.heads != at.n_head_kv):
-            raise UnsupportedError(f"{v_norm.label}: with a weight, or not of each head")
+            raise UnsupportedError(
+                f"{v_norm.label}: expected an RMSNorm of each head without weights"
+            )
         norms = [way.norm for way in ways]
         if norms[0] is not None and (norms[0].heads == 1 < at.n_head or self._unlike_rope(norms)):
             if q_way.norm_last:
                 raise UnsupportedError(
-                    f"{norms[0].label}: LayerNorm, of all heads, or unlike from head to head, "
-                    "behind the rope"
+                    f"{norms[0].label}: expected an RMSNorm of each head after the rope, without "
+                    "bias and with the same weights for all heads"
                 )
             for norm, (_, column) in zip(norms, places, strict=False):
                 assert norm is not None
@@ -337,7 +345,7 @@ class CpuOps(Materializer, Ops):
             norms = [None] * len(norms)
         rope = None if k_way.table is None else config.ropes[k_way.table]
         if rope is not None and config.ropes[q_way.table or 0].dims != rope.dims:
-            raise UnsupportedError(f"L{layer}: queries and keys of which not the same dims turn")
+            raise UnsupportedError(f"L{layer}: rope dims differ between queries and keys")
         q_norm, *k_norms = (x and steps.vector(f"{x.weight}.weight", x.scale) for x in norms)
         pool, kept = None, dict[str, Any]()
         if k is not None:

@@ -130,6 +130,6 @@ class Weights:
         if tensor.format is None:
             raise UnsupportedError(
                 f"{self.gguf.path}: {whole(name)} is {tensor.type_name}, "
-                "a format treadle has no kernels for yet"
+                "a format that treadle does not support yet"
             )
         return tensor.format
