@@ -170,7 +170,7 @@ def test_a_slot_at_work(service: Service, client: TestClient) -> None:
     service.engine.slots[0].text = at_work
     for action in ("save", "restore", "erase"):
         told = act(client, 0, action, "x")
-        assert (told.status_code, told.json()["error"]["message"]) == (503, "slot 0 is at work")
+        assert (told.status_code, told.json()["error"]["message"]) == (503, "slot 0 is in use")
     service.engine.slots[0].text = None
     assert act(client, 0, "erase").json()["n_erased"] > 0
 
