@@ -524,7 +524,7 @@ def test_a_folder_needs_its_base(
         ([str(folder), "x.gguf", "--base", str(base), "--set", "a=b"], "--set is not for adapters"),
         ([str(folder), "x.gguf", "--base", str(base), "--align", "32"], "--align is not for"),
         ([str(folder), "x.gguf", "--base", str(base), "--no-resume"], "--resume is not for"),
-        ([str(base), "x.gguf", "--base", str(base)], "is no folder with adapter_config.json"),
+        ([str(base), "x.gguf", "--base", str(base)], "is not a folder with adapter_config.json"),
     ):
         assert main(["convert", *words]) == 2
         assert why in " ".join(capsys.readouterr().err.split())

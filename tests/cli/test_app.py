@@ -79,7 +79,7 @@ def test_version(run: Run) -> None:
             ImportError("a.so: failed to map segment", path="/b/a.so"),
             1,
             "treadle: error: a.so: failed to map segment "
-            "(too little memory for it, or not whole)\n",
+            "(too little memory, or an incomplete file)\n",
         ),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), 141, ""),

@@ -71,7 +71,7 @@ def test_a_saved_conversation_that_is_not_there_is_an_error(
     run: Run, model: FakeModel, gguf: str
 ) -> None:
     ran = run("chat", gguf, "--load", "", stdin="ho\n")
-    assert (ran.code, "an empty name" in ran.err) == (1, True)
+    assert (ran.code, "the name is empty" in ran.err) == (1, True)
     ran = run("chat", gguf, "--load", "absent.json", stdin="ho\n")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == "treadle: error: absent.json: No such file or directory\n"

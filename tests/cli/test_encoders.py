@@ -44,4 +44,4 @@ def test_what_it_has_not(run: Run, bert: str) -> None:
     assert "nothing comes before" in ran.err
     ran = run("bench", bert)
     assert ran.code == 1
-    assert "it writes no text: `treadle plan MODEL -p 128 --profile` times its steps" in ran.err
+    assert "it writes no text: time its steps with `treadle plan MODEL -p 128 --profile`" in ran.err

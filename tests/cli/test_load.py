@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("zzz.gguf", "no such file; there are"),  # that all end in .gguf makes none of them near
         ("loop.gguf", "cannot be opened: a loop of symbolic links"),
         ("", "'': an empty name"),
-        ("owner/repo", "(nor the folder owner); is it on the hub? Then it is hf:owner/repo"),
+        ("owner/repo", "(nor the folder owner); for a model on the hub, use hf:owner/repo"),
         ("nowhere/x.gguf", "nor the folder nowhere"),
         ("empty/x.gguf", "no such file"),
         (".", "is a folder"),

@@ -68,7 +68,7 @@ def test_importances_that_lack_are_noticed(run: Run, tiny: WriteTiny, tmp_path: 
     ran = run(
         "quantize", source, str(tmp_path / "a.gguf"), "IQ2_XXS", "--dry-run", "--imatrix", str(path)
     )
-    assert "the importance matrix has nothing for blk.0.attn_k.weight" in ran.err
+    assert "the importance matrix has no values for blk.0.attn_k.weight" in ran.err
 
 
 def test_formats_that_take_no_notice_of_importances_are_named(
@@ -84,7 +84,7 @@ def test_formats_that_take_no_notice_of_importances_are_named(
         assert ran.code == 0
         return ran.err
 
-    assert "the importance matrix changes nothing in Q8_0 (2 matrices)" in said("Q8_0")
+    assert "the importance matrix has no effect in Q8_0 (2 matrices)" in said("Q8_0")
     assert "Q8_0 (1 matrix)" in said("Q4_0", "--tensor", "attn_q=Q8_0")
     assert "changes nothing" not in said("Q4_0")
     assert "changes nothing" not in said("F16")

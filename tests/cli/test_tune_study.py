@@ -109,7 +109,7 @@ def test_a_wrong_kernel_fails(
     monkeypatch.setattr(sweep, "emulate", emulate)
     done = run("tune", "vec_dot_f16", *QEMU, "--plot", str(tmp_path / "out.svg"))
     assert done.code == 1
-    assert "vec_dot_f16 is wrong at VLEN 256: out[3] is 1, not 2" in done.err
+    assert "vec_dot_f16 computes wrong results at VLEN 256: out[3] is 1, not 2" in done.err
     assert "WRONG; right at 128" in done.out
     assert "best" not in done.out
 
@@ -153,11 +153,11 @@ def test_an_absent_emulator_is_told(
     [
         ((*QEMU, "--format", "Q8_0"), "--format is not for --isa"),
         ((*QEMU, "--k", "64"), "--k is not for --isa"),
-        (("--vlen", "256"), "--vlen is for --isa"),
-        (("--emulator", "qemu"), "--emulator is for --isa"),
+        (("--vlen", "256"), "--vlen needs --isa"),
+        (("--emulator", "qemu"), "--emulator needs --isa"),
         (("--isa", "native", "--vlen", "256"), "--vlen is for --emulator"),
-        (("--isa", "native", "--emulator", "qemu"), "--emulator is for --isa rv64gcv"),
-        (("mad_f16",), "mad_f16 is for --isa"),
+        (("--isa", "native", "--emulator", "qemu"), "--emulator needs --isa rv64gcv"),
+        (("mad_f16",), "mad_f16 needs --isa"),
         (("gemm", *QEMU), "gemm is not studied"),
     ],
 )
