@@ -39,7 +39,7 @@ def test_no_command_is_wrong_usage(run: Run) -> None:
     [
         (["rum"], "did you mean 'run'?"),
         (["inspct", "x"], "did you mean 'inspect'?"),
-        (["zzz"], "there are run, chat"),
+        (["zzz"], "commands: run, chat"),
         (["story.gguf", "Once"], "try 'treadle run story.gguf PROMPT'"),
         (["run", "--tmep", "1"], "--temp"),
         (["bench", "--jsn", "m"], "--json"),

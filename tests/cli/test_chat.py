@@ -71,7 +71,7 @@ def test_a_saved_conversation_that_is_not_there_is_an_error(
     run: Run, model: FakeModel, gguf: str
 ) -> None:
     ran = run("chat", gguf, "--load", "", stdin="ho\n")
-    assert (ran.code, "the name is empty" in ran.err) == (1, True)
+    assert (ran.code, "an empty name" in ran.err) == (1, True)
     ran = run("chat", gguf, "--load", "absent.json", stdin="ho\n")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == "treadle: error: absent.json: No such file or directory\n"
@@ -216,7 +216,7 @@ def test_a_template_that_refuses_does_not_end_the_chat(
 def test_the_packaged_model_is_said_not_to_chat(run: Run, model: FakeModel) -> None:
     ran = run("chat", stdin="hello\n")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("treadle: error: name a MODEL: the one inside the package completes")
+    assert ran.err.startswith("treadle: error: name a MODEL: the one that ships with treadle completes")
     assert "treadle chat hf:" in ran.err
     assert "treadle run " in ran.err
     assert model.calls == []

@@ -78,7 +78,7 @@ def test_they_reach_the_model(
     [
         ("--chat-template", "chatm", "did you mean 'chatml'?): expected a file or one of llama3"),
         ("--chat-template", "BROKEN", "line 2: unexpected '}'"),
-        ("--chat-template-kwargs", "[1]", "is JSON, but no object"),
+        ("--chat-template-kwargs", "[1]", "is not a JSON object"),
         ("--chat-template-kwargs", "{", "is not JSON"),
         ("--chat-template-kwargs", '{"messages": []}', "no variable that a caller sets"),
         ("--reasoning", "maybe", "is not one of 'auto', 'on', 'off'"),

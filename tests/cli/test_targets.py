@@ -98,7 +98,7 @@ def test_an_adapter_that_is_read_is_not_replaced(
 def test_an_empty_name_is_not_taken_for_none(run: Run, files: dict[str, Path], option: str) -> None:
     ran = run("perplexity", str(files["MODEL"]), str(files["TEXT"]), "-c", "16", option, "")
     assert (ran.code, ran.out) == (1, "")
-    assert "the name is empty" in ran.err
+    assert "an empty name" in ran.err
 
 
 @pytest.mark.parametrize("command", COMMANDS[:2])

@@ -49,7 +49,7 @@ def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = 
 
         return download(ref, progress=progress, say=remark, to_run=to_run)
     if not ref:
-        raise FileError("the name is empty", path="''", expected="a model's file or folder")
+        raise FileError("an empty name", path="''", expected="a model's file or folder")
     path = Path(ref)
     if path.is_dir():
         if is_hf(path):

@@ -34,7 +34,7 @@ class Picture(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         if not str(value):
-            self.fail("the name is empty", param, ctx)
+            self.fail("an empty name", param, ctx)
         return super().convert(value, param, ctx)
 
 
