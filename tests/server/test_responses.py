@@ -410,7 +410,7 @@ def test_a_response_by_its_id(client: TestClient) -> None:
         assert gone == {"id": whole["id"], "object": "response", "deleted": True}
         post(client, PATH, 400, input="x", previous_response_id=whole["id"])
         for ask in (people.responses.retrieve, people.responses.delete, people.responses.cancel):
-            with pytest.raises(openai.NotFoundError, match="not kept"):
+            with pytest.raises(openai.NotFoundError, match="no stored response"):
                 ask(whole["id"])
     loose = post(client, PATH, input="hi", store=False, **GREEDY)
     assert client.get(f"{PATH}/{loose['id']}").status_code == 404
