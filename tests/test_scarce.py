@@ -140,7 +140,7 @@ def test_users_are_told(
     progress: Any = SimpleNamespace(close=lambda: None)
     for arch, cost in (
         ("qwen3moe", "experts are read from disk as"),
-        ("llama", "each token reads"),
+        ("llama", "every token reads"),
     ):
         sizes = SIZES if arch == "qwen3moe" else {}
         path = tiny(arch, "Q8_0", **sizes)

@@ -272,7 +272,7 @@ def test_a_bandwidth_of_caches_is_called_so(
     measure()
     lines = run("bench", gguf, "-p", "0", "-n", "4", "-r", "3").out.splitlines()
     assert "caches 1.0 GB/s" in lines[-2]
-    assert lines[-1].startswith("caches: no buffer larger than the caches may be had")
+    assert lines[-1].startswith("caches: too little free memory")
 
 
 def test_a_picture(run: Run, model: FakeModel, gguf: str, tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_what_the_other_program_cannot_cut_it_reads_again(llama: FakeLlama) -> N
     [
         ("bad.gguf", 9, None, "llama.cpp cannot load bad.gguf"),
         ("a.gguf", 10**7, None, "no context of 10000000 tokens"),
-        ("a.gguf", 9, "f8", "no keys and values as f8"),
+        ("a.gguf", 9, "f8", "does not support a KV cache of type f8"),
     ],
 )
 def test_what_the_other_program_cannot_do(

@@ -236,7 +236,9 @@ def test_a_part_does_not_stay(
 @pytest.mark.parametrize("name", [".", "/", "..", "~nosuchuser/x", "a\0b", "x" * 300])
 def test_names_that_cannot_be(talk: Conversation, command: str, name: str) -> None:
     outcome = talk.enter(f"/{command} {name}")
-    assert outcome.note.startswith(("not saved: ", "cannot ")) or "is not a file name" in outcome.note
+    assert (
+        outcome.note.startswith(("not saved: ", "cannot ")) or "is not a file name" in outcome.note
+    )
     assert len(talk.messages) == 2
 
 

@@ -30,7 +30,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tinyllama-q8_0.gguf", "did you mean TinyLlama-Q8_0.gguf?"),
         ("gemma-3-1b", "did you mean gemma-3-1b.gguf?"),
         ("something-else.gguf", "the folder has TinyLlama-Q8_0.gguf, gemma-3-1b.gguf"),
-        ("zzz.gguf", "no such file; the folder has"),  # that all end in .gguf makes none of them near
+        (
+            "zzz.gguf",
+            "no such file; the folder has",
+        ),  # that all end in .gguf makes none of them near
         ("loop.gguf", "cannot be opened: a loop of symbolic links"),
         ("", "'': an empty name"),
         ("owner/repo", "(nor the folder owner); for a model on the hub, use hf:owner/repo"),

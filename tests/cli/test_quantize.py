@@ -61,7 +61,7 @@ def test_the_json(run: Run, source: str, tmp_path: Path) -> None:
 def test_importances_that_lack_are_noticed(run: Run, tiny: WriteTiny, tmp_path: Path) -> None:
     source = str(tiny("llama", "F32", n_embd=256, n_ff=256))
     ran = run("quantize", source, str(tmp_path / "a.gguf"), "IQ2_XXS", "--dry-run")
-    assert "become very coarse, and no --imatrix" in ran.err
+    assert "become very coarse without --imatrix" in ran.err
     path = tmp_path / "imatrix.gguf"
     name = "blk.0.attn_q.weight"
     ImportanceMatrix({name: ImatrixEntry(np.ones((1, 256)), np.ones(1))}).write(path)
@@ -108,7 +108,7 @@ def test_formats_for_weights_that_were_trained_in_them(
     said = [
         line
         for line in run("quantize", source, "a.gguf", mix, "--dry-run").err.splitlines()
-        if f" in {mix.upper()}, which is for weights that were trained in it" in line
+        if f" in {mix.upper()}, which suits only weights trained in it" in line
     ]
     assert len(said) == 1
     assert told in said[0]

@@ -133,7 +133,11 @@ def test_files_that_are_none_of_ours(client: TestClient, folder: Path, tmp_path:
     (folder / "folder").mkdir()
     (folder / "text").write_text("no session")
     write(client, id_slot=0)
-    for name, words in (("link", "not a regular file"), ("folder", "not a regular file"), ("text", "")):
+    for name, words in (
+        ("link", "not a regular file"),
+        ("folder", "not a regular file"),
+        ("text", ""),
+    ):
         told = act(client, 0, "restore", name)
         assert told.status_code == 400
         assert words in told.json()["error"]["message"]
